@@ -1,0 +1,373 @@
+"""What crosses the agent's wire: machine facts, images, tasks, profile, events; the routes.
+
+Written by people (`TaskSpec` in a file given to `twine-agent run`) means unknown fields are
+refused; machine to machine they are tolerated. Units are in the names; "no limit" is None.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, NewType
+
+import msgspec
+from msgspec import Meta
+
+from agent.wire.routes import Route
+
+TaskId = NewType("TaskId", str)
+Digest = NewType("Digest", str)
+
+ID_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+"""Ids become part of unit names and paths, so they are kept to a DNS label (RFC 1123)."""
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+
+Name = Annotated[str, Meta(pattern=ID_PATTERN)]
+DigestStr = Annotated[str, Meta(pattern=DIGEST_PATTERN)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+CpuWeight = Annotated[int, Meta(ge=1, le=10_000)]
+"""Range of cpu.weight (Linux, Documentation/admin-guide/cgroup-v2.rst)."""
+Argument = Annotated[str, Meta(max_length=131_072)]
+"""The kernel takes no longer argument (MAX_ARG_STRLEN, 32 pages)."""
+EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what a person writes."""
+
+
+class _Reported(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what a program reports."""
+
+
+class Limits(_Written):
+    """What a task may use at most, and its share when there is not enough."""
+
+    cpu_weight: CpuWeight = 100
+    """Share of CPU time against its neighbours; 100 is the kernel's default."""
+    cpu_max_cores: Annotated[float, Meta(ge=0.01, le=4096)] | None = None
+    """Hard limit in CPUs (1.5 = one and a half); None: as much as is idle."""
+    memory_max_bytes: Annotated[int, Meta(ge=4 << 20)] = 256 << 20
+    """Hard limit; a task above it is killed (`oom-kill`). Swap is off for tasks."""
+    tasks_max: Annotated[int, Meta(ge=1, le=4_194_304)] = 512
+    """Processes and threads together."""
+
+
+class ProbeKind(StrEnum):
+    """How a task's health is asked for."""
+
+    HTTP = "http"
+    TCP = "tcp"
+
+
+class Probe(_Written):
+    """How to tell a healthy task from an unhealthy one."""
+
+    kind: ProbeKind = ProbeKind.HTTP
+    port: Port
+    path: Annotated[str, Meta(pattern=r"^/[\x21-\x7e]*$", max_length=2048)] = "/"
+    interval_s: Seconds = 2.0
+    timeout_s: Seconds = 2.0
+    successes: Annotated[int, Meta(ge=1, le=100)] = 1
+    """Answers in a row that make a task healthy."""
+    failures: Annotated[int, Meta(ge=1, le=100)] = 3
+    """Failures in a row that make a healthy task unhealthy."""
+
+
+class RestartWhen(StrEnum):
+    """After which ends a task is started again."""
+
+    ALWAYS = "always"
+    ON_FAILURE = "on-failure"
+    NEVER = "never"
+
+
+class RestartPolicy(_Written):
+    """What happens when a task ends on its own."""
+
+    when: RestartWhen = RestartWhen.ALWAYS
+    backoff_s: Seconds = 1.0
+    """Pause before the first restart; it doubles with each one …"""
+    backoff_max_s: Seconds = 300.0
+    """… up to this, and starts over once the task ran for ten minutes."""
+
+
+class TaskSpec(_Written):
+    """The desired state of one task."""
+
+    generation: Annotated[int, Meta(ge=1)] = 1
+    """Rises with each change; an older one is refused, the same one changes nothing."""
+    epoch: Annotated[int, Meta(ge=0)] = 0
+    """Leadership term of the sender; 0 for a local operator."""
+    image: DigestStr
+    command: Annotated[list[Argument], Meta(min_length=1, max_length=4096)]
+    environment: dict[EnvName, Argument] = {}
+    entitlement: Name = "local"
+    job: Annotated[str, Meta(max_length=128)] = ""
+    limits: Limits = Limits()
+    restart: RestartPolicy = RestartPolicy()
+    probe: Probe | None = None
+    stop_timeout_s: Seconds = 10.0
+    """From SIGTERM to SIGKILL of everything the task left."""
+    offline_restart: bool = False
+    """After a host reboot, start again without being told (else: wait for the owner)."""
+
+
+class TaskState(StrEnum):
+    """Where a task is in its life (docs/task-lifecycle.md)."""
+
+    ACCEPTED = "accepted"
+    PREPARING = "preparing"
+    STARTING = "starting"
+    RUNNING = "running"
+    BACKOFF = "backoff"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class Health(StrEnum):
+    """What the probe says; a task without a probe is healthy while it runs."""
+
+    UNKNOWN = "unknown"
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+
+class Exit(_Reported):
+    """How the main process of a task ended."""
+
+    result: str
+    """systemd's word: success, exit-code, signal, oom-kill, timeout, …; `lost` after a
+    host reboot."""
+    code: int | None = None
+    signal: str | None = None
+    at: float
+    """Seconds since 1970."""
+
+
+class TaskStatus(_Reported):
+    """The observed state of one task, for the generation it reflects."""
+
+    task_id: str
+    generation: int
+    epoch: int
+    state: TaskState
+    health: Health
+    reason: str = ""
+    """In words: why it failed, waits or is unhealthy."""
+    image: str
+    entitlement: str = "local"
+    job: str = ""
+    unit: str = ""
+    invocation_id: str = ""
+    """Changes with each start of the unit, and only then (systemd.exec(5))."""
+    restarts: int = 0
+    started_at: float | None = None
+    next_start_at: float | None = None
+    last_exit: Exit | None = None
+
+
+class Tasks(_Reported):
+    """All tasks of a machine."""
+
+    tasks: list[TaskStatus]
+
+
+class ImageFormat(StrEnum):
+    """How an image travels."""
+
+    TAR = "tar"
+    BTRFS = "btrfs"
+
+
+class ImageInfo(_Reported):
+    """One image that is complete and can be started from."""
+
+    digest: str
+    """SHA-256 of the stream it came from."""
+    format: ImageFormat
+    stream_bytes: int
+    created_at: float
+    tasks: list[str] = []
+    """Ids of the tasks that run from it; while there are any it cannot be deleted."""
+
+
+class Images(_Reported):
+    """All images of a machine."""
+
+    images: list[ImageInfo]
+
+
+class ImagePull(_Reported):
+    """A request to fetch an image from the control plane's image store."""
+
+    digest: DigestStr
+    format: ImageFormat = ImageFormat.TAR
+    path: str
+    """Where below the agent's own control plane, for instance `/v1/images/sha256:…`; never a
+    URL, so that nobody can make the agent call elsewhere."""
+
+
+class MachineFacts(_Reported):
+    """What a machine has. Sizes in bytes."""
+
+    machine_id: str
+    """Name of the machine in the control plane, the host name until it has joined."""
+    boot_id: str
+    kernel: str
+    cpu_model: str
+    cpus: int
+    """Hardware threads that are online."""
+    sockets: int
+    numa_nodes: int
+    memory_bytes: int
+    disk_bytes: int
+    """Size of the file system that holds images and tasks."""
+    disk_free_bytes: int
+    nics: list[str] = []
+    agent_version: str
+    capabilities: list[str] = []
+    """What works here: `cgroup-v2`, `btrfs`, `systemd-257`, `private-pids`, …"""
+
+
+class SettingOutcome(StrEnum):
+    """How one setting of a profile stands."""
+
+    APPLIED = "applied"
+    ALREADY = "already"
+    UNSUPPORTED = "unsupported"
+    PENDING_REBOOT = "pending_reboot"
+    FAILED = "failed"
+    DRIFTED = "drifted"
+    UNDONE = "undone"
+
+
+class SettingStatus(_Reported):
+    """One setting of the profile, as it was wanted and as it was read back."""
+
+    setting: str
+    outcome: SettingOutcome
+    wanted: str
+    actual: str
+    detail: str = ""
+    took_ms: float = 0.0
+
+
+class ProfileState(StrEnum):
+    """How a machine stands to the profile it was last asked to run."""
+
+    NONE = "none"
+    APPLYING = "applying"
+    VERIFIED = "verified"
+    PENDING_REBOOT = "pending_reboot"
+    DRIFTED = "drifted"
+    DEGRADED = "degraded"
+
+
+class ProfileSpec(_Written):
+    """The profile a machine shall run."""
+
+    name: Name
+    generation: Annotated[int, Meta(ge=1)] = 1
+    epoch: Annotated[int, Meta(ge=0)] = 0
+    allow_reboot: bool = False
+    """Whether the machine may be rebooted for settings that need it."""
+
+
+class ProfileStatus(_Reported):
+    """The profile a machine runs, with proof per setting."""
+
+    name: str = ""
+    generation: int = 0
+    epoch: int = 0
+    state: ProfileState = ProfileState.NONE
+    detail: str = ""
+    settings: list[SettingStatus] = []
+    took_ms: float = 0.0
+
+
+class Event(_Reported):
+    """Something that happened on the machine, in order."""
+
+    sequence: int
+    """Rises by one; resume with `after=<sequence>`."""
+    at: float
+    kind: str
+    """`task`, `task-removed`, `image`, `profile`, `agent`."""
+    object: str
+    """Id of the task or image, name of the profile."""
+    message: str
+    task: TaskStatus | None = None
+
+
+class Events(_Reported):
+    """A piece of the event stream."""
+
+    events: list[Event]
+    latest: int
+    """Sequence of the newest event there is; pass it as `after` next time."""
+    lost: bool = False
+    """Events after the asked one are gone (too old, or the agent restarted): list all
+    tasks again, then go on from `latest`."""
+    boot_id: str = ""
+
+
+class Ack(_Reported):
+    """The request was taken."""
+
+    detail: str = "ok"
+
+
+class Health_(_Reported, rename="lower"):
+    """Whether the agent is alive or ready, with a word on why not."""
+
+    ok: bool
+    detail: str = ""
+
+
+_TASK = "/v1/tasks/{task_id}"
+
+ROUTES: tuple[Route, ...] = (
+    Route("get_machine", "GET", "/v1/machine", response=MachineFacts, summary="Facts"),
+    Route("list_images", "GET", "/v1/images", response=Images, summary="All images"),
+    Route(
+        "pull_image", "POST", "/v1/images:pull", request=ImagePull, response=ImageInfo,
+        summary="Fetch an image from the control plane, verify and publish it",
+    ),
+    Route(
+        "put_image", "PUT", "/v1/images/{digest}", query=("format",), stream_in=True,
+        response=ImageInfo, summary="Stream an image in; verified before it is published",
+    ),
+    Route("get_image", "GET", "/v1/images/{digest}", response=ImageInfo, summary="One image"),
+    Route("delete_image", "DELETE", "/v1/images/{digest}", response=Ack, summary="Remove it"),
+    Route("list_tasks", "GET", "/v1/tasks", response=Tasks, summary="All tasks"),
+    Route(
+        "put_task", "PUT", _TASK, request=TaskSpec, response=TaskStatus,
+        summary="Desired state of a task; idempotent by generation",
+    ),
+    Route("get_task", "GET", _TASK, response=TaskStatus, summary="Observed state of a task"),
+    Route(
+        "delete_task", "DELETE", _TASK, query=("generation", "epoch"), response=TaskStatus,
+        summary="Stop the task and tear it down",
+    ),
+    Route(
+        "restart_task", "POST", f"{_TASK}:restart", query=("generation", "epoch"),
+        response=TaskStatus, summary="Stop the task and start it again, now",
+    ),
+    Route(
+        "task_logs", "GET", f"{_TASK}/logs", query=("follow", "since", "tail"), stream_out=True,
+        summary="What the task wrote, from the journal",
+    ),
+    Route(
+        "put_profile", "PUT", "/v1/profile", request=ProfileSpec, response=ProfileStatus,
+        summary="Bring the host to a profile",
+    ),
+    Route("get_profile", "GET", "/v1/profile", response=ProfileStatus, summary="Its state"),
+    Route(
+        "get_events", "GET", "/v1/events", query=("after", "wait_s"), response=Events,
+        summary="What happened since; waits up to wait_s for something to happen",
+    ),
+    Route("healthz", "GET", "/healthz", response=Health_, summary="Alive"),
+    Route("readyz", "GET", "/readyz", response=Health_, summary="Ready: state is reconciled"),
+)

@@ -1,0 +1,210 @@
+"""Every failure that Twine raises on purpose; anything else is a bug.
+
+TwineError
+├── InvalidInput      the request is wrong: which field, why            400
+├── Forbidden         the caller may not do this                        403
+├── NotFound          no such task, image, job, …                       404
+├── Conflict          stale generation or epoch, or still in use        409
+├── TooLarge          over a limit of size                              413
+├── Unprocessable     well-formed, but cannot be carried out            422
+├── Busy              somebody else is at it; try again                 503
+├── Unreachable       the other side does not answer                    503
+├── HostError         the host refused: kernel, systemd, btrfs, programs
+│   ├── KernelFileError
+│   ├── SystemdError
+│   ├── BtrfsError
+│   └── ProgramError
+├── ConfigError       our own configuration cannot be used              500
+└── ProtocolError     the other side answered something else than it promised
+
+A message names what was attempted, on which object, with which value, and why it failed;
+`hint` says what to try. `code` is stable and part of the wire API; `status` is the HTTP
+status (RFC 9110); `exit_code` is that of the command line tools (docs/operating.md).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as it crosses the wire (RFC 9457, `application/problem+json`)."""
+
+    code: str
+    """Stable name of the kind of error, also the last part of the RFC's `type`."""
+    status: int
+    detail: str
+    """What was attempted, on which object, with which value, and why it failed."""
+    hint: str = ""
+    retryable: bool = False
+    errors: tuple[FieldError, ...] = ()
+    """Every violation of a request at once, not only the first."""
+
+
+class FieldError(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong with a document written by a person."""
+
+    field: str
+    """Where: a dotted path such as `task.limits.memory_max_bytes`."""
+    reason: str
+
+
+class TwineError(Exception):
+    """Base of every failure raised on purpose."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, hint: str = "", errors: tuple[FieldError, ...] = ()) -> None:
+        """Take the whole message and what to try; `errors` lists violations by field."""
+        super().__init__(what)
+        self.hint = hint
+        self.errors = errors
+
+    def problem(self) -> Problem:
+        """Return the error in its wire form."""
+        return Problem(
+            code=self.code,
+            status=self.status,
+            detail=str(self),
+            hint=self.hint,
+            retryable=self.retryable,
+            errors=self.errors,
+        )
+
+
+class InvalidInput(TwineError):
+    """The request itself is wrong and will stay wrong."""
+
+    code = "invalid_input"
+    status = 400
+    exit_code = 64
+
+
+class Unauthenticated(TwineError):
+    """The caller proved no identity."""
+
+    code = "unauthenticated"
+    status = 401
+    exit_code = 77
+
+
+class Forbidden(TwineError):
+    """The caller is known and may not do this."""
+
+    code = "forbidden"
+    status = 403
+    exit_code = 77
+
+
+class NotFound(TwineError):
+    """There is no such object."""
+
+    code = "not_found"
+    status = 404
+    exit_code = 3
+
+
+class Conflict(TwineError):
+    """The request is older than what is in force, or the object is in use."""
+
+    code = "conflict"
+    status = 409
+    exit_code = 5
+
+
+class TooLarge(TwineError):
+    """The request is over a limit of size."""
+
+    code = "too_large"
+    status = 413
+    exit_code = 64
+
+
+class Unprocessable(TwineError):
+    """The request is well-formed and cannot be carried out."""
+
+    code = "unprocessable"
+    status = 422
+    exit_code = 5
+
+
+class Busy(TwineError):
+    """Somebody else is at it; the same request may succeed later."""
+
+    code = "busy"
+    status = 503
+    retryable = True
+    exit_code = 75
+
+
+class Unreachable(TwineError):
+    """The other side does not answer."""
+
+    code = "unreachable"
+    status = 503
+    retryable = True
+    exit_code = 69
+
+
+class HostError(TwineError):
+    """The host refused something we asked of it."""
+
+    code = "host_error"
+    status = 503
+    retryable = True
+
+
+class KernelFileError(HostError):
+    """A file of the kernel's could not be read or written."""
+
+    code = "kernel_file_error"
+
+
+class SystemdError(HostError):
+    """Systemd refused a request, or the bus to it is gone."""
+
+    code = "systemd_error"
+
+
+class BtrfsError(HostError):
+    """A subvolume could not be made, changed or removed."""
+
+    code = "btrfs_error"
+
+
+class ProgramError(HostError):
+    """A program could not be started, failed or took too long."""
+
+    code = "program_error"
+
+
+class ConfigError(TwineError):
+    """Our own configuration cannot be used."""
+
+    code = "config_error"
+    exit_code = 78
+
+
+class ProtocolError(TwineError):
+    """The other side answered something else than its contract says."""
+
+    code = "protocol_error"
+    status = 502
+
+
+def _tree(root: type[TwineError]) -> dict[str, type[TwineError]]:
+    found = {root.code: root}
+    for kind in root.__subclasses__():
+        found |= _tree(kind)
+    return found
+
+
+def from_problem(problem: Problem) -> TwineError:
+    """Return the error that the other side raised, as the same class here."""
+    kind = _tree(TwineError).get(problem.code, ProtocolError)
+    return kind(problem.detail, hint=problem.hint, errors=problem.errors)

@@ -1,0 +1,171 @@
+"""Everything we ask of a host, as protocols. All calls block; `services` offload them.
+
+The real ones live in `systemd`, `btrfs`, `process`, `kernelfs`, `hardware`; `fake` is a
+whole machine in memory that passes the same contract tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+Property = object
+"""Value of a unit property in Python's types: str, int, bool, float, list, tuple, bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitState:
+    """What systemd says of one unit."""
+
+    unit: str
+    active: str
+    """active, activating, deactivating, inactive, failed (ActiveState)."""
+    sub: str
+    """running, exited, dead, failed, … (SubState)."""
+    result: str = "success"
+    """success, exit-code, signal, core-dump, oom-kill, timeout, … (Result)."""
+    invocation_id: str = ""
+    main_pid: int = 0
+    exit_code: int | None = None
+    """Exit code of the main process, once it has ended by itself."""
+    exit_signal: str | None = None
+    """Name such as SIGKILL of the signal that ended the main process."""
+    exited_at: float | None = None
+    """Seconds since 1970."""
+    started_at: float | None = None
+    description: str = ""
+    control_group: str = ""
+    """Path below the cgroup root; empty when the unit has no processes."""
+
+
+UnitListener = Callable[[str], None]
+"""Called with a unit's name, from any thread, when its state may have changed."""
+
+
+class Systemd(Protocol):
+    """The service manager of the host."""
+
+    def start_transient(self, unit: str, properties: Mapping[str, Property]) -> None:
+        """Queue the start of a transient unit; `find` and the listeners tell what came of it.
+
+        `ExecStart` is a list of argument lists. Raises `Conflict` where the unit exists,
+        `SystemdError` where a property is refused.
+        """
+
+    def stop(self, unit: str) -> None:
+        """Queue the stop of a unit; one that is not there is no error."""
+
+    def kill(self, unit: str, signal: int) -> None:
+        """Signal every process of a unit; one that is not there is no error."""
+
+    def reset_failed(self, unit: str) -> None:
+        """Let systemd forget a failed unit; one that is not there is no error."""
+
+    def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
+        """Change properties of a running unit until the next boot."""
+
+    def find(self, unit: str) -> UnitState | None:
+        """Return the state of a unit, None where systemd knows none of that name."""
+
+    def units(self, pattern: str) -> list[UnitState]:
+        """Return all loaded units whose name matches a glob."""
+
+    def listen(self, listener: UnitListener) -> Callable[[], None]:
+        """Call `listener` on changes from now on; returns what ends it."""
+
+    def version(self) -> int:
+        """Return systemd's major version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subvolume:
+    """What btrfs says of one subvolume."""
+
+    uuid: str
+    parent_uuid: str
+    """Of the subvolume it is a snapshot of, else empty."""
+    received_uuid: str
+    """Of the sender's subvolume, once a receive has finished, else empty."""
+    read_only: bool
+
+
+class Btrfs(Protocol):
+    """The file system that holds images and task roots."""
+
+    def create(self, path: Path) -> None:
+        """Make an empty, writable subvolume; its parent folder must exist."""
+
+    def snapshot(self, source: Path, target: Path, *, read_only: bool = False) -> None:
+        """Make `target` a copy-on-write child of `source`. Raises `Conflict` if it exists."""
+
+    def delete(self, path: Path) -> None:
+        """Remove a subvolume and those nested in it; one that is not there is no error."""
+
+    def set_read_only(self, path: Path, read_only: bool) -> None:
+        """Close or open a subvolume for writing."""
+
+    def find(self, path: Path) -> Subvolume | None:
+        """Return what is at `path`, None where there is no subvolume."""
+
+    def children(self, path: Path) -> list[str]:
+        """Return the names of the subvolumes directly below a folder, sorted."""
+
+    def free_bytes(self, path: Path) -> tuple[int, int]:
+        """Return size and free space of the file system."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What a program left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Processes(Protocol):
+    """Programs of the host."""
+
+    def run(
+        self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True
+    ) -> Completed:
+        """Run a program without a shell. Raises `ProgramError` on failure (if `check`),
+        when it is missing, or after `timeout_s`."""
+
+    def lines(self, argv: Sequence[str]) -> Iterator[bytes]:
+        """Yield the lines of a program as they come; closing the iterator ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The processor of the host."""
+
+    model: str
+    online: int
+    sockets: int
+    numa_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the host is made of. Sizes in bytes."""
+
+    cpu: Cpu
+    memory_bytes: int
+    kernel: str
+    boot_id: str
+    hostname: str
+    nics: tuple[str, ...]
+    cgroup_controllers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One host: the real one (`daemon.real_machine`) or one in memory (`fake.FakeMachine`)."""
+
+    systemd: Systemd
+    btrfs: Btrfs
+    processes: Processes
+    hardware: Callable[[], Hardware]

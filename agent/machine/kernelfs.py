@@ -1,0 +1,65 @@
+"""The kernel's text files: /proc/sys, /sys, cgroup attributes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.errors import KernelFileError
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFs:
+    """A view of the kernel's files below `root`: "/" on a host, tmp_path in tests."""
+
+    root: Path = Path("/")
+
+    def path(self, path: str) -> Path:
+        """Return where an absolute path of the host lies in this view."""
+        return self.root / path.lstrip("/")
+
+    def exists(self, path: str) -> bool:
+        """Return whether the kernel has this attribute."""
+        return self.path(path).exists()
+
+    def read(self, path: str) -> str:
+        """Return the attribute without surrounding white space."""
+        try:
+            return self.path(path).read_text(errors="replace").strip()
+        except OSError as e:
+            raise KernelFileError(f"cannot read {path}: {e.strerror}") from e
+
+    def find(self, path: str) -> str | None:
+        """Return the attribute, None where this kernel lacks it."""
+        try:
+            return self.read(path)
+        except KernelFileError as e:
+            if isinstance(e.__cause__, FileNotFoundError | NotADirectoryError):
+                return None
+            raise
+
+    def write(self, path: str, value: str) -> None:
+        """Set the attribute, in one write(2) since some accept nothing else.
+
+        A value the kernel rejects (EINVAL) raises and leaves the old one in force. There is
+        no O_CREAT: a missing attribute must fail below `tmp_path` as it does on a kernel.
+        """
+        try:
+            fd = os.open(self.path(path), os.O_WRONLY | os.O_TRUNC)
+            try:
+                os.write(fd, value.encode())
+            finally:
+                os.close(fd)
+        except OSError as e:
+            raise KernelFileError(
+                f"cannot set {path} to {value!r}: {e.strerror}",
+                hint="`sidekick verify` lists the attributes this kernel lacks",
+            ) from e
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a folder, none where it does not exist."""
+        try:
+            return sorted(os.listdir(self.path(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []

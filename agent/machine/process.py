@@ -1,0 +1,61 @@
+"""Programs of the host: the only module that starts one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+
+from agent.errors import ProgramError
+from agent.machine import Completed
+
+
+class HostProcesses:
+    """Runs programs directly, never through a shell."""
+
+    def run(
+        self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True
+    ) -> Completed:
+        """Run a program to its end and return what it wrote."""
+        name = argv[0]
+        try:
+            done = subprocess.run(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except FileNotFoundError as e:
+            raise ProgramError(
+                f"cannot run {name}: no such program", hint=f"install what provides {name}"
+            ) from e
+        except subprocess.TimeoutExpired as e:
+            raise ProgramError(f"{' '.join(argv)} did not end within {timeout_s:g} s") from e
+        except (OSError, ValueError) as e:
+            raise ProgramError(f"cannot run {name}: {e}") from e
+        result = Completed(
+            done.returncode,
+            done.stdout.decode(errors="replace"),
+            done.stderr.decode(errors="replace"),
+        )
+        if check and result.code:
+            last = (result.stderr or result.stdout).strip().splitlines()[-1:]
+            reason = last[0] if last else "it wrote nothing"
+            raise ProgramError(f"{' '.join(argv)} failed with {result.code}: {reason}")
+        return result
+
+    def lines(self, argv: Sequence[str]) -> Iterator[bytes]:
+        """Yield the lines of a program as they come; closing the iterator ends it."""
+        try:
+            child = subprocess.Popen(
+                list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=-1
+            )
+        except OSError as e:
+            raise ProgramError(f"cannot run {argv[0]}: {e.strerror}") from e
+        assert child.stdout is not None
+        try:
+            yield from child.stdout
+        finally:
+            child.kill()
+            child.stdout.close()
+            child.wait()

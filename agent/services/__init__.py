@@ -1,0 +1,1 @@
+"""Loops that observe, ask `core` what to do, and do it through `machine`."""

@@ -1,0 +1,130 @@
+"""Calls a row of a route table: over TCP with mutual TLS, or over a unix socket.
+
+A refused request raises the same error class that the server raised. Reads are retried by
+the callers that know whether it makes sense; nothing is retried here.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from agent.errors import InvalidInput, Problem, ProtocolError, Unreachable, from_problem
+from agent.wire.routes import Route
+
+
+class WireClient:
+    """A connection pool to one server: `https://host:port` or `unix:/path/to.sock`."""
+
+    def __init__(
+        self, endpoint: str, tls: ssl.SSLContext | None = None, *, timeout_s: float = 30.0
+    ) -> None:
+        """Open nothing yet; plain http is refused."""
+        self.endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+        if not endpoint.startswith(("unix:", "https://")):
+            raise InvalidInput(
+                f"cannot connect to {endpoint!r}: not an https:// or unix: address",
+                hint="for instance unix:/run/twine/agent.sock or https://cp.example:7440",
+            )
+
+    async def __aenter__(self) -> Self:
+        """Open the pool."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close all connections."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            connector: aiohttp.BaseConnector
+            if self.endpoint.startswith("unix:"):
+                connector = aiohttp.UnixConnector(path=self.endpoint.removeprefix("unix:"))
+            else:
+                connector = aiohttp.TCPConnector(ssl=self._tls if self._tls else True)
+            self._session = aiohttp.ClientSession(connector=connector)
+        return self._session
+
+    def _url(self, route: Route, parameters: dict[str, object]) -> str:
+        base = "http://local" if self.endpoint.startswith("unix:") else self.endpoint.rstrip("/")
+        return base + route.url(**parameters)
+
+    async def call(
+        self,
+        route: Route,
+        body: Any = None,
+        *,
+        stream: AsyncIterator[bytes] | None = None,
+        timeout_s: float | None = None,
+        **parameters: object,
+    ) -> Any:
+        """Return the route's response; raise what the server raised, or `Unreachable`."""
+        data: Any = stream
+        if body is not None:
+            data = msgspec.json.encode(body)
+        timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
+        url = self._url(route, parameters)
+        try:
+            async with self._open().request(
+                route.method, url, data=data, timeout=timeout, allow_redirects=False
+            ) as response:
+                answer = await response.read()
+                if response.status >= 300:
+                    raise _refusal(route, response.status, answer)
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            raise self._unreachable(route, e) from e
+        if route.response is None:
+            return None
+        try:
+            return msgspec.json.decode(answer, type=route.response)
+        except msgspec.DecodeError as e:
+            raise ProtocolError(f"{self.endpoint} answered {route.name} with nonsense: {e}") from e
+
+    async def stream(self, route: Route, **parameters: object) -> AsyncIterator[bytes]:
+        """Yield the chunks of a `stream_out` route as they come, for as long as they come."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
+        url = self._url(route, parameters)
+        try:
+            async with self._open().request(
+                route.method, url, timeout=timeout, allow_redirects=False
+            ) as response:
+                if response.status >= 300:
+                    raise _refusal(route, response.status, await response.read())
+                async for chunk in response.content.iter_any():
+                    yield chunk
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            raise self._unreachable(route, e) from e
+
+    def _unreachable(self, route: Route, error: BaseException) -> Unreachable:
+        reason = str(error) or type(error).__name__
+        return Unreachable(
+            f"cannot {route.name.replace('_', ' ')} at {self.endpoint}: {reason}",
+            hint="is the service running, and may you open its socket?",
+        )
+
+
+def _refusal(route: Route, status: int, answer: bytes) -> Exception:
+    try:
+        return from_problem(msgspec.json.decode(answer, type=Problem))
+    except msgspec.DecodeError:
+        text = answer[:200].decode("utf-8", "replace")
+        return ProtocolError(f"{route.name} was answered with HTTP {status}: {text}")

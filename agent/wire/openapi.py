@@ -1,0 +1,55 @@
+"""The OpenAPI 3.1 document of a route table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from agent.errors import Problem
+from agent.wire.routes import Route
+
+_REF = "#/components/schemas/{name}"
+
+
+def document(title: str, version: str, routes: Sequence[Route]) -> dict[str, Any]:
+    """Return the document as plain values; schemas come from the types themselves."""
+    types = [t for r in routes for t in (r.request, r.response) if t is not None]
+    schemas, components = msgspec.json.schema_components([*types, Problem], ref_template=_REF)
+    schema_of = dict(zip(map(id, [*types, Problem]), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        operation = _operation(route, schema_of)
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
+    string = {"type": "string"}
+    parameters = [
+        {"name": n, "in": "path", "required": True, "schema": string} for n in route.parameters
+    ] + [{"name": n, "in": "query", "required": False, "schema": string} for n in route.query]
+    ok: dict[str, Any] = {"description": "done"}
+    if route.stream_out:
+        ok["content"] = {"application/octet-stream": {}}
+    elif route.response is not None:
+        ok["content"] = {"application/json": {"schema": schema_of[id(route.response)]}}
+    problem = {"application/problem+json": {"schema": schema_of[id(Problem)]}}
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "parameters": parameters,
+        "responses": {"200": ok, "default": {"description": "refused", "content": problem}},
+    }
+    if route.stream_in:
+        operation["requestBody"] = {"content": {"application/octet-stream": {}}}
+    elif route.request is not None:
+        body = {"application/json": {"schema": schema_of[id(route.request)]}}
+        operation["requestBody"] = {"required": True, "content": body}
+    return operation

@@ -1,0 +1,68 @@
+"""A row of the route table."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from agent.errors import FieldError, InvalidInput
+
+_PARAMETER = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One call of an API: its name, address, and what goes in and out.
+
+    `request` is decoded strictly from the body before the handler sees it; a `stream_in`
+    route hands the body over unread, a `stream_out` route answers in chunks of text.
+    `query` lists the optional parameters; others are refused. `roles` says which roles of
+    a certificate may call it (empty: the program's default).
+    """
+
+    name: str
+    method: str
+    path: str
+    request: Any = None
+    response: Any = None
+    query: tuple[str, ...] = ()
+    stream_in: bool = False
+    stream_out: bool = False
+    summary: str = ""
+    roles: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the path parameters, in order."""
+        return tuple(_PARAMETER.findall(self.path))
+
+    def url(self, **values: object) -> str:
+        """Return path and query for these values; None means "not given"."""
+        path = self.path
+        for name in self.parameters:
+            path = path.replace(f"{{{name}}}", quote(str(values.pop(name)), safe=""))
+        given = {k: v for k, v in values.items() if v is not None}
+        if unknown := set(given) - set(self.query):
+            raise InvalidInput(f"{self.name} takes no parameter {', '.join(sorted(unknown))}")
+        query = "&".join(f"{k}={quote(str(v), safe='')}" for k, v in given.items())
+        return f"{path}?{query}" if query else path
+
+
+
+def decode_json(data: bytes, kind: Any, what: str) -> Any:
+    """Return `data` as `kind`, or raise `InvalidInput` that names the field and the reason."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as e:
+        reason, _, where = str(e).partition(" - at `")
+        field = where.rstrip("`").removeprefix("$").lstrip(".") or "(whole)"
+        raise InvalidInput(
+            f"{what} is not valid: {field}: {reason}",
+            errors=(FieldError(field=field, reason=reason),),
+        ) from e
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
+        raise InvalidInput(f"{what} is not JSON: {e}") from e

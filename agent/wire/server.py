@@ -1,0 +1,188 @@
+"""From a route table and handlers to an aiohttp application.
+
+A handler takes a `Call` and returns the route's response type (or, for `stream_out`, an
+async iterator of bytes). Every failure leaves as a problem document; nothing a client can
+send makes a 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from agent.errors import InvalidInput, NotFound, Problem, TooLarge, TwineError
+from agent.wire.openapi import document
+from agent.wire.routes import Route, decode_json
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 1 << 20
+"""Of a request that is not a stream. A job file is a few KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is calling, as proved by TLS or by the kernel."""
+
+    name: str
+    """URI SAN of the certificate, or `local:<uid>` on the unix socket."""
+    role: str
+    """`local`, or what stands behind the trust domain: `component`, `host`, `user`, …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, decoded."""
+
+    route: Route
+    peer: Peer
+    body: Any = None
+    path: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    stream: AsyncIterator[bytes] | None = None
+
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """Return a query parameter as a number that is finite and not negative."""
+        text = self.query.get(name)
+        if text is None or text == "":
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < 1e15:
+            raise InvalidInput(f"parameter {name} must be a number >= 0, not {text!r}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return whether a query parameter says yes."""
+        return self.query.get(name, "").lower() in ("1", "true", "yes")
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+Authorize = Callable[[web.Request, Route], Peer]
+"""Returns who calls, or raises `Unauthenticated` or `Forbidden`."""
+
+
+def make_app(
+    title: str,
+    routes: Sequence[Route],
+    handlers: Mapping[str, Handler],
+    authorize: Authorize,
+    *,
+    version: str,
+    metrics: Callable[[], bytes] | None = None,
+) -> web.Application:
+    """Return the application; every route must have a handler and every handler a route."""
+    if missing := {r.name for r in routes} ^ set(handlers):
+        raise TypeError(f"routes and handlers differ: {', '.join(sorted(missing))}")
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_problems])
+    for route in routes:
+        app.router.add_route(
+            route.method, route.path, _endpoint(route, handlers[route.name], authorize)
+        )
+    spec = msgspec.json.encode(document(title, version, routes))
+
+    async def openapi(request: web.Request) -> web.Response:
+        authorize(request, Route("openapi", "GET", "/openapi.json"))
+        return web.Response(body=spec, content_type="application/json")
+
+    app.router.add_get("/openapi.json", openapi)
+    if metrics is not None:
+
+        async def scrape(request: web.Request) -> web.Response:
+            authorize(request, Route("metrics", "GET", "/metrics"))
+            return web.Response(
+                body=metrics(), headers={"Content-Type": "text/plain; version=0.0.4"}
+            )
+
+        app.router.add_get("/metrics", scrape)
+    return app
+
+
+def _endpoint(
+    route: Route, handler: Handler, authorize: Authorize
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def endpoint(request: web.Request) -> web.StreamResponse:
+        call = await _decode(route, request, authorize(request, route))
+        if route.stream_out:
+            return await _stream(request, await handler(call))
+        result = await handler(call)
+        status = 202 if result is None else 200
+        return web.Response(
+            body=msgspec.json.encode(result), status=status, content_type="application/json"
+        )
+
+    return endpoint
+
+
+async def _decode(route: Route, request: web.Request, peer: Peer) -> Call:
+    if unknown := set(request.query) - set(route.query):
+        raise InvalidInput(
+            f"{route.method} {route.path} takes no parameter {', '.join(sorted(unknown))}",
+            hint=f"it takes: {', '.join(route.query) or 'none'}",
+        )
+    body = None
+    stream = None
+    if route.stream_in:
+        stream = request.content.iter_any()
+    elif route.request is not None:
+        body = decode_json(await request.read(), route.request, "the request body")
+    return Call(route, peer, body, dict(request.match_info), dict(request.query), stream)
+
+
+async def _stream(request: web.Request, chunks: AsyncIterator[bytes]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+    await response.prepare(request)
+    try:
+        async for chunk in chunks:
+            await response.write(chunk)
+    except (ConnectionResetError, asyncio.CancelledError):
+        log.debug("the reader of a stream went away", extra={"path": request.path})
+        raise
+    finally:
+        close = getattr(chunks, "aclose", None)
+        if close is not None:
+            await close()
+    await response.write_eof()
+    return response
+
+
+@web.middleware
+async def _problems(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except TwineError as e:
+        return _problem_response(e.problem())
+    except web.HTTPRequestEntityTooLarge:
+        error: TwineError = TooLarge(f"the request body is over {MAX_BODY_BYTES} bytes")
+        return _problem_response(error.problem())
+    except web.HTTPNotFound:
+        error = NotFound(f"there is no {request.path} here", hint="see /openapi.json")
+        return _problem_response(error.problem())
+    except web.HTTPException as e:
+        return _problem_response(Problem(code="http", status=e.status, detail=e.reason))
+    except ConnectionResetError:
+        raise
+    except Exception:
+        log.exception("a request failed in a way that is a bug", extra={"path": request.path})
+        detail = "the server failed in a way that is a bug; its log has the traceback"
+        return _problem_response(Problem(code="internal", status=500, detail=detail))
+
+
+def _problem_response(problem: Problem) -> web.Response:
+    headers = {"Retry-After": "1"} if problem.retryable else {}
+    return web.Response(
+        body=msgspec.json.encode(problem),
+        status=problem.status,
+        headers=headers,
+        content_type="application/problem+json",
+    )
