@@ -40,7 +40,7 @@ class _Reported(msgspec.Struct, frozen=True, kw_only=True):
     """Base of what a program reports."""
 
 
-class Limits(_Written):
+class Limits(_Written, frozen=True, kw_only=True):
     """What a task may use at most, and its share when there is not enough."""
 
     cpu_weight: CpuWeight = 100
@@ -60,7 +60,7 @@ class ProbeKind(StrEnum):
     TCP = "tcp"
 
 
-class Probe(_Written):
+class Probe(_Written, frozen=True, kw_only=True):
     """How to tell a healthy task from an unhealthy one."""
 
     kind: ProbeKind = ProbeKind.HTTP
@@ -82,7 +82,7 @@ class RestartWhen(StrEnum):
     NEVER = "never"
 
 
-class RestartPolicy(_Written):
+class RestartPolicy(_Written, frozen=True, kw_only=True):
     """What happens when a task ends on its own."""
 
     when: RestartWhen = RestartWhen.ALWAYS
@@ -92,7 +92,7 @@ class RestartPolicy(_Written):
     """… up to this, and starts over once the task ran for ten minutes."""
 
 
-class TaskSpec(_Written):
+class TaskSpec(_Written, frozen=True, kw_only=True):
     """The desired state of one task."""
 
     generation: Annotated[int, Meta(ge=1)] = 1
@@ -134,7 +134,7 @@ class Health(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
-class Exit(_Reported):
+class Exit(_Reported, frozen=True, kw_only=True):
     """How the main process of a task ended."""
 
     result: str
@@ -146,7 +146,7 @@ class Exit(_Reported):
     """Seconds since 1970."""
 
 
-class TaskStatus(_Reported):
+class TaskStatus(_Reported, frozen=True, kw_only=True):
     """The observed state of one task, for the generation it reflects."""
 
     task_id: str
@@ -168,7 +168,7 @@ class TaskStatus(_Reported):
     last_exit: Exit | None = None
 
 
-class Tasks(_Reported):
+class Tasks(_Reported, frozen=True, kw_only=True):
     """All tasks of a machine."""
 
     tasks: list[TaskStatus]
@@ -181,7 +181,7 @@ class ImageFormat(StrEnum):
     BTRFS = "btrfs"
 
 
-class ImageInfo(_Reported):
+class ImageInfo(_Reported, frozen=True, kw_only=True):
     """One image that is complete and can be started from."""
 
     digest: str
@@ -193,13 +193,13 @@ class ImageInfo(_Reported):
     """Ids of the tasks that run from it; while there are any it cannot be deleted."""
 
 
-class Images(_Reported):
+class Images(_Reported, frozen=True, kw_only=True):
     """All images of a machine."""
 
     images: list[ImageInfo]
 
 
-class ImagePull(_Reported):
+class ImagePull(_Reported, frozen=True, kw_only=True):
     """A request to fetch an image from the control plane's image store."""
 
     digest: DigestStr
@@ -209,7 +209,7 @@ class ImagePull(_Reported):
     URL, so that nobody can make the agent call elsewhere."""
 
 
-class MachineFacts(_Reported):
+class MachineFacts(_Reported, frozen=True, kw_only=True):
     """What a machine has. Sizes in bytes."""
 
     machine_id: str
@@ -243,7 +243,7 @@ class SettingOutcome(StrEnum):
     UNDONE = "undone"
 
 
-class SettingStatus(_Reported):
+class SettingStatus(_Reported, frozen=True, kw_only=True):
     """One setting of the profile, as it was wanted and as it was read back."""
 
     setting: str
@@ -265,7 +265,7 @@ class ProfileState(StrEnum):
     DEGRADED = "degraded"
 
 
-class ProfileSpec(_Written):
+class ProfileSpec(_Written, frozen=True, kw_only=True):
     """The profile a machine shall run."""
 
     name: Name
@@ -275,7 +275,7 @@ class ProfileSpec(_Written):
     """Whether the machine may be rebooted for settings that need it."""
 
 
-class ProfileStatus(_Reported):
+class ProfileStatus(_Reported, frozen=True, kw_only=True):
     """The profile a machine runs, with proof per setting."""
 
     name: str = ""
@@ -287,7 +287,7 @@ class ProfileStatus(_Reported):
     took_ms: float = 0.0
 
 
-class Event(_Reported):
+class Event(_Reported, frozen=True, kw_only=True):
     """Something that happened on the machine, in order."""
 
     sequence: int
@@ -301,7 +301,7 @@ class Event(_Reported):
     task: TaskStatus | None = None
 
 
-class Events(_Reported):
+class Events(_Reported, frozen=True, kw_only=True):
     """A piece of the event stream."""
 
     events: list[Event]
@@ -313,13 +313,13 @@ class Events(_Reported):
     boot_id: str = ""
 
 
-class Ack(_Reported):
+class Ack(_Reported, frozen=True, kw_only=True):
     """The request was taken."""
 
     detail: str = "ok"
 
 
-class Health_(_Reported, rename="lower"):
+class Liveness(_Reported, frozen=True, kw_only=True):
     """Whether the agent is alive or ready, with a word on why not."""
 
     ok: bool
@@ -332,42 +332,75 @@ ROUTES: tuple[Route, ...] = (
     Route("get_machine", "GET", "/v1/machine", response=MachineFacts, summary="Facts"),
     Route("list_images", "GET", "/v1/images", response=Images, summary="All images"),
     Route(
-        "pull_image", "POST", "/v1/images:pull", request=ImagePull, response=ImageInfo,
+        "pull_image",
+        "POST",
+        "/v1/images:pull",
+        request=ImagePull,
+        response=ImageInfo,
         summary="Fetch an image from the control plane, verify and publish it",
     ),
     Route(
-        "put_image", "PUT", "/v1/images/{digest}", query=("format",), stream_in=True,
-        response=ImageInfo, summary="Stream an image in; verified before it is published",
+        "put_image",
+        "PUT",
+        "/v1/images/{digest}",
+        query=("format",),
+        stream_in=True,
+        response=ImageInfo,
+        summary="Stream an image in; verified before it is published",
     ),
     Route("get_image", "GET", "/v1/images/{digest}", response=ImageInfo, summary="One image"),
     Route("delete_image", "DELETE", "/v1/images/{digest}", response=Ack, summary="Remove it"),
     Route("list_tasks", "GET", "/v1/tasks", response=Tasks, summary="All tasks"),
     Route(
-        "put_task", "PUT", _TASK, request=TaskSpec, response=TaskStatus,
+        "put_task",
+        "PUT",
+        _TASK,
+        request=TaskSpec,
+        response=TaskStatus,
         summary="Desired state of a task; idempotent by generation",
     ),
     Route("get_task", "GET", _TASK, response=TaskStatus, summary="Observed state of a task"),
     Route(
-        "delete_task", "DELETE", _TASK, query=("generation", "epoch"), response=TaskStatus,
+        "delete_task",
+        "DELETE",
+        _TASK,
+        query=("generation", "epoch"),
+        response=TaskStatus,
         summary="Stop the task and tear it down",
     ),
     Route(
-        "restart_task", "POST", f"{_TASK}:restart", query=("generation", "epoch"),
-        response=TaskStatus, summary="Stop the task and start it again, now",
+        "restart_task",
+        "POST",
+        f"{_TASK}:restart",
+        query=("generation", "epoch"),
+        response=TaskStatus,
+        summary="Stop the task and start it again, now",
     ),
     Route(
-        "task_logs", "GET", f"{_TASK}/logs", query=("follow", "since", "tail"), stream_out=True,
+        "task_logs",
+        "GET",
+        f"{_TASK}/logs",
+        query=("follow", "since", "tail"),
+        stream_out=True,
         summary="What the task wrote, from the journal",
     ),
     Route(
-        "put_profile", "PUT", "/v1/profile", request=ProfileSpec, response=ProfileStatus,
+        "put_profile",
+        "PUT",
+        "/v1/profile",
+        request=ProfileSpec,
+        response=ProfileStatus,
         summary="Bring the host to a profile",
     ),
     Route("get_profile", "GET", "/v1/profile", response=ProfileStatus, summary="Its state"),
     Route(
-        "get_events", "GET", "/v1/events", query=("after", "wait_s"), response=Events,
+        "get_events",
+        "GET",
+        "/v1/events",
+        query=("after", "wait_s"),
+        response=Events,
         summary="What happened since; waits up to wait_s for something to happen",
     ),
-    Route("healthz", "GET", "/healthz", response=Health_, summary="Alive"),
-    Route("readyz", "GET", "/readyz", response=Health_, summary="Ready: state is reconciled"),
+    Route("healthz", "GET", "/healthz", response=Liveness, summary="Alive"),
+    Route("readyz", "GET", "/readyz", response=Liveness, summary="Ready: state is reconciled"),
 )

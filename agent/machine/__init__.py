@@ -128,11 +128,10 @@ class Completed:
 class Processes(Protocol):
     """Programs of the host."""
 
-    def run(
-        self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True
-    ) -> Completed:
+    def run(self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Completed:
         """Run a program without a shell. Raises `ProgramError` on failure (if `check`),
-        when it is missing, or after `timeout_s`."""
+        when it is missing, or after `timeout_s`.
+        """
 
     def lines(self, argv: Sequence[str]) -> Iterator[bytes]:
         """Yield the lines of a program as they come; closing the iterator ends it."""

@@ -12,9 +12,7 @@ from agent.machine import Completed
 class HostProcesses:
     """Runs programs directly, never through a shell."""
 
-    def run(
-        self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True
-    ) -> Completed:
+    def run(self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Completed:
         """Run a program to its end and return what it wrote."""
         name = argv[0]
         try:

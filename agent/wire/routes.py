@@ -52,7 +52,6 @@ class Route:
         return f"{path}?{query}" if query else path
 
 
-
 def decode_json(data: bytes, kind: Any, what: str) -> Any:
     """Return `data` as `kind`, or raise `InvalidInput` that names the field and the reason."""
     try:
