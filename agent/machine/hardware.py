@@ -1,0 +1,75 @@
+"""What the host is made of, read from /proc and /sys alone."""
+
+from __future__ import annotations
+
+import platform
+import re
+
+from agent.errors import KernelFileError
+from agent.machine import Cpu, Hardware
+from agent.machine.kernelfs import KernelFs
+
+CPUS = "/sys/devices/system/cpu"
+NODES = "/sys/devices/system/node"
+_MODEL_KEYS = ("model name", "Processor", "cpu model")
+"""Lines of /proc/cpuinfo that name the processor: x86, old Arm, MIPS; arm64 has none."""
+
+
+def read_hardware(fs: KernelFs) -> Hardware:
+    """Return the processor, memory and interfaces of the host.
+
+    Raises `KernelFileError` where the kernel lacks a file that every Linux has.
+    """
+    return Hardware(
+        cpu=_cpu(fs),
+        memory_bytes=_memory_bytes(fs),
+        kernel=fs.read("/proc/sys/kernel/osrelease"),
+        boot_id=fs.read("/proc/sys/kernel/random/boot_id"),
+        hostname=fs.read("/proc/sys/kernel/hostname"),
+        nics=tuple(name for name in fs.names("/sys/class/net") if _is_nic(fs, name)),
+        cgroup_controllers=tuple((fs.find("/sys/fs/cgroup/cgroup.controllers") or "").split()),
+    )
+
+
+def _cpu(fs: KernelFs) -> Cpu:
+    names = [name for name in fs.names(CPUS) if re.fullmatch(r"cpu\d+", name)]
+    # A CPU that is offline has no topology folder (Documentation/admin-guide/cputopology.rst).
+    packages = [fs.find(f"{CPUS}/{name}/topology/physical_package_id") for name in names]
+    online = fs.find(f"{CPUS}/online")
+    nodes = [name for name in fs.names(NODES) if re.fullmatch(r"node\d+", name)]
+    return Cpu(
+        model=_cpu_model(fs),
+        online=count_list(online) if online else max(1, len(names)),
+        sockets=max(1, len({package for package in packages if package is not None})),
+        numa_nodes=max(1, len(nodes)),
+    )
+
+
+def count_list(text: str) -> int:
+    """Return how many numbers a kernel list such as `0-3,8` names (cpumap, list format)."""
+    total = 0
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        total += int(last or first) - int(first) + 1
+    return total
+
+
+def _cpu_model(fs: KernelFs) -> str:
+    text = fs.read("/proc/cpuinfo")
+    for key in _MODEL_KEYS:
+        found = re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.machine()
+
+
+def _memory_bytes(fs: KernelFs) -> int:
+    found = re.search(r"^MemTotal:\s+(\d+) kB$", fs.read("/proc/meminfo"), re.MULTILINE)
+    if not found:
+        raise KernelFileError("cannot read the memory size: /proc/meminfo has no MemTotal line")
+    return int(found[1]) * 1024
+
+
+def _is_nic(fs: KernelFs, name: str) -> bool:
+    # /sys/class/net also holds the plain file `bonding_masters` where that module is loaded.
+    return name != "lo" and fs.exists(f"/sys/class/net/{name}/ifindex")

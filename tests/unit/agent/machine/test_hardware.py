@@ -1,0 +1,84 @@
+"""Reading the hardware from recorded trees of /proc and /sys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.errors import KernelFileError
+from agent.machine.hardware import count_list, read_hardware
+from agent.machine.kernelfs import KernelFs
+
+
+def a_host(root: Path, changes: dict[str, str | None] | None = None) -> KernelFs:
+    """Write the files of a host with two sockets; None leaves a file out."""
+    files: dict[str, str | None] = {
+        "proc/cpuinfo": "processor\t: 0\nmodel name\t: AMD EPYC 9654\n",
+        "proc/meminfo": "MemTotal:        2048 kB\nMemFree:         1 kB\n",
+        "proc/sys/kernel/osrelease": "6.12.1-cloud-amd64\n",
+        "proc/sys/kernel/random/boot_id": "3f0f8d2c-8d9b-4dd4-a7a4-a1f3bb2c1c11\n",
+        "proc/sys/kernel/hostname": "m1\n",
+        "sys/devices/system/cpu/online": "0-2,4\n",
+        "sys/devices/system/cpu/cpu0/topology/physical_package_id": "0\n",
+        "sys/devices/system/cpu/cpu1/topology/physical_package_id": "0\n",
+        "sys/devices/system/cpu/cpu2/topology/physical_package_id": "1\n",
+        "sys/devices/system/cpu/cpu3/online": "0\n",
+        "sys/devices/system/cpu/cpu4/topology/physical_package_id": "1\n",
+        "sys/devices/system/cpu/cpufreq/boost": "1\n",
+        "sys/devices/system/node/node0/meminfo": "",
+        "sys/devices/system/node/node1/meminfo": "",
+        "sys/class/net/lo/ifindex": "1\n",
+        "sys/class/net/eth1/ifindex": "3\n",
+        "sys/class/net/eth0/ifindex": "2\n",
+        "sys/class/net/bonding_masters": "\n",
+        "sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory pids\n",
+    }
+    for name, text in (files | (changes or {})).items():
+        if text is not None:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+    return KernelFs(root)
+
+
+def test_sockets_and_numa_nodes_are_counted_and_offline_cpus_are_not(tmp_path: Path) -> None:
+    hardware = read_hardware(a_host(tmp_path))
+
+    assert hardware.cpu.model == "AMD EPYC 9654"
+    assert (hardware.cpu.online, hardware.cpu.sockets, hardware.cpu.numa_nodes) == (4, 2, 2)
+    assert hardware.memory_bytes == 2048 * 1024
+    assert hardware.nics == ("eth0", "eth1")
+    assert hardware.cgroup_controllers == ("cpuset", "cpu", "io", "memory", "pids")
+    assert (hardware.kernel, hardware.hostname) == ("6.12.1-cloud-amd64", "m1")
+
+
+def test_a_kernel_without_numa_or_cgroup_v2_has_one_node_and_no_controllers(
+    tmp_path: Path,
+) -> None:
+    fs = a_host(
+        tmp_path,
+        {
+            "sys/devices/system/node/node0/meminfo": None,
+            "sys/devices/system/node/node1/meminfo": None,
+            "sys/fs/cgroup/cgroup.controllers": None,
+        },
+    )
+
+    assert read_hardware(fs).cpu.numa_nodes == 1
+    assert read_hardware(fs).cgroup_controllers == ()
+
+
+def test_an_unnamed_processor_is_called_by_its_architecture(tmp_path: Path) -> None:
+    fs = a_host(tmp_path, {"proc/cpuinfo": "processor\t: 0\n"})
+
+    assert read_hardware(fs).cpu.model
+
+
+def test_a_kernel_that_hides_its_memory_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(KernelFileError, match="MemTotal"):
+        read_hardware(a_host(tmp_path, {"proc/meminfo": "nothing\n"}))
+
+
+@pytest.mark.parametrize(("text", "count"), [("0", 1), ("0-3", 4), ("0-3,8", 5), ("1,3,5-6", 4)])
+def test_a_kernel_list_counts_each_number(text: str, count: int) -> None:
+    assert count_list(text) == count
