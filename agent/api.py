@@ -404,3 +404,91 @@ ROUTES: tuple[Route, ...] = (
     Route("healthz", "GET", "/healthz", response=Liveness, summary="Alive"),
     Route("readyz", "GET", "/readyz", response=Liveness, summary="Ready: state is reconciled"),
 )
+
+# What an agent asks of the control plane; the only calls that go in that direction.
+
+
+class Location(_Written, frozen=True, kw_only=True):
+    """The five levels above a machine (paper §2.1); the machine's name is the sixth."""
+
+    region: Name = "local"
+    datacenter: Name = "dc1"
+    msb: Name = "msb1"
+    """Main switch board: the largest part of a data center that fails on its own."""
+    row: Name = "row1"
+    rack: Name = "rack1"
+
+
+class JoinRequest(_Reported, frozen=True, kw_only=True):
+    """A host asks to become a machine of the region."""
+
+    token: str
+    """`twn1.<id>.<secret>`, made for this host, good for one use."""
+    machine: Name
+    csr_pem: str
+    """Certificate request; the key never leaves the host."""
+    address: str
+    """`host:port` where the control plane reaches the agent."""
+    location: Location = Location()
+    machine_type: Name = "small"
+    facts: MachineFacts
+
+
+class Certificate(_Reported, frozen=True, kw_only=True):
+    """The identity that a host was given."""
+
+    machine: str
+    certificate_pem: str
+    """Leaf first, then the issuing authority."""
+    ca_pem: str
+    not_after: float
+
+
+class RenewRequest(_Reported, frozen=True, kw_only=True):
+    """A joined host asks for its next certificate."""
+
+    csr_pem: str
+
+
+class Authority(_Reported, frozen=True, kw_only=True):
+    """The certificate authority, to be compared with a pin before it is trusted."""
+
+    ca_pem: str
+
+
+JOIN_ROUTES: tuple[Route, ...] = (
+    Route(
+        "get_authority",
+        "GET",
+        "/v1/authority",
+        response=Authority,
+        roles=("anyone",),
+        summary="The authority's certificate; compare its SHA-256 with your pin",
+    ),
+    Route(
+        "join",
+        "POST",
+        "/v1/join",
+        request=JoinRequest,
+        response=Certificate,
+        roles=("anyone",),
+        summary="Join with a one-time token",
+    ),
+    Route(
+        "renew",
+        "POST",
+        "/v1/renew",
+        request=RenewRequest,
+        response=Certificate,
+        roles=("host",),
+        summary="The next certificate of a joined host",
+    ),
+    Route(
+        "fetch_image",
+        "GET",
+        "/v1/images/{digest}/stream",
+        stream_out=True,
+        roles=("host", "user", "local"),
+        summary="The stream of an image",
+    ),
+)

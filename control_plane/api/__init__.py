@@ -1,0 +1,1 @@
+"""What crosses the control plane's wire, and its route table."""

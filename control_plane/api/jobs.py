@@ -1,0 +1,187 @@
+"""Jobs: what an owner writes, what is stored, what is shown."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import (
+    ID_PATTERN,
+    Argument,
+    DigestStr,
+    EnvName,
+    Exit,
+    Health,
+    Limits,
+    Name,
+    ProbeKind,
+    RestartPolicy,
+    Seconds,
+    TaskState,
+)
+
+JobName = Annotated[str, Meta(pattern=ID_PATTERN, max_length=56)]
+"""Leaves room for `-<index>` within the 63 characters of a task id."""
+
+
+class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what a person writes."""
+
+
+class JobProbe(_Written, frozen=True, kw_only=True):
+    """How to tell a healthy task; like the agent's probe, but with the port by name."""
+
+    kind: ProbeKind = ProbeKind.HTTP
+    port: Name
+    """One of the job's `ports`."""
+    path: Annotated[str, Meta(pattern=r"^/[\x21-\x7e]*$", max_length=2048)] = "/"
+    interval_s: Seconds = 2.0
+    timeout_s: Seconds = 2.0
+    successes: Annotated[int, Meta(ge=1, le=100)] = 1
+    failures: Annotated[int, Meta(ge=1, le=100)] = 3
+
+
+class UpdatePolicy(_Written, frozen=True, kw_only=True):
+    """How many tasks may be unavailable at once, for any reason (SC6)."""
+
+    max_unavailable: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    """Voluntary operations stop while this many tasks are not healthy; failures count too."""
+    drain_s: Annotated[float, Meta(ge=0, le=3600)] = 2.0
+    """From "not listed in discovery any more" to SIGTERM, so that clients let go."""
+
+
+class JobSpec(_Written, frozen=True, kw_only=True):
+    """What an owner wants to run: the file given to `twinectl job apply`."""
+
+    name: JobName
+    entitlement: Name
+    tasks: Annotated[int, Meta(ge=0, le=15_000)]
+    """How many identical tasks; the paper's largest job has 15,000 (§6.1)."""
+    image: DigestStr
+    command: Annotated[list[Argument], Meta(min_length=1, max_length=4096)]
+    """`${port:NAME}`, `${task}` and `${machine}` are replaced in arguments and environment."""
+    environment: dict[EnvName, Argument] = {}
+    ports: Annotated[list[Name], Meta(max_length=16)] = []
+    """Each gets a free port of the machine per task: `${port:http}`, `TWINE_PORT_HTTP`."""
+    limits: Limits = Limits()
+    restart: RestartPolicy = RestartPolicy()
+    probe: JobProbe | None = None
+    stop_timeout_s: Seconds = 10.0
+    machine_types: list[Name] = []
+    """Hard requirement: only machines of these types; empty: whatever the entitlement holds."""
+    update: UpdatePolicy = UpdatePolicy()
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one task was placed."""
+
+    machine: str
+    ports: dict[str, int] = {}
+
+
+class TaskPhase(StrEnum):
+    """What the scheduler is doing with a task."""
+
+    PENDING = "pending"
+    """Not placed: the reason says why."""
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    LOST = "lost"
+    """Its machine is gone; it is placed elsewhere as soon as there is room."""
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One task of a job as the scheduler knows it."""
+
+    index: int
+    """Stable inside the job, across moves and restarts (MO15)."""
+    version: int
+    """The version of the job's specification that it runs."""
+    generation: int
+    """Sent to the agent; rises with each start, stop or move of this task."""
+    phase: TaskPhase = TaskPhase.PENDING
+    placement: Placement | None = None
+    listed: bool = False
+    """Whether discovery shows it."""
+    reason: str = ""
+    health: Health = Health.UNKNOWN
+    state: TaskState | None = None
+    """What the agent last said."""
+    invocation_id: str = ""
+    restarts: int = 0
+    last_exit: Exit | None = None
+    since: float = 0.0
+    """When the phase last changed."""
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A job: one durable record, never one per task (design 3.5)."""
+
+    schema: int = 1
+    name: str
+    spec: JobSpec
+    version: int
+    """Rises when what the tasks run changes; a resize leaves it."""
+    specs: dict[int, JobSpec] = {}
+    """Specifications that tasks still run, by version."""
+    stopping: bool = False
+    tasks: list[TaskRecord] = []
+    created_at: float = 0.0
+    leaving: dict[str, list[str]] = {}
+    """Machine → agent task ids that must be gone there (moved away while it was down)."""
+
+
+class JobPhase(StrEnum):
+    """A job in one word."""
+
+    STABLE = "stable"
+    PROGRESSING = "progressing"
+    WAITING = "waiting"
+    """Something is missing; the reasons of the tasks say what."""
+    STOPPING = "stopping"
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the front end shows it."""
+
+    record: JobRecord
+    phase: JobPhase
+    wanted: int
+    running: int
+    healthy: int
+    updated: int
+    """Tasks that run the newest version."""
+    detail: str = ""
+
+
+class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+    """All jobs of the region."""
+
+    jobs: list[JobStatus]
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one healthy task of a job answers."""
+
+    task: str
+    machine: str
+    host: str
+    ports: dict[str, int]
+    version: int
+
+
+class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """What discovery lists for a job, at a revision that rises with each change."""
+
+    job: str
+    revision: int
+    endpoints: list[Endpoint]
+
+
+def task_id(job: str, index: int) -> str:
+    """Return the id of a task, unique in the region and stable for its life (MO15)."""
+    return f"{job}-{index}"

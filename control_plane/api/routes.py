@@ -1,0 +1,125 @@
+"""The front end's route table."""
+
+from __future__ import annotations
+
+from agent.api import JOIN_ROUTES, Ack, ImageInfo, Images, Liveness
+from agent.wire.routes import Route
+from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
+from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.machines import Machines, MachineView, Token, TokenRequest
+
+_USER = ("user", "local")
+_JOB = "/v1/jobs/{job}"
+_ENTITLEMENT = "/v1/entitlements/{entitlement}"
+
+ROUTES: tuple[Route, ...] = (
+    *JOIN_ROUTES,
+    Route("list_jobs", "GET", "/v1/jobs", response=Jobs, roles=_USER, summary="All jobs"),
+    Route(
+        "apply_job",
+        "PUT",
+        _JOB,
+        request=JobSpec,
+        response=JobStatus,
+        query=("dry_run",),
+        roles=_USER,
+        summary="Create a job, or change what is wanted of it",
+    ),
+    Route("get_job", "GET", _JOB, response=JobStatus, roles=_USER, summary="One job"),
+    Route("stop_job", "DELETE", _JOB, response=JobStatus, roles=_USER, summary="Stop a job"),
+    Route(
+        "job_logs",
+        "GET",
+        f"{_JOB}/tasks/{{index}}/logs",
+        query=("follow", "since", "tail"),
+        stream_out=True,
+        roles=_USER,
+        summary="What a task wrote",
+    ),
+    Route(
+        "get_endpoints",
+        "GET",
+        f"{_JOB}/endpoints",
+        query=("after", "wait_s"),
+        response=Endpoints,
+        roles=("user", "local", "host", "anyone"),
+        summary="Healthy tasks of a job; waits up to wait_s for a revision above `after`",
+    ),
+    Route(
+        "list_machines",
+        "GET",
+        "/v1/machines",
+        response=Machines,
+        roles=_USER,
+        summary="All machines",
+    ),
+    Route(
+        "get_machine",
+        "GET",
+        "/v1/machines/{machine}",
+        response=MachineView,
+        roles=_USER,
+        summary="One machine",
+    ),
+    Route(
+        "list_entitlements",
+        "GET",
+        "/v1/entitlements",
+        response=Entitlements,
+        roles=_USER,
+        summary="All entitlements",
+    ),
+    Route(
+        "put_entitlement",
+        "PUT",
+        _ENTITLEMENT,
+        request=EntitlementSpec,
+        response=EntitlementView,
+        roles=_USER,
+        summary="Create an entitlement or change it",
+    ),
+    Route(
+        "delete_entitlement",
+        "DELETE",
+        _ENTITLEMENT,
+        response=Ack,
+        roles=_USER,
+        summary="Remove an entitlement that has no jobs",
+    ),
+    Route(
+        "list_store_images",
+        "GET",
+        "/v1/images",
+        response=Images,
+        roles=_USER,
+        summary="All images of the image store",
+    ),
+    Route(
+        "push_image",
+        "PUT",
+        "/v1/images/{digest}",
+        query=("format",),
+        stream_in=True,
+        response=ImageInfo,
+        roles=_USER,
+        summary="Stream an image into the image store",
+    ),
+    Route(
+        "create_token",
+        "POST",
+        "/v1/tokens",
+        request=TokenRequest,
+        response=Token,
+        roles=_USER,
+        summary="A one-time join token for one host",
+    ),
+    Route("healthz", "GET", "/healthz", response=Liveness, roles=("anyone",), summary="Alive"),
+    Route(
+        "readyz",
+        "GET",
+        "/readyz",
+        response=Liveness,
+        roles=("anyone",),
+        summary="Ready: the store is open and the schedulers run",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Every decision of the control plane, as pure functions of values: no clock, no I/O."""

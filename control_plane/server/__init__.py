@@ -1,0 +1,1 @@
+"""The front end: the only entry for CLI, UI and automation."""
