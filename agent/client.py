@@ -1,0 +1,121 @@
+"""How everyone else talks to an agent: one typed method per row of the route table."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+from agent import api
+from agent.wire.client import WireClient
+from agent.wire.routes import Route
+
+_T = TypeVar("_T")
+_ROUTE: dict[str, Route] = {r.name: r for r in api.ROUTES}
+
+
+class AgentClient(WireClient):
+    """Client of one agent, over mutual TLS or its unix socket.
+
+    Every method raises what the agent raised (`agent.errors`), or `Unreachable`.
+    """
+
+    async def get_machine(self) -> api.MachineFacts:
+        """Return what the machine has."""
+        return _as(api.MachineFacts, await self.call(_ROUTE["get_machine"]))
+
+    async def list_images(self) -> api.Images:
+        """Return all images that are complete."""
+        return _as(api.Images, await self.call(_ROUTE["list_images"]))
+
+    async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
+        """Let the agent fetch an image; returns when it is published, or at once if it was."""
+        answer = await self.call(_ROUTE["pull_image"], pull, timeout_s=900.0)
+        return _as(api.ImageInfo, answer)
+
+    async def put_image(
+        self, digest: str, format_: api.ImageFormat, stream: AsyncIterator[bytes]
+    ) -> api.ImageInfo:
+        """Stream an image in; it is published only if it has this digest."""
+        answer = await self.call(
+            _ROUTE["put_image"], stream=stream, timeout_s=900.0, digest=digest, format=format_.value
+        )
+        return _as(api.ImageInfo, answer)
+
+    async def get_image(self, digest: str) -> api.ImageInfo:
+        """Return one image, or raise `NotFound`."""
+        return _as(api.ImageInfo, await self.call(_ROUTE["get_image"], digest=digest))
+
+    async def delete_image(self, digest: str) -> None:
+        """Remove an image that no task runs from."""
+        await self.call(_ROUTE["delete_image"], digest=digest)
+
+    async def list_tasks(self) -> api.Tasks:
+        """Return all tasks of the machine."""
+        return _as(api.Tasks, await self.call(_ROUTE["list_tasks"]))
+
+    async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
+        """Set the desired state of a task; the answer comes before it runs."""
+        return _as(api.TaskStatus, await self.call(_ROUTE["put_task"], spec, task_id=task_id))
+
+    async def get_task(self, task_id: str) -> api.TaskStatus:
+        """Return the observed state of a task, or raise `NotFound`."""
+        return _as(api.TaskStatus, await self.call(_ROUTE["get_task"], task_id=task_id))
+
+    async def delete_task(
+        self, task_id: str, generation: int | None = None, epoch: int | None = None
+    ) -> api.TaskStatus:
+        """Stop a task and tear it down; `get_task` raises `NotFound` once it is gone."""
+        answer = await self.call(
+            _ROUTE["delete_task"], task_id=task_id, generation=generation, epoch=epoch
+        )
+        return _as(api.TaskStatus, answer)
+
+    async def restart_task(
+        self, task_id: str, generation: int | None = None, epoch: int | None = None
+    ) -> api.TaskStatus:
+        """Stop a task and start it again, now."""
+        answer = await self.call(
+            _ROUTE["restart_task"], task_id=task_id, generation=generation, epoch=epoch
+        )
+        return _as(api.TaskStatus, answer)
+
+    def task_logs(
+        self,
+        task_id: str,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        tail: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Yield what the task wrote; with `follow`, also what it will write."""
+        return self.stream(
+            _ROUTE["task_logs"],
+            task_id=task_id,
+            follow="true" if follow else None,
+            since=since,
+            tail=tail,
+        )
+
+    async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
+        """Ask for a host profile; the answer comes before it is applied."""
+        return _as(api.ProfileStatus, await self.call(_ROUTE["put_profile"], spec))
+
+    async def get_profile(self) -> api.ProfileStatus:
+        """Return the profile the machine runs, with proof per setting."""
+        return _as(api.ProfileStatus, await self.call(_ROUTE["get_profile"]))
+
+    async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
+        """Return events after a sequence number, waiting up to `wait_s` for the first."""
+        answer = await self.call(
+            _ROUTE["get_events"], timeout_s=wait_s + 10.0, after=after, wait_s=wait_s
+        )
+        return _as(api.Events, answer)
+
+    async def readyz(self) -> api.Liveness:
+        """Return whether the agent has reconciled its state, or raise `Busy`."""
+        return _as(api.Liveness, await self.call(_ROUTE["readyz"]))
+
+
+def _as(kind: type[_T], value: object) -> _T:
+    assert isinstance(value, kind)
+    return value
