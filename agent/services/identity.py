@@ -1,0 +1,239 @@
+"""The host's side of joining: its key, its certificate, and their renewal.
+
+Nothing secret leaves the host before the control plane proved to be the one whose pin the
+operator passed (docs/adr/0012-identity-and-join.md); the key never leaves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import random
+import re
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from agent import api
+from agent.errors import ConfigError, Forbidden, InvalidInput, ProtocolError, TwineError
+from agent.wire import tls
+from agent.wire.client import WireClient
+from agent.wire.tls import Credential
+
+log = logging.getLogger(__name__)
+
+DEFAULT_FOLDER = Path("/var/lib/twine/identity")
+RENEW_FROM, RENEW_TO = 0.5, 0.66
+"""Share of a certificate's life after which the next one is fetched, drawn at random so that
+hosts that joined together do not come back together."""
+_RETRY_S = 30.0
+_LOOK_S = 60.0
+"""A clock that was set, or a host that slept, is noticed after this long."""
+
+_ROUTE = {r.name: r for r in api.JOIN_ROUTES}
+_PIN = re.compile(api.DIGEST_PATTERN)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this host is."""
+
+    machine: str
+    control_plane_url: str
+    not_after: float
+    """End of the certificate, seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What `twinectl token create` prints for one host."""
+
+    url: str
+    """`https://host:port` of the control plane."""
+    token: str
+    ca_hash: str
+    """`sha256:<hex>` over the authority's certificate; there is no trust on first use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The host as it wants to be known."""
+
+    machine: str
+    address: str
+    """`host:port` where the control plane reaches the agent; it must be dialled by this."""
+    facts: api.MachineFacts
+    location: api.Location
+    machine_type: str = "small"
+
+
+class HostIdentity:
+    """The identity of this host, in one file of a folder that only root can read."""
+
+    def __init__(self, folder: Path = DEFAULT_FOLDER, clock: Callable[[], float] = time.time):
+        """Read nothing yet."""
+        self._path = folder / "identity.json"
+        self._clock = clock
+        self._contexts: list[ssl.SSLContext] = []
+
+    def find(self) -> Identity | None:
+        """Return who this host is, None before it joined; `ConfigError` if unreadable."""
+        if not self._path.exists():
+            return None
+        held = tls.load(self._path)
+        return Identity(held.name, held.url, held.not_after)
+
+    async def join(self, invitation: Invitation, candidate: Candidate) -> Identity:
+        """Become a machine of the region; a host that has joined before becomes another.
+
+        The token is sent only once the authority's certificate matches the pin, and only
+        over a connection that this very authority vouches for.
+        """
+        if not invitation.url.startswith("https://"):
+            raise InvalidInput(f"cannot join {invitation.url!r}: not an https:// address")
+        ca_pem = await self._fetch_authority(invitation)
+        key_pem = _new_key()
+        request = api.JoinRequest(
+            token=invitation.token,
+            machine=candidate.machine,
+            csr_pem=_signing_request(key_pem, candidate.machine),
+            address=candidate.address,
+            location=candidate.location,
+            machine_type=candidate.machine_type,
+            facts=candidate.facts,
+        )
+        context = tls.pinned_context(ca_pem, tls.CONTROL_PLANE)
+        async with WireClient(invitation.url, context) as client:
+            answer = await client.call(_ROUTE["join"], request)
+        held = Credential(
+            name=candidate.machine,
+            url=invitation.url,
+            key_pem=key_pem,
+            certificate_pem=answer.certificate_pem,
+            ca_pem=ca_pem,
+            issued_at=self._clock(),
+            not_after=answer.not_after,
+        )
+        self._keep(held)
+        log.info("joined", extra={"machine": held.name, "url": held.url})
+        return Identity(held.name, held.url, held.not_after)
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return the context of the agent's TCP port; it follows every renewal."""
+        return self._followed(tls.server_context(self._held(), require_client=True))
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return the context to call the control plane with; it follows every renewal."""
+        return self._followed(tls.client_context(self._held(), tls.CONTROL_PLANE))
+
+    async def renew(self) -> Identity:
+        """Fetch the next certificate, for a new key, with the one that is in force."""
+        held = self._held()
+        key_pem = _new_key()
+        context = tls.client_context(held, tls.CONTROL_PLANE)
+        async with WireClient(held.url, context) as client:
+            request = api.RenewRequest(csr_pem=_signing_request(key_pem, held.name))
+            answer = await client.call(_ROUTE["renew"], request)
+        fresh = msgspec.structs.replace(
+            held,
+            key_pem=key_pem,
+            certificate_pem=answer.certificate_pem,
+            issued_at=self._clock(),
+            not_after=answer.not_after,
+        )
+        self._keep(fresh)
+        for in_use in self._contexts:
+            tls.install(in_use, fresh)
+        log.info("renewed", extra={"machine": fresh.name, "not_after": fresh.not_after})
+        return Identity(fresh.name, fresh.url, fresh.not_after)
+
+    async def renew_forever(self) -> None:
+        """Renew in time, for as long as the agent runs; a failure is tried again."""
+        while True:
+            try:
+                held = self._held()
+                share = random.uniform(RENEW_FROM, RENEW_TO)
+                await self._wait_until(renewal_time(held.issued_at, held.not_after, share))
+                await self.renew()
+            except TwineError as e:
+                log.warning("cannot renew the certificate yet", extra={"reason": str(e)})
+                await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.5))
+
+    async def _wait_until(self, when: float) -> None:
+        left_s = when - self._clock()
+        while left_s > 0:
+            await asyncio.sleep(min(left_s, _LOOK_S))
+            left_s = when - self._clock()
+
+    async def _fetch_authority(self, invitation: Invitation) -> str:
+        """Return the certificate that has the pin; whatever else came along is dropped."""
+        if not _PIN.fullmatch(invitation.ca_hash):
+            raise InvalidInput(
+                f"{invitation.ca_hash!r} is not a pin of the form sha256:<64 hex digits>",
+                hint="`twinectl token create` prints it as ca_hash",
+            )
+        async with WireClient(invitation.url, tls.unverified_context()) as client:
+            answer = await client.call(_ROUTE["get_authority"])
+        found = tls.ca_hash(answer.ca_pem)
+        if not hmac.compare_digest(found, invitation.ca_hash):
+            raise Forbidden(
+                f"the authority of {invitation.url} is {found}, not {invitation.ca_hash}: "
+                "nothing was sent",
+                hint="compare the pin with `twinectl token create`; if it is right, somebody "
+                "is between this host and the control plane",
+            )
+        return tls.first_certificate(answer.ca_pem)
+
+    def _held(self) -> Credential:
+        if not self._path.exists():
+            raise ConfigError(
+                "this host has not joined a control plane",
+                hint="twine-agent join URL --token … --ca-hash … (from `twinectl token create`)",
+            )
+        return tls.load(self._path)
+
+    def _keep(self, credential: Credential) -> None:
+        """Prove that a credential works before it replaces the old one."""
+        try:
+            tls.server_context(credential, require_client=True)
+        except ConfigError as e:
+            raise ProtocolError(f"the control plane's certificate cannot be used: {e}") from e
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.chmod(0o700)
+        tls.save(credential, self._path)
+
+    def _followed(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        self._contexts.append(context)
+        return context
+
+
+def renewal_time(issued_at: float, not_after: float, share: float) -> float:
+    """Return when to renew a certificate of this life, after this share of it."""
+    return issued_at + (not_after - issued_at) * share
+
+
+def _new_key() -> str:
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return pem.decode()
+
+
+def _signing_request(key_pem: str, machine: str) -> str:
+    key = serialization.load_pem_private_key(key_pem.encode(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, machine)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.PEM).decode()

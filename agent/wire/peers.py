@@ -1,0 +1,74 @@
+"""Who is on the other side of a connection, as TLS or the kernel proved it.
+
+Of a certificate only the URI in the subject alternative name counts, in SPIFFE's form:
+`spiffe://<cluster>/host/<name>`, `/component/<name>` or `/user/<name>`. Its common name, its
+DNS names and its addresses say nothing about what the holder may do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from agent.errors import Forbidden, Unauthenticated
+from agent.wire.server import Peer
+
+_URI = re.compile(
+    r"spiffe://(?P<cluster>[a-z0-9][a-z0-9.-]{0,253})"
+    r"/(?P<role>host|component|user)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})"
+)
+_UCRED = struct.Struct("3i")
+"""pid, uid, gid: `struct ucred` of unix(7)."""
+
+
+def peer_of(certificate: Mapping[str, Any] | None) -> Peer:
+    """Return who holds a verified certificate (as `getpeercert()` returns it).
+
+    Raises `Unauthenticated` where there is none, or none of ours.
+    """
+    if not certificate:
+        raise Unauthenticated(
+            "the caller showed no client certificate", hint="call with a credential of this cluster"
+        )
+    uris = [v for kind, v in certificate.get("subjectAltName", ()) if kind == "URI"]
+    match = _URI.fullmatch(uris[0]) if len(uris) == 1 else None
+    if match is None:
+        raise Unauthenticated(f"the certificate names no identity of ours: {uris[:2]!r}")
+    return Peer(name=uris[0], role=match["role"])
+
+
+def principal(peer: Peer) -> str:
+    """Return the last part of the identity: the name of the host, component or user."""
+    return peer.name.rpartition("/")[2]
+
+
+def expect_peer(certificate: Mapping[str, Any] | None, path: str) -> None:
+    """Raise `Forbidden` unless the certificate is that of `path`, such as `/host/vm1`."""
+    found = "/" + peer_of(certificate).name.removeprefix("spiffe://").partition("/")[2]
+    if found != path:
+        raise Forbidden(f"expected to reach {path}, but {found} answered")
+
+
+def tls_peer(transport: asyncio.BaseTransport | None) -> Peer | None:
+    """Return who proved an identity on a TLS connection; None on a connection without TLS.
+
+    Raises `Unauthenticated` where TLS is used and no certificate was shown.
+    """
+    ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
+    return None if ssl_object is None else peer_of(ssl_object.getpeercert())
+
+
+def local_user(transport: asyncio.BaseTransport | None) -> tuple[int, int] | None:
+    """Return (uid, gid) of the process on the other end of a unix socket, else None.
+
+    The kernel recorded them at connect(2) (SO_PEERCRED of unix(7)).
+    """
+    sock = None if transport is None else transport.get_extra_info("socket")
+    if sock is None or sock.family != socket.AF_UNIX:
+        return None
+    _, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return uid, gid

@@ -1,0 +1,166 @@
+"""Credentials on disk, and the TLS contexts made from them.
+
+A credential is one file with everything in it, so that it is replaced in one step and a key
+is never beside the wrong certificate. Contexts are reloaded in place: connections that stand
+keep what they have, new ones use the new certificate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+from pathlib import Path
+
+import msgspec
+
+from agent.errors import ConfigError, TwineError
+from agent.wire import durable
+from agent.wire.peers import expect_peer
+
+CONTROL_PLANE = "/component/control-plane"
+"""The identity that a host and a user expect behind the control plane's address."""
+
+
+class Credential(msgspec.Struct, frozen=True, kw_only=True):
+    """A key, its certificate, and where it is good for."""
+
+    name: str
+    """Name of the machine or user."""
+    url: str
+    """Of the control plane: `https://host:port`."""
+    key_pem: str
+    certificate_pem: str
+    ca_pem: str
+    """The only authority that is trusted."""
+    issued_at: float
+    """Seconds since 1970, by the clock of the holder."""
+    not_after: float
+
+    def __repr__(self) -> str:
+        """Keep the key out of logs and tracebacks."""
+        return f"Credential(name={self.name!r}, url={self.url!r})"
+
+
+def save(credential: Credential, path: Path) -> None:
+    """Write the credential for its owner's eyes only (0600), in one step."""
+    durable.write(path, msgspec.json.encode(credential))
+
+
+def load(path: Path) -> Credential:
+    """Return the credential of a file, or raise `ConfigError`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Credential)
+    except OSError as e:
+        raise ConfigError(f"cannot read the credential {path}: {e.strerror}") from e
+    except (msgspec.DecodeError, UnicodeError) as e:
+        raise ConfigError(
+            f"{path} is not a credential: {e}", hint="make a new one; this one cannot be repaired"
+        ) from e
+
+
+def ca_hash(ca_pem: str) -> str:
+    """Return the pin of an authority: `sha256:<hex>` over its first certificate (DER)."""
+    return "sha256:" + hashlib.sha256(_first(ca_pem)).hexdigest()
+
+
+def first_certificate(pem: str) -> str:
+    """Return only the first certificate of a PEM text; whatever follows it is dropped."""
+    return ssl.DER_cert_to_PEM_cert(_first(pem))
+
+
+def _first(pem: str) -> bytes:
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    start, stop = pem.find(begin), pem.find(end)
+    try:
+        if start < 0 or stop < start:
+            raise ValueError("no PEM block")
+        return ssl.PEM_cert_to_DER_cert(pem[start : stop + len(end)])
+    except ValueError as e:
+        raise ConfigError(f"this is not a certificate: {e}") from e
+
+
+class _CheckedObject(ssl.SSLObject):
+    """Ends the handshake in an error if somebody else than expected is at the other end."""
+
+    def do_handshake(self) -> None:
+        super().do_handshake()
+        context = self.context
+        if isinstance(context, _ClientContext) and context.expected:
+            try:
+                expect_peer(self.getpeercert(), context.expected)
+            except TwineError as e:
+                raise ssl.SSLCertVerificationError(1, str(e)) from e
+
+
+class _ClientContext(ssl.SSLContext):
+    """Checks the URI of the server's certificate besides authority and address."""
+
+    sslobject_class = _CheckedObject
+    expected: str = ""
+
+
+def unverified_context() -> ssl.SSLContext:
+    """Return a context that believes anybody: only to fetch what is then compared with a pin."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def pinned_context(ca_pem: str, expected: str) -> ssl.SSLContext:
+    """Return a client context that trusts one authority, and there only `expected`.
+
+    `expected` is the path of the server's identity, such as `/host/vm1`; the certificate
+    must also be valid for the address that was called.
+    """
+    context = _ClientContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.expected = expected
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    context.load_verify_locations(cadata=ca_pem)
+    return context
+
+
+def client_context(credential: Credential, expected: str) -> ssl.SSLContext:
+    """Return a context to call `expected` as the holder of the credential."""
+    context = pinned_context(credential.ca_pem, expected)
+    install(context, credential)
+    return context
+
+
+def server_context(credential: Credential, *, require_client: bool) -> ssl.SSLContext:
+    """Return a context to serve as the holder; only clients of the same authority get in.
+
+    With `require_client` false a client may come without a certificate (a host that joins
+    has none yet), but none that comes with a bad one.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED if require_client else ssl.CERT_OPTIONAL
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.load_verify_locations(cadata=credential.ca_pem)
+    install(context, credential)
+    return context
+
+
+def install(context: ssl.SSLContext, credential: Credential) -> None:
+    """Put key and certificate into a context, also into one that is in use.
+
+    The library reads them from a file only; they are handed over in one that has no name,
+    so that the key is on no second disk block. Raises `ConfigError` if they do not match.
+    """
+    fd = os.memfd_create("credential", os.MFD_CLOEXEC)
+    try:
+        text = f"{credential.key_pem}\n{credential.certificate_pem}".encode()
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(text)
+        context.load_cert_chain(f"/proc/self/fd/{fd}")
+    except ssl.SSLError as e:
+        raise ConfigError(
+            f"the key and the certificate of {credential.name} cannot be used: {e}"
+        ) from e
+    finally:
+        os.close(fd)
