@@ -1,0 +1,47 @@
+"""The knobs of the schedulers and their defaults; a section of the program's configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How fast things are noticed and how much may happen at once. Times in seconds."""
+
+    down_after_s: Positive = 10.0
+    """A machine that did not answer for this long is down and its tasks move."""
+    poll_wait_s: Positive = 3.0
+    """How long an agent may hold a request for events; below `down_after_s`, because the
+    answer is also the sign of life."""
+    poll_retry_s: Positive = 1.0
+    """Pause after a poll that failed."""
+    call_timeout_s: Positive = 10.0
+    """For one call to an agent, the fetching of images excepted."""
+    brake_share: Annotated[float, Meta(gt=0, le=1)] = 0.4
+    """More machines than this share (and more than one) silent at once: perhaps it is this
+    process that is cut off, so nothing moves …"""
+    partition_grace_s: Positive = 300.0
+    """… until they were silent for this long."""
+    brake_window_s: Positive = 60.0
+    """Losses this close to each other count as simultaneous."""
+    reboot_grace_s: Positive = 300.0
+    """A machine that reboots for its profile may be silent this long."""
+    resync_s: Positive = 30.0
+    """Every job is looked at this often even if nothing happened."""
+    retry_s: Positive = 2.0
+    """Pause after a command that an agent refused; doubles up to a minute."""
+    give_back_after_s: Annotated[float, Meta(ge=0)] = 60.0
+    """A machine that is empty and not needed goes back to the free pool after this long."""
+    quarantine_s: Positive = 600.0
+    """A machine that failed to reach a profile is not tried for it again before this."""
+    destructive_per_s: Positive = 10.0
+    """Stops and restarts that may be sent per second, over all machines …"""
+    destructive_burst: Annotated[int, Meta(ge=1)] = 20
+    """… after at most this many at once."""
+    concurrent_calls: Annotated[int, Meta(ge=1)] = 64
+    """Calls to agents that may be in flight together."""

@@ -1,0 +1,118 @@
+"""The interface of a store, and the values that cross it.
+
+A store is a map from keys to bytes with one revision counter: each transaction that
+changes something raises it by one, and every entry remembers the revision that wrote it
+last. That is the common ground of SQLite and etcd (docs/adr/0006-one-store-protocol.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from agent.errors import TwineError
+
+
+class Compacted(TwineError):
+    """The history that a watch asks for is gone: list again, and watch from there."""
+
+    code = "compacted"
+    status = 410
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key as it is now."""
+
+    key: str
+    value: bytes
+    revision: int
+    """The transaction that wrote it last; 0 never occurs and means "must not exist"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All keys below a prefix, in order, as they were together at one revision."""
+
+    revision: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a key."""
+
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a key; one that does not exist is no error."""
+
+    key: str
+
+
+Operation = Put | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one transaction did to one key."""
+
+    key: str
+    value: bytes | None
+    """None: it was removed."""
+    revision: int
+
+
+class Store(Protocol):
+    """What every engine offers. `async with` opens it, and opening it again is a restart."""
+
+    async def __aenter__(self) -> Self:
+        """Take sole ownership, recover, and raise the epoch; `Busy` if another has it."""
+        ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Finish what was accepted, and give ownership up."""
+        ...
+
+    def epoch(self) -> int:
+        """Return the leadership term: it rises by one each time the store is opened."""
+        ...
+
+    async def get(self, key: str) -> Entry | None:
+        """Return the entry of a key, if there is one."""
+        ...
+
+    async def list(self, prefix: str) -> Listing:
+        """Return all keys that start with `prefix`, in order, at one revision."""
+        ...
+
+    async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+        """Carry out all operations if all compared keys have the expected revisions.
+
+        0 stands for "must not exist". Returns the new revision once the change would
+        survive a crash, or raises `Conflict` with nothing changed. At most one operation
+        per key.
+        """
+        ...
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Change]:
+        """Yield every change after `from_revision`, in order, for ever.
+
+        Raises `Compacted` when that part of the history is gone, also in the middle if
+        the reader falls behind further than the history is kept.
+        """
+        ...
+
+    async def compact(self, revision: int) -> None:
+        """Forget the history up to a revision; the entries themselves stay."""
+        ...
