@@ -13,6 +13,7 @@ import random
 import re
 import ssl
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ class HostIdentity:
         """Read nothing yet."""
         self._path = folder / "identity.json"
         self._clock = clock
-        self._contexts: list[ssl.SSLContext] = []
+        self._contexts: weakref.WeakSet[ssl.SSLContext] = weakref.WeakSet()
 
     def find(self) -> Identity | None:
         """Return who this host is, None before it joined; `ConfigError` if unreadable."""
@@ -212,7 +213,7 @@ class HostIdentity:
         tls.save(credential, self._path)
 
     def _followed(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        self._contexts.append(context)
+        self._contexts.add(context)
         return context
 
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from agent.errors import FieldError, InvalidInput
+from agent.wire.violations import violations
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
@@ -53,15 +54,20 @@ class Route:
 
 
 def decode_json(data: bytes, kind: Any, what: str) -> Any:
-    """Return `data` as `kind`, or raise `InvalidInput` that names the field and the reason."""
+    """Return `data` as `kind`, or raise `InvalidInput` with every field that is wrong."""
     try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as e:
-        reason, _, where = str(e).partition(" - at `")
-        field = where.rstrip("`").removeprefix("$").lstrip(".") or "(whole)"
-        raise InvalidInput(
-            f"{what} is not valid: {field}: {reason}",
-            errors=(FieldError(field=field, reason=reason),),
-        ) from e
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.ValidationError as e:
+            raise invalid(violations(msgspec.json.decode(data), kind), what) from e
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise InvalidInput(f"{what} is not JSON: {e}") from e
+
+
+def invalid(errors: list[FieldError], what: str) -> InvalidInput:
+    """Return the error of a document that breaks these rules."""
+    first = errors[0] if errors else FieldError(field="(whole)", reason="not valid")
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return InvalidInput(
+        f"{what} is not valid: {first.field}: {first.reason}{more}", errors=tuple(errors)
+    )

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 20
 """Of a request that is not a stream. A job file is a few KiB."""
+READER_CHECK_S = 5.0
+"""How long a stream that has nothing to say (a quiet log) outlives its reader at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Peer:
     """URI SAN of the certificate, or `local:<uid>` on the unix socket."""
     role: str
     """`local`, or what stands behind the trust domain: `component`, `host`, `user`, …"""
+    address: str = ""
+    """IP address it calls from; empty on a unix socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +142,55 @@ async def _decode(route: Route, request: web.Request, peer: Peer) -> Call:
 
 
 async def _stream(request: web.Request, chunks: AsyncIterator[bytes]) -> web.StreamResponse:
+    """Answer in chunks. What fails before the first one is a problem document like any other;
+    a stream that breaks later ends without its end mark, so that the reader can tell.
+    """
     response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
-    await response.prepare(request)
     try:
-        async for chunk in chunks:
+        async for chunk in _while_connected(request, chunks):
+            if not response.prepared:
+                await response.prepare(request)
             await response.write(chunk)
-    except (ConnectionResetError, asyncio.CancelledError):
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write_eof()
+    except ConnectionError:
         log.debug("the reader of a stream went away", extra={"path": request.path})
-        raise
+    except Exception as e:
+        if not response.prepared:
+            raise
+        log.warning("a stream broke off", extra={"path": request.path, "reason": str(e)})
+        if request.transport is not None:
+            request.transport.abort()
+    return response
+
+
+async def _while_connected(
+    request: web.Request, chunks: AsyncIterator[bytes]
+) -> AsyncIterator[bytes]:
+    """Yield the chunks until there are no more, or nobody is there to read them."""
+    try:
+        while True:
+            waiting = asyncio.ensure_future(anext(chunks))
+            try:
+                while not (await asyncio.wait({waiting}, timeout=READER_CHECK_S))[0]:
+                    if request.transport is None or request.transport.is_closing():
+                        return
+                yield waiting.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                await _cancelled(waiting)
     finally:
         close = getattr(chunks, "aclose", None)
         if close is not None:
             await close()
-    await response.write_eof()
-    return response
+
+
+async def _cancelled(future: asyncio.Future[bytes]) -> None:
+    if not future.done():
+        future.cancel()
+        await asyncio.wait({future})
 
 
 @web.middleware

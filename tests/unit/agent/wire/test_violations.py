@@ -1,0 +1,114 @@
+"""All errors of a document at once (FE4), with the decoder as the only judge."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Meta
+
+from agent.api import TaskSpec
+from agent.errors import InvalidInput
+from agent.wire.routes import decode_json
+from agent.wire.violations import MAX_ERRORS, violations
+
+GOOD = {"image": "sha256:" + "a" * 64, "command": ["/bin/true"]}
+
+
+def fields(value: Any, kind: Any = TaskSpec) -> dict[str, str]:
+    return {e.field: e.reason for e in violations(value, kind)}
+
+
+def test_a_good_document_has_no_violations() -> None:
+    assert violations(GOOD, TaskSpec) == []
+
+
+def test_every_violation_is_listed_with_its_field() -> None:
+    bad = {
+        "command": [],
+        "environment": {"1BAD": "x", "OK": 3},
+        "limits": {"cpu_weight": 0, "colour": "red", "memory_max_bytes": "big"},
+        "probe": {"path": "no-slash"},
+        "stop_timeout_s": -1,
+    }
+    found = fields(bad)
+    assert set(found) == {
+        "image",
+        "command",
+        "environment.1BAD",
+        "environment.OK",
+        "limits.cpu_weight",
+        "limits.colour",
+        "limits.memory_max_bytes",
+        "probe.port",
+        "probe.path",
+        "stop_timeout_s",
+    }
+    assert found["image"] == "missing"
+    assert "cpu_weight" in found["limits.colour"]
+
+
+def test_the_length_of_a_list_and_its_items_are_both_reported() -> None:
+    kind = Annotated[list[Annotated[int, Meta(ge=1)]], Meta(max_length=2)]
+    assert set(fields([0, 1, 2], kind)) == {"(whole)", "[0]"}
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [], [GOOD]])
+def test_a_document_that_is_no_object_is_one_violation(value: Any) -> None:
+    assert list(fields(value)) == ["(whole)"]
+
+
+def test_a_thousand_errors_are_cut_to_a_readable_number() -> None:
+    assert len(violations([0] * 1000, list[str])) == MAX_ERRORS
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from([*TaskSpec.__struct_fields__, "cpu_weight", "port", "x"]),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(VALUES)
+def test_there_are_violations_exactly_where_the_decoder_refuses(value: Any) -> None:
+    try:
+        msgspec.convert(value, TaskSpec)
+        refused = False
+    except msgspec.ValidationError:
+        refused = True
+    assert bool(violations(value, TaskSpec)) is refused
+
+
+@given(st.binary(max_size=200))
+def test_bytes_decode_or_are_refused_as_invalid_input(data: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        decode_json(data, TaskSpec, "the body")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"NaN",
+        b"[" * 100_000,
+        b'{"command":' * 50_000,
+        b'{"image":1e999}',
+        b'{"image":"\\ud800"}',
+        b"\xff\xfe{\x00}\x00",
+        b'{"generation":1' + b"0" * 5000 + b"}",
+        b'{"image":3} trailing',
+    ],
+)
+def test_hostile_json_is_invalid_input(data: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        decode_json(data, TaskSpec, "the body")
