@@ -1,0 +1,62 @@
+"""The cache of what is slow to make: named by the hash of its recipe, safe to delete."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+KEPT = 4
+Say = Callable[[str], None]
+
+
+def cache_root() -> Path:
+    """Return the folder of built images; deleting it costs a rebuild and nothing else."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "twine-lab"
+
+
+def recipe_key(files: Iterable[Path], *extra: str) -> str:
+    """Return 12 hex digits that change when a file, its name or an extra string does."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{file.name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
+    for text in extra:
+        digest.update(f"{text}\0".encode())
+    return digest.hexdigest()[:12]
+
+
+@contextmanager
+def partial_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder that takes its final name only when it is complete."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial.rename(folder)
+
+
+@contextmanager
+def lock(cache: Path, say: Say) -> Iterator[None]:
+    """Let one build at a time write to the cache."""
+    with (cache / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("image: waiting for another build to finish")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def keep_newest(cache: Path, pattern: str) -> None:
+    """Delete all but the newest few entries that match the pattern."""
+    found = sorted(cache.glob(pattern), key=lambda p: p.stat().st_mtime, reverse=True)
+    for old in found[KEPT:]:
+        if old.is_dir():
+            shutil.rmtree(old)
+        else:
+            old.unlink()

@@ -1,0 +1,234 @@
+"""The `twine-lab` command."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import click
+import msgspec
+
+from vm_lab.errors import LabError
+from vm_lab.image.build import VARIANTS, build_image, pack_box
+from vm_lab.lab import Lab, UpOptions
+from vm_lab.progress import Progress
+from vm_lab.state import require_root
+from vm_lab.status import lab_status, status_table
+from vm_lab.vagrant import Vagrant
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FREE_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Real machines to try Twine on, in a network namespace of their own."""
+
+
+def timed(function: Callable[P, T]) -> Callable[P, T]:
+    """Run the command as root, say how long it took, and print failures with their hint."""
+
+    @wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        progress = Progress()
+        try:
+            require_root()
+            result = function(*args, **kwargs)
+        except LabError as e:
+            click.echo(f"twine-lab: {e}", err=True)
+            if e.hint:
+                click.echo(f"hint: {e.hint}", err=True)
+            sys.exit(e.exit_code)
+        progress.say("done")
+        return result
+
+    return wrapper
+
+
+def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option that tells labs apart."""
+    return click.option(
+        "--name", default="lab", envvar="TWINE_LAB_NAME", show_default=True, help="Which lab."
+    )(function)
+
+
+@main.command()
+@name_option
+@click.option("--count", type=click.IntRange(min=1), help="Number of machines.")
+@click.option("--cpus", type=click.IntRange(min=1), help="CPUs of each, in one socket.")
+@click.option("--memory-mib", type=click.IntRange(min=512), help="Memory of each.")
+@click.option("--variant", type=click.Choice(VARIANTS), default="base", show_default=True)
+@click.option("--bare", is_flag=True, help="Machines only: no control plane, nobody joins.")
+@click.option("--no-project", is_flag=True, help="Boot an image without this project in it.")
+@timed
+def up(
+    name: str,
+    count: int | None,
+    cpus: int | None,
+    memory_mib: int | None,
+    variant: str,
+    bare: bool,
+    no_project: bool,
+) -> None:
+    """Build the image if needed, boot the machines, start the control plane, join them.
+
+    Can be repeated: what stands already stays.
+    """
+    options = UpOptions(count, cpus, memory_mib, variant, bare or no_project, not no_project)
+    Lab(name, Progress()).up(options)
+
+
+@main.command()
+@name_option
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
+@timed
+def status(name: str, output: str) -> None:
+    """Show what runs, where it stands, and how to reach it."""
+    found = lab_status(Lab(name, Progress()))
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        click.echo(status_table(found))
+
+
+@main.command(context_settings=FREE_ARGS)
+@name_option
+@click.argument("machine")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def ssh(name: str, machine: str, command: Sequence[str]) -> None:
+    """Open a shell on a machine, or run one command there."""
+    lab = Lab(name, Progress())
+    line = " ".join(_without_dashes(command)) or None
+    _become(lab, lambda: lab.guests.command(lab.machine(machine), line))
+
+
+@main.command("exec", context_settings=FREE_ARGS)
+@name_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_(name: str, command: Sequence[str]) -> None:
+    """Run a command on this host inside the lab's network, curl for instance."""
+    lab = Lab(name, Progress())
+    _become(lab, lambda: lab.sandbox.command(_without_dashes(command)))
+
+
+@main.command(context_settings=FREE_ARGS)
+@name_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def vagrant(name: str, command: Sequence[str]) -> None:
+    """Run any vagrant command on the lab's machines."""
+    lab = Lab(name, Progress())
+    try:
+        record = lab.paths.get_record()
+        status = Vagrant(lab.sandbox, lab.topology, record).interactive(*_without_dashes(command))
+    except LabError as e:
+        raise click.ClickException(str(e)) from e
+    sys.exit(status)
+
+
+@main.command()
+@name_option
+@timed
+def push(name: str) -> None:
+    """Install the working tree in every running machine, restarting agents that run."""
+    Lab(name, Progress()).push()
+
+
+@main.command()
+@name_option
+@click.argument("machine")
+@timed
+def power_off(name: str, machine: str) -> None:
+    """Cut a machine's power."""
+    Lab(name, Progress()).power_off(machine)
+
+
+@main.command()
+@name_option
+@click.argument("machine")
+@timed
+def power_on(name: str, machine: str) -> None:
+    """Start a machine from the disk it had; return once ssh answers."""
+    Lab(name, Progress()).power_on(machine)
+
+
+@main.command()
+@name_option
+@click.argument("machine")
+@click.option("--heal", is_flag=True, help="Plug it in again.")
+@timed
+def partition(name: str, machine: str, heal: bool) -> None:
+    """Unplug a machine from the network: it runs on, in silence."""
+    Lab(name, Progress()).partition(machine, heal=heal)
+
+
+@main.command()
+@name_option
+@click.argument("snapshot")
+@timed
+def snapshot(name: str, snapshot: str) -> None:
+    """Save all machines, memory included, and the control plane's state."""
+    Lab(name, Progress()).snapshot(snapshot)
+
+
+@main.command()
+@name_option
+@click.argument("snapshot")
+@timed
+def restore(name: str, snapshot: str) -> None:
+    """Bring all machines and the control plane back to a snapshot."""
+    Lab(name, Progress()).restore(snapshot)
+
+
+@main.command()
+@name_option
+@timed
+def down(name: str) -> None:
+    """Take the lab away and check that nothing of it is left."""
+    checks = Lab(name, Progress()).down()
+    for check in checks:
+        click.echo(f"{check.kind}: {', '.join(check.found) or 'none'}")
+    if any(check.found for check in checks):
+        raise LabError(f"something of lab {name!r} is left, see above")
+
+
+@main.group()
+def image() -> None:
+    """Build what the lab boots and runs."""
+
+
+@image.command("build")
+@click.option("--variant", type=click.Choice(VARIANTS), default="base", show_default=True)
+@click.option("--no-project", is_flag=True, help="Leave this project out.")
+@click.option("--box", is_flag=True, help="Also pack a .box file, for `vagrant up` by hand.")
+@timed
+def build(variant: str, no_project: bool, box: bool) -> None:
+    """Build the machines' image and print its folder."""
+    progress = Progress()
+    built = build_image(variant, progress.say, project=not no_project)
+    if box:
+        with progress.step("packing the box"):
+            pack_box(built)
+    click.echo(built.folder)
+
+
+def _without_dashes(words: Sequence[str]) -> Sequence[str]:
+    """Return the words without the "--" that may separate them from our own."""
+    return words[1:] if words and words[0] == "--" else words
+
+
+def _become(lab: Lab, command: Callable[[], list[str]]) -> None:
+    """Run the command on this terminal and end with its status."""
+    try:
+        require_root()
+        argv = command()
+    except LabError as e:
+        raise click.ClickException(f"{e}\nhint: {e.hint}" if e.hint else str(e)) from e
+    lab.paths.ssh.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sys.exit(subprocess.run(argv, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The lab's control plane, and joining machines to it."""
+
+import http.client
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from vm_lab.errors import LabError
+from vm_lab.guests import Guests
+from vm_lab.sandbox import Sandbox
+from vm_lab.state import find_process, process_ref
+from vm_lab.topology import Machine, Topology
+
+
+class ControlPlane:
+    """The control plane of one lab: a process on the host, in the lab's network."""
+
+    def __init__(self, sandbox: Sandbox, topology: Topology) -> None:
+        self.sandbox = sandbox
+        self.paths = sandbox.paths
+        self.topology = topology
+
+    @property
+    def url(self) -> str:
+        """Return where machines reach it."""
+        return f"https://{self.topology.host_address}:{self.topology.control_plane_port}"
+
+    @property
+    def endpoint(self) -> str:
+        """Return what `twinectl --endpoint` takes."""
+        return f"unix:{self.paths.control_plane_socket}"
+
+    def pid(self) -> int | None:
+        """Return its process, or None when it does not run."""
+        return find_process(self.paths.control_plane)
+
+    def start(self, timeout_s: float = 30) -> None:
+        """Start it unless it runs, and return once it says that it is ready."""
+        if self.pid() is None:
+            self.paths.control_plane_state.mkdir(exist_ok=True, mode=0o700)
+            self.paths.control_plane_socket.unlink(missing_ok=True)
+            listen = f"{self.topology.host_address}:{self.topology.control_plane_port}"
+            argv: list[str | Path] = [
+                *(program("twine-control-plane"), "serve"),
+                *("--state", self.paths.control_plane_state),
+                *("--listen", listen, "--socket", self.paths.control_plane_socket),
+            ]
+            pid = self.sandbox.spawn(argv, self.paths.control_plane_log)
+            self.paths.save(self.paths.control_plane, process_ref(pid))
+        deadline = time.monotonic() + timeout_s
+        while not is_ready(self.paths.control_plane_socket):
+            if self.pid() is None or time.monotonic() > deadline:
+                raise LabError(
+                    f"the control plane is not ready after {timeout_s:g} s: {self._last_words()}",
+                    hint=f"see {self.paths.control_plane_log}",
+                )
+            time.sleep(0.1)
+
+    def stop(self, patience_s: float = 15) -> None:
+        """End it, and return once it is gone."""
+        deadline = time.monotonic() + patience_s
+        asked = False
+        while (pid := self.pid()) is not None:
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            elif not asked:
+                os.kill(pid, signal.SIGTERM)
+                asked = True
+            time.sleep(0.05)
+        self.paths.control_plane.unlink(missing_ok=True)
+
+    def twinectl(self, *args: str) -> object:
+        """Return the JSON that a twinectl command prints."""
+        argv = [str(program("twinectl")), "--endpoint", self.endpoint, *args, "-o", "json"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode != 0:
+            raise LabError(f"`twinectl {' '.join(args)}` failed: {done.stderr.strip()}")
+        return json.loads(done.stdout)
+
+    def machine_states(self) -> dict[str, str]:
+        """Return what the control plane calls each machine it knows."""
+        return machine_states(self.twinectl("machine", "list"))
+
+    def ready_machines(self) -> set[str]:
+        """Return the names of the machines that the control plane calls ready."""
+        return {name for name, state in self.machine_states().items() if state == "ready"}
+
+    def join(self, machine: Machine, guests: Guests) -> None:
+        """Make the machine a member and start its agent."""
+        token = self.twinectl("token", "create", "--host", machine.name)
+        if not isinstance(token, dict) or not {"token", "ca_hash"} <= token.keys():
+            raise LabError(f"twinectl made no token for {machine.name}: {token!r}")
+        words = [
+            *("twine-agent", "join", self.url),
+            *("--token", str(token["token"]), "--ca-hash", str(token["ca_hash"])),
+            *("--region", self.topology.region, "--datacenter", machine.datacenter),
+            *("--msb", machine.msb, "--row", machine.row, "--rack", machine.rack),
+            *("--machine-type", machine.type),
+            *("--address", f"{machine.address}:{self.topology.agent_port}"),
+        ]
+        guests.run(machine, f"{shlex.join(words)} && systemctl enable --now --no-block twine-agent")
+
+    def save(self, into: Path) -> None:
+        """Copy its state; it must not be running."""
+        shutil.rmtree(into, ignore_errors=True)
+        shutil.copytree(self.paths.control_plane_state, into)
+
+    def load(self, source: Path) -> None:
+        """Replace its state by a copy made with `save`; it must not be running."""
+        shutil.rmtree(self.paths.control_plane_state, ignore_errors=True)
+        shutil.copytree(source, self.paths.control_plane_state)
+
+    def _last_words(self) -> str:
+        try:
+            lines = self.paths.control_plane_log.read_text(errors="replace").strip().splitlines()
+        except FileNotFoundError:
+            lines = []
+        return lines[-1] if lines else "it said nothing"
+
+
+def program(name: str) -> Path:
+    """Return a program of the environment that this one runs in."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise LabError(f"there is no {path}", hint="install the project in this environment")
+    return path
+
+
+def machine_states(listed: object) -> dict[str, str]:
+    """Return name → state from `twinectl machine list -o json`."""
+    rows = listed.get("machines", []) if isinstance(listed, dict) else listed
+    if not isinstance(rows, list):
+        raise LabError(f"twinectl machine list printed no list: {listed!r}")
+    return {str(row.get("name") or row.get("host")): str(row.get("state")) for row in rows}
+
+
+def is_ready(path: Path) -> bool:
+    """Say whether GET /readyz on a unix socket answers 200."""
+
+    class UnixConnection(http.client.HTTPConnection):
+        def connect(self) -> None:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(5)
+            self.sock.connect(str(path))
+
+    connection = UnixConnection("localhost")
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

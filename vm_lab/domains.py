@@ -1,0 +1,83 @@
+"""Power, snapshots and network links of the VMs, through virsh."""
+
+from vm_lab.errors import LabError
+from vm_lab.sandbox import BRIDGE, Sandbox
+
+
+class Domains:
+    """The VMs of one lab as libvirt sees them; a VM's domain has the machine's name."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+
+    def virsh(self, *args: str, timeout_s: float = 60) -> str:
+        """Return what virsh printed."""
+        return self.sandbox.run(["virsh", *args], mounts=True, timeout_s=timeout_s)
+
+    def power(self) -> dict[str, str]:
+        """Return libvirt's state of each defined VM, such as "running" or "shut off"."""
+        return parse_list(self.virsh("list", "--all"))
+
+    def power_off(self, name: str) -> None:
+        """Cut the power: nothing in the guest gets to say goodbye."""
+        self.virsh("destroy", name)
+
+    def power_on(self, name: str) -> None:
+        """Start the VM again from the disk it had."""
+        self.virsh("start", name)
+
+    def suspend(self, name: str) -> None:
+        """Stop the VM's processor."""
+        self.virsh("suspend", name)
+
+    def resume(self, name: str) -> None:
+        """Let the VM's processor go on."""
+        self.virsh("resume", name)
+
+    def snapshot(self, name: str, snapshot: str) -> None:
+        """Save memory and disk inside the VM's qcow2 file."""
+        self.virsh("snapshot-create-as", name, snapshot, "--atomic", timeout_s=120)
+
+    def has_snapshot(self, name: str, snapshot: str) -> bool:
+        """Say whether the VM has a snapshot of that name."""
+        return snapshot in self.virsh("snapshot-list", name, "--name").split()
+
+    def delete_snapshot(self, name: str, snapshot: str) -> None:
+        """Drop a snapshot."""
+        self.virsh("snapshot-delete", name, snapshot)
+
+    def restore(self, name: str, snapshot: str) -> None:
+        """Bring memory and disk back to the snapshot, and let the VM run."""
+        self.virsh("snapshot-revert", name, snapshot, "--running", "--force", timeout_s=120)
+
+    def tap(self, name: str) -> str:
+        """Return the host's side of the VM's network link; a VM that is off has none."""
+        taps = parse_iflist(self.virsh("domiflist", name))
+        if not taps:
+            raise LabError(f"{name} has no network link: is it off?")
+        return taps[0]
+
+    def connected(self, name: str) -> bool:
+        """Say whether the VM's link is plugged into the lab's bridge."""
+        link = self.sandbox.run(["ip", "-o", "link", "show", "dev", self.tap(name)])
+        return f"master {BRIDGE}" in link
+
+    def disconnect(self, name: str) -> None:
+        """Unplug the VM from the bridge; the guest sees silence, not a lost carrier."""
+        self.sandbox.run(["ip", "link", "set", "dev", self.tap(name), "nomaster"])
+
+    def connect(self, name: str) -> None:
+        """Plug the VM into the bridge again."""
+        self.sandbox.run(["ip", "link", "set", "dev", self.tap(name), "master", BRIDGE])
+
+
+def parse_list(text: str) -> dict[str, str]:
+    """Return name → state from `virsh list --all`."""
+    rows = (line.split(maxsplit=2) for line in text.splitlines()[2:])
+    return {row[1]: row[2].strip() for row in rows if len(row) == 3}
+
+
+def parse_iflist(text: str) -> list[str]:
+    """Return the interfaces from `virsh domiflist`; "-" stands for none."""
+    rows = (line.split() for line in text.splitlines()[2:])
+    return [row[0] for row in rows if row and row[0] != "-"]

@@ -1,0 +1,9 @@
+"""What goes wrong in the lab, said with what to try."""
+
+from agent.errors import TwineError
+
+
+class LabError(TwineError):
+    """The lab cannot do what was asked; a bug is anything else."""
+
+    code = "lab"

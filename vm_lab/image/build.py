@@ -1,0 +1,185 @@
+"""The guest's image in four cached layers, each named by the hash of what makes it.
+
+base      Debian 13 on btrfs, kernel, initrd          packages and scripts beside this file
+deps      virtual environment with the wheels needed   base + the project's requirements
+project   the project's wheel, installed               deps + the wheel
+image     disk for vagrant = base + deps + project
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from vm_lab import wheel as wheels
+from vm_lab.cache import Say, cache_root, keep_newest, lock, partial_folder, recipe_key
+from vm_lab.errors import LabError
+from vm_lab.image.initrd import build_initrd
+
+RECIPE = Path(__file__).resolve().parent
+VARIANTS = ("base", "bench")
+BUSYBOX = Path("/bin/busybox")
+DISK_GIB = 8  # as in base.sh
+BOX_METADATA = {"provider": "libvirt", "format": "qcow2", "virtual_size": DISK_GIB}
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A built image: a vagrant box's content, with the kernel to boot it beside it."""
+
+    folder: Path
+    deps_layer: Path | None
+    """Tar of the virtual environment; None if the image is without the project."""
+    project_layer: Path | None
+    """Tar of the installed project; None if the image is without it."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the vagrant box."""
+        return self.folder.name
+
+    @property
+    def disk(self) -> Path:
+        """Return the disk, a qcow2 file without a partition table."""
+        return self.folder / "box.img"
+
+    @property
+    def kernel(self) -> Path:
+        """Return the kernel, for direct boot."""
+        return self.folder / "vmlinuz"
+
+    @property
+    def initrd(self) -> Path:
+        """Return the initrd, for direct boot."""
+        return self.folder / "initrd"
+
+
+def guest_packages(variant: str) -> list[str]:
+    """Return the Debian packages of a variant of the guest."""
+    files = ["packages-base.txt"]
+    if variant != "base":
+        files.append(f"packages-{variant}.txt")
+    lines = [line for name in files for line in (RECIPE / name).read_text().splitlines()]
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def build_image(variant: str, say: Say, *, project: bool = True, disk: bool = True) -> Image:
+    """Return the image of the working tree, building the layers that are not cached.
+
+    Without `disk` the layers are not put together, which is enough for a push.
+    """
+    if variant not in VARIANTS:
+        raise LabError(f"no image variant {variant!r}", hint=f"variants are: {' '.join(VARIANTS)}")
+    cache = cache_root()
+    cache.mkdir(parents=True, exist_ok=True)
+    with lock(cache, say), tempfile.TemporaryDirectory(prefix="twine-lab-") as temporary:
+        base = _base_layer(cache, variant, say)
+        deps = project_layer = None
+        if project:
+            wheel = wheels.build_wheel(Path(temporary))
+            deps = _deps_layer(cache, base, wheel, say)
+            project_layer = _project_layer(cache, base, deps, wheel, say)
+        layers = [layer for layer in (deps, project_layer) if layer is not None]
+        folder = _disk(cache, variant, base, layers, say) if disk else base
+        _prune(cache)
+        return Image(folder, deps, project_layer)
+
+
+def _base_layer(cache: Path, variant: str, say: Say) -> Path:
+    names = ("base.sh", "customize.sh", "init.sh", "initrd.py", "packages-base.txt")
+    files = [RECIPE / name for name in names]
+    key = recipe_key(files, *guest_packages(variant))
+    folder = cache / f"base-{variant}-{key}"
+    if folder.exists():
+        return folder
+    with partial_folder(folder) as partial:
+        say(f"image: building the {variant} layer, Debian 13 (about a minute)")
+        _run("base.sh", partial, RECIPE, ",".join(guest_packages(variant)), say=say)
+        say("image: building the initrd")
+        build_initrd(partial / "modules", RECIPE / "init.sh", BUSYBOX, partial / "initrd")
+        shutil.rmtree(partial / "modules")
+    return folder
+
+
+def _deps_layer(cache: Path, base: Path, wheel: Path, say: Say) -> Path:
+    requirements = wheels.host_requirements(wheel)
+    key = recipe_key([RECIPE / "project.sh"], base.name, *requirements)
+    layer = cache / f"deps-{key}.tar"
+    if not layer.exists():
+        say(f"image: fetching and installing what the agent needs: {', '.join(requirements)}")
+        fetched = cache / f"wheels-{key}"
+        with partial_folder(fetched) as partial:
+            wheels.fetch_wheels(requirements, partial)
+        _run("project.sh", base / "base.raw", fetched, layer, say=say)
+    return layer
+
+
+def _project_layer(cache: Path, base: Path, deps: Path, wheel: Path, say: Say) -> Path:
+    key = recipe_key([wheel, RECIPE / "project.sh"], deps.name)
+    layer = cache / f"project-{key}.tar"
+    if not layer.exists():
+        say("image: installing the project's wheel")
+        _run("project.sh", base / "base.raw", wheel.parent, layer, deps, say=say)
+    return layer
+
+
+def _disk(cache: Path, variant: str, base: Path, layers: list[Path], say: Say) -> Path:
+    """Return the folder of the bootable image made of the layers."""
+    key = recipe_key([RECIPE / "disk.sh"], base.name, *(layer.name for layer in layers))
+    folder = cache / f"twine-{variant}-{key}"
+    if not folder.exists():
+        say("image: putting the layers together")
+        with partial_folder(folder) as partial:
+            _run("disk.sh", base / "base.raw", partial / "box.img", *layers, say=say)
+            os.link(base / "vmlinuz", partial / "vmlinuz")
+            os.link(base / "initrd", partial / "initrd")
+            (partial / "metadata.json").write_bytes(msgspec.json.encode(BOX_METADATA))
+            (partial / "Vagrantfile").write_text("# settings are in vm_lab/Vagrantfile\n")
+    os.utime(folder)
+    current = cache / f"current-{variant}"
+    current.unlink(missing_ok=True)
+    current.symlink_to(folder.name)
+    return folder
+
+
+def pack_box(image: Image) -> Path:
+    """Return the image as a `.box` file, for `vagrant up` by hand on an ordinary libvirt."""
+    box = image.folder / "twine-lab.box"
+    if not box.exists():
+        names = ["metadata.json", "Vagrantfile", "box.img"]
+        partial = box.with_suffix(".partial")
+        subprocess.run(["tar", "-C", image.folder, "-cSf", partial, *names], check=True)
+        partial.replace(box)
+    return box
+
+
+def _run(script: str, *args: Path | str, say: Say) -> None:
+    """Run a recipe in a mount namespace of its own, reporting its "step:" lines."""
+    argv = ["unshare", "--mount", "--propagation", "private", "bash", str(RECIPE / script)]
+    argv += [str(arg) for arg in args]
+    tail: list[str] = []
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step: "):
+                say(f"image: {line.removeprefix('step: ').strip()}")
+            tail = [*tail[-30:], line]
+    if process.returncode != 0:
+        raise LabError(
+            f"{script} failed with status {process.returncode}:\n{''.join(tail)}",
+            hint="needs root, the packages of vm_lab/packages.txt and a Debian mirror",
+        )
+
+
+def _prune(cache: Path) -> None:
+    """Keep the newest few of each kind; a running lab holds links to what it uses."""
+    for pattern in ("base-base-*", "base-bench-*", "twine-base-*", "twine-bench-*", "deps-*"):
+        keep_newest(cache, pattern)
+    keep_newest(cache, "wheels-*")
+    keep_newest(cache, "project-*")

@@ -1,0 +1,271 @@
+"""What each `twine-lab` command does, in order."""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from vm_lab.accel import find_accel
+from vm_lab.control import ControlPlane
+from vm_lab.domains import Domains
+from vm_lab.errors import LabError
+from vm_lab.guests import Guests, on_each
+from vm_lab.image.build import Image, build_image
+from vm_lab.leftovers import Check, check_leftovers, host_interfaces
+from vm_lab.progress import Progress
+from vm_lab.sandbox import NamespaceRecord, Sandbox, remove_mount_points, remove_tree
+from vm_lab.state import LabPaths, LabRecord
+from vm_lab.topology import Machine, read_topology
+from vm_lab.vagrant import Vagrant
+
+SSH_TIMEOUT_S = 180
+READY_TIMEOUT_S = 180
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `twine-lab up` was asked for; None means the topology's value."""
+
+    count: int | None = None
+    cpus: int | None = None
+    memory_mib: int | None = None
+    variant: str = "base"
+    bare: bool = False
+    project: bool = True
+
+
+class Lab:
+    """One lab, by name."""
+
+    def __init__(self, name: str, progress: Progress) -> None:
+        self.paths = LabPaths(name)
+        self.progress = progress
+        self.topology = read_topology()
+        self.sandbox = Sandbox(self.paths)
+        self.domains = Domains(self.sandbox)
+        self.guests = Guests(self.sandbox)
+        self.control = ControlPlane(self.sandbox, self.topology)
+
+    def machines(self) -> tuple[Machine, ...]:
+        """Return the machines this lab has."""
+        return self.topology.first(self.paths.get_record().count)
+
+    def machine(self, name: str) -> Machine:
+        """Return one of the lab's machines."""
+        machine = self.topology.get_machine(name)
+        if machine not in self.machines():
+            raise LabError(
+                f"lab {self.paths.name!r} has {len(self.machines())} machines, no {name}"
+            )
+        return machine
+
+    def up(self, options: UpOptions) -> None:
+        """Bring the lab up; what stands already stays, so it can be repeated."""
+        record = self.paths.find_record()
+        image = None
+        if record is None or self.sandbox.holder() is None:
+            image = build_image(options.variant, self.progress.say, project=options.project)
+            record = self._decide(options, image)
+        elif options.count is not None and options.count != record.count:
+            raise LabError(
+                f"lab {self.paths.name!r} has {record.count} machines, not {options.count}",
+                hint="take it down first, or give another --name",
+            )
+        machines = self.topology.first(record.count)
+        self._boot(record, image, machines)
+        if not options.bare:
+            self._start_service(machines)
+            if record.bare:
+                self.paths.save(self.paths.record, msgspec.structs.replace(record, bare=False))
+
+    def _decide(self, options: UpOptions, image: Image) -> LabRecord:
+        """Write down what the lab is, before anything of it exists."""
+        accel = find_accel(image.kernel)
+        self.progress.say(f"accelerator: {accel.name.upper()} ({accel.reason})")
+        record = LabRecord(
+            name=self.paths.name,
+            count=options.count or self.topology.vm.count,
+            cpus=options.cpus or self.topology.vm.cpus,
+            memory_mib=options.memory_mib or self.topology.vm.memory_mib,
+            variant=options.variant,
+            image=image.name,
+            accel=accel.name,
+            bare=options.bare,
+        )
+        self.topology.first(record.count)
+        self.paths.make()
+        if not self.paths.interfaces_before.exists():
+            self.paths.interfaces_before.write_bytes(msgspec.json.encode(host_interfaces()))
+        self.paths.save(self.paths.record, record)
+        return record
+
+    def _boot(self, record: LabRecord, image: Image | None, machines: Sequence[Machine]) -> None:
+        self.paths.make()
+        vagrant = Vagrant(self.sandbox, self.topology, record)
+        if image is not None:
+            vagrant.install_box(image)  # before libvirt looks at its storage pool
+        with self.progress.step("network namespace, libvirtd and network"):
+            self.sandbox.start(self.topology, machines)
+        states = self.domains.power()
+        if all(states.get(m.name) == "running" for m in machines):
+            self.progress.say(f"{len(machines)} machines are running already")
+        else:
+            what = f"{len(machines)} x {record.cpus} CPU, {record.memory_mib} MiB"
+            with self.progress.step(f"vagrant up: {what}, {record.accel.upper()}"):
+                vagrant.run("up", "--no-provision", timeout_s=900)
+        on_each(machines, lambda m: self.guests.wait_reachable(m, SSH_TIMEOUT_S))
+        self.progress.say("ssh answers on every machine")
+
+    def _start_service(self, machines: Sequence[Machine]) -> None:
+        """Start the control plane, join the machines that are not members, await all ready."""
+        with self.progress.step("control plane"):
+            self.control.start()
+        ready = self.control.ready_machines()
+        missing = [m for m in machines if m.name not in ready]
+        if missing:
+            with self.progress.step(f"joining {' '.join(m.name for m in missing)}"):
+                on_each(missing, lambda m: self.control.join(m, self.guests))
+        self.wait_ready(machines)
+        self.progress.say(f"agent ready on {len(machines)} machines")
+
+    def wait_ready(self, machines: Sequence[Machine], timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Return once the control plane calls every one of the machines ready."""
+        deadline = time.monotonic() + timeout_s
+        wanted = {m.name for m in machines}
+        while not wanted <= (ready := self.control.ready_machines()):
+            if time.monotonic() > deadline:
+                raise LabError(
+                    f"not ready after {timeout_s:g} s: {' '.join(sorted(wanted - ready))}",
+                    hint="look with `twine-lab ssh m1 -- journalctl -u twine-agent`",
+                )
+            time.sleep(0.5)
+
+    def push(self) -> None:
+        """Install the working tree in every running VM, and restart agents that run."""
+        record = self.paths.get_record()
+        image = build_image(record.variant, self.progress.say, disk=False)
+        if image.deps_layer is None or image.project_layer is None:
+            raise LabError("the image was built without the project")
+        deps, project = image.deps_layer, image.project_layer
+        states = self.domains.power()
+        running = [m for m in self.machines() if states.get(m.name) == "running"]
+
+        def push(machine: Machine) -> None:
+            said = self.guests.push(machine, deps, project)
+            self.progress.say(f"{machine.name}: {said}")
+
+        on_each(running, push)
+
+    def power_off(self, name: str) -> None:
+        """Cut the power of a VM."""
+        machine = self.machine(name)
+        self.domains.power_off(name)
+        self.guests.forget_connection(machine)
+
+    def power_on(self, name: str) -> None:
+        """Start a VM from its disk, and return once ssh answers."""
+        machine = self.machine(name)
+        self.domains.power_on(name)
+        self.guests.wait_reachable(machine, SSH_TIMEOUT_S)
+
+    def partition(self, name: str, *, heal: bool) -> None:
+        """Unplug a VM from the network, or plug it in again."""
+        machine = self.machine(name)
+        if heal:
+            self.domains.connect(name)
+        else:
+            self.domains.disconnect(name)
+        self.guests.forget_connection(machine)
+
+    def snapshot(self, name: str) -> None:
+        """Save all VMs and the control plane's state, at one moment."""
+        machines = self.machines()
+        served = self._stop_control_plane()
+        saved = self.paths.snapshots / name
+        with self._all_suspended(machines):
+            on_each(machines, lambda m: self._replace_snapshot(m.name, name))
+        shutil.rmtree(saved, ignore_errors=True)
+        saved.mkdir(parents=True)
+        if self.paths.control_plane_state.exists():
+            self.control.save(saved / "control-plane")
+        if served:
+            self.control.start()
+
+    def restore(self, name: str) -> None:
+        """Bring all VMs and the control plane back to the snapshot, clocks set to now."""
+        machines = self.machines()
+        saved = self.paths.snapshots / name
+        if not saved.is_dir():
+            known = sorted(p.name for p in self.paths.snapshots.glob("*"))
+            raise LabError(f"no snapshot {name!r}", hint=f"there are: {' '.join(known) or 'none'}")
+        served = self._stop_control_plane()
+        with self.progress.step("machines"):
+            on_each(machines, self.guests.forget_connection)
+            on_each(machines, lambda m: self.domains.restore(m.name, name))
+            on_each(machines, lambda m: self.domains.connect(m.name))
+        if (saved / "control-plane").exists():
+            self.control.load(saved / "control-plane")
+            if served or not self.paths.get_record().bare:
+                self.control.start()
+        with self.progress.step("clocks"):
+            on_each(machines, lambda m: self.guests.wait_reachable(m, 60))
+            on_each(machines, self.guests.set_clock)
+
+    def down(self) -> list[Check]:
+        """Take the lab away, and return what was looked for and what is left of it."""
+        record = self.paths.find_record()
+        inode = self._namespace_inode()
+        before = self._interfaces_before()
+        if record is not None and self.sandbox.holder() is not None:
+            with contextlib.suppress(LabError), self.progress.step("vagrant destroy"):
+                vagrant = Vagrant(self.sandbox, self.topology, record)
+                vagrant.run("destroy", "-f", timeout_s=60)
+        with self.progress.step("ending the lab's processes"):
+            self.sandbox.stop()
+        remove_tree(self.paths.run)
+        remove_tree(self.paths.state)
+        remove_mount_points(self.paths.state_root)
+        for root in (self.paths.run_root, self.paths.state_root):
+            with contextlib.suppress(OSError):
+                root.rmdir()  # only if no other lab is there
+        return check_leftovers(self.paths, inode, before)
+
+    def _stop_control_plane(self) -> bool:
+        """Stop the control plane; say whether it was running."""
+        served = self.control.pid() is not None
+        if served:
+            self.control.stop()
+        return served
+
+    @contextlib.contextmanager
+    def _all_suspended(self, machines: Sequence[Machine]) -> Iterator[None]:
+        on_each(machines, lambda m: self.domains.suspend(m.name))
+        try:
+            yield
+        finally:
+            on_each(machines, lambda m: self.domains.resume(m.name))
+
+    def _replace_snapshot(self, machine: str, snapshot: str) -> None:
+        if self.domains.has_snapshot(machine, snapshot):
+            self.domains.delete_snapshot(machine, snapshot)
+        self.domains.snapshot(machine, snapshot)
+
+    def _namespace_inode(self) -> int | None:
+        with contextlib.suppress(FileNotFoundError):
+            data = self.paths.namespace.read_bytes()
+            return msgspec.json.decode(data, type=NamespaceRecord).inode
+        return None
+
+    def _interfaces_before(self) -> list[str] | None:
+        with contextlib.suppress(FileNotFoundError):
+            return msgspec.json.decode(self.paths.interfaces_before.read_bytes(), type=list[str])
+        return None
+
+
+def list_labs(root: Path) -> list[str]:
+    """Return the names of the labs on this host."""
+    return sorted(p.name for p in root.iterdir() if p.is_dir()) if root.exists() else []

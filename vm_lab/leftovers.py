@@ -1,0 +1,97 @@
+"""What is left of a lab after `down`: every kind of thing it ever makes, looked for."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from vm_lab.cache import cache_root
+from vm_lab.sandbox import LIBVIRT_FOLDERS, processes_in_namespace
+from vm_lab.state import LabPaths
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One kind of thing that was looked for, and what was found of it."""
+
+    kind: str
+    found: tuple[str, ...]
+
+
+def host_interfaces() -> list[str]:
+    """Return the network interfaces of the host's own namespace."""
+    return sorted(entry.name for entry in Path("/sys/class/net").iterdir())
+
+
+def check_leftovers(
+    paths: LabPaths, namespace_inode: int | None, interfaces_before: list[str] | None
+) -> list[Check]:
+    """Return one check for each kind; a lab that is really gone has `found` empty in all."""
+    checks = [
+        Check("processes in its network namespace", _in_namespace(namespace_inode)),
+        Check("processes that name its folders", _naming(paths)),
+        Check("mounts", mounts_below([str(paths.state), str(paths.run)])),
+        Check("named network namespaces", _named_namespaces(paths.name)),
+        Check("loop devices on the image cache", _loop_devices()),
+        Check("files", tuple(str(p) for p in (paths.state, paths.run) if p.exists())),
+    ]
+    if interfaces_before is not None:
+        new = sorted(set(host_interfaces()) - set(interfaces_before))
+        checks.append(Check("interfaces on the host", tuple(new)))
+    if not paths.state_root.exists():  # the last lab: its mount points must be gone too
+        places = [str(place) for place in LIBVIRT_FOLDERS]
+        checks.append(Check("mounts over libvirt's folders", mounts_below(places)))
+    return checks
+
+
+def mounts_below(
+    places: list[str], mountinfo: Path = Path("/proc/self/mountinfo")
+) -> tuple[str, ...]:
+    """Return the mount points at or below the places."""
+    points = [line.split()[4] for line in mountinfo.read_text().splitlines()]
+    return tuple(p for p in points if any(p == q or p.startswith(f"{q}/") for q in places))
+
+
+def _in_namespace(inode: int | None) -> tuple[str, ...]:
+    if inode is None:
+        return ()
+    return tuple(f"{pid} ({_words(pid)})" for pid in processes_in_namespace(inode))
+
+
+def _naming(paths: LabPaths) -> tuple[str, ...]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            words = _words(int(entry.name))
+            if f"{paths.state}/" in words or f"{paths.run}/" in words:
+                found.append(f"{entry.name} ({words})")
+    return tuple(found)
+
+
+def _words(pid: int) -> str:
+    try:
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
+    except OSError:
+        return ""
+
+
+def _named_namespaces(name: str) -> tuple[str, ...]:
+    folder = Path("/run/netns")
+    if not folder.exists():
+        return ()
+    return tuple(e.name for e in folder.iterdir() if e.name == f"twine-lab-{name}")
+
+
+def _loop_devices() -> tuple[str, ...]:
+    """Return loop devices on files of the cache that no build is holding."""
+    done = subprocess.run(
+        ["losetup", "--json", "--list", "--output", "NAME,BACK-FILE"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if not done.stdout.strip():
+        return ()
+    root = str(cache_root())
+    devices = json.loads(done.stdout)["loopdevices"]
+    return tuple(d["name"] for d in devices if str(d["back-file"]).startswith(root))

@@ -1,0 +1,30 @@
+"""Says what happens while it happens, each line with the seconds since the command began."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+
+class Progress:
+    """Progress lines on stderr; results go to stdout and stay parseable."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the command began."""
+        return time.monotonic() - self._began
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        click.echo(f"[{self.elapsed_s():6.1f} s] {text}", err=True)
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        """Print what begins, and how long it took once it has succeeded."""
+        began = time.monotonic()
+        self.say(f"{text} …")
+        yield
+        self.say(f"{text}: done in {time.monotonic() - began:.1f} s")

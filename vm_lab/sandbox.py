@@ -1,0 +1,317 @@
+"""One network namespace and one mount namespace per lab, and a private libvirtd in them.
+
+A holder process keeps the namespaces; everything else enters them. Whatever runs in the
+network namespace belongs to the lab, so it can be found and ended without knowing its name.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from vm_lab.cache import cache_root
+from vm_lab.errors import LabError
+from vm_lab.state import LabPaths, find_process, process_ref
+from vm_lab.topology import Machine, Topology
+
+BRIDGE = "br-lab"
+NETWORK = "twine-lab"
+POOL = "default"
+# libvirt's fixed folders, and the lab's own ones that cover them in the mount namespace.
+LIBVIRT_FOLDERS = {
+    Path("/etc/libvirt"): "libvirt/etc",
+    Path("/var/lib/libvirt"): "libvirt/lib",
+    Path("/var/cache/libvirt"): "libvirt/cache",
+    Path("/var/log/libvirt"): "libvirt/log",
+    Path("/run/libvirt"): "libvirt/run",
+}
+
+# No daemon beside libvirtd: no polkit, no virtlogd, no cgroups, no security driver.
+QEMU_CONF = """\
+user = "root"
+group = "root"
+dynamic_ownership = 0
+remember_owner = 0
+security_driver = "none"
+cgroup_controllers = []
+namespaces = []
+stdio_handler = "file"
+"""
+LIBVIRTD_CONF = """\
+auth_unix_ro = "none"
+auth_unix_rw = "none"
+unix_sock_group = "root"
+unix_sock_rw_perms = "0700"
+host_uuid = "{host_uuid}"
+"""
+
+
+class NamespaceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Identity of the lab's network namespace, to find what is left of it."""
+
+    inode: int
+
+
+class Sandbox:
+    """The namespaces of one lab."""
+
+    def __init__(self, paths: LabPaths) -> None:
+        self.paths = paths
+
+    def holder(self) -> int | None:
+        """Return the process that keeps the namespaces, or None when the lab is down."""
+        return find_process(self.paths.holder)
+
+    def command(self, argv: Sequence[str | Path], *, mounts: bool = False) -> list[str]:
+        """Return the command that runs `argv` in the lab's network.
+
+        With `mounts` it also sees the lab's libvirt in the usual places.
+        """
+        holder = self.holder()
+        if holder is None:
+            raise LabError(
+                f"lab {self.paths.name!r} is not running", hint="start it with `twine-lab up`"
+            )
+        spaces = ["-n", "-m"] if mounts else ["-n"]
+        return ["nsenter", "-t", str(holder), *spaces, "--", *(str(arg) for arg in argv)]
+
+    def run(
+        self, argv: Sequence[str | Path], *, mounts: bool = False, timeout_s: float = 60
+    ) -> str:
+        """Return what the command printed; a failing command raises with its own words."""
+        try:
+            done = subprocess.run(
+                self.command(argv, mounts=mounts),
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired as e:
+            raise LabError(f"`{_words(argv)}` did not end within {timeout_s:g} s") from e
+        if done.returncode != 0:
+            said = (done.stderr or done.stdout).strip()
+            raise LabError(f"`{_words(argv)}` failed with status {done.returncode}: {said}")
+        return done.stdout
+
+    def spawn(self, argv: Sequence[str | Path], log: Path, *, mounts: bool = False) -> int:
+        """Start a process that outlives this command; return its number."""
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                self.command(argv, mounts=mounts),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        return process.pid
+
+    def start(self, topology: Topology, machines: Sequence[Machine]) -> None:
+        """Bring up namespaces, libvirtd, network and storage pool; what is up already stays."""
+        if self.holder() is None:
+            self._start_holder()
+        if not self._libvirtd_answers():
+            self._start_libvirtd()
+        if NETWORK not in self.run(["virsh", "net-list", "--name"], mounts=True).split():
+            self._define("net", network_xml(topology, machines))
+        if POOL not in self.run(["virsh", "pool-list", "--name"], mounts=True).split():
+            self._define("pool", pool_xml(self.paths.pool))
+
+    def processes(self) -> list[int]:
+        """Return every process in the lab's network namespace, the holder's included."""
+        try:
+            record = msgspec.json.decode(self.paths.namespace.read_bytes(), type=NamespaceRecord)
+        except FileNotFoundError:
+            return []
+        return processes_in_namespace(record.inode)
+
+    def stop(self, patience_s: float = 8) -> None:
+        """End every process of the lab; with the last one, namespaces and mounts are gone."""
+        deadline = time.monotonic() + patience_s
+        while pids := self.processes():
+            last_call = time.monotonic() > deadline
+            for pid in pids:
+                _signal(pid, signal.SIGKILL if last_call else signal.SIGTERM)
+            if time.monotonic() > deadline + 10:
+                raise LabError(f"processes {pids} of lab {self.paths.name!r} do not end")
+            time.sleep(0.2)
+
+    def _start_holder(self) -> None:
+        ready = self.paths.run / "holder-ready"
+        ready.unlink(missing_ok=True)
+        script = [
+            "set -e",
+            "ip link set lo up",
+            "mount -t sysfs sysfs /sys",  # shows this namespace's interfaces; libvirt looks there
+        ]
+        for place, name in LIBVIRT_FOLDERS.items():
+            own = self.paths.state / name
+            own.mkdir(parents=True, exist_ok=True)
+            _make_mount_point(place, self.paths.state_root)
+            script.append(f"mount --bind {own} {place}")
+        for file in self._account_files():
+            script.append(f"mount --bind {file} /etc/{file.name}")
+        script += [f"touch {ready}", "exec sleep infinity"]
+        with (self.paths.state / "holder.log").open("wb") as log:
+            process = subprocess.Popen(
+                ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c",
+                 "\n".join(script)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        _wait_until(ready.exists, 10, f"the namespaces; see {log.name}")
+        self.paths.save(self.paths.holder, process_ref(process.pid))
+        inode = Path(f"/proc/{process.pid}/ns/net").stat().st_ino
+        self.paths.save(self.paths.namespace, NamespaceRecord(inode=inode))
+
+    def _account_files(self) -> list[Path]:
+        """Write passwd and group with the names that libvirtd insists on resolving.
+
+        Debian's libvirt-daemon-system would create them on the host; here they are names
+        of root's that only the lab sees.
+        """
+        files = []
+        for name, row in (("passwd", "x:0:0::/:/bin/false"), ("group", "x:0:")):
+            file = self.paths.state / "libvirt" / name
+            known = Path("/etc", name).read_text()
+            added = "".join(
+                f"{account}:{row}\n"
+                for account in ("libvirt-qemu", "libvirt-dnsmasq")
+                if f"{account}:" not in known
+            )
+            file.write_text(known + added)
+            files.append(file)
+        return files
+
+    def _start_libvirtd(self) -> None:
+        etc = self.paths.state / LIBVIRT_FOLDERS[Path("/etc/libvirt")]
+        (etc / "qemu.conf").write_text(QEMU_CONF)
+        (etc / "libvirtd.conf").write_text(LIBVIRTD_CONF.format(host_uuid=_host_uuid()))
+        # libvirt does not make this one where the folder is ours
+        (self.paths.state / "libvirt/log/qemu").mkdir(parents=True, exist_ok=True)
+        log = self.paths.state / "libvirtd.log"
+        # What it finds out about QEMU takes it 7 s; it checks a kept answer for age itself.
+        own, kept = self.paths.state / "libvirt/cache", cache_root() / "libvirt"
+        if kept.is_dir():
+            shutil.copytree(kept, own, dirs_exist_ok=True)
+        self.spawn(["libvirtd"], log, mounts=True)
+        _wait_until(self._libvirtd_answers, 30, f"libvirtd; see {log}")
+        shutil.copytree(own, kept, dirs_exist_ok=True)
+
+    def _libvirtd_answers(self) -> bool:
+        if not (self.paths.state / "libvirt/run/libvirt-sock").exists():
+            return False
+        try:
+            self.run(["virsh", "version"], mounts=True, timeout_s=10)
+        except LabError:
+            return False
+        return True
+
+    def _define(self, kind: str, xml: str) -> None:
+        """Define and start a network ("net") or storage pool ("pool")."""
+        file = self.paths.state / f"{kind}.xml"
+        file.write_text(xml)
+        name = NETWORK if kind == "net" else POOL
+        try:
+            self.run(["virsh", f"{kind}-define", file], mounts=True)
+            self.run(["virsh", f"{kind}-start", name], mounts=True)
+        except LabError as e:
+            if "already active" not in str(e):
+                raise
+
+
+def network_xml(topology: Topology, machines: Sequence[Machine]) -> str:
+    """Return libvirt's definition of the lab's network: isolated, one fixed address per VM."""
+    hosts = "".join(f"<host mac='{m.mac}' name='{m.name}' ip='{m.address}'/>" for m in machines)
+    # No spanning tree: a port then forwards at once, which heals a partition at once.
+    return (
+        f"<network><name>{NETWORK}</name><bridge name='{BRIDGE}' stp='off' delay='0'/>"
+        f"<dns enable='no'/><ip address='{topology.host_address}' "
+        f"netmask='{topology.network.netmask}'><dhcp>"
+        f"<range start='{topology.network[200]}' end='{topology.network[250]}'/>"
+        f"{hosts}</dhcp></ip></network>\n"
+    )
+
+
+def pool_xml(folder: Path) -> str:
+    """Return libvirt's definition of the storage pool that holds the VMs' disks."""
+    return (
+        f"<pool type='dir'><name>{POOL}</name><target><path>{folder}</path>"
+        "<permissions><mode>0700</mode><owner>0</owner><group>0</group></permissions>"
+        "</target></pool>\n"
+    )
+
+
+def processes_in_namespace(inode: int) -> list[int]:
+    """Return the processes whose network namespace has that inode number."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if (entry / "ns/net").stat().st_ino == inode:
+                found.append(int(entry.name))
+        except OSError:  # it has ended, or is a zombie
+            continue
+    return found
+
+
+def remove_mount_points(state_root: Path) -> None:
+    """Remove the mount points that a lab made on the host, once no lab is left."""
+    record = state_root / "made-folders.json"
+    if not record.exists() or any(p.is_dir() for p in state_root.iterdir()):
+        return
+    for place in msgspec.json.decode(record.read_bytes(), type=list[str]):
+        if Path(place).is_dir() and not any(Path(place).iterdir()):
+            Path(place).rmdir()
+    record.unlink()
+
+
+def _make_mount_point(place: Path, state_root: Path) -> None:
+    """Make the folder if the host lacks it, and write down that it is ours to remove."""
+    if place.exists():
+        return
+    record = state_root / "made-folders.json"
+    made = msgspec.json.decode(record.read_bytes(), type=list[str]) if record.exists() else []
+    record.write_bytes(msgspec.json.encode([*made, str(place)]))
+    place.mkdir(parents=True)
+
+
+def _host_uuid() -> str:
+    """Return a UUID for libvirtd, which otherwise looks for one in DMI tables."""
+    try:
+        digits = Path("/etc/machine-id").read_text().strip()
+    except FileNotFoundError:
+        digits = ""
+    digits = digits or Path("/proc/sys/kernel/random/uuid").read_text().strip().replace("-", "")
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:32]}"
+
+
+def _wait_until(ready: object, timeout_s: float, what: str) -> None:
+    assert callable(ready)
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise LabError(f"waited {timeout_s:g} s for {what}")
+        time.sleep(0.05)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _words(argv: Sequence[str | Path]) -> str:
+    return " ".join(str(arg) for arg in argv)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a lab's folder."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,132 @@
+"""Where a lab keeps its files, and how it finds its own processes again.
+
+Everything a later command must know is on disk: a process is recorded with its start
+time, so that a number the kernel has given to somebody else is never mistaken for it.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from vm_lab.errors import LabError
+
+STATE_ROOT = Path("/var/lib/twine-lab")
+RUN_ROOT = Path("/run/twine-lab")
+
+
+class ProcessRef(msgspec.Struct, frozen=True, kw_only=True):
+    """One process, now and never another."""
+
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/PID/stat: clock ticks after boot at which it started."""
+
+
+class LabRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What this lab is, as `up` decided it."""
+
+    name: str
+    count: int
+    cpus: int
+    memory_mib: int
+    variant: str
+    """Which guest image: "base" or "bench"."""
+    image: str
+    """Name of the image, which ends in the hash of what it was built from."""
+    accel: str
+    """"kvm" or "tcg"."""
+    bare: bool
+
+
+class LabPaths:
+    """The files of one lab: state that lasts, and sockets below /run."""
+
+    def __init__(self, name: str, state_root: Path = STATE_ROOT, run_root: Path = RUN_ROOT) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,15}", name):
+            raise LabError(
+                f"{name!r} cannot name a lab",
+                hint="use up to 16 lower-case letters, digits and dashes, a letter first",
+            )
+        self.name = name
+        self.state_root = state_root
+        self.run_root = run_root
+        self.state = state_root / name
+        self.run = run_root / name
+        self.record = self.state / "lab.json"
+        self.holder = self.state / "holder.json"
+        self.namespace = self.state / "namespace.json"
+        self.control_plane = self.state / "control-plane.json"
+        self.control_plane_state = self.state / "control-plane"
+        self.control_plane_log = self.state / "control-plane.log"
+        self.control_plane_socket = self.run / "cp.sock"
+        self.pool = self.state / "pool"
+        self.boot = self.state / "boot"
+        self.consoles = self.state / "console"
+        self.snapshots = self.state / "snapshots"
+        self.vagrant_home = self.state / "vagrant-home"
+        self.vagrant_dotfiles = self.state / "vagrant"
+        self.vagrant_log = self.state / "vagrant.log"
+        self.ssh = self.run / "ssh"
+        self.interfaces_before = self.state / "interfaces-before.json"
+
+    def make(self) -> None:
+        """Create the folders, readable by root only."""
+        for folder in (self.state, self.run, self.pool, self.boot, self.consoles, self.ssh):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def save(self, file: Path, value: msgspec.Struct) -> None:
+        """Write the value so that a reader sees the old file or the new one."""
+        partial = file.with_suffix(".partial")
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
+        partial.replace(file)
+
+    def find_record(self) -> LabRecord | None:
+        """Return what the lab is, or None where there is none."""
+        try:
+            return msgspec.json.decode(self.record.read_bytes(), type=LabRecord)
+        except FileNotFoundError:
+            return None
+
+    def get_record(self) -> LabRecord:
+        """Return what the lab is."""
+        record = self.find_record()
+        if record is None:
+            raise LabError(f"there is no lab {self.name!r}", hint="start it with `twine-lab up`")
+        return record
+
+
+def process_ref(pid: int) -> ProcessRef:
+    """Return the reference to a process that runs now."""
+    ticks = _start_ticks(pid)
+    if ticks is None:
+        raise LabError(f"process {pid} has ended already")
+    return ProcessRef(pid=pid, start_ticks=ticks)
+
+
+def find_process(file: Path) -> int | None:
+    """Return the number of the process recorded in the file if that one still runs."""
+    try:
+        ref = msgspec.json.decode(file.read_bytes(), type=ProcessRef)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return ref.pid if _start_ticks(ref.pid) == ref.start_ticks else None
+
+
+def _start_ticks(pid: int, proc: Path = Path("/proc")) -> int | None:
+    try:
+        stat = (proc / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the program's name in parentheses and may hold anything.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def require_root() -> None:
+    """Refuse to go on as an ordinary user: namespaces and libvirt need root."""
+    if os.geteuid() != 0:
+        raise LabError(
+            "the lab needs root: it makes namespaces, bridges and mounts", hint="use sudo"
+        )

@@ -1,0 +1,97 @@
+"""Which VM stands in which rack, MSB and data center, read from `topology.toml`."""
+
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+import msgspec
+
+from vm_lab.errors import LabError
+
+DEFAULT_FILE = Path(__file__).with_name("topology.toml")
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One VM: its name, its address, and its place in the region."""
+
+    name: str
+    address: IPv4Address
+    datacenter: str
+    msb: str
+    row: str
+    rack: str
+    type: str
+
+    @property
+    def mac(self) -> str:
+        """Return the address of its network card, made from its IP address.
+
+        52:54:00 is QEMU's prefix; DHCP hands out the fixed address by it.
+        """
+        return "52:54:00:" + ":".join(f"{byte:02x}" for byte in self.address.packed[1:])
+
+    @property
+    def tap(self) -> str:
+        """Return the name of the host's side of its network link."""
+        return f"tap-{self.name}"
+
+
+class VmSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many VMs, and how big each is."""
+
+    count: int
+    cpus: int
+    memory_mib: int
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The lab's region."""
+
+    region: str
+    network: IPv4Network
+    host_address: IPv4Address
+    control_plane_port: int
+    agent_port: int
+    vm: VmSize
+    machine: tuple[Machine, ...]
+
+    def first(self, count: int) -> tuple[Machine, ...]:
+        """Return the first `count` machines; the lab cannot have more than are listed."""
+        if not 1 <= count <= len(self.machine):
+            raise LabError(
+                f"cannot have {count} machines: topology.toml lists {len(self.machine)}",
+                hint="add [[machine]] tables, or ask for fewer",
+            )
+        return self.machine[:count]
+
+    def get_machine(self, name: str) -> Machine:
+        """Return the machine of that name."""
+        for machine in self.machine:
+            if machine.name == name:
+                return machine
+        known = " ".join(m.name for m in self.machine)
+        raise LabError(f"no machine {name!r} in topology.toml", hint=f"machines are: {known}")
+
+
+def read_topology(file: Path = DEFAULT_FILE) -> Topology:
+    """Return what the file says; a mistake in it is named with its field."""
+    try:
+        topology = msgspec.toml.decode(file.read_bytes(), type=Topology, dec_hook=_decode)
+    except (OSError, msgspec.DecodeError) as e:
+        raise LabError(f"cannot read the topology {file}: {e}") from e
+    _check(topology, file)
+    return topology
+
+
+def _decode(kind: type, value: object) -> object:
+    """Make an address or a network of its text; msgspec knows neither."""
+    return kind(value)
+
+
+def _check(topology: Topology, file: Path) -> None:
+    names = [m.name for m in topology.machine]
+    addresses = [m.address for m in topology.machine]
+    if len(set(names)) < len(names) or len(set(addresses)) < len(addresses):
+        raise LabError(f"{file}: two machines have the same name or address")
+    outside = [m.name for m in topology.machine if m.address not in topology.network]
+    if outside or topology.host_address not in topology.network:
+        raise LabError(f"{file}: not in network {topology.network}: {outside or 'host_address'}")
