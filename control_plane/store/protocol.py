@@ -68,6 +68,13 @@ class Change:
     revision: int
 
 
+def check_operations(operations: Sequence[Operation]) -> None:
+    """Raise `ValueError` if a transaction touches a key twice: that is a bug of the caller."""
+    keys = [operation.key for operation in operations]
+    if len(set(keys)) != len(keys):
+        raise ValueError(f"a transaction may touch each key once: {keys}")
+
+
 class Store(Protocol):
     """What every engine offers. `async with` opens it, and opening it again is a restart."""
 
@@ -92,7 +99,7 @@ class Store(Protocol):
         """Return the entry of a key, if there is one."""
         ...
 
-    async def list(self, prefix: str) -> Listing:
+    async def list_prefix(self, prefix: str) -> Listing:
         """Return all keys that start with `prefix`, in order, at one revision."""
         ...
 

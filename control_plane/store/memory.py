@@ -1,0 +1,98 @@
+"""The store as a dictionary: what the fast tests and simulations run on.
+
+Opening it again on the same object is a restart: what was written is there, the epoch is
+one higher, and watches begin anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from agent.errors import Busy, Conflict
+from control_plane.store.feed import HISTORY, Feed
+from control_plane.store.protocol import Change, Entry, Listing, Operation, Put, check_operations
+
+
+class MemoryStore:
+    """Implements `control_plane.store.Store`; durable as long as the object lives."""
+
+    def __init__(self, history: int = HISTORY) -> None:
+        """Start empty."""
+        self._entries: dict[str, Entry] = {}
+        self._history = history
+        self._epoch = 0
+        self._revision = 0
+        self._open = False
+        self._feed: Feed | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open; a second owner is refused as by the file lock of the real one."""
+        if self._open:
+            raise Busy("cannot open the store: another process owns it")
+        self._open = True
+        self._epoch += 1
+        self._feed = Feed(self._revision, self._revision, self._history)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self._open = False
+
+    def epoch(self) -> int:
+        """Return how often the store was opened."""
+        return self._epoch
+
+    async def get(self, key: str) -> Entry | None:
+        """Return the entry of a key."""
+        return self._entries.get(key)
+
+    async def list_prefix(self, prefix: str) -> Listing:
+        """Return all keys below a prefix."""
+        found = (e for k, e in sorted(self._entries.items()) if k.startswith(prefix))
+        return Listing(revision=self._revision, entries=tuple(found))
+
+    async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+        """Apply all operations, or none and raise `Conflict`."""
+        check_operations(operations)
+        for key, expected in compare.items():
+            entry = self._entries.get(key)
+            if (entry.revision if entry else 0) != expected:
+                raise Conflict(_stale(key, expected, entry.revision if entry else 0))
+        if not operations:
+            return self._revision
+        self._revision += 1
+        changes = []
+        for operation in operations:
+            if isinstance(operation, Put):
+                entry = Entry(operation.key, operation.value, self._revision)
+                self._entries[operation.key] = entry
+                changes.append(Change(operation.key, operation.value, self._revision))
+            else:
+                self._entries.pop(operation.key, None)
+                changes.append(Change(operation.key, None, self._revision))
+        self._follow().append(self._revision, changes)
+        return self._revision
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Change]:
+        """Yield changes after a revision."""
+        return self._follow().follow(prefix, from_revision)
+
+    async def compact(self, revision: int) -> None:
+        """Forget the history up to a revision."""
+        self._follow().compact(revision)
+
+    def _follow(self) -> Feed:
+        if self._feed is None:
+            raise Busy("cannot use the store: it is not open")
+        return self._feed
+
+
+def _stale(key: str, expected: int, found: int) -> str:
+    return f"cannot write {key}: it is at revision {found}, not {expected} as expected"

@@ -1,0 +1,71 @@
+"""Keys of the stored records, their encoding, and the check of their schema number."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from agent.errors import ConfigError
+from control_plane.api.capacity import EntitlementRecord
+from control_plane.api.jobs import JobRecord
+from control_plane.api.machines import MachineRecord
+
+SCHEMAS: dict[type, int] = {MachineRecord: 1, EntitlementRecord: 1, JobRecord: 1}
+"""The newest schema of each kind that this release reads and writes."""
+
+MACHINES = "machines/"
+ENTITLEMENTS = "entitlements/"
+JOBS = "jobs/"
+
+T = TypeVar("T", MachineRecord, EntitlementRecord, JobRecord)
+
+
+class _Numbered(Protocol):
+    @property
+    def schema(self) -> int: ...
+
+
+class _Schema(msgspec.Struct):
+    schema: int
+
+
+def machine_key(name: str) -> str:
+    """Return where a machine is stored."""
+    return MACHINES + name
+
+
+def entitlement_key(name: str) -> str:
+    """Return where an entitlement is stored."""
+    return ENTITLEMENTS + name
+
+
+def job_key(name: str) -> str:
+    """Return where a job is stored."""
+    return JOBS + name
+
+
+def encode(record: _Numbered) -> bytes:
+    """Return a record as it is stored."""
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes, kind: type[T], key: str) -> T:
+    """Return a stored record; refuse one that a newer release wrote, rather than guess.
+
+    Unknown fields of the same schema are ignored and missing ones get their defaults.
+    """
+    try:
+        schema = msgspec.json.decode(data, type=_Schema).schema
+        if schema > SCHEMAS[kind]:
+            raise ConfigError(
+                f"cannot read {key}: schema {schema} is newer than {SCHEMAS[kind]},"
+                " the newest that this release knows",
+                hint="run the release that wrote it, or restore the store's last backup",
+            )
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as e:
+        raise ConfigError(
+            f"cannot read {key}: the stored record is damaged: {e}",
+            hint="restore the store's last backup",
+        ) from e

@@ -1,0 +1,280 @@
+"""One body for every engine of the store: what the control plane may rely on."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from agent.errors import Busy, ConfigError, Conflict
+from control_plane.store import Change, Compacted, Delete, Entry, Put, Store
+from control_plane.store.memory import MemoryStore
+from control_plane.store.sqlite import SqliteStore
+
+T = TypeVar("T")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path) -> Store:
+    return MemoryStore(history=50) if request.param == "memory" else SqliteStore(tmp_path, 50)
+
+
+def on(store: Store, body: Callable[[Store], Awaitable[T]]) -> T:
+    """Open the store, run the body, close it; a second call is a restart."""
+
+    async def opened() -> T:
+        async with asyncio.timeout(20), store:
+            return await body(store)
+
+    return asyncio.run(opened())
+
+
+async def take(changes, count: int) -> list[Change]:
+    found = []
+    async for change in changes:
+        found.append(change)
+        if len(found) == count:
+            break
+    return found
+
+
+def test_what_was_written_is_read_with_its_revision(store):
+    async def body(s: Store):
+        revision = await s.txn({}, [Put("jobs/web", b"a"), Put("machines/m1", b"b")])
+        assert await s.get("jobs/web") == Entry("jobs/web", b"a", revision)
+        assert await s.get("jobs/none") is None
+        assert await s.txn({}, [Put("jobs/web", b"c")]) == revision + 1
+        assert (await s.get("machines/m1")).revision == revision
+
+    on(store, body)
+
+
+def test_a_stale_writer_loses_and_changes_nothing(store):
+    async def body(s: Store):
+        first = await s.txn({"jobs/web": 0}, [Put("jobs/web", b"a")])
+        await s.txn({"jobs/web": first}, [Put("jobs/web", b"b")])
+        with pytest.raises(Conflict, match="jobs/web"):
+            await s.txn({"jobs/web": first}, [Put("jobs/web", b"c"), Put("jobs/x", b"c")])
+        with pytest.raises(Conflict):
+            await s.txn({"jobs/web": 0}, [Put("jobs/web", b"c")])
+        assert (await s.get("jobs/web")).value == b"b"
+        assert await s.get("jobs/x") is None
+
+    on(store, body)
+
+
+def test_a_comparison_may_name_a_key_that_is_not_written(store):
+    async def body(s: Store):
+        revision = await s.txn({}, [Put("machines/m1", b"")])
+        await s.txn({"machines/m1": revision}, [Put("jobs/web", b"")])
+        await s.txn({}, [Delete("machines/m1")])
+        with pytest.raises(Conflict):
+            await s.txn({"machines/m1": revision}, [Put("jobs/web", b"x")])
+        await s.txn({"machines/m1": 0}, [Put("jobs/web", b"y")])
+
+    on(store, body)
+
+
+def test_a_transaction_touches_a_key_once(store):
+    async def body(s: Store):
+        with pytest.raises(ValueError, match="once"):
+            await s.txn({}, [Put("a", b""), Delete("a")])
+        await s.txn({}, [Put("a", b"")])
+
+    on(store, body)
+
+
+def test_a_list_is_ordered_and_keeps_to_its_prefix(store):
+    async def body(s: Store):
+        for key in ("jobs/b", "jobs/a", "jobs-not", "machines/a", "jobs/ü"):
+            revision = await s.txn({}, [Put(key, key.encode())])
+        listing = await s.list_prefix("jobs/")
+        assert [e.key for e in listing.entries] == ["jobs/a", "jobs/b", "jobs/ü"]
+        assert listing.revision == revision
+        await s.txn({}, [Delete("jobs/a")])
+        assert len((await s.list_prefix("jobs/")).entries) == 2
+        assert (await s.list_prefix("none/")).entries == ()
+
+    on(store, body)
+
+
+def test_list_then_watch_misses_nothing_and_repeats_nothing(store):
+    async def body(s: Store):
+        await s.txn({}, [Put("jobs/a", b"0")])
+        listing = await s.list_prefix("jobs/")
+        await s.txn({}, [Put("jobs/a", b"1"), Put("other", b"")])
+        watch = s.watch("jobs/", listing.revision)
+        first = await take(watch, 1)
+        async with asyncio.TaskGroup() as group:
+            rest = group.create_task(take(watch, 2))
+            await asyncio.sleep(0)
+            await s.txn({}, [Delete("jobs/a"), Put("jobs/b", b"2")])
+        seen = [(c.key, c.value, c.revision - listing.revision) for c in first + rest.result()]
+        assert seen == [("jobs/a", b"1", 1), ("jobs/a", None, 2), ("jobs/b", b"2", 2)]
+
+    on(store, body)
+
+
+def test_a_watch_of_forgotten_history_is_told_to_list_again(store):
+    async def body(s: Store):
+        await s.txn({}, [Put("a", b"0")])
+        old = (await s.list_prefix("")).revision
+        for i in range(5):
+            revision = await s.txn({}, [Put("a", str(i).encode())])
+        await s.compact(revision)
+        with pytest.raises(Compacted):
+            await anext(s.watch("", old))
+        await s.txn({}, [Put("a", b"new")])
+        assert (await anext(s.watch("", revision))).value == b"new"
+        assert (await s.get("a")).value == b"new"
+
+    on(store, body)
+
+
+def test_history_is_bounded_by_itself(store):
+    async def body(s: Store):
+        start = (await s.list_prefix("")).revision
+        for i in range(60):
+            await s.txn({}, [Put("a", str(i).encode())])
+        with pytest.raises(Compacted):
+            await anext(s.watch("", start))
+
+    on(store, body)
+
+
+def test_a_watcher_that_waits_is_told_when_its_place_is_compacted(store):
+    async def body(s: Store):
+        watch = s.watch("a", (await s.list_prefix("")).revision)
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(take(watch, 1))
+            await asyncio.sleep(0)
+            await s.txn({}, [Put("b", b"")])
+            await s.txn({}, [Put("a", b"x")])
+        assert waiting.result()[0].value == b"x"
+
+    on(store, body)
+
+
+def test_a_restart_keeps_everything_and_raises_the_epoch(store):
+    async def first(s: Store):
+        await s.txn({}, [Put("a", b"1")])
+        return s.epoch(), await s.txn({}, [Put("b", b"2")])
+
+    async def second(s: Store):
+        assert (await s.get("a")).value == b"1"
+        listing = await s.list_prefix("")
+        assert await s.txn({}, [Put("c", b"3")]) == listing.revision + 1
+        return s.epoch(), listing.revision
+
+    epoch, revision = on(store, first)
+    assert on(store, second) == (epoch + 1, revision)
+
+
+def test_a_second_owner_is_refused_with_exit_code_75(store, tmp_path):
+    async def body(s: Store):
+        other = s if isinstance(s, MemoryStore) else SqliteStore(tmp_path)
+        with pytest.raises(Busy, match="another") as refused:
+            await other.__aenter__()
+        assert refused.value.exit_code == 75
+        assert s.epoch() == 1  # the refused one did not start a term
+
+    on(store, body)
+
+
+def test_many_writers_at_once_all_count(store):
+    async def body(s: Store):
+        async def increment() -> None:
+            while True:
+                entry = await s.get("n")
+                value = int(entry.value) + 1 if entry else 1
+                try:
+                    at = entry.revision if entry else 0
+                    await s.txn({"n": at}, [Put("n", str(value).encode())])
+                    return
+                except Conflict:
+                    await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(30):
+                group.create_task(increment())
+        assert (await s.get("n")).value == b"30"
+
+    on(store, body)
+
+
+def test_a_damaged_database_is_said_in_words(tmp_path):
+    (tmp_path / "twine.db").write_bytes(b"not a database" * 100)
+
+    async def body(s: Store):
+        raise AssertionError("opened")
+
+    with pytest.raises(ConfigError, match="not a database"):
+        on(SqliteStore(tmp_path), body)
+
+
+def test_a_newer_schema_is_refused(tmp_path):
+    async def nothing(s: Store):
+        return None
+
+    on(SqliteStore(tmp_path), nothing)
+    with sqlite3.connect(tmp_path / "twine.db") as db:
+        db.execute("UPDATE meta SET value = 99 WHERE name = 'schema'")
+    db.close()
+    with pytest.raises(ConfigError, match="newer"):
+        on(SqliteStore(tmp_path), nothing)
+
+
+_WRITER = """
+import asyncio, sys
+from pathlib import Path
+from control_plane.store import Put
+from control_plane.store.sqlite import SqliteStore
+
+async def main():
+    async with SqliteStore(Path(sys.argv[1])) as store:
+        async def write(lane):
+            for n in range(100_000):
+                await store.txn({}, [Put(f"{lane}/{n}", b"x"), Put(f"twin/{lane}/{n}", b"x")])
+                sys.stdout.write(f"{lane}/{n}\\n"); sys.stdout.flush()
+        async with asyncio.TaskGroup() as group:
+            for lane in range(8):
+                group.create_task(write(lane))
+asyncio.run(main())
+"""
+
+
+def test_no_acknowledged_write_is_lost_by_a_kill(tmp_path):
+    """Invariant 5 of the design; SIGKILL in the middle of group commits."""
+    chance = random.Random(20)
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(folder)],
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        assert writer.stdout
+        acknowledged = [writer.stdout.readline() for _ in range(chance.randrange(50, 800))]
+        os.kill(writer.pid, signal.SIGKILL)
+        acknowledged += writer.stdout.readlines()
+        writer.wait()
+        writer.stdout.close()
+
+        async def keys(s: Store) -> set[str]:
+            assert s.epoch() == 2
+            return {e.key for e in (await s.list_prefix("")).entries}
+
+        found = on(SqliteStore(folder), keys)
+        lines = [line.decode().strip() for line in acknowledged if line.endswith(b"\n")]
+        assert lines
+        assert set(lines) <= found, json.dumps(sorted(set(lines) - found))
+        halves = {k for k in found if not k.startswith("twin/")}
+        assert {f"twin/{k}" for k in halves} == found - halves  # never half a transaction
