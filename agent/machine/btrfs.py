@@ -1,0 +1,117 @@
+"""The file system that holds images and task roots: subvolumes and snapshots.
+
+Uses the names of libbtrfsutil's Python binding that exist in every release, 6.10 to 7.3.
+Sending and receiving is left to the `btrfs` program: the library has neither.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import btrfsutil
+
+from agent.errors import BtrfsError, Conflict
+from agent.machine import Subvolume
+
+SUBVOLUME_INODE = 256
+"""Inode number of every subvolume's top folder (BTRFS_FIRST_FREE_OBJECTID)."""
+
+_REASONS = {
+    errno.ENOTTY: "it is not on a btrfs file system",
+    errno.EINVAL: "it is not a subvolume",
+}
+"""What btrfs means by an errno whose own text says little."""
+
+
+class HostBtrfs:
+    """Subvolumes of the host, through libbtrfsutil. Needs root."""
+
+    def create(self, path: Path) -> None:
+        """Make an empty, writable subvolume; its parent folder must exist."""
+        with _translated(f"cannot create subvolume {path}"):
+            btrfsutil.create_subvolume(path)
+
+    def snapshot(self, source: Path, target: Path, *, read_only: bool = False) -> None:
+        """Make `target` a copy-on-write child of `source`, without what is nested in it.
+
+        Succeeds on a full disk too: it proves nothing about room to write.
+        """
+        with _translated(f"cannot snapshot {source} as {target}"):
+            btrfsutil.create_snapshot(source, target, read_only=read_only)
+
+    def delete(self, path: Path) -> None:
+        """Remove a subvolume and those nested in it; the kernel frees their space later."""
+        if not os.path.lexists(path):
+            return
+        with _translated(f"cannot delete subvolume {path}"):
+            try:
+                btrfsutil.delete_subvolume(path, recursive=True)
+            except OSError as e:
+                if e.errno != errno.EROFS:
+                    raise
+                _open_all(path)
+                btrfsutil.delete_subvolume(path, recursive=True)
+
+    def set_read_only(self, path: Path, read_only: bool) -> None:
+        """Close or open a subvolume for writing."""
+        word = "close" if read_only else "open"
+        with _translated(f"cannot {word} subvolume {path} for writing"):
+            btrfsutil.set_subvolume_read_only(path, read_only)
+
+    def find(self, path: Path) -> Subvolume | None:
+        """Return what is at `path`, None where there is no subvolume."""
+        with _translated(f"cannot read subvolume {path}"):
+            if not _is_subvolume(path):
+                return None
+            info = btrfsutil.subvolume_info(path)
+            return Subvolume(
+                uuid=_hex(info.uuid),
+                parent_uuid=_hex(info.parent_uuid),
+                received_uuid=_hex(info.received_uuid),
+                read_only=btrfsutil.get_subvolume_read_only(path),
+            )
+
+    def children(self, path: Path) -> list[str]:
+        """Return the names of the subvolumes directly below a folder, sorted."""
+        with _translated(f"cannot list the subvolumes below {path}"):
+            return sorted(name for name in os.listdir(path) if _is_subvolume(path / name))
+
+    def free_bytes(self, path: Path) -> tuple[int, int]:
+        """Return size and free space of the file system."""
+        with _translated(f"cannot read the free space at {path}"):
+            found = os.statvfs(path)
+            return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _is_subvolume(path: Path) -> bool:
+    try:
+        # A symbolic link to a subvolume is none; most paths fail this cheap test.
+        return os.lstat(path).st_ino == SUBVOLUME_INODE and btrfsutil.is_subvolume(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _open_all(path: Path) -> None:
+    """Make a subvolume and all nested ones writable: else nested ones cannot be removed."""
+    btrfsutil.set_subvolume_read_only(path, False)
+    for name, _ in btrfsutil.SubvolumeIterator(path):
+        btrfsutil.set_subvolume_read_only(path / name, False)
+
+
+def _hex(uuid: bytes) -> str:
+    return uuid.hex() if any(uuid) else ""
+
+
+@contextmanager
+def _translated(attempt: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        reason = _REASONS.get(e.errno or 0) or os.strerror(e.errno or 0)
+        if e.errno == errno.EEXIST:
+            raise Conflict(f"{attempt}: {reason}") from e
+        raise BtrfsError(f"{attempt}: {reason}") from e

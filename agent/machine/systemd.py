@@ -1,0 +1,424 @@
+"""The service manager of the host, over D-Bus: the only module that imports pystemd.
+
+Works below pystemd's generated proxies: those introspect and build classes for each unit,
+which makes a look at one unit cost as much as its start. Each instance has one connection
+for calls, behind a lock, and one for signals, read by a thread of its own.
+
+While a call waits for its answer the whole process waits (pystemd keeps the interpreter's
+lock), so nothing here asks for work that systemd does not do at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import re
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from pystemd.dbusexc import DBusBaseError
+from pystemd.dbuslib import DBus, DbusMessage, path_decode, path_encode
+
+from agent.errors import Conflict, SystemdError
+from agent.machine import Property, UnitListener, UnitState
+from agent.machine.unit_properties import CLOSE, Token, encode
+
+log = logging.getLogger(__name__)
+
+SYSTEMD = b"org.freedesktop.systemd1"
+ROOT = b"/org/freedesktop/systemd1"
+UNITS = b"/org/freedesktop/systemd1/unit"
+MANAGER = b"org.freedesktop.systemd1.Manager"
+PROPERTIES = b"org.freedesktop.DBus.Properties"
+BUS = b"org.freedesktop.DBus"
+
+_DEAD = frozenset(
+    {errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN, errno.ECONNREFUSED}
+)
+_GONE = re.compile("Disconnected|NoReply|ServiceUnknown|NameHasNoOwner|NoServer")
+"""Errors of a bus that has just been restarted, or that systemd has not come back to."""
+_NO_UNIT = re.compile("NoSuchUnit|UnknownObject|NoSuchProcess")
+_PAUSES_S = (0.0, 0.1, 0.4, 1.0, 2.0)
+"""Between attempts on a dead bus. `systemctl restart dbus` is over in that time."""
+_BACKOFF_MAX_S = 5.0
+_IDLE_ENOUGH = 4
+"""Looks in a row that find nothing before the queue counts as empty; one look may only finish
+a handshake or read half a message, and the library does not tell which."""
+_MATCHES = (
+    "type='signal',sender='org.freedesktop.systemd1',"
+    "path_namespace='/org/freedesktop/systemd1/unit',"
+    "interface='org.freedesktop.DBus.Properties',member='PropertiesChanged',"
+    "arg0='org.freedesktop.systemd1.Unit'",
+    "type='signal',sender='org.freedesktop.systemd1',"
+    "interface='org.freedesktop.systemd1.Manager',member='JobRemoved'",
+    "type='signal',sender='org.freedesktop.systemd1',"
+    "interface='org.freedesktop.systemd1.Manager',member='UnitRemoved'",
+)
+"""The bus drops what we do not ask for, before it is copied to us."""
+
+Opener = Callable[[], DBus]
+
+
+def open_system_bus() -> DBus:
+    """Return a new connection to the system bus."""
+    bus = DBus()
+    bus.open()
+    return bus
+
+
+class HostSystemd:
+    """Units of the host. Needs root. May be called from any thread."""
+
+    def __init__(self, opener: Opener = open_system_bus) -> None:
+        """Connect on the first call, not before."""
+        self._opener = opener
+        self._bus: DBus | None = None
+        self._lock = threading.Lock()
+        self._watch: _Watch | None = None
+
+    def start_transient(self, unit: str, properties: Mapping[str, Property]) -> None:
+        """Queue the start of a transient unit; `find` and the listeners tell what came of it.
+
+        A bus that dies in between leaves open whether systemd got the request: a unit that
+        then exists and is younger than the request is the one we asked for.
+        """
+        args = [*_words("s", unit), *_words("s", "fail"), *encode(properties)]
+        args += [(ord("a"), b"(sa(sv))"), CLOSE]
+        asked_usec = time.monotonic_ns() // 1000
+        try:
+            self._manager("StartTransientUnit", args, on_loss=lambda: self._is_up(unit, asked_usec))
+        except DBusBaseError as e:
+            raise _refused(f"cannot start {unit}", e, properties) from e
+
+    def stop(self, unit: str) -> None:
+        """Queue the stop of a unit; one that is not there is no error."""
+        self._on_unit("stop", unit, "StopUnit", [*_words("ss", unit, "replace")])
+
+    def kill(self, unit: str, signal: int) -> None:
+        """Signal every process of a unit; one that is not there is no error."""
+        args = [*_words("ss", unit, "all"), (ord("i"), signal)]
+        self._on_unit(f"send signal {signal} to", unit, "KillUnit", args)
+
+    def reset_failed(self, unit: str) -> None:
+        """Let systemd forget a failed unit; one that is not there is no error."""
+        self._on_unit("reset", unit, "ResetFailedUnit", [*_words("s", unit)])
+
+    def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
+        """Change properties of a running unit until the next boot."""
+        args = [*_words("s", unit), (ord("b"), True), *encode(properties)]
+        try:
+            self._manager("SetUnitProperties", args)
+        except DBusBaseError as e:
+            raise _refused(f"cannot change {unit}", e, properties) from e
+
+    def find(self, unit: str) -> UnitState | None:
+        """Return the state of a unit, None where systemd knows none of that name."""
+        # Reading a property of an unknown unit would make systemd load it; listing does not.
+        found = [state for state in self.units(_glob_of(unit)) if state.unit == unit]
+        return found[0] if found else None
+
+    def units(self, pattern: str) -> list[UnitState]:
+        """Return all loaded units whose name matches a glob."""
+        args = [(ord("a"), b"s"), CLOSE, (ord("a"), b"s"), *_words("s", pattern), CLOSE]
+        try:
+            listed = self._manager("ListUnitsByPatterns", args)
+            # Rows: name, description, load state, active state, sub state, …
+            return [
+                self._state(row[0].decode(), row[1].decode(), row[3].decode(), row[4].decode())
+                for row in listed
+                if row[2] != b"not-found"
+            ]
+        except DBusBaseError as e:
+            raise SystemdError(f"cannot list units {pattern}: {_reason(e)}") from e
+
+    def listen(self, listener: UnitListener) -> Callable[[], None]:
+        """Call `listener` on changes from now on; returns what ends it.
+
+        After the bus was lost and found again the listener is called with "": anything may
+        have changed meanwhile.
+        """
+        with self._lock:
+            if self._watch is None:
+                try:
+                    self._watch = _Watch(self._opener)
+                except DBusBaseError as e:
+                    raise SystemdError(f"cannot listen to systemd: {_reason(e)}") from e
+            return self._watch.add(listener)
+
+    def version(self) -> int:
+        """Return systemd's major version."""
+        try:
+            text = self._get(ROOT, MANAGER, "Version").decode()
+        except DBusBaseError as e:
+            raise SystemdError(f"cannot ask systemd for its version: {_reason(e)}") from e
+        found = re.match(r"v?(\d+)", text)
+        if not found:
+            raise SystemdError(f"cannot read systemd's version: it says {text!r}")
+        return int(found[1])
+
+    def close(self) -> None:
+        """End both connections and the thread."""
+        with self._lock:
+            if self._watch:
+                self._watch.close()
+                self._watch = None
+            self._drop()
+
+    def _on_unit(self, verb: str, unit: str, method: str, args: Sequence[Token]) -> None:
+        try:
+            self._manager(method, args)
+        except DBusBaseError as e:
+            if not _NO_UNIT.search(_name(e)):
+                raise SystemdError(f"cannot {verb} {unit}: {_reason(e)}") from e
+
+    def _state(self, unit: str, description: str, active: str, sub: str) -> UnitState:
+        path = path_encode(UNITS, unit.encode())
+        invocation = bytes(self._get(path, SYSTEMD + b".Unit", "InvocationID"))
+        started = exited = main_pid = 0
+        control_group, result, ended = "", "success", (0, 0)
+        if unit.endswith((".service", ".slice", ".scope")):
+            kind = SYSTEMD + b"." + unit.rpartition(".")[2].capitalize().encode()
+            control_group = self._get(path, kind, "ControlGroup").decode()
+        if unit.endswith(".service"):
+            service = SYSTEMD + b".Service"
+            started = self._get(path, service, "ExecMainStartTimestamp")
+            if sub == "running":
+                main_pid = self._get(path, service, "MainPID")
+            else:
+                result = self._get(path, service, "Result").decode()
+                code = self._get(path, service, "ExecMainCode")
+                ended = (code, self._get(path, service, "ExecMainStatus"))
+                exited = self._get(path, service, "ExecMainExitTimestamp")
+        return UnitState(
+            unit=unit,
+            active=active,
+            sub=sub,
+            result=result,
+            invocation_id=invocation.hex(),
+            main_pid=main_pid,
+            exit_code=ended[1] if ended[0] == os.CLD_EXITED else None,
+            exit_signal=_signal(ended[1]) if ended[0] in (os.CLD_KILLED, os.CLD_DUMPED) else None,
+            exited_at=exited / 1e6 or None,
+            started_at=started / 1e6 or None,
+            description=description,
+            control_group=control_group,
+        )
+
+    def _is_up(self, unit: str, asked_usec: int) -> bool:
+        if self.find(unit) is None:
+            return False
+        path = path_encode(UNITS, unit.encode())
+        left = self._get(path, SYSTEMD + b".Unit", "InactiveExitTimestampMonotonic")
+        return bool(left >= asked_usec)
+
+    def _manager(
+        self, method: str, args: Sequence[Token], on_loss: Callable[[], bool] | None = None
+    ) -> Any:
+        return self._call(ROOT, MANAGER, method.encode(), args, on_loss)
+
+    def _get(self, path: bytes, interface: bytes, name: str) -> Any:
+        args = [(ord("s"), interface), *_words("s", name)]
+        return self._call(path, PROPERTIES, b"Get", args)
+
+    def _call(
+        self,
+        path: bytes,
+        interface: bytes,
+        method: bytes,
+        args: Sequence[Token],
+        on_loss: Callable[[], bool] | None = None,
+    ) -> Any:
+        """Call systemd, again where the bus is lost, unless `on_loss` finds the work done."""
+        for pause_s in itertools.chain(_PAUSES_S, (None,)):
+            try:
+                with self._lock:
+                    if self._bus is None:
+                        self._bus = self._opener()
+                    return self._bus.call_method(SYSTEMD, path, interface, method, args).body
+            except DBusBaseError as e:
+                if not _is_lost(e):
+                    raise
+                with self._lock:
+                    self._drop()
+                if pause_s is None:
+                    raise
+                time.sleep(pause_s)
+                if on_loss is not None and on_loss():
+                    return None
+        raise AssertionError
+
+    def _drop(self) -> None:
+        if self._bus is not None:
+            self._bus.close()
+            self._bus = None
+
+
+class _Watch:
+    """Listens for units that change, on a connection and in a thread of its own."""
+
+    def __init__(self, opener: Opener) -> None:
+        self._opener = opener
+        self._listeners: dict[int, UnitListener] = {}
+        self._numbers = itertools.count()
+        self._wake_read, self._wake_write = os.pipe()
+        try:
+            bus = self._subscribed()
+        except DBusBaseError:
+            self._close_pipe()
+            raise
+        self._thread = threading.Thread(
+            target=self._run, args=(bus,), name="systemd-signals", daemon=True
+        )
+        self._thread.start()
+
+    def add(self, listener: UnitListener) -> Callable[[], None]:
+        number = next(self._numbers)
+        self._listeners[number] = listener
+        return lambda: self._listeners.pop(number, None) and None
+
+    def close(self) -> None:
+        self._listeners.clear()
+        os.write(self._wake_write, b"x")
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _close_pipe(self) -> None:
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _subscribed(self) -> DBus:
+        bus = self._opener()
+        try:
+            for rule in _MATCHES:
+                bus.call_method(BUS, b"/org/freedesktop/DBus", BUS, b"AddMatch", _words("s", rule))
+            bus.call_method(SYSTEMD, ROOT, MANAGER, b"Subscribe", [])
+        except DBusBaseError:
+            bus.close()
+            raise
+        return bus
+
+    def _run(self, bus: DBus) -> None:
+        try:
+            while self._read(bus):
+                log.warning("connection to systemd lost, its signals with it")
+                bus.close()
+                again = self._reconnected()
+                if again is None:
+                    return
+                bus = again
+                log.info("connected to systemd again")
+                self._tell({""})
+            bus.close()
+        finally:
+            self._close_pipe()
+
+    def _reconnected(self) -> DBus | None:
+        """Return a new connection, None when asked to end meanwhile."""
+        pause_s = 0.1
+        while True:
+            try:
+                return self._subscribed()
+            except DBusBaseError:
+                if select.select([self._wake_read], [], [], pause_s)[0]:
+                    return None
+                pause_s = min(pause_s * 2, _BACKOFF_MAX_S)
+
+    def _read(self, bus: DBus) -> bool:
+        """Pass signals on until asked to end (False) or the connection dies (True)."""
+        fd = bus.get_fd()
+        try:
+            while True:
+                # Replies to our own calls may have pulled signals into the library's queue,
+                # so look there first; each `process` takes one message at most.
+                self._tell(set(itertools.chain.from_iterable(_drained(bus, fd))))
+                ready, _, _ = select.select([fd, self._wake_read], [], [])
+                if self._wake_read in ready:
+                    return False
+        except DBusBaseError:
+            return True
+
+    def _tell(self, units: set[str]) -> None:
+        for unit in sorted(units):
+            for listener in list(self._listeners.values()):
+                try:
+                    listener(unit)
+                except Exception:
+                    # The thread serves all listeners: one that fails must not silence the rest.
+                    log.exception("listener of systemd's signals failed", extra={"unit": unit})
+
+
+def _drained(bus: DBus, fd: int) -> Iterator[str]:
+    """Yield the units that signals tell of until there is nothing more to read."""
+    idle = 0
+    while True:
+        unit = _unit_of(bus.process())
+        idle = 0 if unit else idle + 1
+        if unit:
+            yield unit
+        elif idle >= _IDLE_ENOUGH and not select.select([fd], [], [], 0)[0]:
+            return
+
+
+def _unit_of(message: DbusMessage) -> str:
+    """Return the unit a signal is about, "" where `process` found no signal of ours."""
+    if message.is_signal(PROPERTIES, b"PropertiesChanged"):
+        # Its body is of no use to us, and taking it apart would cost more than the rest.
+        return path_decode(message.get_path(), UNITS).decode()
+    for member, position in ((b"JobRemoved", 2), (b"UnitRemoved", 0)):
+        if message.is_signal(MANAGER, member):
+            message.process_reply(False)
+            body = cast(list[bytes], message.body)
+            return body[position].decode()
+    return ""
+
+
+def _words(signature: str, *values: str) -> list[Token]:
+    return [(ord(kind), value.encode()) for kind, value in zip(signature, values, strict=True)]
+
+
+def _glob_of(unit: str) -> str:
+    """Return the glob that matches this name only (fnmatch(3))."""
+    return re.sub(r"([*?\[\\])", r"\\\1", unit)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _name(error: DBusBaseError) -> str:
+    """Return the D-Bus name of an error; pystemd turns well-known ones into classes."""
+    return _text(error.err_name) or type(error).__name__
+
+
+def _reason(error: DBusBaseError) -> str:
+    return _text(error.err_message) or os.strerror(abs(error.errno))
+
+
+def _is_lost(error: DBusBaseError) -> bool:
+    return abs(error.errno) in _DEAD or bool(_GONE.search(_name(error)))
+
+
+def _refused(
+    attempt: str, error: DBusBaseError, properties: Mapping[str, Property]
+) -> SystemdError | Conflict:
+    """Return the error for a refused request, with the property that systemd names."""
+    reason = _reason(error)
+    if "UnitExists" in _name(error):
+        return Conflict(f"{attempt}: {reason}")
+    named = [name for name in properties if re.search(rf"\b{name}\b", reason)]
+    for name in sorted(named, key=len, reverse=True)[:1]:
+        return SystemdError(f"{attempt} with {name}={properties[name]!r}: {reason}")
+    return SystemdError(f"{attempt}: {reason}")

@@ -1,0 +1,344 @@
+"""Unit properties as systemd wants them on the wire, from plain Python values.
+
+Names are those of systemd's D-Bus interface (org.freedesktop.systemd1(5)): times end in
+`USec` and are microseconds. pystemd's own table lacks a third of what a task needs, and
+knows different names in different releases, so the whole table is here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeGuard
+
+from agent.errors import InvalidInput
+
+Token = tuple[int, object]
+"""A piece of a message as pystemd takes it: type code and value, -1 closes a container."""
+
+UNLIMITED = 2**64 - 1
+"""What systemd reads as "infinity" in a limit."""
+
+CLOSE: Token = (-1, None)
+
+_BY_SIGNATURE = {
+    "s": """
+        CollectMode DelegateSubgroup Description DevicePolicy ExitType Group IPCNamespacePath
+        KeyringMode KillMode LogNamespace ManagedOOMMemoryPressure ManagedOOMPreference
+        ManagedOOMSwap MemoryPressureWatch NetworkNamespacePath NotifyAccess OOMPolicy
+        Personality PrivatePIDs PrivateTmpEx PrivateUsersEx ProcSubset ProtectControlGroupsEx
+        ProtectHome ProtectProc ProtectSystem Restart RestartMode RootDirectory RootImage
+        RuntimeDirectoryPreserve Slice StandardError StandardErrorFile StandardInput
+        StandardInputFile StandardOutput StandardOutputFile SyslogIdentifier Type
+        User WorkingDirectory""",
+    "b": """
+        CPUAccounting DefaultDependencies Delegate DynamicUser IOAccounting IPAccounting
+        IgnoreSIGPIPE LockPersonality MemoryAccounting MemoryDenyWriteExecute MountAPIVFS
+        NoNewPrivileges PrivateDevices PrivateIPC PrivateMounts PrivateNetwork PrivateTmp
+        PrivateUsers ProtectClock ProtectControlGroups ProtectHostname ProtectKernelLogs
+        ProtectKernelModules ProtectKernelTunables RemainAfterExit RemoveIPC
+        RestrictRealtime RestrictSUIDSGID RootDirectoryStartOnly RootEphemeral SendSIGHUP
+        SendSIGKILL StopWhenUnneeded TasksAccounting""",
+    "t": """
+        AmbientCapabilities CPUQuotaPerSecUSec CPUQuotaPeriodUSec CPUWeight
+        CapabilityBoundingSet IOWeight JobRunningTimeoutUSec JobTimeoutUSec LimitAS
+        LimitCORE LimitCPU LimitDATA LimitFSIZE LimitMEMLOCK LimitMSGQUEUE LimitNOFILE
+        LimitNOFILESoft LimitNPROC LimitRTPRIO LimitSIGPENDING LimitSTACK
+        LogRateLimitIntervalUSec MemoryHigh MemoryLow MemoryMax MemoryMin MemorySwapMax
+        MemoryZSwapMax MountFlags RestartUSec RestrictNamespaces RuntimeMaxUSec
+        StartLimitIntervalUSec TasksMax TimeoutAbortUSec TimeoutStartUSec TimeoutStopUSec
+        WatchdogUSec""",
+    "u": """
+        FileDescriptorStoreMax LogRateLimitBurst ManagedOOMMemoryPressureLimit
+        StartLimitBurst UMask""",
+    "i": "FinalKillSignal KillSignal LogLevelMax Nice OOMScoreAdjust SystemCallErrorNumber",
+    "as": """
+        After Before BindsTo CacheDirectory ConfigurationDirectory DelegateControllers
+        Documentation Environment ExecPaths InaccessiblePaths JoinsNamespaceOf
+        LogsDirectory NoExecPaths PartOf PassEnvironment ReadOnlyPaths ReadWritePaths
+        Requires RequiresMountsFor RuntimeDirectory StateDirectory SupplementaryGroups
+        SystemCallArchitectures UnsetEnvironment Wants""",
+    "ay": "AllowedCPUs AllowedMemoryNodes CPUAffinity",
+    "aay": "LogExtraFields",
+    "a(sasb)": "ExecReload ExecStart ExecStartPost ExecStartPre ExecStop ExecStopPost",
+    "a(say)": "SetCredential",
+    "a(ss)": "DeviceAllow LoadCredential TemporaryFileSystem",
+    "a(ssbt)": "BindPaths BindReadOnlyPaths",
+    "a(st)": """
+        IODeviceLatencyTargetUSec IODeviceWeight IOReadBandwidthMax IOReadIOPSMax
+        IOWriteBandwidthMax IOWriteIOPSMax""",
+    "a(iayu)": "IPAddressAllow IPAddressDeny",
+    "(bas)": """
+        RestrictAddressFamilies RestrictFileSystems RestrictNetworkInterfaces
+        SystemCallFilter SystemCallLog""",
+}
+SIGNATURES = {name: kind for kind, names in _BY_SIGNATURE.items() for name in names.split()}
+"""D-Bus type of each property we may set (systemd 257, src/core/dbus-*.c)."""
+
+_CAPABILITIES = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "DAC_READ_SEARCH",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETPCAP",
+    "LINUX_IMMUTABLE",
+    "NET_BIND_SERVICE",
+    "NET_BROADCAST",
+    "NET_ADMIN",
+    "NET_RAW",
+    "IPC_LOCK",
+    "IPC_OWNER",
+    "SYS_MODULE",
+    "SYS_RAWIO",
+    "SYS_CHROOT",
+    "SYS_PTRACE",
+    "SYS_PACCT",
+    "SYS_ADMIN",
+    "SYS_BOOT",
+    "SYS_NICE",
+    "SYS_RESOURCE",
+    "SYS_TIME",
+    "SYS_TTY_CONFIG",
+    "MKNOD",
+    "LEASE",
+    "AUDIT_WRITE",
+    "AUDIT_CONTROL",
+    "SETFCAP",
+    "MAC_OVERRIDE",
+    "MAC_ADMIN",
+    "SYSLOG",
+    "WAKE_ALARM",
+    "BLOCK_SUSPEND",
+    "AUDIT_READ",
+    "PERFMON",
+    "BPF",
+    "CHECKPOINT_RESTORE",
+]
+"""In the order of their bits (include/uapi/linux/capability.h)."""
+
+_ALL_NAMESPACES = 0x7E020080
+"""CLONE_NEW{TIME,CGROUP,UTS,IPC,USER,PID,NET,NS} (include/uapi/linux/sched.h)."""
+_MS_REC = 16384
+
+
+def encode(properties: Mapping[str, object]) -> list[Token]:
+    """Return an array of name and variant, `a(sv)`, of these properties.
+
+    Raises `InvalidInput` for a property that is not in the table and for a value that does
+    not fit its type; systemd itself judges the rest.
+    """
+    tokens: list[Token] = [(ord("a"), b"(sv)")]
+    for name, value in properties.items():
+        kind = SIGNATURES.get(name)
+        if kind is None:
+            raise InvalidInput(
+                f"cannot set {name} to {value!r}: no such unit property in our table",
+                hint="names are those of D-Bus, such as TimeoutStopUSec",
+            )
+        try:
+            for wire in _wire_values(name, kind, value):
+                tokens += [(ord("r"), b"sv"), (ord("s"), name.encode())]
+                tokens += [(ord("v"), kind.encode()), *_tokens(kind, wire), CLOSE, CLOSE]
+        except (TypeError, ValueError) as e:
+            raise InvalidInput(f"cannot set {name} to {value!r}: {e}") from e
+    return [*tokens, CLOSE]
+
+
+def _wire_values(name: str, kind: str, value: object) -> Iterator[object]:
+    """Yield the values to assign in turn: an allow list with exceptions takes two."""
+    if kind == "(bas)":
+        words = _strings(value)
+        allowed = [word for word in words if not word.startswith("~")]
+        denied = [word[1:] for word in words if word.startswith("~")]
+        if allowed or not denied:
+            yield True, allowed
+        if denied:
+            yield False, denied
+        return
+    convert = _BY_NAME.get(name) or _BY_KIND.get(kind)
+    yield convert(value) if convert else value
+
+
+def _strings(value: object) -> list[str]:
+    """Return a list of strings as it is; a single string would be taken apart by letters."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError("a list of strings is needed")
+    words = list(value)
+    if not all(isinstance(word, str) for word in words):
+        raise TypeError("a list of strings is needed")
+    return words
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: object) -> object:
+    return UNLIMITED if value is None else value
+
+
+def _text(value: object) -> object:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value
+
+
+def _commands(value: object) -> object:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError("a list of argument lists is needed")
+    commands = [_strings(argv) for argv in value]
+    if not all(commands):
+        raise ValueError("a command needs at least a program")
+    return [(argv[0], argv, False) for argv in commands]
+
+
+def _capabilities(value: object) -> object:
+    if _is_number(value):
+        return value
+    bits = 0
+    for name in _strings(value):
+        short = name.upper().removeprefix("CAP_")
+        if short not in _CAPABILITIES:
+            raise ValueError(f"there is no capability {name}")
+        bits |= 1 << _CAPABILITIES.index(short)
+    return bits
+
+
+def _namespaces(value: object) -> object:
+    """Return which namespaces may be made: none for True, all for False."""
+    if isinstance(value, bool):
+        return 0 if value else _ALL_NAMESPACES
+    return value
+
+
+def _networks(value: object) -> object:
+    found = []
+    for word in _strings(value):
+        for text in ("0.0.0.0/0", "::/0") if word == "any" else (word,):
+            net = ipaddress.ip_network(text)
+            family = socket.AF_INET if net.version == 4 else socket.AF_INET6
+            found.append((int(family), net.network_address.packed, net.prefixlen))
+    return found
+
+
+def _mask(value: object) -> object:
+    """Return a bit mask of CPUs or nodes, lowest byte first."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError("a list of numbers is needed")
+    numbers = list(value)
+    bits = 0
+    for number in numbers:
+        if not _is_number(number) or not 0 <= number < 8192:
+            raise ValueError(f"{number!r} is no number of a CPU or node")
+        bits |= 1 << number
+    return bits.to_bytes(bits.bit_length() // 8 + 1, "little") if numbers else b""
+
+
+def _fields(value: object) -> object:
+    return [word.encode() for word in _strings(value)]
+
+
+def _credentials(value: object) -> object:
+    if not isinstance(value, Mapping):
+        raise TypeError("a mapping of names to bytes is needed")
+    return list(value.items())
+
+
+def _devices(value: object) -> object:
+    return [_split(word, " ", "rw") for word in _strings(value)]
+
+
+def _pairs(value: object) -> object:
+    return [_split(word, ":", "") for word in _strings(value)]
+
+
+def _rates(value: object) -> object:
+    if not isinstance(value, Mapping):
+        raise TypeError("a mapping of devices to numbers is needed")
+    return list(value.items())
+
+
+def _binds(value: object) -> object:
+    """Return mounts from `source[:target]`; a leading `-` lets the source be missing."""
+    found = []
+    for word in _strings(value):
+        source, target = _split(word.removeprefix("-"), ":", "")
+        found.append((source, target or source, word.startswith("-"), _MS_REC))
+    return found
+
+
+def _split(word: str, separator: str, default: str) -> tuple[str, str]:
+    left, _, right = word.partition(separator)
+    return left, right or default
+
+
+_BY_NAME: dict[str, Callable[[object], object]] = {
+    "AmbientCapabilities": _capabilities,
+    "CapabilityBoundingSet": _capabilities,
+    "DeviceAllow": _devices,
+    "RestrictNamespaces": _namespaces,
+}
+_BY_KIND: dict[str, Callable[[object], object]] = {
+    "s": _text,
+    "t": _number,
+    "as": _strings,
+    "ay": _mask,
+    "aay": _fields,
+    "a(sasb)": _commands,
+    "a(say)": _credentials,
+    "a(ss)": _pairs,
+    "a(ssbt)": _binds,
+    "a(st)": _rates,
+    "a(iayu)": _networks,
+}
+_RANGES = {"y": (0, 2**8), "u": (0, 2**32), "t": (0, 2**64), "i": (-(2**31), 2**31)}
+
+
+def _tokens(kind: str, value: object) -> list[Token]:
+    """Return one complete value of a D-Bus type as tokens."""
+    if kind[0] == "a":
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise TypeError("a list is needed")
+        inner = [token for item in value for token in _tokens(kind[1:], item)]
+        return [(ord("a"), kind[1:].encode()), *inner, CLOSE]
+    if kind[0] == "(":
+        if not isinstance(value, tuple):
+            raise TypeError("a tuple is needed")
+        parts = list(split_signature(kind[1:-1]))
+        pairs = zip(parts, value, strict=True)
+        inner = [token for part, item in pairs for token in _tokens(part, item)]
+        return [(ord("r"), kind[1:-1].encode()), *inner, CLOSE]
+    return [(ord(kind), _basic(kind, value))]
+
+
+def _basic(kind: str, value: object) -> object:
+    if kind == "b":
+        if not isinstance(value, bool):
+            raise TypeError("True or False is needed")
+        return value
+    if kind == "s":
+        if not isinstance(value, str):
+            raise TypeError("a string is needed")
+        # pystemd hands over a C string: what follows a NUL would be lost without a word.
+        if "\0" in value:
+            raise ValueError("a NUL character cannot be passed on")
+        return value.encode()
+    low, high = _RANGES[kind]
+    if not _is_number(value) or not low <= value < high:
+        raise TypeError(f"a whole number from {low} to {high - 1} is needed")
+    return value
+
+
+def split_signature(signature: str) -> Iterator[str]:
+    """Yield the complete types of a signature: `sa(ss)b` has three."""
+    start = depth = 0
+    for i, letter in enumerate(signature):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and letter != "a":
+            yield signature[start : i + 1]
+            start = i + 1

@@ -1,0 +1,1 @@
+"""The same test bodies on the fake machine and on real ones."""

@@ -1,0 +1,194 @@
+"""What Twine relies on in the file system, on a fake one and on btrfs itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.errors import BtrfsError, Conflict
+
+from .conftest import Volume
+
+
+def an_image(volume: Volume, name: str = "image") -> Path:
+    """Make a subvolume that holds a file and a link."""
+    path = volume.folder / name
+    volume.btrfs.create(path)
+    (path / "etc").mkdir()
+    (path / "etc" / "hostname").write_text("web\n")
+    (path / "link").symlink_to("/etc/hostname")
+    return path
+
+
+def test_a_new_subvolume_is_empty_and_writable(volume: Volume) -> None:
+    path = volume.folder / "new"
+
+    volume.btrfs.create(path)
+
+    found = volume.btrfs.find(path)
+    assert found
+    assert (found.read_only, found.parent_uuid, found.received_uuid) == (False, "", "")
+    assert len(found.uuid) == 32
+    assert list(path.iterdir()) == []
+
+
+def test_a_name_that_is_taken_is_a_conflict_that_names_it(volume: Volume) -> None:
+    taken = an_image(volume)
+
+    with pytest.raises(Conflict, match=f"{taken}.*File exists"):
+        volume.btrfs.create(taken)
+    with pytest.raises(Conflict, match=f"{taken}.*File exists"):
+        volume.btrfs.snapshot(taken, taken)
+
+
+def test_a_missing_parent_folder_is_an_error_that_names_the_path(volume: Volume) -> None:
+    with pytest.raises(BtrfsError, match=r"no/where: No such file"):
+        volume.btrfs.create(volume.folder / "no" / "where")
+
+
+def test_a_subvolume_cannot_be_made_on_another_file_system(volume: Volume) -> None:
+    with pytest.raises(BtrfsError, match="not on a btrfs file system"):
+        volume.btrfs.create(Path("/proc/self/twine"))
+
+
+def test_a_snapshot_has_the_content_and_names_its_origin(volume: Volume) -> None:
+    image = an_image(volume)
+    task = volume.folder / "task"
+
+    volume.btrfs.snapshot(image, task)
+
+    assert (task / "etc" / "hostname").read_text() == "web\n"
+    assert (task / "link").readlink() == Path("/etc/hostname")
+    origin, child = volume.btrfs.find(image), volume.btrfs.find(task)
+    assert origin
+    assert child
+    assert child.parent_uuid == origin.uuid != child.uuid
+    assert not child.read_only
+
+
+def test_what_a_task_writes_stays_in_its_snapshot(volume: Volume) -> None:
+    image = an_image(volume)
+    first, second = volume.folder / "first", volume.folder / "second"
+    volume.btrfs.snapshot(image, first)
+
+    (first / "etc" / "hostname").write_text("changed\n")
+    volume.btrfs.snapshot(image, second)
+
+    assert (second / "etc" / "hostname").read_text() == "web\n"
+
+
+def test_a_snapshot_of_a_read_only_image_is_writable_unless_asked_otherwise(
+    volume: Volume,
+) -> None:
+    image = an_image(volume)
+    volume.btrfs.set_read_only(image, True)
+
+    volume.btrfs.snapshot(image, volume.folder / "open")
+    volume.btrfs.snapshot(image, volume.folder / "closed", read_only=True)
+
+    for name, closed in (("image", True), ("open", False), ("closed", True)):
+        found = volume.btrfs.find(volume.folder / name)
+        assert found
+        assert found.read_only is closed
+
+
+def test_nothing_can_be_made_inside_a_read_only_subvolume(volume: Volume) -> None:
+    image = an_image(volume)
+    volume.btrfs.set_read_only(image, True)
+
+    with pytest.raises(BtrfsError, match="Read-only file system"):
+        volume.btrfs.create(image / "inner")
+
+    volume.btrfs.set_read_only(image, False)
+    volume.btrfs.create(image / "inner")
+
+
+def test_a_nested_subvolume_is_left_out_of_a_snapshot(volume: Volume) -> None:
+    image = an_image(volume)
+    volume.btrfs.create(image / "inner")
+    (image / "inner" / "file").write_text("x")
+
+    volume.btrfs.snapshot(image, volume.folder / "task")
+
+    assert list((volume.folder / "task" / "inner").iterdir()) == []
+    assert volume.btrfs.find(volume.folder / "task" / "inner") is None
+
+
+@pytest.mark.parametrize("name", ["missing", "folder", "file"])
+def test_only_a_subvolume_can_be_snapshotted_or_closed(volume: Volume, name: str) -> None:
+    (volume.folder / "folder").mkdir()
+    (volume.folder / "file").write_text("x")
+    reason = "No such file" if name == "missing" else "not a subvolume|Not a directory"
+
+    with pytest.raises(BtrfsError, match=f"{name}.*({reason})"):
+        volume.btrfs.snapshot(volume.folder / name, volume.folder / "task")
+    with pytest.raises(BtrfsError, match=f"{name}.*({reason})"):
+        volume.btrfs.set_read_only(volume.folder / name, True)
+
+
+@pytest.mark.parametrize("name", ["missing", "folder", "file", "link", "file/below"])
+def test_what_is_no_subvolume_is_not_found(volume: Volume, name: str) -> None:
+    image = an_image(volume)
+    (volume.folder / "folder").mkdir()
+    (volume.folder / "file").write_text("x")
+    (volume.folder / "link").symlink_to(image)
+
+    assert volume.btrfs.find(volume.folder / name) is None
+
+
+def test_deleting_takes_nested_and_read_only_ones_along(volume: Volume) -> None:
+    image = an_image(volume)
+    volume.btrfs.create(image / "etc" / "inner")
+    volume.btrfs.create(image / "etc" / "inner" / "innermost")
+    volume.btrfs.set_read_only(image / "etc" / "inner", True)
+    volume.btrfs.set_read_only(image, True)
+
+    volume.btrfs.delete(image)
+
+    assert not image.exists()
+    assert volume.btrfs.find(image) is None
+
+
+def test_deleting_what_is_not_there_is_no_error(volume: Volume) -> None:
+    volume.btrfs.delete(volume.folder / "missing")
+    volume.btrfs.delete(volume.folder / "missing" / "too")
+
+
+def test_a_plain_folder_is_never_deleted(volume: Volume) -> None:
+    (volume.folder / "folder").mkdir()
+
+    with pytest.raises(BtrfsError, match=r"folder: it is not a subvolume"):
+        volume.btrfs.delete(volume.folder / "folder")
+
+    assert (volume.folder / "folder").is_dir()
+
+
+def test_a_subvolume_keeps_its_identity_when_it_is_renamed(volume: Volume) -> None:
+    staged = an_image(volume, "staged")
+    before = volume.btrfs.find(staged)
+
+    staged.rename(volume.folder / "published")
+
+    assert volume.btrfs.find(volume.folder / "published") == before
+    assert volume.btrfs.find(staged) is None
+
+
+def test_only_the_subvolumes_directly_below_are_children(volume: Volume) -> None:
+    an_image(volume, "b")
+    an_image(volume, "a")
+    volume.btrfs.create(volume.folder / "a" / "inner")
+    (volume.folder / "folder").mkdir()
+    (volume.folder / "file").write_text("x")
+
+    assert volume.btrfs.children(volume.folder) == ["a", "b"]
+    with pytest.raises(BtrfsError, match="missing"):
+        volume.btrfs.children(volume.folder / "missing")
+
+
+def test_free_space_is_part_of_the_size(volume: Volume) -> None:
+    size, free = volume.btrfs.free_bytes(volume.folder)
+
+    assert 0 < free <= size
+    with pytest.raises(BtrfsError, match="missing"):
+        volume.btrfs.free_bytes(volume.folder / "missing")

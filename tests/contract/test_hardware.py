@@ -1,0 +1,50 @@
+"""The same questions to the machine this runs on and to a fake one."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from agent.machine import Hardware
+from agent.machine.fake import FakeMachine
+from agent.machine.hardware import read_hardware
+from agent.machine.kernelfs import KernelFs
+
+
+@pytest.fixture(params=["fake", "real"])
+def hardware(request: pytest.FixtureRequest, tmp_path: Path) -> Hardware:
+    """Any Linux machine will do for the real one: reading needs no rights."""
+    if request.param == "fake":
+        return FakeMachine(tmp_path).machine.hardware()
+    return read_hardware(KernelFs())
+
+
+def test_a_machine_has_cpus_sockets_and_memory(hardware: Hardware) -> None:
+    assert 1 <= hardware.cpu.sockets <= hardware.cpu.online
+    assert hardware.cpu.numa_nodes >= 1
+    assert hardware.cpu.model
+    assert hardware.memory_bytes > 64 << 20
+
+
+def test_a_machine_says_which_boot_this_is(hardware: Hardware) -> None:
+    assert re.fullmatch(r"[0-9a-f-]{36}", hardware.boot_id)
+    assert re.match(r"\d+\.\d+", hardware.kernel)
+    assert hardware.hostname
+
+
+def test_the_loopback_interface_is_no_nic(hardware: Hardware) -> None:
+    assert "lo" not in hardware.nics
+
+
+def test_the_real_reading_agrees_with_the_c_library() -> None:
+    real = read_hardware(KernelFs())
+
+    assert real.cpu.online == os.sysconf("SC_NPROCESSORS_ONLN")
+    assert real.memory_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert real.kernel == os.uname().release
+    assert real.hostname == socket.gethostname()
+    assert set(real.nics) | {"lo"} == {name for _, name in socket.if_nameindex()} | {"lo"}
