@@ -125,6 +125,16 @@ class Completed:
     stderr: str
 
 
+class Lines(Protocol):
+    """The output of a running program, line by line."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield lines, each with its newline, until the program ends."""
+
+    def close(self) -> None:
+        """End the program; safe from any thread, the iteration then stops."""
+
+
 class Processes(Protocol):
     """Programs of the host."""
 
@@ -133,8 +143,8 @@ class Processes(Protocol):
         when it is missing, or after `timeout_s`.
         """
 
-    def lines(self, argv: Sequence[str]) -> Iterator[bytes]:
-        """Yield the lines of a program as they come; closing the iterator ends it."""
+    def lines(self, argv: Sequence[str]) -> Lines:
+        """Start a program and return its lines as they come."""
 
 
 @dataclass(frozen=True, slots=True)

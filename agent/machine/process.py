@@ -42,18 +42,31 @@ class HostProcesses:
             raise ProgramError(f"{' '.join(argv)} failed with {result.code}: {reason}")
         return result
 
-    def lines(self, argv: Sequence[str]) -> Iterator[bytes]:
-        """Yield the lines of a program as they come; closing the iterator ends it."""
+    def lines(self, argv: Sequence[str]) -> ProgramLines:
+        """Start a program and return its lines as they come."""
+        return ProgramLines(argv)
+
+
+class ProgramLines:
+    """The output of a running program, line by line."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Start the program."""
         try:
-            child = subprocess.Popen(
-                list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=-1
+            self._child = subprocess.Popen(
+                list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
             )
         except OSError as e:
             raise ProgramError(f"cannot run {argv[0]}: {e.strerror}") from e
-        assert child.stdout is not None
-        try:
-            yield from child.stdout
-        finally:
-            child.kill()
-            child.stdout.close()
-            child.wait()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield lines until the program ends."""
+        assert self._child.stdout is not None
+        with self._child.stdout as output:
+            yield from output
+        self._child.wait()
+
+    def close(self) -> None:
+        """End the program; safe from any thread."""
+        self._child.kill()
+        self._child.wait()

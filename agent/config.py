@@ -1,0 +1,69 @@
+"""Configuration of the agent, read once from /etc/twine/agent.toml."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.errors import ConfigError
+
+DEFAULT_PATH = Path("/etc/twine/agent.toml")
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operator can set; every field has a default that suits a lab and a fleet."""
+
+    state_dir: str = "/var/lib/twine"
+    """Images, task roots, journal, identity. Must lie on btrfs."""
+    run_dir: str = "/run/twine"
+    """Lock and socket; gone after a reboot."""
+    socket: str = "/run/twine/agent.sock"
+    """Local API, for root and the group below."""
+    socket_group: str = "twine"
+    listen: str = "0.0.0.0:7443"
+    """Address of the API with mutual TLS; used once the host has joined, never in plain."""
+    sidekick: str = "/opt/twine/bin/sidekick"
+    sidekick_state_dir: str = "/var/lib/twine/sidekick"
+    reserve_memory_bytes: Annotated[int, Meta(ge=0)] = 128 << 20
+    """Memory that tasks may not be promised: the kernel, systemd and the agent need it."""
+    log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
+
+    def address(self) -> tuple[str, int]:
+        """Return host and port of `listen`."""
+        host, _, port = self.listen.rpartition(":")
+        if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+            raise ConfigError(
+                f"listen = {self.listen!r} is not HOST:PORT", hint="for instance 0.0.0.0:7443"
+            )
+        return host.strip("[]"), int(port)
+
+
+def load(path: Path | None) -> AgentConfig:
+    """Return the configuration; without a file at the default place, the defaults."""
+    chosen = path or DEFAULT_PATH
+    try:
+        text = chosen.read_text()
+    except FileNotFoundError as e:
+        if path is None:
+            return AgentConfig()
+        raise ConfigError(f"cannot read {path}: no such file") from e
+    except OSError as e:
+        raise ConfigError(f"cannot read {chosen}: {e.strerror}") from e
+    try:
+        config = msgspec.convert(tomllib.loads(text), AgentConfig)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+        raise ConfigError(
+            f"{chosen} cannot be used: {e}", hint="`twine-agent config` prints every field"
+        ) from e
+    config.address()
+    return config
+
+
+def local_socket(config: AgentConfig) -> str:
+    """Return the endpoint that the command line tool talks to."""
+    return os.environ.get("TWINE_AGENT", f"unix:{config.socket}")

@@ -1,0 +1,69 @@
+"""Whether a request about a task is taken: who asked last, and does it fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from agent.api import TaskSpec, TaskState
+from agent.core.records import TaskRecord, Tombstone, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request is older than what is in force."""
+
+    reason: str
+
+
+def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> Refused | None:
+    """Return why a request must not be carried out, or None.
+
+    A sender with a newer epoch (leadership term) has the word whatever the generation; within
+    one epoch the higher generation wins (design contract 3.1).
+    """
+    if known is None:
+        return None
+    current = known.spec if isinstance(known, TaskRecord) else known
+    if epoch < current.epoch:
+        return Refused(
+            f"epoch {epoch} is older than {current.epoch}, the term of the sender now in charge"
+        )
+    if generation < current.generation:
+        return Refused(f"generation {generation} is older than {current.generation}, in force")
+    if isinstance(known, Tombstone) and generation == known.generation:
+        return Refused(f"generation {generation} was already removed")
+    return None
+
+
+def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord | None:
+    """Return the record for a new desired state, None where it changes nothing."""
+    if known is None:
+        return TaskRecord(task_id=task_id, spec=spec)
+    if known.wanted is Wanted.RUN and known.spec.generation == spec.generation:
+        if known.spec.epoch == spec.epoch:
+            return None
+        return replace(known, spec=replace(known.spec, epoch=spec.epoch))
+    changed = replace(known, spec=spec, wanted=Wanted.RUN, reason="", streak=0)
+    if known.state in (TaskState.STOPPED, TaskState.FAILED, TaskState.BACKOFF):
+        changed = replace(changed, state=TaskState.ACCEPTED, next_start_at=None)
+    return changed
+
+
+def too_big(spec: TaskSpec, memory_bytes: int, cpus: int, committed_bytes: int) -> str:
+    """Return why a task cannot run on this machine, empty where it can.
+
+    A guard for local use; with a control plane the allocator has already counted. `committed`
+    is the sum of the memory limits of the machine's other tasks.
+    """
+    need = spec.limits.memory_max_bytes
+    if committed_bytes + need > memory_bytes:
+        return (
+            f"memory_max_bytes {need} does not fit: the machine has {memory_bytes} and its "
+            f"tasks may already use {committed_bytes}"
+        )
+    cores = spec.limits.cpu_max_cores
+    if cores is not None and cores > cpus:
+        return f"cpu_max_cores {cores:g} is more than the machine has ({cpus})"
+    return ""

@@ -1,0 +1,53 @@
+"""How a task ended, in words."""
+
+from __future__ import annotations
+
+from agent.api import Exit
+
+_STEPS: dict[int, str] = {
+    200: "its working directory could not be entered",
+    202: "its file descriptors could not be set up",
+    203: "its command could not be executed: no such file in the image, not executable, or "
+    "built for another processor",
+    205: "a resource limit could not be set",
+    206: "its OOM score could not be set",
+    209: "its standard output could not be opened",
+    213: "a path below its state could not be made",
+    216: "its group could not be set",
+    217: "its user could not be set",
+    218: "its capabilities could not be dropped",
+    219: "it could not be put into its cgroup",
+    225: "its network could not be set up",
+    226: "its mount namespace could not be set up: is the image a whole root file system?",
+    228: "its system call filter could not be set",
+    232: "its address families could not be restricted",
+    233: "its runtime directory could not be made",
+    243: "its credentials could not be set up",
+}
+"""Exit codes by which systemd says which step before the command failed.
+
+Source: systemd.exec(5), "Process Exit Codes".
+"""
+
+_RESULTS = {
+    "oom-kill": "it used more memory than its limit and was killed (oom-kill)",
+    "timeout": "it did not end in time and was killed",
+    "external-stop": "its unit was stopped by somebody else on the host",
+    "lost": "the host was rebooted",
+    "resources": "systemd could not get what it needs to start it",
+    "watchdog": "its watchdog ran out",
+    "start-limit-hit": "it was started too often in a row",
+}
+
+
+def describe(end: Exit) -> str:
+    """Return one sentence on how the main process ended."""
+    if end.result in _RESULTS:
+        return _RESULTS[end.result]
+    if end.signal is not None:
+        return f"it was ended by signal {end.signal}"
+    if end.code is not None and end.result != "success" and end.code in _STEPS:
+        return f"it never started: {_STEPS[end.code]} (exit code {end.code})"
+    if end.code is not None:
+        return f"it ended with exit code {end.code}"
+    return f"it ended: {end.result}"

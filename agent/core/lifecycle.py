@@ -1,0 +1,247 @@
+"""Life of one task: what to do next, given what is wanted and what is seen.
+
+One pure function serves the first start, every restart, the repair after a crash of the
+agent between any two steps, and the adoption of tasks that ran on meanwhile: there is no
+separate recovery path that could differ (docs/adr/0003). `services/supervisor.py` looks at
+the host, calls `decide`, saves the record, carries out the action, and looks again.
+
+    accepted → preparing → starting → running ⇄ (healthy | unhealthy)
+        ↑                                │ ends
+        └──────── backoff ◄──────────────┤
+                  stopped / failed ◄─────┴──► stopping → (gone)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msgspec.structs import replace
+
+from agent.api import Exit, Health, RestartWhen, TaskState
+from agent.core.exits import describe
+from agent.core.records import TaskRecord, Wanted, key_of
+
+LONG_RUN_S = 600.0
+"""A task that ran for so long before it ended starts its back-off anew (RestartPolicy)."""
+
+
+class Action(StrEnum):
+    """What the supervisor must do on the host now. Each is idempotent."""
+
+    PREPARE = "prepare"
+    """Make the task's root from its image."""
+    START = "start"
+    """Start the unit."""
+    LIMIT = "limit"
+    """Bring the running unit to the limits of the specification."""
+    STOP = "stop"
+    """Stop the unit; it goes away."""
+    REMOVE_ROOT = "remove-root"
+    FORGET = "forget"
+    """Nothing is left on the host: drop the record."""
+    REST = "rest"
+    """Wait for something to happen, at most until `until`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenUnit:
+    """What systemd says of the task's unit."""
+
+    active: str
+    sub: str
+    result: str
+    invocation_id: str
+    key: str
+    """`key_of` the specification it was started from."""
+    exit_code: int | None = None
+    exit_signal: str | None = None
+    exited_at: float | None = None
+    started_at: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether its main process ended by itself; the unit is kept until we looked."""
+        return self.active == "failed" or (self.active == "active" and self.sub == "exited")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is seen of a task on the host."""
+
+    unit: SeenUnit | None
+    root: bool
+    """Whether its root exists, made from the image of the specification."""
+    leftover: bool = False
+    """Whether there is something at its root at all, fit or not."""
+    boot_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The task after the decision, what to do, and when to look again at the latest."""
+
+    task: TaskRecord
+    action: Action
+    until: float | None = None
+
+
+def decide(task: TaskRecord, seen: Seen, now: float) -> Decision:
+    """Return what to do next for a task. `now` is in seconds since 1970."""
+    if task.wanted is Wanted.GONE:
+        return _towards_gone(task, seen)
+    unit = seen.unit
+    if unit is None:
+        return _without_unit(task, seen, now)
+    if unit.key != key_of(task.spec) or task.restart_asked:
+        return _replace_unit(task, unit)
+    if unit.ended:
+        return _after_end(task, unit, seen, now)
+    if unit.active in ("active", "reloading"):
+        return _while_running(task, unit, seen)
+    state = TaskState.STOPPING if unit.active == "deactivating" else TaskState.STARTING
+    return Decision(replace(task, state=state, boot_id=seen.boot_id), Action.REST)
+
+
+def _towards_gone(task: TaskRecord, seen: Seen) -> Decision:
+    stopping = replace(task, state=TaskState.STOPPING, next_start_at=None)
+    if seen.unit is not None:
+        waiting = seen.unit.active == "deactivating"
+        return Decision(stopping, Action.REST if waiting else Action.STOP)
+    gone = replace(stopping, state=TaskState.STOPPED, health=Health.UNKNOWN)
+    if seen.root or seen.leftover:
+        return Decision(gone, Action.REMOVE_ROOT)
+    return Decision(gone, Action.FORGET)
+
+
+def _replace_unit(task: TaskRecord, unit: SeenUnit) -> Decision:
+    reason = "restart was asked for" if task.restart_asked else "its specification changed"
+    stopping = replace(
+        task,
+        state=TaskState.STOPPING,
+        reason=reason,
+        health=Health.UNKNOWN,
+        ended_invocation=unit.invocation_id,
+    )
+    return Decision(stopping, Action.REST if unit.active == "deactivating" else Action.STOP)
+
+
+def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen) -> Decision:
+    running = replace(task, state=TaskState.RUNNING, boot_id=seen.boot_id, next_start_at=None)
+    if task.invocation_id != unit.invocation_id:
+        running = replace(
+            running,
+            invocation_id=unit.invocation_id,
+            started_at=unit.started_at,
+            health=Health.UNKNOWN,
+            reason="",
+            limits=task.limits or task.spec.limits,
+        )
+    if task.spec.probe is None:
+        running = replace(running, health=Health.HEALTHY)
+    if running.limits != task.spec.limits:
+        return Decision(running, Action.LIMIT)
+    return Decision(running, Action.REST)
+
+
+def _after_end(task: TaskRecord, unit: SeenUnit, seen: Seen, now: float) -> Decision:
+    """The main process ended by itself: count it once, let the unit go, apply the policy."""
+    if task.ended_invocation == unit.invocation_id:
+        return Decision(task, Action.STOP)
+    end = Exit(
+        result=unit.result,
+        code=unit.exit_code,
+        signal=unit.exit_signal,
+        at=unit.exited_at or now,
+    )
+    started = replace(
+        task,
+        invocation_id=unit.invocation_id,
+        started_at=unit.started_at or task.started_at,
+        boot_id=seen.boot_id,
+    )
+    return Decision(_ended(started, end, now), Action.STOP)
+
+
+def _without_unit(task: TaskRecord, seen: Seen, now: float) -> Decision:
+    task = _account_for_missing_unit(task, seen, now)
+    if task.restart_asked:
+        task = replace(task, restart_asked=False, state=TaskState.ACCEPTED, next_start_at=None)
+    if task.state in (TaskState.STOPPED, TaskState.FAILED):
+        return Decision(task, Action.REST)
+    if task.state is TaskState.BACKOFF and now < (task.next_start_at or 0.0):
+        return Decision(task, Action.REST, task.next_start_at)
+    if not seen.root:
+        return Decision(replace(task, state=TaskState.PREPARING), Action.PREPARE)
+    starting = replace(task, state=TaskState.STARTING, limits=task.spec.limits)
+    return Decision(starting, Action.START)
+
+
+def _account_for_missing_unit(task: TaskRecord, seen: Seen, now: float) -> TaskRecord:
+    """A unit that was seen and is gone without a counted end: say why, once."""
+    known = task.invocation_id and task.invocation_id != task.ended_invocation
+    if task.state is TaskState.STOPPING and not known:
+        return replace(task, state=TaskState.ACCEPTED, reason="")
+    if not known or task.state not in (TaskState.RUNNING, TaskState.STOPPING):
+        return task
+    if task.boot_id and task.boot_id != seen.boot_id:
+        end = Exit(result="lost", at=now)
+        lost = replace(task, last_exit=end, ended_invocation=task.invocation_id)
+        if task.spec.offline_restart:
+            return replace(lost, state=TaskState.ACCEPTED, reason="", restarts=task.restarts + 1)
+        return replace(
+            lost,
+            state=TaskState.STOPPED,
+            health=Health.UNKNOWN,
+            reason="the host was rebooted; waiting for the owner of the task to start it again",
+        )
+    return _ended(task, Exit(result="external-stop", at=now), now)
+
+
+def _ended(task: TaskRecord, end: Exit, now: float) -> TaskRecord:
+    """Return the task after an end that nobody asked for, by its restart policy."""
+    ran_s = end.at - task.started_at if task.started_at else 0.0
+    policy = task.spec.restart
+    again = policy.when is RestartWhen.ALWAYS or (
+        policy.when is RestartWhen.ON_FAILURE and end.result != "success"
+    )
+    ended = replace(
+        task,
+        last_exit=end,
+        ended_invocation=task.invocation_id,
+        health=Health.UNKNOWN,
+        reason=describe(end),
+        restart_asked=False,
+    )
+    if not again:
+        return replace(ended, state=TaskState.STOPPED, next_start_at=None)
+    streak = 0 if ran_s >= LONG_RUN_S else task.streak
+    return replace(
+        ended,
+        state=TaskState.BACKOFF,
+        streak=streak + 1,
+        restarts=task.restarts + 1,
+        next_start_at=now + backoff_s(task, streak),
+    )
+
+
+def backoff_s(task: TaskRecord, streak: int) -> float:
+    """Return the pause before the next start: doubled with each one, up to the maximum."""
+    policy = task.spec.restart
+    return min(policy.backoff_s * 2.0 ** min(streak, 30), policy.backoff_max_s)
+
+
+def after_failure(task: TaskRecord, reason: str, now: float, *, retry: bool) -> TaskRecord:
+    """Return the task after a step towards its start could not be done.
+
+    With `retry` it waits as after an end of its own; without, only a new specification helps.
+    """
+    if not retry:
+        return replace(task, state=TaskState.FAILED, reason=reason, next_start_at=None)
+    return replace(
+        task,
+        state=TaskState.BACKOFF,
+        reason=reason,
+        streak=task.streak + 1,
+        next_start_at=now + backoff_s(task, task.streak),
+    )

@@ -1,0 +1,99 @@
+"""What the agent remembers of a task between two moments, on disk and off it."""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+
+import msgspec
+
+from agent.api import Exit, Health, Limits, TaskSpec, TaskState, TaskStatus
+
+
+class Wanted(StrEnum):
+    """What the owner of a task asked for last."""
+
+    RUN = "run"
+    GONE = "gone"
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One task: the owner's intent, and what was last seen of it.
+
+    The first four fields are the intent and must never be lost. The rest is a cache of what
+    systemd and btrfs say, kept so that an end that happened while nobody looked is counted
+    once and so that health survives a restart of the agent.
+    """
+
+    schema: int = 1
+    task_id: str
+    spec: TaskSpec
+    wanted: Wanted = Wanted.RUN
+    restart_asked: bool = False
+    state: TaskState = TaskState.ACCEPTED
+    reason: str = ""
+    health: Health = Health.UNKNOWN
+    invocation_id: str = ""
+    boot_id: str = ""
+    """Boot of the host in which the unit was last seen."""
+    ended_invocation: str = ""
+    """Invocation whose end is already counted."""
+    started_at: float | None = None
+    next_start_at: float | None = None
+    restarts: int = 0
+    streak: int = 0
+    """Restarts since it last ran for long; sets the back-off."""
+    last_exit: Exit | None = None
+    limits: Limits | None = None
+    """Limits that the running unit has."""
+
+
+class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that was removed: what arrives late for it must not bring it back."""
+
+    task_id: str
+    generation: int
+    epoch: int
+    at: float
+
+
+def key_of(spec: TaskSpec) -> str:
+    """Return a name for what the process is made from: 12 hexadecimal digits.
+
+    Two specifications with the same key can run in the same unit; what differs (limits,
+    probe, restart policy) is applied to it live.
+    """
+    process = (
+        spec.image,
+        spec.command,
+        sorted(spec.environment.items()),
+        spec.entitlement,
+        spec.stop_timeout_s,
+    )
+    return hashlib.sha256(msgspec.json.encode(process)).hexdigest()[:12]
+
+
+def unit_of(task_id: str) -> str:
+    """Return the unit's name; ids are DNS labels, so nothing needs escaping."""
+    return f"twine-task-{task_id}.service"
+
+
+def status_of(task: TaskRecord) -> TaskStatus:
+    """Return what the API shows of a task."""
+    return TaskStatus(
+        task_id=task.task_id,
+        generation=task.spec.generation,
+        epoch=task.spec.epoch,
+        state=task.state,
+        health=task.health,
+        reason=task.reason,
+        image=task.spec.image,
+        entitlement=task.spec.entitlement,
+        job=task.spec.job,
+        unit=unit_of(task.task_id),
+        invocation_id=task.invocation_id,
+        restarts=task.restarts,
+        started_at=task.started_at,
+        next_start_at=task.next_start_at,
+        last_exit=task.last_exit,
+    )

@@ -1,0 +1,118 @@
+"""A task's specification → properties of its transient unit.
+
+Names and units are those of systemd's D-Bus interface (org.freedesktop.systemd1(5)), where
+times are in microseconds. The hardening is the default of every task; what each property
+costs and blocks is in docs/adr/0011.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from agent.api import Limits, TaskSpec
+from agent.core.records import key_of
+
+_S = 1_000_000
+
+TASK_HARDENING: Mapping[str, object] = MappingProxyType(
+    {
+        "DynamicUser": True,
+        "PrivateUsers": True,
+        "PrivatePIDs": True,
+        "MountAPIVFS": True,
+        "PrivateTmp": True,
+        "PrivateDevices": True,
+        "PrivateIPC": True,
+        "DevicePolicy": "closed",
+        "ProtectSystem": "strict",
+        "ProtectHome": "yes",
+        "ProtectKernelTunables": True,
+        "ProtectKernelModules": True,
+        "ProtectKernelLogs": True,
+        "ProtectControlGroups": True,
+        "ProtectClock": True,
+        "ProtectHostname": True,
+        "ProtectProc": "invisible",
+        "ProcSubset": "pid",
+        "NoNewPrivileges": True,
+        "CapabilityBoundingSet": (),
+        "AmbientCapabilities": (),
+        "RestrictNamespaces": True,
+        "RestrictRealtime": True,
+        "RestrictSUIDSGID": True,
+        "LockPersonality": True,
+        "RestrictAddressFamilies": ("AF_INET", "AF_INET6", "AF_UNIX"),
+        "SystemCallArchitectures": ("native",),
+        "SystemCallFilter": ("@system-service", "~@privileged", "~@resources"),
+        "KeyringMode": "private",
+        "RemoveIPC": True,
+        "UMask": 0o077,
+        "LimitCORE": 0,
+        "NotifyAccess": "none",
+        "IPAddressDeny": ("169.254.0.0/16",),
+    }
+)
+"""What a task may not do (trust promise: a task sees neither host nor neighbours)."""
+
+
+def slice_of(entitlement: str) -> str:
+    r"""Return the slice of an entitlement; a dash would be a level of its own, so `\x2d`."""
+    return "workload-" + entitlement.replace("-", r"\x2d") + ".slice"
+
+
+def describe_unit(task_id: str, spec: TaskSpec) -> str:
+    """Return the unit's description: what it is, and the key it was started from."""
+    return f"Twine task {task_id} [key {key_of(spec)}]"
+
+
+def key_in(description: str) -> str:
+    """Return the key in a unit's description, empty where there is none."""
+    _, _, rest = description.partition("[key ")
+    return rest.rstrip("]")
+
+
+def limit_properties(limits: Limits) -> dict[str, object]:
+    """Return the properties that can also be changed while the unit runs."""
+    quota = limits.cpu_max_cores
+    return {
+        "CPUWeight": limits.cpu_weight,
+        "CPUQuotaPerSecUSec": round(quota * _S) if quota is not None else 2**64 - 1,
+        "MemoryMax": limits.memory_max_bytes,
+        "MemorySwapMax": 0,
+        "TasksMax": limits.tasks_max,
+    }
+
+
+def unit_properties(
+    task_id: str, spec: TaskSpec, root: str, hardening: Mapping[str, object] = TASK_HARDENING
+) -> dict[str, object]:
+    """Return all properties of a task's unit, whose root file system is at `root`.
+
+    `RemainAfterExit` and `CollectMode=inactive` keep an ended unit, with its exit code,
+    until the agent has seen it, even if the agent is down at that moment (F-03).
+    """
+    environment = {
+        "TWINE_TASK": task_id,
+        "TWINE_JOB": spec.job,
+        "TWINE_ENTITLEMENT": spec.entitlement,
+        **spec.environment,
+    }
+    return {
+        "Description": describe_unit(task_id, spec),
+        "Type": "exec",
+        "ExecStart": [list(spec.command)],
+        "RootDirectory": root,
+        "Slice": slice_of(spec.entitlement),
+        "Environment": [f"{k}={v}" for k, v in environment.items()],
+        "SyslogIdentifier": task_id,
+        "RemainAfterExit": True,
+        "CollectMode": "inactive",
+        "KillMode": "control-group",
+        "TimeoutStopUSec": round(spec.stop_timeout_s * _S),
+        "OOMPolicy": "kill",
+        "LogRateLimitIntervalUSec": 10 * _S,
+        "LogRateLimitBurst": 10_000,
+        **limit_properties(spec.limits),
+        **hardening,
+    }

@@ -1,0 +1,240 @@
+"""Composition root of the agent: builds machine, services and servers, in order.
+
+Start: lock → journal → adopt what runs → READY → unix socket → TLS, once the host joined.
+Stopping the agent leaves every task alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import grp
+import logging
+import os
+import signal
+import ssl
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from agent import api
+from agent.config import AgentConfig
+from agent.errors import Busy, ConfigError, Unprocessable
+from agent.machine import Machine
+from agent.machine.notify import notify, watchdog_s
+from agent.server import Services, application
+from agent.services.events import EventLog
+from agent.services.facts import machine_facts
+from agent.services.host_profile import HostProfile
+from agent.services.identity import HostIdentity
+from agent.services.images import Images
+from agent.services.journal import Journal
+from agent.services.logs import Logs
+from agent.services.offload import Lanes
+from agent.services.prober import Prober
+from agent.services.roots import Roots
+from agent.services.supervisor import Host
+from agent.services.tasks import Tasks
+from agent.services.units import Units
+from agent.wire.client import WireClient
+
+log = logging.getLogger(__name__)
+
+JOIN_POLL_S = 2.0
+"""How soon after `twine-agent join` the TLS port opens."""
+_FETCH = next(r for r in api.JOIN_ROUTES if r.name == "fetch_image")
+
+
+def real_machine() -> Machine:
+    """Return the host this process runs on."""
+    from agent.machine.btrfs import HostBtrfs
+    from agent.machine.hardware import read_hardware
+    from agent.machine.kernelfs import KernelFs
+    from agent.machine.process import HostProcesses
+    from agent.machine.systemd import HostSystemd
+
+    return Machine(
+        systemd=HostSystemd(),
+        btrfs=HostBtrfs(),
+        processes=HostProcesses(),
+        hardware=lambda: read_hardware(KernelFs()),
+    )
+
+
+class Agent:
+    """One agent over one machine, real or in memory."""
+
+    def __init__(self, config: AgentConfig, machine: Machine) -> None:
+        """Touch nothing yet; see `running`."""
+        self.config = config
+        self._machine = machine
+        self._state = Path(config.state_dir)
+        self.identity = HostIdentity(self._state / "identity")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Services]:
+        """Adopt what runs on the host and serve; leaving stops the agent, not the tasks."""
+        async with AsyncExitStack() as stack:
+            self._lock(stack)
+            lanes = Lanes()
+            stack.callback(lanes.close)
+            group = await stack.enter_async_context(_cancelled_at_exit())
+            services = await self._services(lanes, group, stack)
+            app = application(services, self.config.socket_group)
+            runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=2.0)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await self._serve_socket(runner, stack)
+            await self._adopt(services, lanes)
+            group.create_task(self._serve_tls(runner), name="tls")
+            yield services
+
+    def _lock(self, stack: AsyncExitStack) -> None:
+        run = Path(self.config.run_dir)
+        run.mkdir(parents=True, exist_ok=True)
+        file = stack.enter_context((run / "agent.lock").open("w"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            raise Busy(
+                f"another agent runs on this host (it holds {run / 'agent.lock'})",
+                hint="systemctl status twine-agent",
+            ) from e
+
+    async def _services(
+        self, lanes: Lanes, group: asyncio.TaskGroup, stack: AsyncExitStack
+    ) -> Services:
+        config, machine = self.config, self._machine
+        hardware = await lanes.run("facts", machine.hardware)
+        events = EventLog(hardware.boot_id)
+        units = Units(machine.systemd, lanes)
+        stack.callback(units.listen())
+        prober = Prober()
+        stack.push_async_callback(prober.close)
+        images = Images(self._state, machine.btrfs, units, machine.processes, lanes, events)
+        host = Host(
+            units=units,
+            roots=Roots(machine.btrfs, self._state / "tasks", images.folder),
+            journal=Journal(self._state / "journal"),
+            events=events,
+            lanes=lanes,
+            prober=prober,
+            boot_id=hardware.boot_id,
+        )
+        self._host = host
+        sidekick_state = Path(config.sidekick_state_dir)
+
+        def spawn(work: Coroutine[Any, Any, None]) -> None:
+            group.create_task(work)
+
+        return Services(
+            tasks=Tasks(host, hardware, group, reserve_bytes=config.reserve_memory_bytes),
+            images=images,
+            logs=Logs(machine.processes),
+            events=events,
+            profile=HostProfile(units, events, Path(config.sidekick), sidekick_state),
+            facts=lambda: machine_facts(machine, self._name(), config.state_dir),
+            pull=lambda request: self._pull(images, request),
+            spawn=spawn,
+        )
+
+    def _name(self) -> str:
+        held = self.identity.find()
+        return held.machine if held else ""
+
+    async def _adopt(self, services: Services, lanes: Lanes) -> None:
+        await lanes.run("btrfs", services.images.tidy)
+        replay = await lanes.run("journal", self._host.journal.replay)
+        await services.tasks.adopt(replay)
+        services.ready = True
+        services.events.add("agent", self._name() or "agent", "ready")
+        log.info("ready", extra={"tasks": len(replay.tasks)})
+
+    async def _serve_socket(self, runner: web.AppRunner, stack: AsyncExitStack) -> None:
+        path = Path(self.config.socket)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            await web.UnixSite(runner, str(path)).start()
+        finally:
+            os.umask(before)
+        try:
+            os.chown(path, 0, grp.getgrnam(self.config.socket_group).gr_gid)
+            path.chmod(0o660)
+        except (KeyError, PermissionError):
+            log.warning("the socket is for its owner only", extra={"socket": str(path)})
+        stack.callback(path.unlink, missing_ok=True)
+
+    async def _serve_tls(self, runner: web.AppRunner) -> None:
+        """Open the TCP port once the host has an identity, and keep that identity fresh."""
+        while self.identity.find() is None:
+            await asyncio.sleep(JOIN_POLL_S)
+        host, port = self.config.address()
+        site = web.TCPSite(runner, host, port, ssl_context=self.identity.server_context())
+        try:
+            await site.start()
+        except OSError as e:
+            raise ConfigError(f"cannot listen on {self.config.listen}: {e.strerror}") from e
+        log.info("serving", extra={"address": self.config.listen})
+        await self.identity.renew_forever()
+
+    async def _pull(self, images: Images, request: api.ImagePull) -> api.ImageInfo:
+        if info := images.find(request.digest):
+            return info
+        held = self.identity.find()
+        if held is None:
+            raise Unprocessable(
+                "cannot pull: this host has joined no control plane",
+                hint="put the image instead, or join",
+            )
+        expected = _FETCH.url(digest=request.digest)
+        if request.path not in (expected, f"/v1/images/{request.digest}/stream"):
+            raise Unprocessable(f"images are pulled from {expected}, not from {request.path}")
+        context: ssl.SSLContext = self.identity.client_context()
+        async with WireClient(held.control_plane_url, context) as client:
+            chunks = client.stream(_FETCH, digest=request.digest)
+            return await images.receive(request.digest, request.format, chunks)
+
+
+@asynccontextmanager
+async def _cancelled_at_exit() -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group whose tasks end with the block, however it is left."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+            raise _Leave
+    except* _Leave:
+        pass
+
+
+class _Leave(Exception):
+    """Leaves the task group, which cancels what runs in it."""
+
+
+async def serve(config: AgentConfig) -> None:
+    """Run the agent until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    agent = Agent(config, real_machine())
+    async with agent.running() as services:
+        notify("READY=1", f"STATUS={len(services.tasks.all())} tasks")
+        await _heartbeat(services, stop)
+        notify("STOPPING=1")
+
+
+async def _heartbeat(services: Services, stop: asyncio.Event) -> None:
+    """Tell systemd's watchdog, from the event loop itself, that we are alive."""
+    interval_s = (watchdog_s() or 30.0) / 3
+    while not stop.is_set():
+        notify("WATCHDOG=1", f"STATUS={len(services.tasks.all())} tasks")
+        try:
+            async with asyncio.timeout(interval_s):
+                await stop.wait()
+        except TimeoutError:
+            continue

@@ -1,0 +1,282 @@
+"""The agent's API: who may call, and which service answers. No decisions of its own."""
+
+from __future__ import annotations
+
+import grp
+import pwd
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from agent import api
+from agent.errors import Busy, Forbidden, InvalidInput, Unauthenticated
+from agent.services.events import EventLog
+from agent.services.facts import agent_version
+from agent.services.host_profile import HostProfile
+from agent.services.images import Images
+from agent.services.logs import Logs
+from agent.services.tasks import Tasks
+from agent.wire.peers import local_user, tls_peer
+from agent.wire.routes import Route
+from agent.wire.server import Call, Handler, Peer, make_app
+
+_ID = re.compile(api.ID_PATTERN)
+_DIGEST = re.compile(api.DIGEST_PATTERN)
+MAX_EVENT_WAIT_S = 60.0
+
+
+@dataclass(slots=True)
+class Services:
+    """What the handlers answer from; the daemon fills it in."""
+
+    tasks: Tasks
+    images: Images
+    logs: Logs
+    events: EventLog
+    profile: HostProfile
+    facts: Callable[[], api.MachineFacts]
+    pull: Callable[[api.ImagePull], Any]
+    """Fetches an image from the control plane this host has joined."""
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    """Runs a coroutine beside the request, in the daemon's task group."""
+    ready: bool = False
+
+
+def authorize_with(socket_group: str) -> Callable[[web.Request, Route], Peer]:
+    """Return the rule of the agent: local root and group, or a component of the cluster.
+
+    On the unix socket the kernel says who calls (SO_PEERCRED); on TCP only a certificate of
+    the role `component` may call, never another host or a user (trust F-79).
+    """
+
+    def authorize(request: web.Request, route: Route) -> Peer:
+        user = local_user(request.transport)
+        if user is not None:
+            uid, gid = user
+            if uid == 0 or gid == _gid(socket_group) or uid in _members(socket_group):
+                return Peer(name=f"local:{uid}", role="local")
+            raise Forbidden(
+                f"user {uid} may not call {route.name}",
+                hint=f"be root or a member of group {socket_group}",
+            )
+        peer = tls_peer(request.transport)
+        if peer is None:
+            raise Unauthenticated("the connection proves no identity")
+        if peer.role != "component":
+            raise Forbidden(f"{peer.name} may not call {route.name} of an agent")
+        return peer
+
+    return authorize
+
+
+def _gid(group: str) -> int | None:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        return None
+
+
+def _members(group: str) -> set[int]:
+    try:
+        names = grp.getgrnam(group).gr_mem
+    except KeyError:
+        return set()
+    return {pwd.getpwnam(n).pw_uid for n in names}
+
+
+def application(services: Services, socket_group: str) -> web.Application:
+    """Return the agent's application, for the unix socket and for TLS alike."""
+    collector = _TaskCollector(services)
+    REGISTRY.register(collector)
+    app = make_app(
+        "Twine agent",
+        api.ROUTES,
+        handlers(services),
+        authorize_with(socket_group),
+        version=agent_version(),
+        metrics=lambda: generate_latest(REGISTRY),
+    )
+
+    async def unregister(_: web.Application) -> None:
+        REGISTRY.unregister(collector)
+
+    app.on_cleanup.append(unregister)
+    return app
+
+
+class _TaskCollector(Collector):
+    """Tasks by state and images, counted when asked."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def collect(self) -> list[Metric]:
+        tasks = GaugeMetricFamily("twine_tasks", "Tasks by state", labels=["state"])
+        states = [t.state for t in self._services.tasks.all()] if self._services.ready else []
+        for state in api.TaskState:
+            tasks.add_metric([state.value], states.count(state))
+        images = GaugeMetricFamily("twine_images", "Images that are complete")
+        images.add_metric([], len(self._services.images.all()))
+        return [tasks, images]
+
+
+def handlers(s: Services) -> dict[str, Handler]:
+    """Return the handler of each route."""
+    return {**_image_handlers(s), **_task_handlers(s), **_host_handlers(s)}
+
+
+def _image_handlers(s: Services) -> dict[str, Handler]:
+    async def list_images(_: Call) -> api.Images:
+        infos = [_with_users(s, i) for i in s.images.all()]
+        return api.Images(images=infos)
+
+    async def get_image(call: Call) -> api.ImageInfo:
+        return _with_users(s, s.images.get(_digest(call)))
+
+    async def put_image(call: Call) -> api.ImageInfo:
+        assert call.stream is not None
+        return await s.images.receive(_digest(call), _format(call), call.stream)
+
+    async def pull_image(call: Call) -> api.ImageInfo:
+        info = await s.pull(call.body)
+        assert isinstance(info, api.ImageInfo)
+        return info
+
+    async def delete_image(call: Call) -> api.Ack:
+        await s.images.delete(_digest(call), s.tasks.using)
+        return api.Ack(detail="deleted")
+
+    return {
+        "list_images": list_images,
+        "get_image": get_image,
+        "put_image": put_image,
+        "pull_image": pull_image,
+        "delete_image": delete_image,
+    }
+
+
+def _task_handlers(s: Services) -> dict[str, Handler]:
+    async def list_tasks(_: Call) -> api.Tasks:
+        _must_be_ready(s)
+        return api.Tasks(tasks=s.tasks.all())
+
+    async def put_task(call: Call) -> api.TaskStatus:
+        _must_be_ready(s)
+        return await s.tasks.put(_task_id(call), call.body)
+
+    async def get_task(call: Call) -> api.TaskStatus:
+        _must_be_ready(s)
+        return s.tasks.get(_task_id(call))
+
+    async def delete_task(call: Call) -> api.TaskStatus:
+        _must_be_ready(s)
+        generation, epoch = _version(call)
+        return await s.tasks.delete(_task_id(call), generation, epoch)
+
+    async def restart_task(call: Call) -> api.TaskStatus:
+        _must_be_ready(s)
+        generation, epoch = _version(call)
+        return await s.tasks.restart(_task_id(call), generation, epoch)
+
+    async def task_logs(call: Call) -> AsyncIterator[bytes]:
+        _must_be_ready(s)
+        unit = s.tasks.get(_task_id(call)).unit
+        tail = call.number("tail")
+        return s.logs.read(
+            unit,
+            follow=call.flag("follow"),
+            since=call.number("since"),
+            tail=None if tail is None else int(tail),
+        )
+
+    return {
+        "list_tasks": list_tasks,
+        "put_task": put_task,
+        "get_task": get_task,
+        "delete_task": delete_task,
+        "restart_task": restart_task,
+        "task_logs": task_logs,
+    }
+
+
+def _host_handlers(s: Services) -> dict[str, Handler]:
+    async def get_machine(_: Call) -> api.MachineFacts:
+        return s.facts()
+
+    async def put_profile(call: Call) -> api.ProfileStatus:
+        if s.profile.check(call.body):
+            s.spawn(s.profile.apply(call.body))
+        return s.profile.status()
+
+    async def get_profile(_: Call) -> api.ProfileStatus:
+        return s.profile.status()
+
+    async def get_events(call: Call) -> api.Events:
+        after = int(call.number("after", 0) or 0)
+        wait_s = min(call.number("wait_s", 0) or 0.0, MAX_EVENT_WAIT_S)
+        return await s.events.after(after, wait_s)
+
+    async def healthz(_: Call) -> api.Liveness:
+        return api.Liveness(ok=True)
+
+    async def readyz(_: Call) -> api.Liveness:
+        _must_be_ready(s)
+        return api.Liveness(ok=True, detail=f"{len(s.tasks.all())} tasks")
+
+    return {
+        "get_machine": get_machine,
+        "put_profile": put_profile,
+        "get_profile": get_profile,
+        "get_events": get_events,
+        "healthz": healthz,
+        "readyz": readyz,
+    }
+
+
+def _must_be_ready(s: Services) -> None:
+    if not s.ready:
+        raise Busy("the agent is still comparing its records with the host; try again")
+
+
+def _with_users(s: Services, info: api.ImageInfo) -> api.ImageInfo:
+    return msgspec.structs.replace(info, tasks=s.tasks.using(info.digest))
+
+
+def _task_id(call: Call) -> str:
+    task_id = call.path["task_id"]
+    if not _ID.fullmatch(task_id):
+        raise InvalidInput(
+            f"{task_id[:80]!r} is not a task id",
+            hint="1 to 63 of a-z, 0-9 and -, neither first nor last a dash",
+        )
+    return task_id
+
+
+def _digest(call: Call) -> str:
+    digest = call.path["digest"]
+    if not _DIGEST.fullmatch(digest):
+        raise InvalidInput(f"{digest[:80]!r} is not a digest", hint="sha256:<64 hex digits>")
+    return digest
+
+
+def _format(call: Call) -> api.ImageFormat:
+    text = call.query.get("format", "tar")
+    try:
+        return api.ImageFormat(text)
+    except ValueError as e:
+        raise InvalidInput(f"format {text!r} is unknown", hint="tar or btrfs") from e
+
+
+def _version(call: Call) -> tuple[int | None, int | None]:
+    generation, epoch = call.number("generation"), call.number("epoch")
+    return (
+        None if generation is None else int(generation),
+        None if epoch is None else int(epoch),
+    )

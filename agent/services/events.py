@@ -1,0 +1,59 @@
+"""What happened on this machine, in order, for whoever wants to follow it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from agent.api import Event, Events, TaskStatus
+
+KEPT = 4096
+"""Events kept in memory; a reader that fell further behind lists all tasks again."""
+
+
+class EventLog:
+    """A bounded stream with rising sequence numbers.
+
+    Numbers start at the milliseconds since 1970, so those of a restarted agent are above all
+    earlier ones and a reader from before notices (`lost`).
+    """
+
+    def __init__(self, boot_id: str) -> None:
+        """Start an empty stream."""
+        self._first = self._latest = int(time.time() * 1000)
+        self._events: deque[Event] = deque(maxlen=KEPT)
+        self._grew = asyncio.Event()
+        self._boot_id = boot_id
+
+    def add(self, kind: str, object_: str, message: str, task: TaskStatus | None = None) -> None:
+        """Append an event and wake the readers."""
+        self._latest += 1
+        self._events.append(
+            Event(
+                sequence=self._latest,
+                at=time.time(),
+                kind=kind,
+                object=object_,
+                message=message,
+                task=task,
+            )
+        )
+        self._grew.set()
+        self._grew = asyncio.Event()
+
+    async def after(self, sequence: int, wait_s: float) -> Events:
+        """Return the events after `sequence`, waiting up to `wait_s` for the first."""
+        lost = self._lost(sequence)
+        if not lost and sequence >= self._latest and wait_s > 0:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._grew.wait()
+            except TimeoutError:
+                pass
+        events = [] if lost else [e for e in self._events if e.sequence > sequence]
+        return Events(events=events, latest=self._latest, lost=lost, boot_id=self._boot_id)
+
+    def _lost(self, sequence: int) -> bool:
+        oldest = self._events[0].sequence if self._events else self._latest + 1
+        return sequence < oldest - 1 or sequence > self._latest

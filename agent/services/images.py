@@ -1,0 +1,233 @@
+"""Images: streamed in, verified, unpacked in a sandbox, then published read-only.
+
+    staging/<digest>.stream     what has arrived so far
+    staging/<digest>/           the subvolume while it is being unpacked
+    images/<digest>/            the read-only subvolume
+    images/<digest>.json        written last: the image is complete
+
+What a crash leaves behind is removed at the next start; an image is never half visible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from agent.api import ImageFormat, ImageInfo
+from agent.core.unpack import UNPACK_TIMEOUT_S, unpack_properties
+from agent.errors import Conflict, NotFound, TwineError, Unprocessable
+from agent.machine import Btrfs, Processes, UnitState
+from agent.services.events import EventLog
+from agent.services.offload import Lanes
+from agent.services.units import Units
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES = 1 << 20
+FREE_RESERVE_BYTES = 128 << 20
+"""Space that an arriving image must leave: with none left, tasks cannot write either."""
+
+
+class Images:
+    """The image store of this machine."""
+
+    def __init__(
+        self,
+        state: Path,
+        btrfs: Btrfs,
+        units: Units,
+        processes: Processes,
+        lanes: Lanes,
+        events: EventLog,
+    ) -> None:
+        """Keep images below `state`, a folder on btrfs."""
+        self.folder = state / "images"
+        self._staging = state / "staging"
+        self._btrfs = btrfs
+        self._units = units
+        self._processes = processes
+        self._lanes = lanes
+        self._events = events
+        self._locks: dict[str, asyncio.Lock] = {}
+        for folder in (self.folder, self._staging):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def tidy(self) -> None:
+        """Remove what interrupted transfers left behind. Blocking, before anything runs."""
+        for name in self._btrfs.children(self._staging):
+            self._btrfs.delete(self._staging / name)
+        for path in self._staging.iterdir():
+            if path.is_dir():
+                for name in self._btrfs.children(path):
+                    self._btrfs.delete(path / name)
+                path.rmdir()
+            else:
+                path.unlink()
+        complete = {p.stem for p in self.folder.glob("*.json")}
+        for name in self._btrfs.children(self.folder):
+            if name not in complete:
+                self._btrfs.delete(self.folder / name)
+
+    def find(self, digest: str) -> ImageInfo | None:
+        """Return an image that is complete, None where there is none."""
+        try:
+            data = (self.folder / f"{_hex(digest)}.json").read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(data, type=ImageInfo)
+
+    def get(self, digest: str) -> ImageInfo:
+        """Return an image, or raise `NotFound`."""
+        info = self.find(digest)
+        if info is None:
+            raise NotFound(f"image {digest} is not on this machine")
+        return info
+
+    def all(self) -> list[ImageInfo]:
+        """Return all images, newest first."""
+        infos = [self.find("sha256:" + p.stem) for p in self.folder.glob("*.json")]
+        return sorted((i for i in infos if i), key=lambda i: -i.created_at)
+
+    async def receive(
+        self, digest: str, format_: ImageFormat, chunks: AsyncIterator[bytes]
+    ) -> ImageInfo:
+        """Take an image in; return at once where it is here already.
+
+        Raises `Unprocessable` for a stream that has another digest, cannot be unpacked or
+        leaves too little space; then nothing of it stays.
+        """
+        async with self._locks.setdefault(digest, asyncio.Lock()):
+            if info := self.find(digest):
+                return info
+            stream = self._staging / f"{_hex(digest)}.stream"
+            try:
+                size = await self._store(digest, stream, chunks)
+                await self._unpack(digest, format_, stream)
+                info = ImageInfo(
+                    digest=digest, format=format_, stream_bytes=size, created_at=time.time()
+                )
+                await self._lanes.run("btrfs", self._publish, info)
+            finally:
+                await self._lanes.run("btrfs", self._discard, digest)
+        self._events.add("image", digest, "published")
+        log.info("an image is complete", extra={"image": digest, "bytes": size})
+        return info
+
+    async def _store(self, digest: str, path: Path, chunks: AsyncIterator[bytes]) -> int:
+        """Write the stream to `path` while hashing it; return its size in bytes."""
+        sha, size, buffer = hashlib.sha256(), 0, bytearray()
+        file = await self._lanes.run("files", open, path, "wb")
+        try:
+            async for chunk in chunks:
+                buffer += chunk
+                if len(buffer) >= BUFFER_BYTES:
+                    size += await self._lanes.run("files", self._flush, file, sha, bytes(buffer))
+                    buffer.clear()
+            size += await self._lanes.run("files", self._flush, file, sha, bytes(buffer))
+        finally:
+            await self._lanes.run("files", file.close)
+        found = "sha256:" + sha.hexdigest()
+        if found != digest:
+            raise Unprocessable(
+                f"the stream of image {digest} has digest {found} ({size} bytes)",
+                hint="it was cut short or is another image; nothing of it was kept",
+            )
+        return size
+
+    def _flush(self, file: BinaryIO, sha: hashlib._Hash, data: bytes) -> int:
+        _, free = self._btrfs.free_bytes(self._staging)
+        if free < FREE_RESERVE_BYTES + len(data):
+            raise Unprocessable(
+                f"the image does not fit: {free >> 20} MiB are free and "
+                f"{FREE_RESERVE_BYTES >> 20} MiB must stay so",
+                hint="delete images that no task uses",
+            )
+        try:
+            file.write(data)
+        except OSError as e:
+            raise Unprocessable(f"cannot store the image: {e.strerror}") from e
+        sha.update(data)
+        return len(data)
+
+    async def _unpack(self, digest: str, format_: ImageFormat, stream: Path) -> None:
+        target = self._staging / _hex(digest)
+        make = self._btrfs.create if format_ is ImageFormat.TAR else os.mkdir
+        await self._lanes.run("btrfs", make, target)
+        unit = f"twine-unpack-{_hex(digest)[:12]}.service"
+        properties = unpack_properties(str(stream), str(target), format_)
+        end = await self._units.run(unit, properties, timeout_s=UNPACK_TIMEOUT_S + 60)
+        if end.active == "failed" or end.exit_code:
+            why = await asyncio.to_thread(self._said, end)
+            raise Unprocessable(f"image {digest} cannot be unpacked as {format_}: {why}")
+
+    def _said(self, end: UnitState) -> str:
+        """Return the last words of a failed unpack unit."""
+        invocation = f"_SYSTEMD_INVOCATION_ID={end.invocation_id}"
+        command = ["journalctl", "--no-pager", "--quiet", "--output=cat", "--lines=3", invocation]
+        try:
+            words = self._processes.run(command, timeout_s=10.0).stdout
+        except TwineError:
+            words = ""
+        return "; ".join(words.strip().splitlines()) or end.result
+
+    def _publish(self, info: ImageInfo) -> None:
+        """Close the subvolume, move it into place, then declare it complete."""
+        staged = self._staging / _hex(info.digest)
+        if info.format is ImageFormat.BTRFS:
+            received = self._btrfs.children(staged)
+            if len(received) != 1:
+                raise Unprocessable(
+                    f"image {info.digest} holds {len(received)} subvolumes, it must be one"
+                )
+            staged = staged / received[0]
+            self._btrfs.set_read_only(staged, False)
+        final = self.folder / _hex(info.digest)
+        os.rename(staged, final)
+        self._btrfs.set_read_only(final, True)
+        temporary = self.folder / f".{_hex(info.digest)}.new"
+        with temporary.open("wb") as file:
+            file.write(msgspec.json.encode(info))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, final.with_suffix(".json"))
+        os.sync()
+
+    def _discard(self, digest: str) -> None:
+        (self._staging / f"{_hex(digest)}.stream").unlink(missing_ok=True)
+        staged = self._staging / _hex(digest)
+        if not staged.exists():
+            return
+        if self._btrfs.find(staged) is not None:
+            self._btrfs.delete(staged)
+            return
+        for name in self._btrfs.children(staged):
+            self._btrfs.delete(staged / name)
+        staged.rmdir()
+
+    async def delete(self, digest: str, users: Callable[[str], list[str]]) -> None:
+        """Remove an image. Raises `Conflict` while tasks run from it, `NotFound` without it."""
+        async with self._locks.setdefault(digest, asyncio.Lock()):
+            self.get(digest)
+            if tasks := users(digest):
+                raise Conflict(
+                    f"image {digest} is used by {len(tasks)} tasks: {', '.join(tasks[:5])}",
+                    hint="stop them first",
+                )
+            await self._lanes.run("btrfs", self._remove, digest)
+        self._events.add("image", digest, "deleted")
+
+    def _remove(self, digest: str) -> None:
+        (self.folder / f"{_hex(digest)}.json").unlink()
+        self._btrfs.delete(self.folder / _hex(digest))
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")

@@ -1,0 +1,57 @@
+"""Puts the agent's unit files, group and configuration in place on a host."""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from agent.config import AgentConfig
+from agent.errors import Unprocessable
+
+_PREFIX = "/opt/twine"
+_TARGETS = {
+    ("agent", "twine-agent.service"): "etc/systemd/system/twine-agent.service",
+    ("agent", "hostcritical.slice"): "etc/systemd/system/hostcritical.slice",
+    ("agent", "workload.slice"): "etc/systemd/system/workload.slice",
+    ("agent", "twine.sysusers.conf"): "etc/sysusers.d/twine.conf",
+    ("sidekick", "sidekick-resume.service"): "etc/systemd/system/sidekick-resume.service",
+}
+
+
+def install(root: Path) -> list[str]:
+    """Write all files below `root` (`/` on a host); return what was written, in order.
+
+    Unit files name the folder this program runs from. An existing /etc/twine/agent.toml is
+    the operator's and stays.
+    """
+    written = []
+    for (package, name), target in _TARGETS.items():
+        source = files(package) / "units" / name
+        if not source.is_file():
+            raise Unprocessable(f"{package}/units/{name} is missing from this installation")
+        text = source.read_text().replace(_PREFIX + "/", sys.prefix.rstrip("/") + "/")
+        written.append(_write(root / target, text))
+    config = root / "etc/twine/agent.toml"
+    if not config.exists():
+        written.append(_write(config, default_config()))
+    return written
+
+
+def _write(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def default_config() -> str:
+    """Return an agent.toml that shows every field with its default, commented out."""
+    lines = ["# Configuration of the Twine agent. Each line shows a default.", ""]
+    defaults = msgspec.to_builtins(AgentConfig(sidekick=f"{sys.prefix}/bin/sidekick"))
+    for name, value in defaults.items():
+        shown = f'"{value}"' if isinstance(value, str) else str(value)
+        comment = "" if name == "sidekick" else "# "
+        lines.append(f"{comment}{name} = {shown}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,113 @@
+"""Durable task records: what was asked for survives any crash.
+
+One file a task, `<task_id>.json`: a CRC-32 of the record and the record. A file is replaced
+by writing beside it, fsync, rename, fsync of the folder. One that cannot be read is set
+aside, its task left running, and said so: a torn record never takes the others along (F-06).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from agent.core.records import TaskRecord, Tombstone
+from agent.errors import ConfigError
+
+SCHEMA = 1
+TOMBSTONE_S = 86_400.0
+"""How long a late message for a removed task is recognised (trust F-81: 24 hours)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the journal held."""
+
+    tasks: dict[str, TaskRecord] = field(default_factory=dict)
+    tombstones: dict[str, Tombstone] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Task id → why its record could not be read."""
+
+
+class Journal:
+    """The folder of task records. Blocking: call it through a lane."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use `folder`, made if need be."""
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, record: TaskRecord | Tombstone, *, durable: bool = True) -> None:
+        """Replace the record of a task; when this returns, a power cut cannot undo it.
+
+        Without `durable` it is only safe from a crash of the agent: enough for what can be
+        seen again on the host.
+        """
+        kind = "task" if isinstance(record, TaskRecord) else "tombstone"
+        body = msgspec.json.encode(record)
+        header = json.dumps({"schema": SCHEMA, "kind": kind, "crc": zlib.crc32(body)})
+        self._replace(record.task_id, header.encode() + b"\n" + body + b"\n", durable)
+
+    def _replace(self, task_id: str, data: bytes, durable: bool) -> None:
+        path = self._folder / f"{task_id}.json"
+        temporary = self._folder / f".{task_id}.new"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.write(fd, data)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+        if durable:
+            self._sync_folder()
+
+    def _sync_folder(self) -> None:
+        fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def replay(self) -> Replay:
+        """Return all records. Raises `ConfigError` for those of a newer release (F-07)."""
+        found = Replay()
+        for path in sorted(self._folder.glob("*.json")):
+            task_id = path.stem
+            try:
+                record = _decode(path.read_bytes())
+            except (ValueError, msgspec.DecodeError, OSError) as e:
+                found.unreadable[task_id] = str(e)
+                aside = path.with_suffix(f".unreadable-{int(time.time())}")
+                os.replace(path, aside)
+                continue
+            if isinstance(record, TaskRecord):
+                found.tasks[task_id] = record
+            elif time.time() - record.at < TOMBSTONE_S:
+                found.tombstones[task_id] = record
+            else:
+                path.unlink()
+        return found
+
+
+def _decode(data: bytes) -> TaskRecord | Tombstone:
+    head, _, body = data.partition(b"\n")
+    header = json.loads(head)
+    if not isinstance(header, dict) or not isinstance(header.get("schema"), int):
+        raise ValueError("no header")
+    if header["schema"] > SCHEMA:
+        raise ConfigError(
+            f"a task record has schema {header['schema']}, this agent knows up to {SCHEMA}",
+            hint="it was written by a newer agent: install that one again; tasks run on",
+        )
+    body = body.removesuffix(b"\n")
+    if zlib.crc32(body) != header.get("crc"):
+        raise ValueError("its checksum is wrong")
+    if header.get("kind") == "task":
+        return msgspec.json.decode(body, type=TaskRecord)
+    return msgspec.json.decode(body, type=Tombstone)

@@ -1,0 +1,75 @@
+"""What tasks wrote, from the host's journal."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+from agent.machine import Processes
+
+_QUEUE_CHUNKS = 64
+"""Chunks in flight to a slow reader; then the program that reads the journal waits."""
+
+
+def journal_command(
+    unit: str, *, follow: bool = False, since: float | None = None, tail: int | None = None
+) -> list[str]:
+    """Return the command that prints what a unit's processes wrote, and nothing else."""
+    command = ["journalctl", "--no-pager", "--quiet", "--output=cat"]
+    if since is not None:
+        command.append(f"--since=@{since:.6f}")
+    if tail is not None:
+        command.append(f"--lines={tail}")
+    elif follow:
+        command.append("--lines=all")
+    if follow:
+        command.append("--follow")
+    return [*command, f"_SYSTEMD_UNIT={unit}"]
+
+
+class Logs:
+    """Reads the journal through `journalctl`, one process a reader."""
+
+    def __init__(self, processes: Processes) -> None:
+        """Start nothing yet."""
+        self._processes = processes
+
+    async def read(
+        self,
+        unit: str,
+        *,
+        follow: bool = False,
+        since: float | None = None,
+        tail: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Yield what the unit wrote; closing the iterator ends the program behind it."""
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE_CHUNKS)
+        room = threading.Semaphore(_QUEUE_CHUNKS)
+        command = journal_command(unit, follow=follow, since=since, tail=tail)
+        lines = await asyncio.to_thread(self._processes.lines, command)
+        closed = threading.Event()
+
+        def pump() -> None:
+            try:
+                for line in lines:
+                    room.acquire()
+                    if closed.is_set():
+                        return
+                    loop.call_soon_threadsafe(queue.put_nowait, line)
+            finally:
+                if not closed.is_set():
+                    room.acquire()
+                    loop.call_soon_threadsafe(queue.put_nowait, None)
+
+        thread = threading.Thread(target=pump, name=f"logs-{unit}", daemon=True)
+        thread.start()
+        try:
+            while (line := await queue.get()) is not None:
+                room.release()
+                yield line
+        finally:
+            closed.set()
+            room.release()
+            await asyncio.to_thread(lines.close)

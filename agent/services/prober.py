@@ -1,0 +1,65 @@
+"""Asks tasks whether they are healthy, over HTTP or TCP on the machine's loopback address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import aiohttp
+
+from agent.api import Health, Probe, ProbeKind
+from agent.core.health import Streak, after_answer
+
+Report = Callable[[Health, str], None]
+
+
+class Prober:
+    """Runs the probe of one task at a time in `watch`; many may run side by side."""
+
+    def __init__(self) -> None:
+        """Open nothing yet."""
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def watch(self, probe: Probe, health: Health, report: Report) -> None:
+        """Probe for ever, from a known health on, and report each change of verdict."""
+        streak = Streak(health)
+        while True:
+            problem = await self._ask(probe)
+            new = after_answer(streak, not problem, probe)
+            if new.health is not streak.health:
+                report(new.health, problem if new.health is Health.UNHEALTHY else "")
+            streak = new
+            eager = streak.health is Health.UNKNOWN
+            await asyncio.sleep(min(0.5, probe.interval_s) if eager else probe.interval_s)
+
+    async def _ask(self, probe: Probe) -> str:
+        """Return what is wrong with the answer, empty when it is good."""
+        try:
+            async with asyncio.timeout(probe.timeout_s):
+                if probe.kind is ProbeKind.TCP:
+                    return await self._tcp(probe)
+                return await self._http(probe)
+        except TimeoutError:
+            return f"probe of port {probe.port}: no answer within {probe.timeout_s:g} s"
+        except (OSError, aiohttp.ClientError) as e:
+            return f"probe of port {probe.port}: {e}"
+
+    async def _tcp(self, probe: Probe) -> str:
+        _, writer = await asyncio.open_connection("127.0.0.1", probe.port)
+        writer.close()
+        return ""
+
+    async def _http(self, probe: Probe) -> str:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(force_close=True)
+            self._session = aiohttp.ClientSession(connector=connector)
+        url = f"http://127.0.0.1:{probe.port}{probe.path}"
+        async with self._session.get(url, allow_redirects=False) as response:
+            if 200 <= response.status < 400:
+                return ""
+            return f"probe of {probe.path} on port {probe.port}: HTTP {response.status}"

@@ -1,0 +1,61 @@
+"""The root file system of each task: a copy-on-write snapshot of its image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.errors import NotFound
+from agent.machine import Btrfs
+
+
+class Roots:
+    """Snapshots below one folder, named by task id. Blocking: call it through a lane."""
+
+    def __init__(self, btrfs: Btrfs, folder: Path, images: Path) -> None:
+        """Keep roots in `folder`, made from the subvolumes in `images`."""
+        self._btrfs = btrfs
+        self._folder = folder
+        self._images = images
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, task_id: str) -> Path:
+        """Return where the root of a task is or would be."""
+        return self._folder / task_id
+
+    def _image(self, digest: str) -> Path:
+        return self._images / digest.removeprefix("sha256:")
+
+    def has_image(self, digest: str) -> bool:
+        """Return whether an image is complete on this machine."""
+        return self._image(digest).with_suffix(".json").exists()
+
+    def look(self, task_id: str, digest: str) -> tuple[bool, bool]:
+        """Return whether there is a root made from this image, and whether there is any."""
+        path = self.path(task_id)
+        if not path.exists():
+            return False, False
+        root = self._btrfs.find(path)
+        image = self._btrfs.find(self._image(digest))
+        fits = root is not None and image is not None and root.parent_uuid == image.uuid
+        return fits, True
+
+    def prepare(self, task_id: str, digest: str) -> None:
+        """Make the root of a task, in place of one from another image."""
+        image = self._image(digest)
+        path = self.path(task_id)
+        if path.exists():
+            self._btrfs.delete(path)
+        if not image.exists():
+            raise NotFound(
+                f"cannot prepare task {task_id}: image {digest} is not on this machine",
+                hint="pull or put the image, then put the task again",
+            )
+        self._btrfs.snapshot(image, path)
+
+    def remove(self, task_id: str) -> None:
+        """Remove the root of a task; one that is not there is no error."""
+        self._btrfs.delete(self.path(task_id))
+
+    def all(self) -> list[str]:
+        """Return the ids of all tasks that have a root."""
+        return self._btrfs.children(self._folder)

@@ -1,0 +1,266 @@
+"""One loop per task: look at the host, decide (`core.lifecycle`), save, act, look again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from agent.api import Health, TaskState
+from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
+from agent.core.records import TaskRecord, status_of, unit_of
+from agent.core.unit_properties import key_in, limit_properties, unit_properties
+from agent.errors import Conflict, HostError, TwineError
+from agent.machine import UnitState
+from agent.services.events import EventLog
+from agent.services.journal import Journal
+from agent.services.offload import Lanes
+from agent.services.prober import Prober
+from agent.services.roots import Roots
+from agent.services.units import Units
+
+log = logging.getLogger(__name__)
+
+RESYNC_S = 30.0
+"""How often a loop looks although nothing woke it; signals normally do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the loops of all tasks share."""
+
+    units: Units
+    roots: Roots
+    journal: Journal
+    events: EventLog
+    lanes: Lanes
+    prober: Prober
+    boot_id: str
+
+
+class TaskLoop:
+    """Brings one task to what is wanted of it, and keeps it there."""
+
+    def __init__(
+        self,
+        host: Host,
+        record: TaskRecord,
+        forgotten: Callable[[TaskRecord], None],
+        *,
+        fresh: bool = False,
+    ) -> None:
+        """Take a record that is already saved; `forgotten` is called when the task is gone.
+
+        With `fresh` nothing of the task can be on the host yet, so the first look is spared.
+        """
+        self._host = host
+        self.record = record
+        self.settled = asyncio.Event()
+        """Set once the loop has looked and decided for the first time."""
+        self._forgotten = forgotten
+        self._unit = unit_of(record.task_id)
+        self._waker = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._fresh = fresh
+        self._known: Seen | None = None
+        self._probing: asyncio.Task[None] | None = None
+        self._probed: tuple[object, str] | None = None
+        self._tail: asyncio.Task[None] | None = None
+
+    async def change(self, make: Callable[[TaskRecord], TaskRecord]) -> TaskRecord:
+        """Take a new intent, made from the record as it is; returns once it is on disk.
+
+        The loop cannot act on it before, nor save an older record after it: both need the
+        same lock.
+        """
+        async with self._lock:
+            record = self.record = make(self.record)
+            self._fresh = False
+            self._known = None
+            await self._host.lanes.run("journal", self._host.journal.save, record)
+        self._waker.set()
+        self._tell(record)
+        return record
+
+    async def run(self) -> None:
+        """Run until the task is gone; cancelling leaves the host as it is, adoptable."""
+        with self._host.units.changes(self._unit, self._waker):
+            try:
+                while await self._step():
+                    pass
+            finally:
+                self._stop_probing()
+
+    async def _step(self) -> bool:
+        self._waker.clear()
+        before = self.record
+        seen = await self._look()
+        decision = decide(before, seen, time.time())
+        if not await self._keep(before, decision.task):
+            return True
+        self.settled.set()
+        self._probe_if_running()
+        if decision.action is Action.FORGET:
+            self._forgotten(decision.task)
+            return False
+        await self._act(decision, seen)
+        return True
+
+    async def _look(self) -> Seen:
+        known, self._known = self._known, None
+        if known is not None:
+            return known
+        host, spec = self._host, self.record.spec
+        if self._fresh:
+            self._fresh = False
+            return Seen(None, root=False, leftover=True, boot_id=host.boot_id)
+        try:
+            unit = await host.units.find(self._unit)
+        except HostError as e:
+            log.warning("cannot look at a task", extra={"task": self.record.task_id, "why": str(e)})
+            await asyncio.sleep(1.0)
+            return await self._look()
+        if unit is not None and unit.active == "active":
+            return Seen(_seen_unit(unit), root=True, leftover=True, boot_id=host.boot_id)
+        root, leftover = await host.lanes.run(
+            "btrfs", host.roots.look, self.record.task_id, spec.image
+        )
+        seen = _seen_unit(unit) if unit is not None and unit.active != "inactive" else None
+        return Seen(seen, root=root, leftover=leftover, boot_id=host.boot_id)
+
+    async def _keep(self, before: TaskRecord, task: TaskRecord) -> bool:
+        """Remember a decision; False where an owner was faster and it must be made anew.
+
+        On disk goes what cannot be seen again on the host.
+        """
+        async with self._lock:
+            if self.record is not before:
+                return False
+            if task == before:
+                return True
+            self.record = task
+            if status_of(task) != status_of(before):
+                self._tell(task)
+            if _must_last(task) != _must_last(before):
+                await self._host.lanes.run("journal", self._host.journal.save, task)
+        return True
+
+    def _tell(self, task: TaskRecord) -> None:
+        status = status_of(task)
+        message = f"{status.state}" + (f": {status.reason}" if status.reason else "")
+        self._host.events.add("task", task.task_id, message, status)
+        log.info(
+            "a task changed",
+            extra={"task": task.task_id, "state": str(task.state), "why": task.reason},
+        )
+
+    async def _act(self, decision: Decision, seen: Seen) -> None:
+        task = decision.task
+        try:
+            await self._do(decision, seen)
+        except Conflict:
+            return
+        except TwineError as e:
+            log.warning(
+                "a step of a task failed",
+                extra={"task": task.task_id, "step": str(decision.action), "why": str(e)},
+            )
+            if decision.action in (Action.PREPARE, Action.START):
+                retry = isinstance(e, HostError)
+                await self._keep(task, after_failure(task, str(e), time.time(), retry=retry))
+            else:
+                await asyncio.sleep(1.0)
+
+    async def _do(self, decision: Decision, seen: Seen) -> None:
+        host, task = self._host, decision.task
+        match decision.action:
+            case Action.PREPARE:
+                image = task.spec.image
+                await host.lanes.run("btrfs", host.roots.prepare, task.task_id, image)
+                if self.record == task:
+                    self._known = Seen(seen.unit, root=True, leftover=True, boot_id=seen.boot_id)
+            case Action.START:
+                root = str(host.roots.path(task.task_id))
+                await host.units.start(self._unit, unit_properties(task.task_id, task.spec, root))
+                await self._woken(2.0)
+            case Action.LIMIT:
+                await host.units.limit(self._unit, limit_properties(task.spec.limits))
+                await self._keep(self.record, replace(self.record, limits=task.spec.limits))
+            case Action.STOP:
+                await host.units.stop(self._unit)
+                await self._woken(1.0)
+            case Action.REMOVE_ROOT:
+                await host.lanes.run("btrfs", host.roots.remove, task.task_id)
+            case _:
+                until = decision.until
+                pause = RESYNC_S if until is None else max(0.0, until - time.time())
+                await self._woken(pause)
+
+    async def _woken(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._waker.wait()
+        except TimeoutError:
+            pass
+
+    def _probe_if_running(self) -> None:
+        task = self.record
+        probe = task.spec.probe
+        wanted = (probe, task.invocation_id) if task.state is TaskState.RUNNING else None
+        if wanted == self._probed:
+            return
+        self._stop_probing()
+        self._probed = wanted
+        if wanted is not None and probe is not None:
+            self._probing = asyncio.get_running_loop().create_task(
+                self._host.prober.watch(probe, task.health, self._verdict)
+            )
+
+    def _stop_probing(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            self._probing = None
+
+    def _verdict(self, health: Health, reason: str) -> None:
+        """Take the prober's verdict; it is kept on disk so that it survives a restart."""
+        if self.record.state is not TaskState.RUNNING:
+            return
+        self.record = replace(self.record, health=health, reason=reason)
+        self._tell(self.record)
+        self._tail = asyncio.get_running_loop().create_task(self._save())
+
+    async def _save(self) -> None:
+        await self._host.lanes.run("journal", self._host.journal.save, self.record, durable=False)
+
+
+def _seen_unit(unit: UnitState) -> SeenUnit:
+    return SeenUnit(
+        active=unit.active,
+        sub=unit.sub,
+        result=unit.result,
+        invocation_id=unit.invocation_id,
+        key=key_in(unit.description),
+        exit_code=unit.exit_code,
+        exit_signal=unit.exit_signal,
+        exited_at=unit.exited_at,
+        started_at=unit.started_at,
+    )
+
+
+_TRANSIENT = {"state": TaskState.ACCEPTED, "reason": "", "next_start_at": None}
+
+
+def _must_last(task: TaskRecord) -> bytes:
+    """Return what of a record has to be on disk before going on.
+
+    The way to a start (preparing, starting) is seen again on the host; that a unit ran, how
+    it ended, and everything the owner asked for is not.
+    """
+    if task.state in (TaskState.ACCEPTED, TaskState.PREPARING, TaskState.STARTING):
+        return msgspec.json.encode(replace(task, **_TRANSIENT))
+    return msgspec.json.encode(task)

@@ -1,0 +1,120 @@
+"""Transient units for the event loop: start, stop, look, and be woken by changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from agent.errors import Conflict, SystemdError
+from agent.machine import Systemd, UnitState
+from agent.services.offload import Lanes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LANE = "systemd"
+
+
+class Units:
+    """The units of this host, through one lane to systemd."""
+
+    def __init__(self, systemd: Systemd, lanes: Lanes) -> None:
+        """Listen to nothing yet; see `listen`."""
+        self._systemd = systemd
+        self._lanes = lanes
+        self._wakers: dict[str, set[asyncio.Event]] = {}
+
+    def listen(self) -> Callable[[], None]:
+        """Wake those who wait in `changes` from now on; returns what ends it."""
+        loop = asyncio.get_running_loop()
+
+        def heard(unit: str) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._wake, unit)
+
+        return self._systemd.listen(heard)
+
+    def _wake(self, unit: str) -> None:
+        wakers = self._wakers.get(unit, set()) if unit else set().union(*self._wakers.values())
+        for waker in wakers:
+            waker.set()
+
+    @contextmanager
+    def changes(self, unit: str, waker: asyncio.Event) -> Iterator[None]:
+        """Set `waker` whenever the unit may have changed."""
+        self._wakers.setdefault(unit, set()).add(waker)
+        try:
+            yield
+        finally:
+            self._wakers[unit].discard(waker)
+            if not self._wakers[unit]:
+                del self._wakers[unit]
+
+    async def start(self, unit: str, properties: Mapping[str, object]) -> None:
+        """Queue the start of a transient unit. Raises `Conflict` where it exists."""
+        await self._lanes.run(_LANE, self._systemd.start_transient, unit, properties)
+
+    async def stop(self, unit: str) -> None:
+        """Queue the stop of a unit and let systemd forget a failed one."""
+
+        def stop() -> None:
+            state = self._systemd.find(unit)
+            if state is None:
+                return
+            if state.active != "failed":
+                self._systemd.stop(unit)
+            else:
+                self._systemd.reset_failed(unit)
+
+        await self._lanes.run(_LANE, stop)
+
+    async def limit(self, unit: str, properties: Mapping[str, object]) -> None:
+        """Change properties of a running unit."""
+        await self._lanes.run(_LANE, self._systemd.set_properties, unit, properties)
+
+    async def find(self, unit: str) -> UnitState | None:
+        """Return the state of a unit, None where there is none."""
+        return await self._lanes.run(_LANE, self._systemd.find, unit)
+
+    async def all(self, pattern: str) -> list[UnitState]:
+        """Return all loaded units that match a glob."""
+        return await self._lanes.run(_LANE, self._systemd.units, pattern)
+
+    async def run(
+        self, unit: str, properties: Mapping[str, object], *, timeout_s: float
+    ) -> UnitState:
+        """Run a unit that ends by itself and return how it ended; it is removed afterwards.
+
+        One of the same name that still runs is waited for instead (it is ours, from before a
+        restart of the agent).
+        """
+        waker = asyncio.Event()
+        with self.changes(unit, waker):
+            try:
+                await self.start(unit, properties)
+            except Conflict:
+                waker.set()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    end = await self._ended(unit, waker)
+            except TimeoutError as e:
+                await self.stop(unit)
+                raise SystemdError(f"{unit} did not end within {timeout_s:g} s") from e
+            await self.stop(unit)
+        return end
+
+    async def _ended(self, unit: str, waker: asyncio.Event) -> UnitState:
+        while True:
+            state = await self.find(unit)
+            if state is None:
+                raise SystemdError(f"{unit} vanished while it ran", hint="see journalctl -u")
+            if state.active == "failed" or state.sub == "exited":
+                return state
+            waker.clear()
+            try:
+                async with asyncio.timeout(2.0):
+                    await waker.wait()
+            except TimeoutError:
+                continue
