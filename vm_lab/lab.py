@@ -67,7 +67,7 @@ class Lab:
         """Bring the lab up; what stands already stays, so it can be repeated."""
         record = self.paths.find_record()
         image = None
-        if record is None or self.sandbox.holder() is None:
+        if record is None or not Vagrant(self.sandbox, self.topology, record).has_box():
             image = build_image(options.variant, self.progress.say, project=options.project)
             record = self._decide(options, image)
         elif options.count is not None and options.count != record.count:

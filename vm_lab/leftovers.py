@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vm_lab.cache import cache_root
-from vm_lab.sandbox import LIBVIRT_FOLDERS, processes_in_namespace
+from vm_lab.sandbox import LIBVIRT_FOLDERS, network_namespaces_seeing, processes_in_namespace
 from vm_lab.state import LabPaths
 
 
@@ -29,6 +29,7 @@ def check_leftovers(
     """Return one check for each kind; a lab that is really gone has `found` empty in all."""
     checks = [
         Check("processes in its network namespace", _in_namespace(namespace_inode)),
+        Check("processes that see its mounts", _seeing(paths.state)),
         Check("processes that name its folders", _naming(paths)),
         Check("mounts", mounts_below([str(paths.state), str(paths.run)])),
         Check("named network namespaces", _named_namespaces(paths.name)),
@@ -56,6 +57,10 @@ def _in_namespace(inode: int | None) -> tuple[str, ...]:
     if inode is None:
         return ()
     return tuple(f"{pid} ({_words(pid)})" for pid in processes_in_namespace(inode))
+
+
+def _seeing(folder: Path) -> tuple[str, ...]:
+    return tuple(f"network namespace {inode}" for inode in network_namespaces_seeing(folder))
 
 
 def _naming(paths: LabPaths) -> tuple[str, ...]:

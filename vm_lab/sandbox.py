@@ -4,6 +4,7 @@ A holder process keeps the namespaces; everything else enters them. Whatever run
 network namespace belongs to the lab, so it can be found and ended without knowing its name.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -115,21 +116,25 @@ class Sandbox:
     def start(self, topology: Topology, machines: Sequence[Machine]) -> None:
         """Bring up namespaces, libvirtd, network and storage pool; what is up already stays."""
         if self.holder() is None:
+            self.stop()  # what a killed holder left behind would be in the way
             self._start_holder()
-        if not self._libvirtd_answers():
+        if not self.libvirtd_answers():
             self._start_libvirtd()
-        if NETWORK not in self.run(["virsh", "net-list", "--name"], mounts=True).split():
-            self._define("net", network_xml(topology, machines))
-        if POOL not in self.run(["virsh", "pool-list", "--name"], mounts=True).split():
-            self._define("pool", pool_xml(self.paths.pool))
+        self._ensure("net", NETWORK, network_xml(topology, machines))
+        self._ensure("pool", POOL, pool_xml(self.paths.pool))
 
     def processes(self) -> list[int]:
-        """Return every process in the lab's network namespace, the holder's included."""
-        try:
-            record = msgspec.json.decode(self.paths.namespace.read_bytes(), type=NamespaceRecord)
-        except FileNotFoundError:
-            return []
-        return processes_in_namespace(record.inode)
+        """Return every process of the lab, the holder's included.
+
+        Those in the recorded network namespace, and in that of any process that sees the
+        lab's mounts: so nothing is missed when a record is lost.
+        """
+        inodes = network_namespaces_seeing(self.paths.state)
+        with contextlib.suppress(FileNotFoundError):
+            data = self.paths.namespace.read_bytes()
+            inodes.add(msgspec.json.decode(data, type=NamespaceRecord).inode)
+        inodes.discard(Path("/proc/self/ns/net").stat().st_ino)
+        return [pid for inode in inodes for pid in processes_in_namespace(inode)]
 
     def stop(self, patience_s: float = 8) -> None:
         """End every process of the lab; with the last one, namespaces and mounts are gone."""
@@ -199,11 +204,14 @@ class Sandbox:
         own, kept = self.paths.state / "libvirt/cache", cache_root() / "libvirt"
         if kept.is_dir():
             shutil.copytree(kept, own, dirs_exist_ok=True)
-        self.spawn(["libvirtd"], log, mounts=True)
-        _wait_until(self._libvirtd_answers, 30, f"libvirtd; see {log}")
+        # Its pid file would otherwise be the host's, where a second lab finds it locked.
+        pid_file = self.paths.state / "libvirtd.pid"
+        self.spawn(["libvirtd", "--pid-file", pid_file], log, mounts=True)
+        _wait_until(self.libvirtd_answers, 30, f"libvirtd; see {log}")
         shutil.copytree(own, kept, dirs_exist_ok=True)
 
-    def _libvirtd_answers(self) -> bool:
+    def libvirtd_answers(self) -> bool:
+        """Say whether the lab's libvirtd can be asked."""
         if not (self.paths.state / "libvirt/run/libvirt-sock").exists():
             return False
         try:
@@ -212,17 +220,14 @@ class Sandbox:
             return False
         return True
 
-    def _define(self, kind: str, xml: str) -> None:
-        """Define and start a network ("net") or storage pool ("pool")."""
-        file = self.paths.state / f"{kind}.xml"
-        file.write_text(xml)
-        name = NETWORK if kind == "net" else POOL
-        try:
+    def _ensure(self, kind: str, name: str, xml: str) -> None:
+        """Define and start a network ("net") or a storage pool ("pool") unless it is there."""
+        if name not in self.run(["virsh", f"{kind}-list", "--all", "--name"], mounts=True).split():
+            file = self.paths.state / f"{kind}.xml"
+            file.write_text(xml)
             self.run(["virsh", f"{kind}-define", file], mounts=True)
+        if name not in self.run(["virsh", f"{kind}-list", "--name"], mounts=True).split():
             self.run(["virsh", f"{kind}-start", name], mounts=True)
-        except LabError as e:
-            if "already active" not in str(e):
-                raise
 
 
 def network_xml(topology: Topology, machines: Sequence[Machine]) -> str:
@@ -259,6 +264,18 @@ def processes_in_namespace(inode: int) -> list[int]:
         except OSError:  # it has ended, or is a zombie
             continue
     return found
+
+
+def network_namespaces_seeing(folder: Path) -> set[int]:
+    """Return the network namespaces of processes with something of the folder mounted."""
+    inodes = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if f" {folder}/" in (entry / "mountinfo").read_text():
+                inodes.add((entry / "ns/net").stat().st_ino)
+    return inodes
 
 
 def remove_mount_points(state_root: Path) -> None:

@@ -81,7 +81,7 @@ def status_table(status: LabStatus) -> str:
 
 
 def _machines(lab: Lab, *, running: bool, served: bool) -> tuple[MachineStatus, ...]:
-    power = lab.domains.power() if running else {}
+    power = lab.domains.power() if running and lab.sandbox.libvirtd_answers() else {}
     agents = lab.control.machine_states() if served else {}
     return tuple(
         MachineStatus(

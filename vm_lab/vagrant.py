@@ -49,6 +49,10 @@ class Vagrant:
             settings[f"TWINE_LAB_MAC_{machine.name}"] = machine.mac
         return {**os.environ, **settings}
 
+    def has_box(self) -> bool:
+        """Say whether the lab has its image already, so that `up` goes on with that one."""
+        return (self.sandbox.paths.boot / "initrd").exists()
+
     def install_box(self, image: Image) -> None:
         """Put the box and its disk where vagrant and libvirt would have copied them.
 
