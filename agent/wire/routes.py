@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +13,8 @@ import msgspec
 from agent.errors import FieldError, InvalidInput
 from agent.wire.violations import violations
 
+Relations = Callable[[Any], list[FieldError]]
+"""Takes a document as plain values, not yet checked, and returns what its fields get wrong."""
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
@@ -35,6 +38,8 @@ class Route:
     stream_out: bool = False
     summary: str = ""
     roles: tuple[str, ...] = ()
+    relations: Relations | None = None
+    """Rules between the fields of the request that its types cannot say."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -53,15 +58,22 @@ class Route:
         return f"{path}?{query}" if query else path
 
 
-def decode_json(data: bytes, kind: Any, what: str) -> Any:
-    """Return `data` as `kind`, or raise `InvalidInput` with every field that is wrong."""
+def decode_json(data: bytes, kind: Any, what: str, relations: Relations | None = None) -> Any:
+    """Return `data` as `kind`, or raise `InvalidInput` with everything that is wrong."""
+    errors: list[FieldError] = []
+    value = None
     try:
         try:
-            return msgspec.json.decode(data, type=kind)
-        except msgspec.ValidationError as e:
-            raise invalid(violations(msgspec.json.decode(data), kind), what) from e
+            value = msgspec.json.decode(data, type=kind)
+        except msgspec.ValidationError:
+            errors = violations(msgspec.json.decode(data), kind)
+        if relations is not None:
+            errors += relations(msgspec.json.decode(data))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise InvalidInput(f"{what} is not JSON: {e}") from e
+    if errors:
+        raise invalid(errors, what)
+    return value
 
 
 def invalid(errors: list[FieldError], what: str) -> InvalidInput:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import msgspec
 from aiohttp import web
 
@@ -81,7 +82,7 @@ def make_app(
     authorize: Authorize,
     *,
     version: str,
-    metrics: Callable[[], bytes] | None = None,
+    metrics: Callable[[], bytes | Awaitable[bytes]] | None = None,
 ) -> web.Application:
     """Return the application; every route must have a handler and every handler a route."""
     if missing := {r.name for r in routes} ^ set(handlers):
@@ -102,8 +103,10 @@ def make_app(
 
         async def scrape(request: web.Request) -> web.Response:
             authorize(request, Route("metrics", "GET", "/metrics"))
+            text = metrics()
             return web.Response(
-                body=metrics(), headers={"Content-Type": "text/plain; version=0.0.4"}
+                body=text if isinstance(text, bytes) else await text,
+                headers={"Content-Type": "text/plain; version=0.0.4"},
             )
 
         app.router.add_get("/metrics", scrape)
@@ -135,10 +138,24 @@ async def _decode(route: Route, request: web.Request, peer: Peer) -> Call:
     body = None
     stream = None
     if route.stream_in:
-        stream = request.content.iter_any()
+        stream = _received(request)
     elif route.request is not None:
-        body = decode_json(await request.read(), route.request, "the request body")
+        data = b"".join([chunk async for chunk in _received(request, MAX_BODY_BYTES)])
+        body = decode_json(data, route.request, "the request body", route.relations)
     return Call(route, peer, body, dict(request.match_info), dict(request.query), stream)
+
+
+async def _received(request: web.Request, limit: int | None = None) -> AsyncIterator[bytes]:
+    """Yield the body as it comes; one that breaks off is the caller's error, not ours."""
+    size = 0
+    try:
+        async for chunk in request.content.iter_any():
+            size += len(chunk)
+            if limit is not None and size > limit:
+                raise TooLarge(f"the request body is over {limit} bytes")
+            yield chunk
+    except (aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError, ConnectionError) as e:
+        raise InvalidInput(f"the request body broke off: {e}") from e
 
 
 async def _stream(request: web.Request, chunks: AsyncIterator[bytes]) -> web.StreamResponse:
@@ -201,9 +218,6 @@ async def _problems(
         return await handler(request)
     except TwineError as e:
         return _problem_response(e.problem())
-    except web.HTTPRequestEntityTooLarge:
-        error: TwineError = TooLarge(f"the request body is over {MAX_BODY_BYTES} bytes")
-        return _problem_response(error.problem())
     except web.HTTPNotFound:
         error = NotFound(f"there is no {request.path} here", hint="see /openapi.json")
         return _problem_response(error.problem())

@@ -7,6 +7,7 @@ from agent.wire.routes import Route
 from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machines import Machines, MachineView, Token, TokenRequest
+from control_plane.api.validate import job_relations
 
 _USER = ("user", "local")
 _JOB = "/v1/jobs/{job}"
@@ -23,6 +24,7 @@ ROUTES: tuple[Route, ...] = (
         response=JobStatus,
         query=("dry_run",),
         roles=_USER,
+        relations=job_relations,
         summary="Create a job, or change what is wanted of it",
     ),
     Route("get_job", "GET", _JOB, response=JobStatus, roles=_USER, summary="One job"),

@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import logging
 import random
+import re
 import ssl
 import time
 import weakref
@@ -41,6 +42,7 @@ SKEW_S = 3_600.0
 MAX_REQUEST_CHARS = 16_384
 RENEW_FROM, RENEW_TO = 0.5, 0.66
 _LOOK_S = 60.0
+_USER = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,12 @@ def open_authority(
             hint="set `cluster` to the name it was created with, or use another state folder",
         )
     return Authority(key, certificate, cluster, leaf_life_s=leaf_life_s, clock=clock)
+
+
+def check_user_name(name: str) -> None:
+    """Raise `InvalidInput` unless a certificate can carry this name of a user."""
+    if not _USER.fullmatch(name):
+        raise InvalidInput(f"{name!r} is no name of a user: a-z, 0-9, dot, - and _, up to 63")
 
 
 def public_key_of(csr_pem: str) -> ec.EllipticCurvePublicKey:

@@ -1,0 +1,79 @@
+"""What makes a job file wrong, all of it at once, for the command line and the front end.
+
+Two kinds of rules. What a single field may hold is written in its type and checked by
+`agent.wire.violations`. What fields mean to each other is checked here, on the plain
+document, so that these errors are listed together with the others and not after them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from agent.errors import FieldError
+from agent.wire.routes import invalid
+from agent.wire.violations import violations
+from control_plane.api.jobs import JobSpec
+
+MAX_JOB_FILE_BYTES = 256 << 10
+_PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
+
+
+def job_errors(document: Any) -> list[FieldError]:
+    """Return everything that keeps a document (plain values) from being a job."""
+    return violations(document, JobSpec) + job_relations(document)
+
+
+def job_spec(document: Any, what: str) -> JobSpec:
+    """Return the job, or raise `InvalidInput` with all of its errors."""
+    if found := job_errors(document):
+        raise invalid(found, what)
+    return msgspec.convert(document, JobSpec)
+
+
+def job_relations(document: Any) -> list[FieldError]:
+    """Return what the fields of a job get wrong about each other, as far as they are readable."""
+    if not isinstance(document, dict):
+        return []
+    listed = document.get("ports", [])
+    ports = [p for p in listed if isinstance(p, str)] if isinstance(listed, list) else []
+    found = [
+        FieldError(field="ports", reason=f"{name!r} is listed {count} times")
+        for name, count in Counter(ports).items()
+        if count > 1
+    ]
+    probe = document.get("probe")
+    port = probe.get("port") if isinstance(probe, dict) else None
+    if isinstance(port, str) and port not in ports:
+        found.append(FieldError(field="probe.port", reason=_no_port(port, ports)))
+    for field, text in _texts(document):
+        found += _placeholder_errors(field, text, ports)
+    return found
+
+
+def _texts(document: dict[Any, Any]) -> list[tuple[str, str]]:
+    """Return every text in which placeholders are replaced, with where it is."""
+    texts: list[tuple[str, Any]] = []
+    command, environment = document.get("command"), document.get("environment")
+    if isinstance(command, list):
+        texts += [(f"command[{i}]", text) for i, text in enumerate(command)]
+    if isinstance(environment, dict):
+        texts += [(f"environment.{name}", text) for name, text in environment.items()]
+    return [(field, text) for field, text in texts if isinstance(text, str)]
+
+
+def _placeholder_errors(field: str, text: str, ports: list[str]) -> list[FieldError]:
+    """Return placeholders that would be passed on to the program as they stand."""
+    found = []
+    for name in _PLACEHOLDER.findall(text):
+        kind, _, port = name.partition(":")
+        if kind == "port" and port not in ports:
+            found.append(FieldError(field=field, reason=_no_port(port, ports)))
+    return found
+
+
+def _no_port(port: str, ports: list[str]) -> str:
+    return f"there is no port {port!r} in `ports`, which has: {', '.join(ports) or 'none'}"

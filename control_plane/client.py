@@ -1,0 +1,128 @@
+"""How everyone else talks to the control plane: one typed method per row of the route table.
+
+Used by `twinectl`, by application-level schedulers and by tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+from agent.api import ImageFormat, ImageInfo, Images, Liveness
+from agent.wire.client import WireClient
+from agent.wire.routes import Route
+from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
+from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.machines import Machines, MachineView, Token, TokenRequest
+from control_plane.api.routes import ROUTES
+
+_T = TypeVar("_T")
+_ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
+PUSH_TIMEOUT_S = 3600.0
+
+
+class ControlPlaneClient(WireClient):
+    """Client of a region's front end, over TLS or its unix socket.
+
+    Every method raises what the front end raised, or `Unreachable`.
+    """
+
+    async def list_jobs(self) -> Jobs:
+        """Return all jobs."""
+        return _as(Jobs, await self.call(_ROUTE["list_jobs"]))
+
+    async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
+        """Create a job or change what is wanted of it; returns before it is done."""
+        answer = await self.call(
+            _ROUTE["apply_job"], spec, job=spec.name, dry_run="true" if dry_run else None
+        )
+        return _as(JobStatus, answer)
+
+    async def get_job(self, job: str) -> JobStatus:
+        """Return a job, or raise `NotFound`."""
+        return _as(JobStatus, await self.call(_ROUTE["get_job"], job=job))
+
+    async def stop_job(self, job: str) -> JobStatus:
+        """Stop a job; `get_job` raises `NotFound` once all its tasks are gone."""
+        return _as(JobStatus, await self.call(_ROUTE["stop_job"], job=job))
+
+    def job_logs(
+        self,
+        job: str,
+        index: int,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        tail: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Yield what a task wrote; with `follow`, also what it will write."""
+        return self.stream(
+            _ROUTE["job_logs"],
+            job=job,
+            index=index,
+            follow="true" if follow else None,
+            since=since,
+            tail=tail,
+        )
+
+    async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
+        """Return the healthy tasks of a job; waits for a revision above `after`."""
+        answer = await self.call(
+            _ROUTE["get_endpoints"], timeout_s=wait_s + 10.0, job=job, after=after, wait_s=wait_s
+        )
+        return _as(Endpoints, answer)
+
+    async def list_machines(self) -> Machines:
+        """Return all machines."""
+        return _as(Machines, await self.call(_ROUTE["list_machines"]))
+
+    async def get_machine(self, machine: str) -> MachineView:
+        """Return a machine, or raise `NotFound`."""
+        return _as(MachineView, await self.call(_ROUTE["get_machine"], machine=machine))
+
+    async def list_entitlements(self) -> Entitlements:
+        """Return all entitlements."""
+        return _as(Entitlements, await self.call(_ROUTE["list_entitlements"]))
+
+    async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
+        """Create an entitlement or change it."""
+        answer = await self.call(_ROUTE["put_entitlement"], spec, entitlement=name)
+        return _as(EntitlementView, answer)
+
+    async def delete_entitlement(self, name: str) -> None:
+        """Remove an entitlement that has no jobs."""
+        await self.call(_ROUTE["delete_entitlement"], entitlement=name)
+
+    async def list_images(self) -> Images:
+        """Return all images of the image store."""
+        return _as(Images, await self.call(_ROUTE["list_store_images"]))
+
+    async def push_image(
+        self, digest: str, format_: ImageFormat, stream: AsyncIterator[bytes]
+    ) -> ImageInfo:
+        """Stream an image into the store; it is kept only if it has this digest."""
+        answer = await self.call(
+            _ROUTE["push_image"],
+            stream=stream,
+            timeout_s=PUSH_TIMEOUT_S,
+            digest=digest,
+            format=format_.value,
+        )
+        return _as(ImageInfo, answer)
+
+    def fetch_image(self, digest: str) -> AsyncIterator[bytes]:
+        """Yield the stream of an image."""
+        return self.stream(_ROUTE["fetch_image"], digest=digest)
+
+    async def create_token(self, request: TokenRequest) -> Token:
+        """Return a one-time join token."""
+        return _as(Token, await self.call(_ROUTE["create_token"], request))
+
+    async def readyz(self) -> Liveness:
+        """Return whether the control plane is ready, or raise `Busy`."""
+        return _as(Liveness, await self.call(_ROUTE["readyz"]))
+
+
+def _as(kind: type[_T], value: object) -> _T:
+    assert isinstance(value, kind)
+    return value

@@ -1,0 +1,112 @@
+"""The control plane's configuration: one frozen value, read once by the daemon.
+
+Everything has a default that works on one machine; a TOML file overrides it, and options of
+the command line override the file. All errors of a file are reported at once.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Name
+from agent.errors import ConfigError, InvalidInput
+from agent.wire.violations import violations
+from control_plane.api.settings import SchedulerSettings
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])")
+_LISTEN = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})")
+_WILDCARDS = ("", "0.0.0.0", "::")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that an operator can set."""
+
+    state: str = "/var/lib/twine-control-plane"
+    """Folder of the store, the authority and the images."""
+    listen: str = "0.0.0.0:7440"
+    """`HOST:PORT` for agents and users, always with TLS; port 0 takes any free one."""
+    advertise: list[str] = []
+    """Addresses and DNS names at which hosts and users reach it; they get into its
+    certificate, and the first one into join tokens. Empty: `listen`, or this host's name."""
+    socket: str = "/run/twine/control-plane.sock"
+    """Unix socket for the command line on this host; whoever may open it is an operator."""
+    socket_group: str = ""
+    """Group that may use the socket besides root and the daemon's own user."""
+    cluster: Name = "twine"
+    """Trust domain of all certificates; it cannot be changed later."""
+    leaf_life_s: Annotated[float, Meta(ge=300, le=90 * 86_400)] = 86_400.0
+    """Life of certificates: a host that is off for longer has to join again. The minimum
+    leaves time to renew."""
+    image_max_bytes: Annotated[int, Meta(ge=1)] = 16 << 30
+    """Largest image that may be pushed."""
+    log_level: str = "info"
+    scheduler: SchedulerSettings = SchedulerSettings()
+
+    @property
+    def state_path(self) -> Path:
+        """Return the state folder."""
+        return Path(self.state)
+
+    @property
+    def authority_path(self) -> Path:
+        """Return the file of the authority's key and certificate."""
+        return self.state_path / "authority.pem"
+
+    def listen_on(self) -> tuple[str, int]:
+        """Return host and port to listen on, or raise `ConfigError`."""
+        match = _LISTEN.fullmatch(self.listen)
+        if match is None or int(match["port"]) > 65_535:
+            raise ConfigError(
+                f"cannot listen on {self.listen!r}: not HOST:PORT", hint="for instance 0.0.0.0:7440"
+            )
+        return match["v6"] or match["host"] or "0.0.0.0", int(match["port"])
+
+    def reachable_at(self) -> list[str]:
+        """Return the names and addresses of the certificate, the best one first."""
+        host, _ = self.listen_on()
+        own = socket.gethostname().lower() if host in _WILDCARDS else host
+        return list(dict.fromkeys([*self.advertise, own, "localhost", "127.0.0.1", "::1"]))
+
+
+def load(path: Path | None, overrides: dict[str, Any]) -> Config:
+    """Return the configuration of a file (None: no file) with options put over it."""
+    document: dict[str, Any] = {}
+    if path is not None:
+        try:
+            document = tomllib.loads(path.read_text())
+        except (OSError, ValueError) as e:
+            raise ConfigError(f"cannot read the configuration {path}: {e}") from e
+    document |= {k: v for k, v in overrides.items() if v not in (None, (), [])}
+    if found := violations(document, Config):
+        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
+        raise ConfigError(f"the configuration is not valid: {listed}", errors=tuple(found))
+    return msgspec.convert(document, Config)
+
+
+def with_down_after(config: Config, down_after_s: float) -> Config:
+    """Return the configuration with one knob of the scheduler changed.
+
+    Agents hold a request shorter than that, because their answer is the sign of life.
+    """
+    poll_wait_s = min(config.scheduler.poll_wait_s, down_after_s / 2)
+    changed = {"down_after_s": down_after_s, "poll_wait_s": poll_wait_s}
+    if found := violations(changed, SchedulerSettings):
+        raise ConfigError(f"--down-after-s {down_after_s}: {found[0].reason}")
+    scheduler = msgspec.structs.replace(config.scheduler, **changed)
+    return msgspec.structs.replace(config, scheduler=scheduler)
+
+
+def seconds_of(text: str) -> float:
+    """Return a duration such as `90s`, `10m`, `8h` or `30d` in seconds."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise InvalidInput(f"{text!r} is no duration", hint="for instance 90s, 10m, 8h or 30d")
+    return float(match[1]) * _UNITS[match[2]]

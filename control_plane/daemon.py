@@ -1,0 +1,228 @@
+"""`twine-control-plane`: builds everything, serves, and ends in order.
+
+Start: store (sole ownership), authority, sockets, images, control plane, front end. The end
+is the reverse; it closes connections and files and touches no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent import log as logs
+from agent.errors import ConfigError, InvalidInput, TwineError
+from control_plane import config as configuration
+from control_plane.config import Config
+
+log = logging.getLogger(__name__)
+
+USER_LIFE_MAX_S = 90 * 86_400.0
+Started = Callable[[str], None]
+
+
+async def serve(config: Config, stopping: asyncio.Event, started: Started) -> None:
+    """Run the control plane until `stopping` is set; `started` is told the URL it serves at.
+
+    Raises `Busy` if another process owns the state, `ConfigError` if something that was
+    configured cannot be used.
+    """
+    from agent.client import AgentClient
+    from control_plane.server.access import Access
+    from control_plane.server.frontend import FrontEnd
+    from control_plane.server.listen import serving, tcp_socket, unix_socket
+    from control_plane.services.authority import OwnIdentity, open_authority
+    from control_plane.services.control_plane import ControlPlane
+    from control_plane.services.identity import Registrar
+    from control_plane.services.image_store import ImageStore
+    from control_plane.store.sqlite import SqliteStore
+
+    async with AsyncExitStack() as stack:
+        _make_folder(config.state_path)
+        store = await stack.enter_async_context(SqliteStore(config.state_path / "store"))
+        authority = open_authority(
+            config.authority_path, config.cluster, leaf_life_s=config.leaf_life_s
+        )
+        tcp = stack.enter_context(tcp_socket(*config.listen_on()))
+        local = stack.enter_context(unix_socket(Path(config.socket), config.socket_group))
+        stack.callback(Path(config.socket).unlink, missing_ok=True)
+        identity = OwnIdentity(authority, config.reachable_at())
+        images = ImageStore(config.state_path / "images", time.time, config.image_max_bytes)
+        control_plane = await stack.enter_async_context(
+            ControlPlane(
+                store,
+                lambda machine: AgentClient(
+                    f"https://{machine.address}", identity.agent_context(machine.machine)
+                ),
+                time.time,
+                config.scheduler,
+                images.find,
+            )
+        )
+        url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
+        registrar = Registrar(store, authority, control_plane, url, time.time)
+        front_end = FrontEnd(control_plane, registrar, images, authority.ca_pem)
+        app = front_end.app(Access(os.getuid(), config.socket_group), version())
+        await stack.enter_async_context(serving(app, tcp, identity.server_context(), local))
+        log.info("serving", extra={"url": url, "socket": config.socket})
+        started(url)
+        await _until(stopping, control_plane.wait_failed(), identity.renew_forever())
+        log.info("ending; tasks go on")
+
+
+async def _until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:
+    """Return when asked to stop, or raise what broke one of the loops."""
+    waiting = asyncio.ensure_future(stopping.wait())
+    running = [asyncio.ensure_future(loop) for loop in loops]
+    try:
+        done, _ = await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
+        for future in done:
+            future.result()
+    finally:
+        for future in (waiting, *running):
+            future.cancel()
+        await asyncio.gather(waiting, *running, return_exceptions=True)
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the address of the front end as others write it."""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def version() -> str:
+    """Return the version of the installed distribution."""
+    return metadata.version("twine-cluster")
+
+
+def notify(state: str) -> None:
+    """Tell systemd how it goes; nothing happens outside of systemd (sd_notify(3))."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(state.encode(), f"\0{path[1:]}" if path[0] == "@" else path)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as e:
+        raise ConfigError(f"cannot use the state folder {path}: {e.strerror}") from e
+
+
+async def _serve_until_signal(config: Config) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+
+    def started(url: str) -> None:
+        notify(f"READY=1\nSTATUS=serving at {url}")
+        click.echo(f"serving at {url} and {config.socket}", err=True)
+
+    try:
+        await serve(config, stopping, started)
+    finally:
+        notify("STOPPING=1")
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run to the end; an expected failure is three lines and an exit code, no traceback."""
+    try:
+        asyncio.run(work)
+    except TwineError as e:
+        _fail(e)
+
+
+def _fail(error: TwineError) -> None:
+    click.echo(f"error: {error}", err=True)
+    if error.hint:
+        click.echo(f"hint:  {error.hint}", err=True)
+    sys.exit(error.exit_code)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="twine-cluster")
+def main() -> None:
+    """Decide what runs where, for a region."""
+
+
+_CONFIG = click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file.")
+_STATE = click.option("--state", help="Folder of the store, the authority and the images.")
+
+
+@main.command("serve")
+@_CONFIG
+@_STATE
+@click.option("--listen", metavar="HOST:PORT", help="For hosts and users, with TLS.")
+@click.option("--advertise", metavar="HOST", multiple=True, help="Where they reach it; repeat.")
+@click.option("--socket", "socket_", metavar="PATH", help="Unix socket for this host's operators.")
+@click.option("--cluster", metavar="NAME", help="Trust domain of all certificates.")
+@click.option("--down-after-s", type=float, help="Silence after which a machine counts as down.")
+def serve_command(
+    file: Path | None, socket_: str | None, down_after_s: float | None, **given: Any
+) -> None:
+    """Run the control plane; SIGTERM ends it and leaves all tasks alone."""
+    try:
+        config = configuration.load(file, {**given, "socket": socket_})
+        if down_after_s is not None:
+            config = configuration.with_down_after(config, down_after_s)
+        config.listen_on()
+        logs.configure("twine-control-plane", config.log_level)
+    except TwineError as e:
+        _fail(e)
+        return
+    _run(_serve_until_signal(config))
+
+
+@main.group()
+def user() -> None:
+    """Credentials of people and programs that call the front end."""
+
+
+@user.command("add")
+@click.argument("name")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
+@click.option("--ttl", default="8h", show_default=True, help="Life, such as 30m, 8h or 30d.")
+@click.option("--url", help="Where the user reaches the front end.")
+@_CONFIG
+@_STATE
+def user_add(name: str, out: Path, ttl: str, url: str | None, **given: Any) -> None:
+    """Write a credential for `twinectl --credential FILE`: key, certificate, authority, URL."""
+    try:
+        config = configuration.load(given["file"], {"state": given["state"]})
+        host, port = config.reachable_at()[0], config.listen_on()[1]
+        _write_user(config, name, out, configuration.seconds_of(ttl), url or url_of(host, port))
+    except TwineError as e:
+        _fail(e)
+
+
+def _write_user(config: Config, name: str, out: Path, life_s: float, url: str) -> None:
+    from agent.wire import tls
+    from control_plane.services.authority import Subject, check_user_name, open_authority
+
+    check_user_name(name)
+    if not 60 <= life_s <= USER_LIFE_MAX_S:
+        raise InvalidInput("a user's credential lives between 1m and 90d")
+    if not config.authority_path.exists():
+        raise ConfigError(
+            f"there is no authority in {config.state}",
+            hint="start the control plane once, and pass the same --state or --config here",
+        )
+    authority = open_authority(config.authority_path, config.cluster)
+    tls.save(authority.credential(Subject("user", name), url, life_s), out)
+    click.echo(f"{out}: {name} may call {url} for {life_s / 3600:g} h")
+
+
+if __name__ == "__main__":
+    main()
