@@ -10,6 +10,8 @@ import click
 import msgspec
 
 from vm_lab.errors import LabError
+from vm_lab.image.app import VERSIONS as APP_VERSIONS
+from vm_lab.image.app import build_app
 from vm_lab.image.build import VARIANTS, build_image, pack_box
 from vm_lab.lab import Lab, UpOptions
 from vm_lab.progress import Progress
@@ -212,6 +214,16 @@ def build(variant: str, no_project: bool, box: bool) -> None:
         with progress.step("packing the box"):
             pack_box(built)
     click.echo(built.folder)
+
+
+@image.command("app")
+@click.argument("versions", nargs=-1, type=click.Choice(APP_VERSIONS))
+@timed
+def app(versions: Sequence[str]) -> None:
+    """Build the demo application's image and print the path of each version's tar."""
+    progress = Progress()
+    for version in versions or APP_VERSIONS:
+        click.echo(build_app(version, progress.say))
 
 
 def _without_dashes(words: Sequence[str]) -> Sequence[str]:

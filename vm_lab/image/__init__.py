@@ -2,6 +2,7 @@
 
     build    the layers of the guest's disk: base, dependencies, project
     initrd   the small initrd that halves the boot under TCG
+    recipe   runs the scripts
     app      the demo application's image, two versions of it
 
 The shell scripts beside these modules are the recipes; each runs in a mount

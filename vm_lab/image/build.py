@@ -19,8 +19,8 @@ from vm_lab import wheel as wheels
 from vm_lab.cache import Say, cache_root, keep_newest, lock, partial_folder, recipe_key
 from vm_lab.errors import LabError
 from vm_lab.image.initrd import build_initrd
+from vm_lab.image.recipe import RECIPE, run_recipe
 
-RECIPE = Path(__file__).resolve().parent
 VARIANTS = ("base", "bench")
 BUSYBOX = Path("/bin/busybox")
 DISK_GIB = 8  # as in base.sh
@@ -98,7 +98,7 @@ def _base_layer(cache: Path, variant: str, say: Say) -> Path:
         return folder
     with partial_folder(folder) as partial:
         say(f"image: building the {variant} layer, Debian 13 (about a minute)")
-        _run("base.sh", partial, RECIPE, ",".join(guest_packages(variant)), say=say)
+        run_recipe("base.sh", partial, RECIPE, ",".join(guest_packages(variant)), say=say)
         say("image: building the initrd")
         build_initrd(partial / "modules", RECIPE / "init.sh", BUSYBOX, partial / "initrd")
         shutil.rmtree(partial / "modules")
@@ -114,7 +114,7 @@ def _deps_layer(cache: Path, base: Path, wheel: Path, say: Say) -> Path:
         fetched = cache / f"wheels-{key}"
         with partial_folder(fetched) as partial:
             wheels.fetch_wheels(requirements, partial)
-        _run("project.sh", base / "base.raw", fetched, layer, say=say)
+        run_recipe("project.sh", base / "base.raw", fetched, layer, say=say)
     return layer
 
 
@@ -123,7 +123,7 @@ def _project_layer(cache: Path, base: Path, deps: Path, wheel: Path, say: Say) -
     layer = cache / f"project-{key}.tar"
     if not layer.exists():
         say("image: installing the project's wheel")
-        _run("project.sh", base / "base.raw", wheel.parent, layer, deps, say=say)
+        run_recipe("project.sh", base / "base.raw", wheel.parent, layer, deps, say=say)
     return layer
 
 
@@ -134,7 +134,7 @@ def _disk(cache: Path, variant: str, base: Path, layers: list[Path], say: Say) -
     if not folder.exists():
         say("image: putting the layers together")
         with partial_folder(folder) as partial:
-            _run("disk.sh", base / "base.raw", partial / "box.img", *layers, say=say)
+            run_recipe("disk.sh", base / "base.raw", partial / "box.img", *layers, say=say)
             os.link(base / "vmlinuz", partial / "vmlinuz")
             os.link(base / "initrd", partial / "initrd")
             (partial / "metadata.json").write_bytes(msgspec.json.encode(BOX_METADATA))
@@ -155,26 +155,6 @@ def pack_box(image: Image) -> Path:
         subprocess.run(["tar", "-C", image.folder, "-cSf", partial, *names], check=True)
         partial.replace(box)
     return box
-
-
-def _run(script: str, *args: Path | str, say: Say) -> None:
-    """Run a recipe in a mount namespace of its own, reporting its "step:" lines."""
-    argv = ["unshare", "--mount", "--propagation", "private", "bash", str(RECIPE / script)]
-    argv += [str(arg) for arg in args]
-    tail: list[str] = []
-    with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("step: "):
-                say(f"image: {line.removeprefix('step: ').strip()}")
-            tail = [*tail[-30:], line]
-    if process.returncode != 0:
-        raise LabError(
-            f"{script} failed with status {process.returncode}:\n{''.join(tail)}",
-            hint="needs root, the packages of vm_lab/packages.txt and a Debian mirror",
-        )
 
 
 def _prune(cache: Path) -> None:

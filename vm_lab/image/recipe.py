@@ -1,0 +1,32 @@
+"""Runs the shell scripts beside this module, each in a mount namespace of its own."""
+
+import subprocess
+from pathlib import Path
+
+from vm_lab.cache import Say
+from vm_lab.errors import LabError
+
+RECIPE = Path(__file__).resolve().parent
+
+
+def run_recipe(script: str, *args: Path | str, say: Say) -> None:
+    """Run a recipe in a mount namespace of its own, reporting its "step:" lines.
+
+    What it mounts goes away with it, however it ends.
+    """
+    argv = ["unshare", "--mount", "--propagation", "private", "bash", str(RECIPE / script)]
+    argv += [str(arg) for arg in args]
+    tail: list[str] = []
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step: "):
+                say(f"image: {line.removeprefix('step: ').strip()}")
+            tail = [*tail[-30:], line]
+    if process.returncode != 0:
+        raise LabError(
+            f"{script} failed with status {process.returncode}:\n{''.join(tail)}",
+            hint="needs root, the packages of vm_lab/packages.txt and a Debian mirror",
+        )
