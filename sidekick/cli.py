@@ -1,0 +1,359 @@
+"""The command `sidekick`: bring this machine to a host profile and prove it.
+
+Exit codes: 0 done or unchanged · 1 error · 2 changes pending or drift found · 3 no such
+profile · 4 failed and rolled back · 5 refused (the host cannot give that) · 64 usage ·
+75 busy · 77 not root · 78 bad profile or configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import msgspec
+
+from agent import log
+from agent.errors import Forbidden, ProgramError, TwineError
+from agent.machine import Completed, Processes
+from agent.machine.hardware import read_hardware
+from agent.machine.kernelfs import KernelFs
+from agent.machine.process import HostProcesses
+from sidekick import apply as runs
+from sidekick import standing
+from sidekick.plan import describe
+from sidekick.profile import Library, Profile, facts_of
+from sidekick.report import PlanReport, RebootNeed, Report, exit_code
+from sidekick.setting import Host
+from sidekick.state import Disk, StateFolder, Target
+
+STATE = Path("/var/lib/twine/sidekick")
+PROFILES = (
+    Path("/etc/twine/profiles"),
+    Path(sys.prefix, "share/twine/profiles"),
+    Path(__file__).resolve().parent.parent / "profiles",
+)
+"""Of the operator, of the installed package, of the source tree."""
+
+
+class NoProcesses:
+    """Runs nothing: what is done to a tree below `--root` must not reach this host."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float = 60.0,  # noqa: ARG002
+        check: bool = True,  # noqa: ARG002
+    ) -> Completed:
+        """Refuse."""
+        raise ProgramError(f"cannot run {' '.join(argv)}: programs run only with --root /")
+
+    def lines(self, argv: Sequence[str]) -> NoReturn:
+        """Refuse."""
+        raise ProgramError(f"cannot run {' '.join(argv)}: programs run only with --root /")
+
+
+@dataclass(slots=True)
+class Context:
+    """The global options, and the host they stand for."""
+
+    root: Path
+    state: StateFolder
+    library: Library
+    make_host: Callable[[Path], Host]
+    code: int = 0
+    """What the command exits with."""
+
+    def host(self) -> Host:
+        """Return the host; reads its hardware."""
+        return self.make_host(self.root)
+
+    def need_root(self) -> None:
+        """Raise `Forbidden` unless this process may change the host."""
+        if self.root == Path("/") and os.geteuid() != 0:
+            raise Forbidden("sidekick changes the host's kernel", hint="run as root")
+
+    def profile(self, name: str, host: Host) -> Profile:
+        """Return a profile, rendered for the host."""
+        return self.library.load(name, facts_of(host.hardware))
+
+
+def real_host(root: Path) -> Host:
+    """Return this host, or the tree below `root` that looks like one."""
+    fs = KernelFs(root)
+    processes: Processes = HostProcesses() if root == Path("/") else NoProcesses()
+    return Host(
+        fs=fs,
+        processes=processes,
+        disk=Disk(),
+        hardware=read_hardware(fs),
+        now=time.time,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+
+
+output = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    help="Form of the result.",
+)
+wait = click.option(
+    "--wait-s",
+    type=click.FloatRange(0, 3600),
+    default=0.0,
+    help="Wait so long for another sidekick.",
+)
+may_reboot = click.option(
+    "--reboot", is_flag=True, help="Reboot at once if a setting needs it, by kexec where possible."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--root", type=click.Path(path_type=Path), default=Path("/"), help="Another root.")
+@click.option(
+    "--state", type=click.Path(path_type=Path), default=STATE, help="Where state is kept."
+)
+@click.option(
+    "--profiles",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Folder of profiles; repeatable.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Log each change.")
+@click.pass_context
+def cli(
+    ctx: click.Context, root: Path, state: Path, profiles: tuple[Path, ...], verbose: bool
+) -> None:
+    """Bring this machine to a host profile and prove it."""
+    log.configure("sidekick", "info" if verbose else "error")
+    make_host = ctx.obj or real_host
+    ctx.obj = Context(root, StateFolder(state), Library(profiles or PROFILES), make_host)
+
+
+@cli.command("list")
+@output
+@click.pass_obj
+def list_(ctx: Context, output: str) -> None:
+    """Show the profiles of this host."""
+    host, rows = ctx.host(), []
+    for name in ctx.library.names():
+        try:
+            profile = ctx.profile(name, host)
+            rows.append((name, " <- ".join(profile.lineage[1:]) or "-", profile.description))
+        except TwineError as e:
+            rows.append((name, "?", f"broken: {e}"))
+    if output == "json":
+        keys = ("name", "extends", "description")
+        _print_json([dict(zip(keys, row, strict=True)) for row in rows])
+    else:
+        _print_table(("PROFILE", "EXTENDS", "DESCRIPTION"), rows)
+
+
+@cli.command()
+@click.argument("profile")
+@output
+@click.pass_obj
+def show(ctx: Context, profile: str, output: str) -> None:
+    """Show what a profile asks of this host, and which file says so."""
+    host = ctx.host()
+    found = ctx.profile(profile, host)
+    target = standing.target_of(found, host)
+    if output == "json":
+        about = {"name": found.name, "description": found.description, "lineage": found.lineage}
+        _print_json(about | {"settings": target.wanted})
+        return
+    _print_table(
+        ("SETTING", "WANTED", "REQUIRED", "FROM"),
+        [(w.setting, w.value, "yes" if w.required else "no", w.source) for w in target.wanted],
+    )
+
+
+@cli.command()
+@click.argument("profile")
+@output
+@click.pass_obj
+def plan(ctx: Context, profile: str, output: str) -> None:
+    """Show what applying a profile would change; exit 2 if anything."""
+    host = ctx.host()
+    target = standing.target_of(ctx.profile(profile, host), host)
+    planned, wanted = runs.plan(host, ctx.state, target)
+    report = describe(profile, planned, wanted)
+    ctx.code = 2 if report.changes or report.missing else 0
+    if output == "json":
+        _print_json(report)
+    else:
+        _print_plan(report)
+
+
+@cli.command("apply-profile")
+@click.argument("profile")
+@may_reboot
+@click.option(
+    "--generation", type=click.IntRange(0), default=0, help="Of the request, as reported."
+)
+@click.option("--epoch", type=click.IntRange(0), default=0, help="Of the sender, as reported.")
+@wait
+@output
+@click.pass_obj
+def apply_profile(
+    ctx: Context,
+    profile: str,
+    reboot: bool,
+    generation: int,
+    epoch: int,
+    wait_s: float,
+    output: str,
+) -> None:
+    """Bring this host to a profile: change, read back, or undo it all."""
+    ctx.need_root()
+    host = ctx.host()
+    target = standing.target_of(ctx.profile(profile, host), host, generation, epoch)
+    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+        _conclude(ctx, runs.apply(host, ctx.state, target, may_reboot=reboot), output)
+
+
+@cli.command()
+@wait
+@output
+@click.pass_obj
+def verify(ctx: Context, wait_s: float, output: str) -> None:
+    """Compare this host with its profile; exit 2 if it drifted."""
+    ctx.need_root()
+    host = ctx.host()
+    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+        report = standing.verify(host, ctx.state)
+    _conclude(ctx, report, output)
+    if ctx.code == 1:
+        ctx.code = 2
+
+
+@cli.command()
+@may_reboot
+@wait
+@output
+@click.pass_obj
+def rollback(ctx: Context, reboot: bool, wait_s: float, output: str) -> None:
+    """Give every setting its original value back."""
+    ctx.need_root()
+    host, none = ctx.host(), Target()
+    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+        report = runs.apply(host, ctx.state, none, may_reboot=reboot, command="rollback")
+    _conclude(ctx, report, output)
+
+
+@cli.command()
+@wait
+@output
+@click.pass_obj
+def resume(ctx: Context, wait_s: float, output: str) -> None:
+    """Bring the profile back after a boot, or finish one that was interrupted."""
+    ctx.need_root()
+    host = ctx.host()
+    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+        _conclude(ctx, runs.resume(host, ctx.state), output)
+
+
+@cli.command()
+@output
+@click.pass_obj
+def status(ctx: Context, output: str) -> None:
+    """Show how this host stands, without looking at each setting anew."""
+    report = standing.status(ctx.host(), ctx.state)
+    _conclude(ctx, report, output)
+    ctx.code = 0
+
+
+def _conclude(ctx: Context, report: Report, output: str) -> None:
+    ctx.code = exit_code(report)
+    if output == "json":
+        _print_json(report)
+    else:
+        _print_report(report)
+
+
+def _print_json(value: Any) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _print_report(report: Report) -> None:
+    _print_table(
+        ("SETTING", "OUTCOME", "WANTED", "ACTUAL", "MS", "DETAIL"),
+        [
+            (s.setting, s.outcome, s.wanted, s.actual, f"{s.took_ms:.1f}", s.detail)
+            for s in report.settings
+        ],
+    )
+    name = report.name or "no profile"
+    effective = f" ({report.effective} is in force)" if report.effective != report.name else ""
+    detail = f": {report.detail}" if report.detail else ""
+    click.echo(f"{name}: {report.state}{effective}{detail}")
+
+
+def _print_plan(report: PlanReport) -> None:
+    rows: list[Sequence[str]] = [
+        (c.setting, c.before, c.after, "live" if c.needs is RebootNeed.NONE else c.needs, c.why)
+        for c in report.changes
+    ]
+    rows += [(w.setting, "-", w.value, "not possible", w.source) for w in report.missing]
+    rows += [(w.setting, "-", w.value, "unsupported", w.source) for w in report.unsupported]
+    _print_table(("SETTING", "NOW", "WANTED", "HOW", "FROM"), rows)
+    needs = "" if report.needs is RebootNeed.NONE else f", needs a {report.needs}"
+    click.echo(
+        f"{report.name}: {len(report.changes)} to change, {report.unchanged} as wanted{needs}"
+    )
+
+
+def _print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print columns: aligned and with a header on a terminal, else separated by tabs."""
+    lines = [[" ".join(str(cell).split()) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in lines:
+            click.echo("\t".join(line))
+        return
+    if not lines:
+        return
+    table = [list(header), *lines]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    for row in table:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def _print_error(error: TwineError) -> None:
+    click.echo(f"sidekick: {error}", err=True)
+    for each in error.errors:
+        click.echo(f"  {each.field}: {each.reason}", err=True)
+    if error.hint:
+        click.echo(f"  try: {error.hint}", err=True)
+
+
+def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] | None = None) -> int:
+    """Run a command and return its exit code. Tests pass a host of their own."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with cli.make_context("sidekick", arguments, obj=make_host) as ctx:
+            cli.invoke(ctx)
+            return ctx.obj.code if isinstance(ctx.obj, Context) else 0
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except click.UsageError as e:
+        e.show()
+        return 64
+    except click.Abort:
+        return 1
+    except TwineError as e:
+        _print_error(e)
+        return e.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

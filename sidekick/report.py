@@ -1,0 +1,142 @@
+"""What is wanted, what changes and what was found: printed, stored and read by the agent.
+
+The agent reads `status.json` as its own `ProfileStatus`, so the names of `Report` and
+`SettingReport` are part of a contract: fields are added, never renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+
+class Outcome(StrEnum):
+    """How one setting of a profile stands."""
+
+    APPLIED = "applied"
+    """Read back as wanted (after a change, or by `verify`)."""
+    ALREADY = "already"
+    """Was as wanted before; nothing was written."""
+    UNSUPPORTED = "unsupported"
+    """This kernel lacks it, and the profile can do without."""
+    PENDING_REBOOT = "pending_reboot"
+    """Staged for the next boot; not in force."""
+    FAILED = "failed"
+    DRIFTED = "drifted"
+    """Was applied; somebody changed it since."""
+    UNDONE = "undone"
+    """Has its earlier value again."""
+
+
+class ProfileState(StrEnum):
+    """How the machine stands to the profile it was last asked to run."""
+
+    NONE = "none"
+    APPLYING = "applying"
+    VERIFIED = "verified"
+    PENDING_REBOOT = "pending_reboot"
+    DRIFTED = "drifted"
+    DEGRADED = "degraded"
+
+
+class RebootNeed(StrEnum):
+    """What brings a change into force, in rising order of disruption."""
+
+    NONE = "none"
+    KEXEC = "kexec"
+    """A new kernel start without the firmware is enough; a full reboot does it too."""
+    REBOOT = "reboot"
+
+
+def most_disruptive(needs: Iterable[RebootNeed]) -> RebootNeed:
+    """Return the largest need, which brings all of them into force."""
+    order = list(RebootNeed)
+    return max(needs, key=order.index, default=RebootNeed.NONE)
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """One value that a profile asks for."""
+
+    setting: str
+    """Its kind and its name there, such as `sysctl.vm.swappiness`."""
+    value: str
+    required: bool = True
+    """Whether a kernel that lacks it cannot run the profile."""
+    source: str = ""
+    """The profile file that says so, which may be a parent."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One write of a run."""
+
+    setting: str
+    before: str
+    after: str
+    needs: RebootNeed = RebootNeed.NONE
+    why: str = ""
+    undo_setting: str = ""
+    """What undo writes instead, where writing `before` back is not accepted: a sysctl that
+    reads 0 because its twin is in force refuses the 0 (see `settings/sysctl.py`)."""
+    undo_value: str = ""
+
+
+class SettingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting as it was wanted and as it was read back."""
+
+    setting: str
+    outcome: Outcome
+    wanted: str
+    actual: str
+    detail: str = ""
+    took_ms: float = 0.0
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """How the machine stands, with proof per setting."""
+
+    name: str = ""
+    """The profile that was asked for last."""
+    generation: int = 0
+    epoch: int = 0
+    state: ProfileState = ProfileState.NONE
+    detail: str = ""
+    settings: list[SettingReport] = []
+    took_ms: float = 0.0
+    at: float = 0.0
+    """Seconds since 1970."""
+    effective: str = ""
+    """The profile whose values are in force, which a failed switch does not change."""
+    rolled_back: bool = False
+    """The run failed and everything it had written was undone."""
+    command: str = ""
+    """apply, verify, rollback or resume: what this reports on."""
+    boot_id: str = ""
+
+
+class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `plan` prints."""
+
+    name: str
+    needs: RebootNeed
+    changes: list[Change]
+    missing: list[Wanted] = []
+    """Required, and not in this kernel: applying would fail."""
+    unsupported: list[Wanted] = []
+    unchanged: int = 0
+
+
+EXIT_CODES = {
+    ProfileState.NONE: 0,
+    ProfileState.VERIFIED: 0,
+    ProfileState.APPLYING: 2,
+    ProfileState.PENDING_REBOOT: 2,
+    ProfileState.DRIFTED: 2,
+    ProfileState.DEGRADED: 1,
+}
+
+
+def exit_code(report: Report) -> int:
+    """Return what a command that ended with this report exits with (docs/sidekick.md)."""
+    return 4 if report.rolled_back else EXIT_CODES[report.state]
