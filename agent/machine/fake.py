@@ -302,7 +302,7 @@ def _slices(name: str) -> list[str]:
 
 def _refusal(name: str, value: Property) -> str:
     """Return why systemd refuses a value, empty where it takes it."""
-    if name in ("CPUWeight", "IOWeight") and value is not None and value not in range(1, 10_001):
+    if name in ("CPUWeight", "IOWeight") and value not in (None, *range(10_001)):
         return f"Value specified in {name} is out of range"
     if name in ("TasksMax", "MemoryMax") and value == 0:
         return f"Value specified in {name} is out of range"

@@ -186,11 +186,11 @@ class HostSystemd:
             kind = SYSTEMD + b"." + unit.rpartition(".")[2].capitalize().encode()
             control_group = self._get(path, kind, "ControlGroup").decode()
         if unit.endswith(".service"):
+            # One by one: the ten we want come three times faster than all three hundred.
             service = SYSTEMD + b".Service"
             started = self._get(path, service, "ExecMainStartTimestamp")
-            if sub == "running":
-                main_pid = self._get(path, service, "MainPID")
-            else:
+            main_pid = self._get(path, service, "MainPID")
+            if not main_pid:
                 result = self._get(path, service, "Result").decode()
                 code = self._get(path, service, "ExecMainCode")
                 ended = (code, self._get(path, service, "ExecMainStatus"))
@@ -336,7 +336,7 @@ class _Watch:
             while True:
                 # Replies to our own calls may have pulled signals into the library's queue,
                 # so look there first; each `process` takes one message at most.
-                self._tell(set(itertools.chain.from_iterable(_drained(bus, fd))))
+                self._tell(set(_drained(bus, fd)))
                 ready, _, _ = select.select([fd, self._wake_read], [], [])
                 if self._wake_read in ready:
                     return False

@@ -61,7 +61,7 @@ _BY_SIGNATURE = {
         SystemCallArchitectures UnsetEnvironment Wants""",
     "ay": "AllowedCPUs AllowedMemoryNodes CPUAffinity",
     "aay": "LogExtraFields",
-    "a(sasb)": "ExecReload ExecStart ExecStartPost ExecStartPre ExecStop ExecStopPost",
+    "a(sasas)": "ExecReload ExecStart ExecStartPost ExecStartPre ExecStop ExecStopPost",
     "a(say)": "SetCredential",
     "a(ss)": "DeviceAllow LoadCredential TemporaryFileSystem",
     "a(ssbt)": "BindPaths BindReadOnlyPaths",
@@ -142,11 +142,16 @@ def encode(properties: Mapping[str, object]) -> list[Token]:
             )
         try:
             for wire in _wire_values(name, kind, value):
-                tokens += [(ord("r"), b"sv"), (ord("s"), name.encode())]
+                tokens += [(ord("r"), b"sv"), (ord("s"), _wire_name(name).encode())]
                 tokens += [(ord("v"), kind.encode()), *_tokens(kind, wire), CLOSE, CLOSE]
         except (TypeError, ValueError) as e:
             raise InvalidInput(f"cannot set {name} to {value!r}: {e}") from e
     return [*tokens, CLOSE]
+
+
+def _wire_name(name: str) -> str:
+    """Return the name on the wire; only the extended form of commands takes flags."""
+    return f"{name}Ex" if SIGNATURES[name] == "a(sasas)" else name
 
 
 def _wire_values(name: str, kind: str, value: object) -> Iterator[object]:
@@ -189,12 +194,13 @@ def _text(value: object) -> object:
 
 
 def _commands(value: object) -> object:
+    """Return commands whose arguments arrive as they are: systemd replaces no `$WORD`."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError("a list of argument lists is needed")
     commands = [_strings(argv) for argv in value]
     if not all(commands):
         raise ValueError("a command needs at least a program")
-    return [(argv[0], argv, False) for argv in commands]
+    return [(argv[0], argv, ["no-env-expand"]) for argv in commands]
 
 
 def _capabilities(value: object) -> object:
@@ -289,7 +295,7 @@ _BY_KIND: dict[str, Callable[[object], object]] = {
     "as": _strings,
     "ay": _mask,
     "aay": _fields,
-    "a(sasb)": _commands,
+    "a(sasas)": _commands,
     "a(say)": _credentials,
     "a(ss)": _pairs,
     "a(ssbt)": _binds,

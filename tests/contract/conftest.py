@@ -9,15 +9,19 @@ pytest and `agent.machine` are needed, so that the tests also run inside a bare 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from agent.machine import Btrfs, Systemd
-from agent.machine.fake import FakeMachine
+from agent.machine import Btrfs, Systemd, UnitState
+from agent.machine.fake import Ended, FakeMachine
 
 INTERFACES = ("btrfs", "systemd")
 REAL = frozenset(filter(None, os.environ.get("TWINE_REAL", "").split(",")))
@@ -97,6 +101,81 @@ class Host:
 
     systemd: Systemd
     root: Path
-    """A writable subvolume that holds /bin/sleep."""
-    wait: Callable[[Callable[[], bool]], None]
-    real: bool = False
+    """A subvolume, or in the fake a folder, that holds /bin/sleep."""
+    real: bool
+
+    def until(self, unit: str, reached: Callable[[UnitState | None], bool]) -> UnitState | None:
+        """Return the state of a unit once it is as wanted; fail after 30 s."""
+        deadline = time.monotonic() + 30
+        while not reached(state := self.systemd.find(unit)):
+            if not self.real or time.monotonic() > deadline:
+                pytest.fail(f"{unit} got stuck: {state}")
+            time.sleep(0.02)
+        return state
+
+    def ended(self, unit: str) -> UnitState:
+        """Return the state of a unit whose processes have ended."""
+        state = self.until(unit, lambda s: s is not None and s.sub in ("exited", "failed"))
+        assert state
+        return state
+
+    def running(self, unit: str) -> UnitState:
+        """Return the state of a unit that runs."""
+        state = self.until(unit, lambda s: s is not None and s.sub == "running")
+        assert state
+        return state
+
+
+def _shell(argv: list[str], properties: Mapping[str, object]) -> Ended | None:
+    """Play the few scripts of the tests in the fake."""
+    del properties
+    script = argv[-1]
+    if script.startswith("exit "):
+        return Ended(code=int(script.split()[1]))
+    if script.startswith("kill -KILL $$"):
+        return Ended(code=None, signal="SIGKILL")
+    if script.startswith("tail /dev/zero"):
+        return Ended(code=None, signal="SIGKILL", result="oom-kill")
+    return None
+
+
+@pytest.fixture(scope="session")
+def real_root(real_btrfs_folder: Path) -> Iterator[Path]:
+    """Yield a snapshot of an image with no more than /bin/sleep in it."""
+    from agent.machine.btrfs import HostBtrfs
+
+    btrfs = HostBtrfs()
+    image, root = real_btrfs_folder / "contract-image", real_btrfs_folder / "contract-root"
+    for path in (root, image):
+        btrfs.delete(path)
+    btrfs.create(image)
+    listed = subprocess.run(["ldd", "/bin/sleep"], check=True, capture_output=True, text=True)
+    for name in ["/bin/sleep", *re.findall(r"(/\S+) \(0x", listed.stdout)]:
+        target = image / name.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(name, target)
+    btrfs.set_read_only(image, True)
+    btrfs.snapshot(image, root)
+    yield root
+    for path in (root, image):
+        btrfs.delete(path)
+
+
+@pytest.fixture(params=variants("systemd"))
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
+    """Yield a fake service manager, and the host's own where it was asked for."""
+    if request.param == "fake":
+        fake = FakeMachine(tmp_path)
+        fake.systemd.programs["sh"] = _shell
+        yield Host(fake.systemd, tmp_path, real=False)
+        return
+    from agent.machine.systemd import HostSystemd
+
+    systemd = HostSystemd()
+    yield Host(systemd, request.getfixturevalue("real_root"), real=True)
+    for state in systemd.units("twine-contract-*"):
+        systemd.kill(state.unit, signal.SIGKILL)
+        systemd.stop(state.unit)
+        systemd.reset_failed(state.unit)
+    systemd.stop("twinecontract.slice")
+    systemd.close()
