@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.api import Exit
 
 _STEPS: dict[int, str] = {
-    200: "its working directory could not be entered",
+    200: "its working directory could not be entered: may everybody read the image's root?",
     202: "its file descriptors could not be set up",
     203: "its command could not be executed: no such file in the image, not executable, or "
     "built for another processor",

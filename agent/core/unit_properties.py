@@ -7,6 +7,7 @@ costs and blocks is in docs/adr/0011.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -44,7 +45,8 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
         "LockPersonality": True,
         "RestrictAddressFamilies": ("AF_INET", "AF_INET6", "AF_UNIX"),
         "SystemCallArchitectures": ("native",),
-        "SystemCallFilter": ("@system-service", "~@privileged", "~@resources"),
+        "SystemCallFilter": ("@system-service", "~@privileged", "~@resources", "@setuid", "@chown"),
+        "SystemCallErrorNumber": errno.EPERM,
         "KeyringMode": "private",
         "RemoveIPC": True,
         "UMask": 0o077,
@@ -53,7 +55,12 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
         "IPAddressDeny": ("169.254.0.0/16",),
     }
 )
-"""What a task may not do (trust promise: a task sees neither host nor neighbours)."""
+"""What a task may not do (trust promise: a task sees neither host nor neighbours).
+
+A refused system call answers EPERM instead of killing the task, and the calls that change
+owner or user stay: daemons make them out of habit, and without capabilities the kernel
+refuses all that matter.
+"""
 
 
 def slice_of(entitlement: str) -> str:
