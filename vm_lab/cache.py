@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-KEPT = 4
+KEPT = 6
 Say = Callable[[str], None]
 
 
@@ -50,6 +50,14 @@ def lock(cache: Path, say: Say) -> Iterator[None]:
             say("image: waiting for another build to finish")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def is_cached(entry: Path) -> bool:
+    """Say whether the entry is there, and note that it is of use."""
+    if not entry.exists():
+        return False
+    os.utime(entry)
+    return True
 
 
 def keep_newest(cache: Path, pattern: str) -> None:

@@ -15,7 +15,7 @@ from vm_lab.image.app import build_app
 from vm_lab.image.build import VARIANTS, build_image, pack_box
 from vm_lab.lab import Lab, UpOptions
 from vm_lab.progress import Progress
-from vm_lab.state import require_root
+from vm_lab.state import LabPaths, require_root
 from vm_lab.status import lab_status, status_table
 from vm_lab.vagrant import Vagrant
 
@@ -28,6 +28,11 @@ FREE_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Real machines to try Twine on, in a network namespace of their own."""
+
+
+def open_lab(name: str) -> Lab:
+    """Return the lab of that name, up or not."""
+    return Lab(LabPaths(name), Progress())
 
 
 def timed(function: Callable[P, T]) -> Callable[P, T]:
@@ -80,7 +85,7 @@ def up(
     Can be repeated: what stands already stays.
     """
     options = UpOptions(count, cpus, memory_mib, variant, bare or no_project, not no_project)
-    Lab(name, Progress()).up(options)
+    open_lab(name).up(options)
 
 
 @main.command()
@@ -89,7 +94,7 @@ def up(
 @timed
 def status(name: str, output: str) -> None:
     """Show what runs, where it stands, and how to reach it."""
-    found = lab_status(Lab(name, Progress()))
+    found = lab_status(open_lab(name))
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
@@ -102,7 +107,7 @@ def status(name: str, output: str) -> None:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def ssh(name: str, machine: str, command: Sequence[str]) -> None:
     """Open a shell on a machine, or run one command there."""
-    lab = Lab(name, Progress())
+    lab = open_lab(name)
     line = " ".join(_without_dashes(command)) or None
     _become(lab, lambda: lab.guests.command(lab.machine(machine), line))
 
@@ -112,7 +117,7 @@ def ssh(name: str, machine: str, command: Sequence[str]) -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(name: str, command: Sequence[str]) -> None:
     """Run a command on this host inside the lab's network, curl for instance."""
-    lab = Lab(name, Progress())
+    lab = open_lab(name)
     _become(lab, lambda: lab.sandbox.command(_without_dashes(command)))
 
 
@@ -121,7 +126,7 @@ def exec_(name: str, command: Sequence[str]) -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def vagrant(name: str, command: Sequence[str]) -> None:
     """Run any vagrant command on the lab's machines."""
-    lab = Lab(name, Progress())
+    lab = open_lab(name)
     try:
         record = lab.paths.get_record()
         status = Vagrant(lab.sandbox, lab.topology, record).interactive(*_without_dashes(command))
@@ -135,7 +140,7 @@ def vagrant(name: str, command: Sequence[str]) -> None:
 @timed
 def push(name: str) -> None:
     """Install the working tree in every running machine, restarting agents that run."""
-    Lab(name, Progress()).push()
+    open_lab(name).push()
 
 
 @main.command()
@@ -144,7 +149,7 @@ def push(name: str) -> None:
 @timed
 def power_off(name: str, machine: str) -> None:
     """Cut a machine's power."""
-    Lab(name, Progress()).power_off(machine)
+    open_lab(name).power_off(machine)
 
 
 @main.command()
@@ -153,7 +158,7 @@ def power_off(name: str, machine: str) -> None:
 @timed
 def power_on(name: str, machine: str) -> None:
     """Start a machine from the disk it had; return once ssh answers."""
-    Lab(name, Progress()).power_on(machine)
+    open_lab(name).power_on(machine)
 
 
 @main.command()
@@ -163,7 +168,7 @@ def power_on(name: str, machine: str) -> None:
 @timed
 def partition(name: str, machine: str, heal: bool) -> None:
     """Unplug a machine from the network: it runs on, in silence."""
-    Lab(name, Progress()).partition(machine, heal=heal)
+    open_lab(name).partition(machine, heal=heal)
 
 
 @main.command()
@@ -172,7 +177,7 @@ def partition(name: str, machine: str, heal: bool) -> None:
 @timed
 def snapshot(name: str, snapshot: str) -> None:
     """Save all machines, memory included, and the control plane's state."""
-    Lab(name, Progress()).snapshot(snapshot)
+    open_lab(name).snapshot(snapshot)
 
 
 @main.command()
@@ -181,7 +186,7 @@ def snapshot(name: str, snapshot: str) -> None:
 @timed
 def restore(name: str, snapshot: str) -> None:
     """Bring all machines and the control plane back to a snapshot."""
-    Lab(name, Progress()).restore(snapshot)
+    open_lab(name).restore(snapshot)
 
 
 @main.command()
@@ -189,7 +194,7 @@ def restore(name: str, snapshot: str) -> None:
 @timed
 def down(name: str) -> None:
     """Take the lab away and check that nothing of it is left."""
-    checks = Lab(name, Progress()).down()
+    checks = open_lab(name).down()
     for check in checks:
         click.echo(f"{check.kind}: {', '.join(check.found) or 'none'}")
     if any(check.found for check in checks):

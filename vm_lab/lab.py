@@ -39,10 +39,10 @@ class UpOptions:
 
 
 class Lab:
-    """One lab, by name."""
+    """One lab: every command, in terms of the parts that do the work."""
 
-    def __init__(self, name: str, progress: Progress) -> None:
-        self.paths = LabPaths(name)
+    def __init__(self, paths: LabPaths, progress: Progress) -> None:
+        self.paths = paths
         self.progress = progress
         self.topology = read_topology()
         self.sandbox = Sandbox(self.paths)

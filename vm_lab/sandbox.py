@@ -103,25 +103,21 @@ class Sandbox:
 
     def spawn(self, argv: Sequence[str | Path], log: Path, *, mounts: bool = False) -> int:
         """Start a process that outlives this command; return its number."""
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                self.command(argv, mounts=mounts),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        return process.pid
+        return spawn_detached(self.command(argv, mounts=mounts), log)
 
     def start(self, topology: Topology, machines: Sequence[Machine]) -> None:
         """Bring up namespaces, libvirtd, network and storage pool; what is up already stays."""
-        if self.holder() is None:
-            self.stop()  # what a killed holder left behind would be in the way
-            self._start_holder()
+        self.start_namespaces()
         if not self.libvirtd_answers():
             self._start_libvirtd()
         self._ensure("net", NETWORK, network_xml(topology, machines))
         self._ensure("pool", POOL, pool_xml(self.paths.pool))
+
+    def start_namespaces(self) -> None:
+        """Make the namespaces, and a process that keeps them, unless they are there."""
+        if self.holder() is None:
+            self.stop()  # what a killed holder left behind would be in the way
+            self._start_holder()
 
     def processes(self) -> list[int]:
         """Return every process of the lab, the holder's included.
@@ -163,15 +159,12 @@ class Sandbox:
         for file in self._account_files():
             script.append(f"mount --bind {file} /etc/{file.name}")
         script += [f"touch {ready}", "exec sleep infinity"]
-        with (self.paths.state / "holder.log").open("wb") as log:
-            process = subprocess.Popen(
-                ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c",
-                 "\n".join(script)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-        _wait_until(ready.exists, 10, f"the namespaces; see {log.name}")
-        self.paths.save(self.paths.holder, process_ref(process.pid))
-        inode = Path(f"/proc/{process.pid}/ns/net").stat().st_ino
+        log = self.paths.state / "holder.log"
+        argv = ["unshare", "--net", "--mount", "--propagation", "private"]
+        pid = spawn_detached([*argv, "sh", "-c", "\n".join(script)], log)
+        _wait_until(ready.exists, 10, f"the namespaces; see {log}")
+        self.paths.save(self.paths.holder, process_ref(pid))
+        inode = Path(f"/proc/{pid}/ns/net").stat().st_ino
         self.paths.save(self.paths.namespace, NamespaceRecord(inode=inode))
 
     def _account_files(self) -> list[Path]:
@@ -228,6 +221,20 @@ class Sandbox:
             self.run(["virsh", f"{kind}-define", file], mounts=True)
         if name not in self.run(["virsh", f"{kind}-list", "--name"], mounts=True).split():
             self.run(["virsh", f"{kind}-start", name], mounts=True)
+
+
+def spawn_detached(argv: list[str], log: Path) -> int:
+    """Start a process in a session of its own that outlives us; return its number.
+
+    Not a Popen: nobody here is going to wait for it.
+    """
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions, setsid=True)
 
 
 def network_xml(topology: Topology, machines: Sequence[Machine]) -> str:

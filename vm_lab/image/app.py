@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vm_lab.cache import Say, cache_root, keep_newest, lock, recipe_key
+from vm_lab.cache import Say, cache_root, is_cached, keep_newest, lock, recipe_key
 from vm_lab.errors import LabError
 from vm_lab.image.recipe import RECIPE, run_recipe
 
@@ -23,7 +23,7 @@ def build_app(version: str, say: Say) -> Path:
     key = recipe_key([RECIPE / name for name in FILES], version)
     tar = cache / f"demo-{version}-{key}.tar"
     with lock(cache, say):
-        if not tar.exists():
+        if not is_cached(tar):
             say(f"image: building the demo application {version}")
             run_recipe("app.sh", tar, RECIPE, version, say=say)
         keep_newest(cache, f"demo-{version}-*")

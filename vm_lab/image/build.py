@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from vm_lab import wheel as wheels
-from vm_lab.cache import Say, cache_root, keep_newest, lock, partial_folder, recipe_key
+from vm_lab.cache import Say, cache_root, is_cached, keep_newest, lock, partial_folder, recipe_key
 from vm_lab.errors import LabError
 from vm_lab.image.initrd import build_initrd
 from vm_lab.image.recipe import RECIPE, run_recipe
@@ -94,7 +94,7 @@ def _base_layer(cache: Path, variant: str, say: Say) -> Path:
     files = [RECIPE / name for name in names]
     key = recipe_key(files, *guest_packages(variant))
     folder = cache / f"base-{variant}-{key}"
-    if folder.exists():
+    if is_cached(folder):
         return folder
     with partial_folder(folder) as partial:
         say(f"image: building the {variant} layer, Debian 13 (about a minute)")
@@ -109,7 +109,7 @@ def _deps_layer(cache: Path, base: Path, wheel: Path, say: Say) -> Path:
     requirements = wheels.host_requirements(wheel)
     key = recipe_key([RECIPE / "project.sh"], base.name, *requirements)
     layer = cache / f"deps-{key}.tar"
-    if not layer.exists():
+    if not is_cached(layer):
         say(f"image: fetching and installing what the agent needs: {', '.join(requirements)}")
         fetched = cache / f"wheels-{key}"
         with partial_folder(fetched) as partial:
@@ -121,7 +121,7 @@ def _deps_layer(cache: Path, base: Path, wheel: Path, say: Say) -> Path:
 def _project_layer(cache: Path, base: Path, deps: Path, wheel: Path, say: Say) -> Path:
     key = recipe_key([wheel, RECIPE / "project.sh"], deps.name)
     layer = cache / f"project-{key}.tar"
-    if not layer.exists():
+    if not is_cached(layer):
         say("image: installing the project's wheel")
         run_recipe("project.sh", base / "base.raw", wheel.parent, layer, deps, say=say)
     return layer
@@ -131,7 +131,7 @@ def _disk(cache: Path, variant: str, base: Path, layers: list[Path], say: Say) -
     """Return the folder of the bootable image made of the layers."""
     key = recipe_key([RECIPE / "disk.sh"], base.name, *(layer.name for layer in layers))
     folder = cache / f"twine-{variant}-{key}"
-    if not folder.exists():
+    if not is_cached(folder):
         say("image: putting the layers together")
         with partial_folder(folder) as partial:
             run_recipe("disk.sh", base / "base.raw", partial / "box.img", *layers, say=say)
@@ -139,7 +139,6 @@ def _disk(cache: Path, variant: str, base: Path, layers: list[Path], say: Say) -
             os.link(base / "initrd", partial / "initrd")
             (partial / "metadata.json").write_bytes(msgspec.json.encode(BOX_METADATA))
             (partial / "Vagrantfile").write_text("# settings are in vm_lab/Vagrantfile\n")
-    os.utime(folder)
     current = cache / f"current-{variant}"
     current.unlink(missing_ok=True)
     current.symlink_to(folder.name)

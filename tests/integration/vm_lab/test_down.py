@@ -1,0 +1,54 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vm_lab.lab import Lab
+from vm_lab.leftovers import check_leftovers, host_interfaces
+from vm_lab.progress import Progress
+from vm_lab.state import LabPaths
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def lab(tmp_path):
+    paths = LabPaths("test-down", tmp_path / "state", tmp_path / "run")
+    lab = Lab(paths, Progress())
+    paths.make()
+    lab.sandbox.start_namespaces()
+    yield lab
+    lab.sandbox.stop()
+
+
+def test_down_ends_what_it_does_not_know_by_name_and_proves_it(lab):
+    stray = lab.sandbox.spawn(["sleep", "1000"], lab.paths.state / "log")
+    lab.sandbox.run(["ip", "link", "add", "br-stray", "type", "bridge"])
+    before = check_leftovers(lab.paths, None, host_interfaces())
+    assert any(check.found for check in before)
+
+    after = lab.down()
+
+    assert not any(check.found for check in after), after
+    assert not is_running(stray)
+    assert not lab.paths.state_root.exists()
+    assert "br-stray" not in host_interfaces()
+
+
+def test_down_finds_the_lab_of_a_killed_holder(lab):
+    stray = lab.sandbox.spawn(["sleep", "1000"], lab.paths.state / "log")
+    holder = lab.sandbox.holder()
+    assert holder is not None
+    subprocess.run(["kill", "-9", str(holder)], check=True)
+
+    after = lab.down()
+
+    assert not any(check.found for check in after), after
+    assert not is_running(stray)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False

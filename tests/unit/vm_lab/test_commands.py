@@ -1,0 +1,87 @@
+import os
+
+import pytest
+
+from vm_lab.control import machine_states
+from vm_lab.domains import parse_iflist, parse_list
+from vm_lab.errors import LabError
+from vm_lab.guests import Guests
+from vm_lab.leftovers import mounts_below
+from vm_lab.sandbox import Sandbox, network_xml
+from vm_lab.state import LabPaths, process_ref
+from vm_lab.topology import read_topology
+
+VIRSH_LIST = """\
+ Id   Name   State
+-----------------------
+ 3    m1     running
+ -    m2     shut off
+
+"""
+VIRSH_IFLIST = """\
+ Interface   Type      Source      Model    MAC
+---------------------------------------------------------------
+ vnet4       network   twine-lab   virtio   52:54:00:4d:00:0b
+
+"""
+
+
+def a_sandbox(tmp_path) -> Sandbox:
+    paths = LabPaths("lab", tmp_path / "state", tmp_path / "run")
+    paths.make()
+    paths.save(paths.holder, process_ref(os.getpid()))
+    return Sandbox(paths)
+
+
+def test_a_command_enters_the_network_and_only_on_request_the_mounts(tmp_path):
+    sandbox = a_sandbox(tmp_path)
+    holder = str(os.getpid())
+    assert sandbox.command(["curl", "x"]) == ["nsenter", "-t", holder, "-n", "--", "curl", "x"]
+    assert "-m" in sandbox.command(["virsh"], mounts=True)
+
+
+def test_a_command_for_a_lab_that_is_down_says_how_to_start_it(tmp_path):
+    sandbox = a_sandbox(tmp_path)
+    sandbox.paths.holder.unlink()
+    with pytest.raises(LabError) as caught:
+        sandbox.command(["true"])
+    assert "twine-lab up" in caught.value.hint
+
+
+def test_ssh_shares_one_connection_per_machine_and_leaves_the_home_alone(tmp_path):
+    guests = Guests(a_sandbox(tmp_path))
+    argv = guests.command(read_topology().get_machine("m2"), "uptime")
+    assert argv[-2:] == ["root@10.77.0.12", "uptime"]
+    assert f"ControlPath={tmp_path}/run/lab/ssh/m2" in argv
+    assert "UserKnownHostsFile=/dev/null" in argv
+    assert argv[argv.index("ssh") + 1 :][:2] == ["-F", "/dev/null"]
+
+
+def test_the_network_gives_each_machine_its_own_address():
+    topology = read_topology()
+    xml = network_xml(topology, topology.first(2))
+    assert "<host mac='52:54:00:4d:00:0b' name='m1' ip='10.77.0.11'/>" in xml
+    assert "10.77.0.13" not in xml
+    assert "<forward" not in xml  # isolated
+
+
+def test_virsh_tables_are_read():
+    assert parse_list(VIRSH_LIST) == {"m1": "running", "m2": "shut off"}
+    assert parse_iflist(VIRSH_IFLIST) == ["vnet4"]
+    assert parse_iflist("Interface\n----\n -   network   twine-lab   virtio   52:54\n") == []
+
+
+def test_machine_states_are_read_from_a_list_or_an_object():
+    rows = [{"name": "m1", "state": "ready"}, {"name": "m2", "state": "lost"}]
+    assert machine_states(rows) == machine_states({"machines": rows})
+    assert machine_states(rows)["m2"] == "lost"
+    with pytest.raises(LabError):
+        machine_states("no")
+
+
+def test_mounts_are_found_at_and_below_a_folder_but_not_beside_it(tmp_path):
+    mountinfo = tmp_path / "mountinfo"
+    points = ["/", "/var/lib/twine-lab/lab", "/var/lib/twine-lab/lab/x", "/var/lib/twine-lab/lab2"]
+    mountinfo.write_text("".join(f"1 2 0:3 / {p} rw - ext4 /dev/vda rw\n" for p in points))
+    found = mounts_below(["/var/lib/twine-lab/lab"], mountinfo)
+    assert found == ("/var/lib/twine-lab/lab", "/var/lib/twine-lab/lab/x")

@@ -1,0 +1,51 @@
+import os
+
+import pytest
+
+from vm_lab.errors import LabError
+from vm_lab.state import LabPaths, LabRecord, ProcessRef, find_process, process_ref
+
+
+def a_lab(tmp_path) -> LabPaths:
+    paths = LabPaths("lab", tmp_path / "state", tmp_path / "run")
+    paths.make()
+    return paths
+
+
+@pytest.mark.parametrize("name", ["", "Lab", "../etc", "a b", "1lab", "x" * 17])
+def test_a_name_that_is_no_plain_word_is_refused(name):
+    with pytest.raises(LabError):
+        LabPaths(name)
+
+
+def test_the_record_of_a_lab_comes_back_as_it_was_saved(tmp_path):
+    paths = a_lab(tmp_path)
+    record = LabRecord(
+        name="lab", count=3, cpus=1, memory_mib=1024, variant="base", image="twine-base-1",
+        accel="tcg", bare=True,
+    )  # fmt: skip
+    assert paths.find_record() is None
+    paths.save(paths.record, record)
+    assert paths.get_record() == record
+
+
+def test_a_lab_that_is_not_there_is_named_in_the_error(tmp_path):
+    with pytest.raises(LabError, match="'lab'"):
+        a_lab(tmp_path).get_record()
+
+
+def test_a_recorded_process_is_found_while_it_runs(tmp_path):
+    paths = a_lab(tmp_path)
+    paths.save(paths.holder, process_ref(os.getpid()))
+    assert find_process(paths.holder) == os.getpid()
+
+
+def test_another_process_with_the_same_number_is_not_taken_for_it(tmp_path):
+    paths = a_lab(tmp_path)
+    ref = process_ref(os.getpid())
+    paths.save(paths.holder, ProcessRef(pid=ref.pid, start_ticks=ref.start_ticks - 1))
+    assert find_process(paths.holder) is None
+
+
+def test_no_file_means_no_process(tmp_path):
+    assert find_process(a_lab(tmp_path).holder) is None
