@@ -1,0 +1,55 @@
+# `make` prints this help. Each target does all the set-up it needs.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+PACKAGES := vm_lab/packages.txt tools/packages.txt
+EXTRAS := host,control,lab,native,dev
+
+.PHONY: help demo test setup check fmt test-unit test-root test-lab bench clean
+
+help: ## show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: setup ## three real VMs, the control plane, a job that runs on them
+	$(SUDO) $(BIN)/python -m vm_lab.demo
+
+test: setup ## every check and every suite, the booted VMs included
+	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites all
+
+check: setup ## formatting, lint, types, import contracts
+	tools/run-suites check
+
+test-unit: setup ## what runs anywhere in seconds
+	tools/run-suites unit
+
+test-root: setup ## loop-mounted btrfs and real sockets (root)
+	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites root
+
+test-lab: setup ## booted VMs, through public interfaces only (root)
+	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites lab
+
+bench: setup ## figures of tests/bench, into tests/bench/RESULTS.md (root)
+	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites bench
+
+fmt: setup ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup: $(VENV)/.installed ## Debian packages and the virtual environment
+
+$(VENV)/.packages: $(PACKAGES) tools/install-packages
+	$(SUDO) tools/install-packages $(PACKAGES)
+	mkdir -p $(VENV)
+	touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.packages
+	test -x $(BIN)/python || python3 -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	touch $@
+
+clean: ## remove the virtual environment (the lab: twine-lab down)
+	rm -rf $(VENV) build *.egg-info

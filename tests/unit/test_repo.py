@@ -1,0 +1,39 @@
+"""The repository keeps its own rules: size of modules, no vague names, docs that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("agent", "sidekick", "control_plane", "vm_lab")
+MODULES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+MAX_LINES = 500
+VAGUE = {"utils", "helpers", "common", "manager", "base", "misc"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_is_short_and_named_by_what_it_holds(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+    assert path.stem not in VAGUE
+
+
+def test_no_host_process_is_ever_signalled_by_its_pid() -> None:
+    """PIDs are reused; units and cgroups are not (trust F-15)."""
+    offenders = [
+        path.relative_to(ROOT)
+        for path in MODULES
+        if path.parts[len(ROOT.parts)] != "vm_lab" and "os.kill(" in path.read_text()
+    ]
+    assert offenders == []
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            if not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)} -> {target}")
+    assert broken == []
