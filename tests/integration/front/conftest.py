@@ -1,0 +1,260 @@
+"""A front end on real sockets of the loopback, with a control plane that answers from a dict.
+
+It runs in a thread of its own, so that tests and command line are ordinary clients of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from agent.api import Health, JoinRequest, Liveness, MachineFacts, TaskState
+from agent.errors import Conflict, HostError, InvalidInput, NotFound
+from agent.wire import tls
+from agent.wire.client import WireClient
+from control_plane.api.capacity import (
+    EntitlementRecord,
+    Entitlements,
+    EntitlementSpec,
+    EntitlementView,
+)
+from control_plane.api.jobs import (
+    Endpoint,
+    Endpoints,
+    JobPhase,
+    JobRecord,
+    Jobs,
+    JobSpec,
+    JobStatus,
+    Placement,
+    TaskPhase,
+    TaskRecord,
+    task_id,
+)
+from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.server.access import Access
+from control_plane.server.frontend import FrontEnd
+from control_plane.server.listen import serving, tcp_socket, unix_socket
+from control_plane.services.authority import Authority, OwnIdentity, Subject, open_authority
+from control_plane.services.control_plane import ControlPlane
+from control_plane.services.identity import Registrar
+from control_plane.services.image_store import ImageStore
+from control_plane.store.memory import MemoryStore
+
+T = TypeVar("T")
+
+FACTS = MachineFacts(
+    machine_id="vm1",
+    boot_id="b",
+    kernel="6.12",
+    cpu_model="x",
+    cpus=1,
+    sockets=1,
+    numa_nodes=1,
+    memory_bytes=1 << 30,
+    disk_bytes=1 << 33,
+    disk_free_bytes=1 << 32,
+    agent_version="0.1.0",
+)
+
+
+class CannedControlPlane(ControlPlane):
+    """Answers at once, as if every task started everywhere; `phase` can be overridden."""
+
+    def __init__(self) -> None:
+        self.machines: dict[str, MachineRecord] = {}
+        self.entitlements: dict[str, EntitlementRecord] = {}
+        self.jobs: dict[str, JobSpec] = {}
+        self.phase: JobPhase = JobPhase.STABLE
+        self.reason = ""
+        self.logs: list[bytes] = [b"one\n", b"two\n"]
+        self.logs_break = False
+        self.is_ready = True
+
+    async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
+        if spec.entitlement not in self.entitlements:
+            raise InvalidInput(f"job {spec.name}: there is no entitlement {spec.entitlement}")
+        if not dry_run:
+            self.jobs[spec.name] = spec
+        return self._status(spec)
+
+    async def get_job(self, name: str) -> JobStatus:
+        if name not in self.jobs:
+            raise NotFound(f"there is no job {name}", hint="twinectl job list")
+        return self._status(self.jobs[name])
+
+    async def list_jobs(self) -> Jobs:
+        return Jobs(jobs=[self._status(spec) for spec in self.jobs.values()])
+
+    async def stop_job(self, name: str) -> JobStatus:
+        status = await self.get_job(name)
+        del self.jobs[name]
+        return msgspec.structs.replace(status, phase=JobPhase.STOPPING)
+
+    async def job_logs(
+        self,
+        name: str,
+        index: int,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        tail: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        await self.get_job(name)
+        for line in self.logs[-tail:] if tail else self.logs:
+            yield line
+        if self.logs_break:
+            raise HostError("the agent went away")
+
+    async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
+        spec = (await self.get_job(job)).record.spec
+        found = [
+            Endpoint(task=task_id(job, i), machine="vm1", host="h", ports={"http": 80}, version=1)
+            for i in range(spec.tasks)
+        ]
+        return Endpoints(job=job, revision=1, endpoints=found)
+
+    async def list_machines(self) -> Machines:
+        return Machines(machines=[MachineView(record=r) for r in self.machines.values()])
+
+    async def get_machine(self, name: str) -> MachineView:
+        if name not in self.machines:
+            raise NotFound(f"there is no machine {name}", hint="twinectl machine list")
+        return MachineView(record=self.machines[name], tasks=["web-0"], ready=True)
+
+    async def joined(self, request: JoinRequest) -> MachineRecord:
+        record = MachineRecord(
+            machine=request.machine,
+            location=request.location,
+            machine_type=request.machine_type,
+            address=request.address,
+            facts=request.facts,
+        )
+        self.machines[request.machine] = record
+        return record
+
+    async def list_entitlements(self) -> Entitlements:
+        return Entitlements(
+            entitlements=[EntitlementView(record=r) for r in self.entitlements.values()]
+        )
+
+    async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
+        self.entitlements[name] = EntitlementRecord(name=name, spec=spec)
+        return EntitlementView(record=self.entitlements[name])
+
+    async def delete_entitlement(self, name: str) -> None:
+        if name not in self.entitlements:
+            raise NotFound(f"there is no entitlement {name}")
+        if any(spec.entitlement == name for spec in self.jobs.values()):
+            raise Conflict(f"entitlement {name} still has jobs", hint="twinectl job list")
+        del self.entitlements[name]
+
+    async def ready(self) -> Liveness:
+        return Liveness(ok=self.is_ready, detail="" if self.is_ready else "loading")
+
+    def _status(self, spec: JobSpec) -> JobStatus:
+        stable = self.phase is JobPhase.STABLE
+        tasks = [
+            TaskRecord(
+                index=i,
+                version=1,
+                generation=1,
+                phase=TaskPhase.RUNNING if stable else TaskPhase.PENDING,
+                placement=Placement(machine="vm1", ports={"http": 20000 + i}) if stable else None,
+                listed=stable,
+                reason=self.reason,
+                health=Health.HEALTHY if stable else Health.UNKNOWN,
+                state=TaskState.RUNNING if stable else None,
+            )
+            for i in range(spec.tasks)
+        ]
+        running = spec.tasks if stable else 0
+        return JobStatus(
+            record=JobRecord(name=spec.name, spec=spec, version=1, tasks=tasks),
+            phase=self.phase,
+            wanted=spec.tasks,
+            running=running,
+            healthy=running,
+            updated=running,
+            detail=self.reason,
+        )
+
+
+@dataclass
+class Region:
+    """A running front end, and everything a test needs to call it as somebody."""
+
+    folder: Path
+    control_plane: CannedControlPlane
+    authority: Authority
+    registrar: Registrar
+    identity: OwnIdentity
+    socket: Path
+    url: str = ""
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+
+    def client(self, role: str = "local", name: str = "somebody") -> WireClient:
+        """Return a client that holds this role."""
+        if role == "local":
+            return WireClient(f"unix:{self.socket}")
+        if role == "anyone":
+            return WireClient(
+                self.url, tls.pinned_context(self.authority.ca_pem, tls.CONTROL_PLANE)
+            )
+        return WireClient(self.url, self.context(role, name))
+
+    def context(self, role: str, name: str) -> ssl.SSLContext:
+        held = self.authority.credential(Subject(role, name), self.url)
+        return tls.client_context(held, tls.CONTROL_PLANE)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the front end's own loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+
+
+def start_region(folder: Path) -> Iterator[Region]:
+    authority = open_authority(folder / "authority.pem", "twine")
+    canned = CannedControlPlane()
+    store = MemoryStore()
+    tcp, local = tcp_socket("127.0.0.1", 0), unix_socket(folder / "cp.sock")
+    url = f"https://127.0.0.1:{tcp.getsockname()[1]}"
+    images = ImageStore(folder / "images", time.time, max_bytes=8 << 20)
+    registrar = Registrar(store, authority, canned, url, time.time)
+    identity = OwnIdentity(authority, ["127.0.0.1", "localhost"])
+    region = Region(folder, canned, authority, registrar, identity, folder / "cp.sock", url)
+    app = FrontEnd(canned, registrar, images, authority.ca_pem).app(Access(os.getuid()), "0.1.0")
+    ready, stop = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with store, serving(app, tcp, identity.server_context(), local):
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=region.loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert ready.wait(10)
+    yield region
+    region.loop.call_soon_threadsafe(stop.set)
+    thread.join(15)
+    region.loop.close()
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Iterator[Region]:
+    yield from start_region(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Region]:
+    """A region for tests that do not change it in a way that others would notice."""
+    yield from start_region(tmp_path_factory.mktemp("region"))
