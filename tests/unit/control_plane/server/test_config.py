@@ -1,0 +1,68 @@
+"""The configuration: defaults, files, options, and all errors at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.errors import ConfigError, InvalidInput
+from control_plane import config
+
+
+def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "cp.toml"
+    file.write_text('cluster = "lab"\nlisten = "10.0.0.1:1"\n[scheduler]\ndown_after_s = 5.0\n')
+    read = config.load(file, {"listen": "10.0.0.2:2", "state": None, "advertise": ()})
+    assert (read.cluster, read.listen, read.scheduler.down_after_s) == ("lab", "10.0.0.2:2", 5.0)
+    assert read.state == config.Config().state
+
+
+def test_all_errors_of_a_file_come_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "cp.toml"
+    file.write_text('cluster = "L A B"\ncolour = 1\nleaf_life_s = 1\n')
+    with pytest.raises(ConfigError) as refusal:
+        config.load(file, {})
+    assert {e.field for e in refusal.value.errors} == {"cluster", "colour", "leaf_life_s"}
+    assert refusal.value.exit_code == 78
+
+
+@pytest.mark.parametrize("text", [None, "not = [toml"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "cp.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=r"cp\.toml"):
+        config.load(file, {})
+
+
+@pytest.mark.parametrize("listen", ["", "7440", "host:", "h:99999", "[::1", "a:b:1"])
+def test_an_address_to_listen_on_has_host_and_port(listen: str) -> None:
+    with pytest.raises(ConfigError):
+        config.Config(listen=listen).listen_on()
+
+
+def test_the_certificate_names_what_is_advertised_first() -> None:
+    names = config.Config(listen="[::]:7440", advertise=["cp.example", "10.77.0.1"]).reachable_at()
+    assert names[:2] == ["cp.example", "10.77.0.1"]
+    assert {"localhost", "127.0.0.1"} < set(names)
+    assert config.Config(listen="10.77.0.1:7440").reachable_at()[0] == "10.77.0.1"
+
+
+def test_a_short_silence_shortens_the_polls() -> None:
+    changed = config.with_down_after(config.Config(), 2.0).scheduler
+    assert changed.down_after_s == 2.0
+    assert changed.poll_wait_s < changed.down_after_s
+    with pytest.raises(ConfigError):
+        config.with_down_after(config.Config(), 0.0)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400)])
+def test_durations_have_a_unit(text: str, seconds: float) -> None:
+    assert config.seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10", "10 m", "-1s", "1w", "1e3s"])
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        config.seconds_of(text)

@@ -1,0 +1,139 @@
+"""Images appear whole or not at all, whatever happens while they come in."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pytest_mock import MockerFixture
+
+from agent.api import ImageFormat
+from agent.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
+from control_plane.services.image_store import ImageStore
+
+DATA = os.urandom(3 << 20)
+DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
+
+
+async def chunks(data: bytes, size: int = 70_000) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+async def cut_off(data: bytes) -> AsyncIterator[bytes]:
+    yield data[: len(data) // 2]
+    raise InvalidInput("the request body broke off")
+
+
+def a_store(folder: Path, max_bytes: int = 8 << 20) -> ImageStore:
+    return ImageStore(folder, lambda: 1000.0, max_bytes)
+
+
+def files(folder: Path) -> set[str]:
+    return {p.suffix or p.name for p in folder.rglob("*") if p.is_file()}
+
+
+def test_what_went_in_comes_out(tmp_path: Path) -> None:
+    async def round_trip() -> bytes:
+        store = a_store(tmp_path)
+        info = await store.put(DIGEST, ImageFormat.BTRFS, chunks(DATA))
+        assert (info.stream_bytes, info.format) == (len(DATA), ImageFormat.BTRFS)
+        assert [i.digest for i in (await store.list_images()).images] == [DIGEST]
+        return b"".join([c async for c in await store.stream(DIGEST)])
+
+    assert asyncio.run(round_trip()) == DATA
+
+
+def test_an_image_survives_a_restart_and_half_of_one_does_not(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await a_store(tmp_path).put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        (tmp_path / "incoming" / "left").write_bytes(b"half")
+        again = a_store(tmp_path)
+        assert await again.find(DIGEST) is not None
+        assert list((tmp_path / "incoming").iterdir()) == []
+
+    asyncio.run(scenario())
+
+
+def test_the_description_alone_is_no_image(tmp_path: Path) -> None:
+    """A crash between description and stream: the order of publishing makes it harmless."""
+
+    async def scenario() -> None:
+        store = a_store(tmp_path)
+        await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        (tmp_path / f"{DIGEST[7:]}.image").unlink()
+        assert await store.find(DIGEST) is None
+        with pytest.raises(NotFound):
+            await store.stream(DIGEST)
+        await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        assert await store.find(DIGEST) is not None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [
+        (chunks(DATA + b"x"), Unprocessable),
+        (chunks(DATA[:-1]), Unprocessable),
+        (chunks(b""), Unprocessable),
+        (cut_off(DATA), InvalidInput),
+        (chunks(b"\0" * (9 << 20)), TooLarge),
+    ],
+)
+def test_a_wrong_stream_leaves_nothing(
+    tmp_path: Path, stream: AsyncIterator[bytes], error: type[Exception]
+) -> None:
+    async def scenario() -> None:
+        with pytest.raises(error):
+            await a_store(tmp_path).put(DIGEST, ImageFormat.TAR, stream)
+
+    asyncio.run(scenario())
+    assert files(tmp_path) == set()
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, mocker: MockerFixture) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    mocker.patch("control_plane.services.image_store._append", side_effect=full)
+
+    async def scenario() -> None:
+        with pytest.raises(HostError, match="No space left on device") as failure:
+            await a_store(tmp_path).put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        assert "free space" in failure.value.hint
+
+    asyncio.run(scenario())
+    assert files(tmp_path) == set()
+
+
+def test_the_same_image_again_is_a_success_and_as_another_format_a_conflict(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        store = a_store(tmp_path)
+        first = await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        assert await store.put(DIGEST, ImageFormat.TAR, chunks(DATA)) == first
+        with pytest.raises(Conflict, match="as tar"):
+            await store.put(DIGEST, ImageFormat.BTRFS, chunks(DATA))
+
+    asyncio.run(scenario())
+
+
+def test_two_senders_of_one_image_both_succeed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = a_store(tmp_path)
+        puts = [store.put(DIGEST, ImageFormat.TAR, chunks(DATA)) for _ in range(2)]
+        await asyncio.gather(*puts)
+        assert len((await store.list_images()).images) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:x", "../../etc/passwd", "sha256:" + "A" * 64])
+def test_only_a_digest_names_an_image(tmp_path: Path, digest: str) -> None:
+    with pytest.raises(InvalidInput):
+        asyncio.run(a_store(tmp_path).find(digest))
