@@ -52,6 +52,18 @@ def lock(cache: Path, say: Say) -> Iterator[None]:
         yield
 
 
+def is_locked(cache: Path) -> bool:
+    """Say whether a build is going on."""
+    try:
+        with (cache / "lock").open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def is_cached(entry: Path) -> bool:
     """Say whether the entry is there, and note that it is of use."""
     if not entry.exists():

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,9 +77,14 @@ class Lab:
                 hint="take it down first, or give another --name",
             )
         machines = self.topology.first(record.count)
-        self._boot(record, image, machines)
-        if not options.bare:
-            self._start_service(machines)
+        with ThreadPoolExecutor(max_workers=1) as background:
+            self._open_sandbox(record, image, machines)
+            # Starts while the machines boot.
+            served = None if options.bare else background.submit(self.control.start)
+            self._boot(record, machines)
+        if served is not None:
+            served.result()
+            self._join(machines)
             if record.bare:
                 self.paths.save(self.paths.record, msgspec.structs.replace(record, bare=False))
 
@@ -103,27 +109,29 @@ class Lab:
         self.paths.save(self.paths.record, record)
         return record
 
-    def _boot(self, record: LabRecord, image: Image | None, machines: Sequence[Machine]) -> None:
+    def _open_sandbox(
+        self, record: LabRecord, image: Image | None, machines: Sequence[Machine]
+    ) -> None:
         self.paths.make()
-        vagrant = Vagrant(self.sandbox, self.topology, record)
-        if image is not None:
-            vagrant.install_box(image)  # before libvirt looks at its storage pool
+        if image is not None:  # before libvirt looks at its storage pool
+            Vagrant(self.sandbox, self.topology, record).install_box(image)
         with self.progress.step("network namespace, libvirtd and network"):
             self.sandbox.start(self.topology, machines)
+
+    def _boot(self, record: LabRecord, machines: Sequence[Machine]) -> None:
         states = self.domains.power()
         if all(states.get(m.name) == "running" for m in machines):
             self.progress.say(f"{len(machines)} machines are running already")
         else:
             what = f"{len(machines)} x {record.cpus} CPU, {record.memory_mib} MiB"
             with self.progress.step(f"vagrant up: {what}, {record.accel.upper()}"):
+                vagrant = Vagrant(self.sandbox, self.topology, record)
                 vagrant.run("up", "--no-provision", timeout_s=900)
         on_each(machines, lambda m: self.guests.wait_reachable(m, SSH_TIMEOUT_S))
         self.progress.say("ssh answers on every machine")
 
-    def _start_service(self, machines: Sequence[Machine]) -> None:
-        """Start the control plane, join the machines that are not members, await all ready."""
-        with self.progress.step("control plane"):
-            self.control.start()
+    def _join(self, machines: Sequence[Machine]) -> None:
+        """Join the machines that are not members yet, and return once all are ready."""
         ready = self.control.ready_machines()
         missing = [m for m in machines if m.name not in ready]
         if missing:

@@ -5,8 +5,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from vm_lab.cache import cache_root
-from vm_lab.sandbox import LIBVIRT_FOLDERS, network_namespaces_seeing, processes_in_namespace
+from vm_lab.cache import cache_root, is_locked
+from vm_lab.sandbox import (
+    BRIDGE,
+    LIBVIRT_FOLDERS,
+    network_namespaces_seeing,
+    processes_in_namespace,
+)
 from vm_lab.state import LabPaths
 
 
@@ -37,8 +42,9 @@ def check_leftovers(
         Check("files", tuple(str(p) for p in (paths.state, paths.run) if p.exists())),
     ]
     if interfaces_before is not None:
-        new = sorted(set(host_interfaces()) - set(interfaces_before))
-        checks.append(Check("interfaces on the host", tuple(new)))
+        new = set(host_interfaces()) - set(interfaces_before)
+        new = {name for name in new if name == BRIDGE or name.startswith(("vnet", "virbr"))}
+        checks.append(Check("interfaces on the host", tuple(sorted(new))))
     if not paths.state_root.exists():  # the last lab: its mount points must be gone too
         places = [str(place) for place in LIBVIRT_FOLDERS]
         checks.append(Check("mounts over libvirt's folders", mounts_below(places)))
@@ -90,7 +96,9 @@ def _named_namespaces(name: str) -> tuple[str, ...]:
 
 
 def _loop_devices() -> tuple[str, ...]:
-    """Return loop devices on files of the cache that no build is holding."""
+    """Return loop devices on files of the cache, unless a build is using them right now."""
+    if is_locked(cache_root()):
+        return ()
     done = subprocess.run(
         ["losetup", "--json", "--list", "--output", "NAME,BACK-FILE"],
         capture_output=True, text=True, check=False,

@@ -36,12 +36,16 @@ if ls "$wheels"/*.whl >/dev/null 2>&1; then
         --no-index --no-deps --compile --root-user-action=ignore --disable-pip-version-check \
         $(cd "$root" && ls -d run/wheels/*.whl | sed 's,^,/,')
 fi
-if [ -n "$lower_tar" ] && [ -e "$root"/opt/twine/lib/python3*/site-packages/agent/cli.py ]; then
+if [ -n "$lower_tar" ]; then
     for command in twine-agent sidekick; do
         mkdir -p "$root/usr/local/bin"
         ln -sf "/opt/twine/bin/$command" "$root/usr/local/bin/$command"
     done
     chroot "$root" env PYTHONDONTWRITEBYTECODE=1 /opt/twine/bin/twine-agent install --root /
+    chroot "$root" systemd-sysusers
+    if [ -e "$root/etc/systemd/system/sidekick-resume.service" ]; then
+        chroot "$root" systemctl --quiet enable sidekick-resume.service
+    fi
 fi
 
 umount -R "$root/dev" "$root/run/wheels" "$root/proc"
