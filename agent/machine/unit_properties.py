@@ -8,6 +8,7 @@ knows different names in different releases, so the whole table is here.
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeGuard
@@ -155,15 +156,16 @@ def _wire_name(name: str) -> str:
 
 
 def _wire_values(name: str, kind: str, value: object) -> Iterator[object]:
-    """Yield the values to assign in turn: an allow list with exceptions takes two."""
+    """Yield the values to assign in turn.
+
+    What a list allows, forbids (`~`) and allows again takes one assignment each, in order.
+    """
     if kind == "(bas)":
         words = _strings(value)
-        allowed = [word for word in words if not word.startswith("~")]
-        denied = [word[1:] for word in words if word.startswith("~")]
-        if allowed or not denied:
-            yield True, allowed
-        if denied:
-            yield False, denied
+        for denied, group in itertools.groupby(words, lambda word: word.startswith("~")):
+            yield not denied, [word.removeprefix("~") for word in group]
+        if not words:
+            yield True, []
         return
     convert = _BY_NAME.get(name) or _BY_KIND.get(kind)
     yield convert(value) if convert else value

@@ -35,7 +35,6 @@ HARDENING: dict[str, object] = {
     "OOMPolicy": "kill",
     "PrivateDevices": True,
     "PrivateIPC": True,
-    "PrivatePIDs": True,
     "PrivateTmp": True,
     "PrivateUsers": True,
     "ProcSubset": "pid",

@@ -1,0 +1,93 @@
+"""What programs do on the machine in memory: those that Twine starts in units."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+from agent.machine import Property
+from agent.machine.fake_systemd import Ended, Program
+
+
+def ends_with(code: int = 0, signal: str | None = None) -> Program:
+    """Return a program that ends at once in this way."""
+    return lambda _argv, _properties: Ended(code=None if signal else code, signal=signal)
+
+
+def tar(argv: list[str], properties: Mapping[str, Property]) -> Ended:
+    """Unpack as `tar -x [-f FILE] [-C FOLDER] [--exclude=GLOB]` does, without devices.
+
+    The file may be standard input, and it and the folder may lie inside a sandbox.
+    """
+    archive, folder = str(properties.get("StandardInputFile", "")), "/"
+    excluded = []
+    words = iter(argv[1:])
+    for word in words:
+        if word == "-C":
+            folder = next(words)
+        elif word.startswith("--exclude="):
+            excluded.append(word.partition("=")[2])
+        elif word.startswith("-") and not word.startswith("--") and word.endswith("f"):
+            name = next(words)
+            archive = archive if name == "-" else str(_host_path(name, properties))
+    return Ended(code=0 if _unpack(archive, _host_path(folder, properties), excluded) else 2)
+
+
+def btrfs(create: Callable[[Path], None], finish: Callable[[Path, str], None]) -> Program:
+    """Return a `btrfs receive -f FILE FOLDER` whose stream is played by a tar archive.
+
+    What is no archive leaves an unfinished subvolume behind, as the real one does.
+    """
+
+    def run(argv: list[str], properties: Mapping[str, Property]) -> Ended:
+        if "receive" not in argv or "-f" not in argv:
+            return Ended(code=1)
+        stream = _host_path(argv[argv.index("-f") + 1], properties)
+        target = _host_path(argv[-1], properties) / "received"
+        create(target)
+        if not _unpack(str(stream), target, ()):
+            return Ended(code=1)
+        finish(target, hashlib.md5(stream.read_bytes(), usedforsecurity=False).hexdigest())
+        return Ended()
+
+    return run
+
+
+def _unpack(archive: str, folder: Path, excluded: Iterable[str]) -> bool:
+    try:
+        with tarfile.open(archive) as file:
+            members = [
+                member
+                for member in file.getmembers()
+                if not any(fnmatch.fnmatch(member.name, glob) for glob in excluded)
+            ]
+            file.extractall(folder, members, filter="data")
+    except (tarfile.TarError, OSError, EOFError):
+        return False
+    return True
+
+
+def _host_path(path: str, properties: Mapping[str, Property]) -> Path:
+    """Return where a path inside a unit's sandbox lies outside of it."""
+    for name in ("BindPaths", "BindReadOnlyPaths"):
+        mounts = properties.get(name, ())
+        assert isinstance(mounts, Iterable)
+        for mount in mounts:
+            source, _, target = str(mount).removeprefix("-").partition(":")
+            if PurePosixPath(path).is_relative_to(target or source):
+                return Path(source) / PurePosixPath(path).relative_to(target or source)
+    root = properties.get("RootDirectory")
+    return Path(str(root)) / path.lstrip("/") if root else Path(path)
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "chmod": ends_with(0),
+    "false": ends_with(1),
+    "find": ends_with(0),
+    "tar": tar,
+    "true": ends_with(0),
+}
+"""What programs do unless told otherwise; others run until they are stopped."""

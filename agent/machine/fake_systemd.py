@@ -1,0 +1,288 @@
+"""The service manager of the machine in memory."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from agent.errors import Conflict, SystemdError
+from agent.machine import Property, UnitListener, UnitState
+from agent.machine.unit_properties import encode
+
+_CLEAN_SIGNALS = frozenset({"SIGHUP", "SIGINT", "SIGTERM", "SIGPIPE"})
+"""Ends that systemd counts as success (systemd.service(5), SuccessExitStatus=)."""
+_HARMLESS = frozenset({signal.SIGCONT, signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH})
+"""Signals that by default do not end a process (signal(7))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended: with an exit code, or by a signal."""
+
+    code: int | None = 0
+    signal: str | None = None
+    result: str = ""
+    """systemd's word where it does not follow from code and signal, such as `oom-kill`."""
+
+    @property
+    def verdict(self) -> str:
+        """Return what systemd says of it."""
+        if self.result:
+            return self.result
+        if self.signal:
+            return "success" if self.signal in _CLEAN_SIGNALS else "signal"
+        return "exit-code" if self.code else "success"
+
+
+Program = Callable[[list[str], Mapping[str, Property]], Ended | None]
+"""Gets its arguments and the unit's properties; None: it runs until it is stopped."""
+
+
+@dataclass(slots=True)
+class _Unit:
+    state: UnitState
+    properties: dict[str, Property]
+
+
+class FakeSystemd:
+    """Units in memory. Every change is told to the listeners before the call returns."""
+
+    def __init__(
+        self, programs: Mapping[str, Program] | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Take what programs do, by path or base name; others run until they are stopped."""
+        self.programs: dict[str, Program] = dict(programs or {})
+        self.ignores_term: set[str] = set()
+        """Units whose processes do not heed SIGTERM: stopping them ends in `timeout`."""
+        self.started: list[str] = []
+        """Every unit that was ever started, in order."""
+        self._clock = clock
+        self._units: dict[str, _Unit] = {}
+        self._listeners: dict[int, UnitListener] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.RLock()
+
+    # The protocol.
+
+    def start_transient(self, unit: str, properties: Mapping[str, Property]) -> None:
+        """Start a unit; a program that ends at once has ended when this returns."""
+        encode(properties)
+        self._judge(unit, properties)
+        with self._lock:
+            if unit in self._units:
+                raise Conflict(
+                    f"cannot start {unit}: Unit {unit} was already loaded or has a fragment file."
+                )
+            self._load_slices(str(properties.get("Slice", "system.slice")))
+            self._units[unit] = _Unit(self._fresh(unit, properties), dict(properties))
+            self.started.append(unit)
+        self._tell(unit)
+        if not unit.endswith(".slice"):
+            self._execute(unit)
+
+    def stop(self, unit: str) -> None:
+        """End a unit's processes and forget it."""
+        with self._lock:
+            inside = [name for name, u in self._units.items() if u.properties.get("Slice") == unit]
+        for name in inside:
+            self.stop(name)
+        state = self.find(unit)
+        if state is None or state.active == "failed":
+            return
+        if state.sub not in ("running", "start"):
+            self._forget(unit)
+        elif unit in self.ignores_term:
+            self._end(unit, Ended(code=None, signal="SIGKILL", result="timeout"))
+        else:
+            self._end(unit, Ended(code=None, signal="SIGTERM"), stopped=True)
+
+    def kill(self, unit: str, signal: int) -> None:
+        """Signal a unit: it ends, unless the signal is harmless or not heeded."""
+        state = self.find(unit)
+        if state is None or not state.main_pid or signal in _HARMLESS:
+            return
+        name = _signal_name(signal)
+        if name != "SIGTERM" or unit not in self.ignores_term:
+            self._end(unit, Ended(code=None, signal=name))
+
+    def reset_failed(self, unit: str) -> None:
+        """Forget a failed unit."""
+        state = self.find(unit)
+        if state is not None and state.active == "failed":
+            self._forget(unit)
+
+    def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
+        """Change properties of a unit."""
+        encode(properties)
+        self._judge(unit, properties, change=True)
+        with self._lock:
+            if unit not in self._units:
+                raise SystemdError(f"cannot change {unit}: Unit {unit} not loaded.")
+            self._units[unit].properties.update(properties)
+
+    def find(self, unit: str) -> UnitState | None:
+        """Return the state of a unit."""
+        with self._lock:
+            found = self._units.get(unit)
+            return found.state if found else None
+
+    def units(self, pattern: str) -> list[UnitState]:
+        """Return the units whose name matches a glob."""
+        with self._lock:
+            return [
+                u.state for name, u in self._units.items() if fnmatch.fnmatchcase(name, pattern)
+            ]
+
+    def listen(self, listener: UnitListener) -> Callable[[], None]:
+        """Call `listener` on changes from now on; returns what ends it."""
+        number = next(self._numbers)
+        self._listeners[number] = listener
+        return lambda: self._listeners.pop(number, None) and None
+
+    def version(self) -> int:
+        """Return the version this behaves like."""
+        return 257
+
+    # What tests and the simulator do to it.
+
+    def properties(self, unit: str) -> dict[str, Property]:
+        """Return what a unit was started with, later changes included."""
+        with self._lock:
+            return dict(self._units[unit].properties)
+
+    def exit(self, unit: str, code: int = 0) -> None:
+        """Let a running program end by itself."""
+        self._end(unit, Ended(code=code))
+
+    def oom(self, unit: str) -> None:
+        """Let the kernel kill a running program for want of memory."""
+        self._end(unit, Ended(code=None, signal="SIGKILL", result="oom-kill"))
+
+    def lose_bus(self) -> None:
+        """Behave as after a restart of the bus: anything may have changed."""
+        self._tell("")
+
+    def reboot(self) -> None:
+        """Forget every unit without a word, as a host that goes down does."""
+        with self._lock:
+            self._units.clear()
+
+    def _judge(
+        self, unit: str, properties: Mapping[str, Property], *, change: bool = False
+    ) -> None:
+        verb = "change" if change else "start"
+        for name, value in properties.items():
+            reason = _refusal(name, value)
+            if reason:
+                raise SystemdError(f"cannot {verb} {unit} with {name}={value!r}: {reason}")
+        if unit.endswith(".service") and not change and not properties.get("ExecStart"):
+            raise SystemdError(f"cannot start {unit}: Unit {unit} has a bad unit file setting.")
+
+    def _load_slices(self, name: str) -> None:
+        """Activate the slice of a unit and those above it, as systemd does on its own."""
+        for part in _slices(name):
+            if part not in self._units:
+                self._units[part] = _Unit(self._fresh(part, {}), {})
+
+    def _fresh(self, unit: str, properties: Mapping[str, Property]) -> UnitState:
+        number = next(self._numbers)
+        slices = _slices(str(properties.get("Slice", "system.slice")))
+        state = UnitState(
+            unit=unit,
+            active="active",
+            sub="active",
+            invocation_id=f"{number:032x}",
+            description=str(properties.get("Description", unit)),
+            control_group="/" + "/".join(_slices(unit)),
+        )
+        if unit.endswith(".slice"):
+            return state
+        oneshot = properties.get("Type") == "oneshot"
+        return replace(
+            state,
+            active="activating" if oneshot else "active",
+            sub="start" if oneshot else "running",
+            main_pid=1000 + number,
+            started_at=self._clock(),
+            control_group="/" + "/".join([*slices, unit]),
+        )
+
+    def _execute(self, unit: str) -> None:
+        properties = self.properties(unit)
+        commands = properties["ExecStart"]
+        assert isinstance(commands, Sequence)
+        for argv in commands:
+            name = str(argv[0])
+            program = self.programs.get(name) or self.programs.get(PurePosixPath(name).name)
+            ended = program(list(argv), properties) if program else None
+            if ended is None:
+                return
+            if ended.verdict != "success" or argv is commands[-1]:
+                self._end(unit, ended)
+                return
+
+    def _end(self, unit: str, ended: Ended, *, stopped: bool = False) -> None:
+        with self._lock:
+            found = self._units.get(unit)
+            if found is None or not found.state.main_pid:
+                return
+            failed = ended.verdict != "success"
+            stays = bool(found.properties.get("RemainAfterExit")) and not stopped
+            if failed:
+                stays = found.properties.get("CollectMode", "inactive") == "inactive"
+            active, sub = ("failed", "failed") if failed else ("active", "exited")
+            found.state = replace(
+                found.state,
+                active=active,
+                sub=sub,
+                result=ended.verdict,
+                main_pid=0,
+                control_group="",
+                exit_code=ended.code,
+                exit_signal=ended.signal,
+                exited_at=self._clock(),
+            )
+            if not stays:
+                del self._units[unit]
+        self._tell(unit)
+
+    def _forget(self, unit: str) -> None:
+        with self._lock:
+            self._units.pop(unit, None)
+        self._tell(unit)
+
+    def _tell(self, unit: str) -> None:
+        for listener in list(self._listeners.values()):
+            listener(unit)
+
+
+def _slices(name: str) -> list[str]:
+    """Return a slice and those it is in, outermost first (systemd.slice(5))."""
+    if not name.endswith(".slice"):
+        return [name]
+    parts = name.removesuffix(".slice").split("-")
+    return ["-".join(parts[: i + 1]) + ".slice" for i in range(len(parts))]
+
+
+def _refusal(name: str, value: Property) -> str:
+    """Return why systemd refuses a value, empty where it takes it."""
+    if name in ("CPUWeight", "IOWeight") and value not in (None, *range(10_001)):
+        return f"Value specified in {name} is out of range"
+    if name in ("TasksMax", "MemoryMax") and value == 0:
+        return f"Value specified in {name} is out of range"
+    if name == "RootDirectory" and not str(value).startswith("/"):
+        return f"{name}= path is not absolute: {value}"
+    return ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"

@@ -1,0 +1,120 @@
+"""Plain Python values become D-Bus tokens; what does not fit is refused with its name."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.errors import InvalidInput
+from agent.machine.unit_properties import CLOSE, SIGNATURES, UNLIMITED, encode, split_signature
+
+
+def on_the_wire(name: str, value: object) -> list[object]:
+    """Return the values of a property's tokens, without the containers around them."""
+    tokens = encode({name: value})
+    assert tokens[0] == (ord("a"), b"(sv)")
+    assert tokens[-1] == CLOSE
+    return [item for kind, item in tokens if kind not in (-1, *map(ord, "a(rv"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("Description", "web", [b"web"]),
+        ("ProtectHome", True, [b"yes"]),
+        ("PrivateTmp", False, [False]),
+        ("CPUWeight", 100, [100]),
+        ("MemoryMax", None, [UNLIMITED]),
+        ("UMask", 0o077, [0o077]),
+        ("Nice", -5, [-5]),
+        ("Environment", ["A=1", "B=x y"], [b"A=1", b"B=x y"]),
+        ("CapabilityBoundingSet", 0, [0]),
+        ("CapabilityBoundingSet", ("CAP_CHOWN", "cap_kill"), [1 << 0 | 1 << 5]),
+        ("AmbientCapabilities", ["CAP_NET_BIND_SERVICE", "CAP_BPF"], [1 << 10 | 1 << 39]),
+        ("RestrictNamespaces", True, [0]),
+        ("RestrictNamespaces", False, [0x7E020080]),
+        ("AllowedCPUs", [0, 2, 9], [0b101, 0b10]),
+        ("AllowedCPUs", [], []),
+        ("IPAddressDeny", ["169.254.0.0/16"], [2, 169, 254, 0, 0, 16]),
+        ("IPAddressDeny", ["fe80::/10"], [10, 0xFE, 0x80, *[0] * 14, 10]),
+        ("IPAddressDeny", ["any"], [2, 0, 0, 0, 0, 0, 10, *[0] * 16, 0]),
+        ("LogExtraFields", ["A=é"], [*"A=é".encode()]),
+        ("DeviceAllow", ["/dev/null rw", "/dev/kvm"], [b"/dev/null", b"rw", b"/dev/kvm", b"rw"]),
+        ("TemporaryFileSystem", ["/a:ro", "/b"], [b"/a", b"ro", b"/b", b""]),
+        ("BindReadOnlyPaths", ["/a:/b"], [b"/a", b"/b", False, 16384]),
+        ("BindPaths", ["-/c"], [b"/c", b"/c", True, 16384]),
+        ("SetCredential", {"key": b"\x00\xff"}, [b"key", 0, 255]),
+        ("IOReadBandwidthMax", {"/dev/vda": 1000}, [b"/dev/vda", 1000]),
+    ],
+)  # fmt: skip
+def test_a_value_is_translated(name: str, value: object, expected: list[object]) -> None:
+    assert on_the_wire(name, value) == [name.encode(), *expected]
+
+
+def test_commands_are_sent_so_that_no_variable_is_replaced() -> None:
+    argv = ["/bin/echo", "$HOME", "a b"]
+
+    values = on_the_wire("ExecStart", [argv, ["/bin/true"]])
+
+    assert values == [
+        *[b"ExecStartEx", b"/bin/echo", b"/bin/echo", b"$HOME", b"a b", b"no-env-expand"],
+        *[b"/bin/true", b"/bin/true", b"no-env-expand"],
+    ]
+
+
+def test_what_a_filter_allows_and_forbids_keeps_its_order() -> None:
+    name = b"SystemCallFilter"
+
+    values = on_the_wire("SystemCallFilter", ["@system-service", "~@privileged", "~@raw", "@chown"])
+
+    assert values == [
+        *[name, True, b"@system-service"],
+        *[name, False, b"@privileged", b"@raw"],
+        *[name, True, b"@chown"],
+    ]
+    assert on_the_wire("RestrictAddressFamilies", ()) == [b"RestrictAddressFamilies", True]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CPUWait", 1),
+        ("CPUWeight", "high"),
+        ("CPUWeight", True),
+        ("CPUWeight", -1),
+        ("CPUWeight", 2**64),
+        ("Description", 7),
+        ("Description", "a\0b"),
+        ("PrivateTmp", 1),
+        ("PrivateTmp", "yes"),
+        ("Environment", "A=1"),
+        ("Environment", [1]),
+        ("ExecStart", ["/bin/true"]),
+        ("ExecStart", [[]]),
+        ("ExecStart", [["/bin/echo", "a\0b"]]),
+        ("ExecStart", [["/bin/echo", "\udc80"]]),
+        ("CapabilityBoundingSet", ["CAP_FLY"]),
+        ("IPAddressDeny", ["169.254.0.1/16"]),
+        ("AllowedCPUs", "0-3"),
+        ("AllowedCPUs", [-1]),
+        ("SetCredential", ["key"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_name_and_value(name: str, value: object) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        encode({"Type": "exec", name: value})
+
+    assert str(refused.value).startswith(f"cannot set {name} to {value!r}: ")
+
+
+def test_the_table_only_has_types_that_can_be_encoded() -> None:
+    letters = {letter for kind in SIGNATURES.values() for letter in kind}
+
+    assert letters <= set("a(sbtuiy)")
+
+
+@pytest.mark.parametrize(
+    ("signature", "parts"),
+    [("", []), ("s", ["s"]), ("sa(ss)b", ["s", "a(ss)", "b"]), ("aayas", ["aay", "as"])],
+)
+def test_a_signature_has_complete_types(signature: str, parts: list[str]) -> None:
+    assert list(split_signature(signature)) == parts
