@@ -6,6 +6,7 @@ the callers that know whether it makes sense; nothing is retried here.
 
 from __future__ import annotations
 
+import errno
 import ssl
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -14,7 +15,15 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from agent.errors import InvalidInput, Problem, ProtocolError, Unreachable, from_problem
+from agent.errors import (
+    Forbidden,
+    InvalidInput,
+    Problem,
+    ProtocolError,
+    TwineError,
+    Unreachable,
+    from_problem,
+)
 from agent.wire.routes import Route
 
 
@@ -114,8 +123,12 @@ class WireClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             raise self._unreachable(route, e) from e
 
-    def _unreachable(self, route: Route, error: BaseException) -> Unreachable:
+    def _unreachable(self, route: Route, error: BaseException) -> TwineError:
         reason = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
+            return Forbidden(
+                f"may not open {self.endpoint}", hint="as root, or as a member of its group"
+            )
         return Unreachable(
             f"cannot {route.name.replace('_', ' ')} at {self.endpoint}: {reason}",
             hint="is the service running, and may you open its socket?",

@@ -125,12 +125,12 @@ class FrontEnd:
         text = call.path["index"]
         if not (text.isascii() and text.isdigit() and len(text) < 7):
             raise InvalidInput(f"{text!r} is no index of a task", hint="0, 1, 2, …")
-        tail = call.number("tail")
+        tail, since = call.number("tail"), call.number("since")
         return self._control_plane.job_logs(
             call.path["job"],
             int(text),
             follow=call.flag("follow"),
-            since=call.query.get("since") or None,
+            since=None if since is None else f"{since:.6f}",
             tail=None if tail is None else int(min(tail, MAX_TAIL_LINES)),
         )
 

@@ -1,0 +1,114 @@
+"""Waiting for a job and watching it: polls, tolerates a front end that restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from agent.errors import NotFound, TwineError, Unreachable
+from control_plane.api.jobs import JobPhase, JobStatus
+from control_plane.cli.show import progress
+
+if TYPE_CHECKING:
+    from control_plane.client import ControlPlaneClient
+
+POLL_S = 0.5
+MAX_REASONS = 5
+
+
+class NotReached(TwineError):
+    """A job did not get where it should within the time it was given."""
+
+    code = "not_reached"
+
+
+def arrived(status: JobStatus) -> bool:
+    """Return whether a job is what its owner wants: all tasks healthy, on the newest version."""
+    return (
+        status.phase is JobPhase.STABLE
+        and status.healthy >= status.wanted
+        and status.updated >= status.wanted
+    )
+
+
+def headline(status: JobStatus) -> str:
+    """Return a job in one line."""
+    line = (
+        f"job {status.record.name}: {status.phase.value}, "
+        f"{status.healthy}/{status.wanted} healthy, {status.updated} on version "
+        f"{status.record.version}"
+    )
+    return f"{line}; {status.detail}" if status.detail else line
+
+
+def reasons(status: JobStatus) -> list[str]:
+    """Return why tasks are not running, the most frequent reasons first."""
+    found = Counter(t.reason for t in status.record.tasks if t.reason)
+    return [f"{count} task(s): {reason}" for reason, count in found.most_common(MAX_REASONS)]
+
+
+async def changes(client: ControlPlaneClient, name: str) -> AsyncIterator[JobStatus | None]:
+    """Yield a job each time it looks different; None once it is gone."""
+    last: JobStatus | None = None
+    while True:
+        try:
+            status = await client.get_job(name)
+        except Unreachable as e:
+            progress(f"front end unreachable, still trying: {e}")
+            await asyncio.sleep(2 * POLL_S)
+            continue
+        except NotFound:
+            if last is None:
+                raise
+            yield None
+            return
+        if status != last:
+            last = status
+            yield status
+        await asyncio.sleep(POLL_S)
+
+
+async def wait_stable(client: ControlPlaneClient, name: str, timeout_s: float) -> JobStatus:
+    """Return the job once it is what its owner wants; say on stderr how it gets there."""
+    said, status = "", None
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for status in changes(client, name):
+                if status is None:
+                    raise NotFound(f"job {name} was stopped while waiting for it")
+                if (line := headline(status)) != said:
+                    progress(line)
+                    said = line
+                if arrived(status):
+                    return status
+    except TimeoutError:
+        pass
+    raise _not_reached(f"job {name} is not stable", status, timeout_s)
+
+
+async def wait_gone(client: ControlPlaneClient, name: str, timeout_s: float) -> None:
+    """Return once no task of the job is left."""
+    status = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for status in changes(client, name):
+                if status is None:
+                    return
+                left = len(status.record.tasks)
+                progress(f"job {name}: {left} task(s) left to stop")
+    except NotFound:
+        return
+    except TimeoutError:
+        pass
+    raise _not_reached(f"job {name} still has tasks", status, timeout_s)
+
+
+def _not_reached(what: str, status: JobStatus | None, timeout_s: float) -> NotReached:
+    why = "; ".join(reasons(status)) if status is not None else "the front end did not answer"
+    detail = f" {headline(status)};" if status is not None else ""
+    return NotReached(
+        f"{what} after {timeout_s:.0f} s:{detail} {why}".rstrip("; "),
+        hint="it goes on; look again with `twinectl job status NAME --watch`",
+    )

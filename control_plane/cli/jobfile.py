@@ -1,0 +1,137 @@
+"""Reads a job file: TOML, YAML or JSON by its suffix, with `--set` put over it.
+
+What is wrong with it is reported all at once, here and again by the front end.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.errors import InvalidInput
+from control_plane.api.jobs import JobSpec
+from control_plane.api.validate import MAX_JOB_FILE_BYTES, job_spec
+
+MAX_DEPTH = 32
+
+
+def read_job(path: Path, settings: Sequence[str]) -> JobSpec:
+    """Return the job of a file, or raise `InvalidInput` with every error in it."""
+    document = read_document(path)
+    for setting in settings:
+        put(document, setting)
+    try:
+        return job_spec(document, str(path))
+    except InvalidInput as e:
+        e.hint = e.hint or "nothing was changed; correct the file and apply it again"
+        raise
+
+
+def read_document(path: Path) -> Any:
+    """Return what a file holds as plain values."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_JOB_FILE_BYTES + 1)
+    except OSError as e:
+        raise InvalidInput(f"cannot read {path}: {e.strerror}") from e
+    if len(data) > MAX_JOB_FILE_BYTES:
+        raise InvalidInput(f"{path} is over {MAX_JOB_FILE_BYTES >> 10} KiB")
+    try:
+        document = _parse(path, data.decode())
+    except InvalidInput:
+        raise
+    except (ValueError, RecursionError) as e:
+        raise InvalidInput(f"{path} cannot be read: {_one_line(e)}") from e
+    if _depth(document) > MAX_DEPTH:
+        raise InvalidInput(f"{path} is nested deeper than {MAX_DEPTH} levels")
+    return document
+
+
+def _parse(path: Path, text: str) -> Any:
+    match path.suffix.lower():
+        case ".toml":
+            return tomllib.loads(text)
+        case ".yaml" | ".yml":
+            return _parse_yaml(text)
+        case ".json":
+            return json.loads(text)
+        case suffix:
+            raise InvalidInput(
+                f"{path} cannot be read: the suffix {suffix or '(none)'} names no known form",
+                hint="use .toml, .yaml or .json",
+            )
+
+
+def _parse_yaml(text: str) -> Any:
+    """Return a YAML document without aliases (they can grow without end) and double keys."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses what a job file has no use for."""
+
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+            """Return the next node."""
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("aliases (*name) are not allowed")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+            """Return a dict whose keys were each written once."""
+            keys = [self.construct_object(k, deep=True) for k, _ in node.value]
+            doubled = [k for i, k in enumerate(keys) if k in keys[:i]]
+            if doubled:
+                reason = f"{doubled[0]!r} is written twice"
+                raise yaml.MarkedYAMLError(None, None, reason, node.start_mark)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as e:
+        raise ValueError(str(e)) from e
+
+
+def put(document: Any, setting: str) -> None:
+    """Put one `key.path=value` into a document.
+
+    The value is read as TOML where it is a number, a truth value, a list or in quotes, and is
+    text otherwise; what goes into `environment` is always text.
+    """
+    key, equals, text = setting.partition("=")
+    path = key.split(".")
+    if not equals or not all(path):
+        raise InvalidInput(f"{setting!r} is not KEY=VALUE", hint="for instance --set tasks=3")
+    target = document
+    for name in path[:-1]:
+        if not isinstance(target, dict):
+            break
+        target = target.setdefault(name, {})
+    if not isinstance(target, dict):
+        raise InvalidInput(f"cannot set {key}: {'.'.join(path[:-1])} is not a table")
+    target[path[-1]] = text if path[0] == "environment" else _value(text)
+
+
+def _value(text: str) -> Any:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    return value if isinstance(value, bool | int | float | str | list | dict) else text
+
+
+def _depth(value: Any) -> int:
+    """Return how deep lists and tables are nested, without recursion."""
+    depth, level = 0, [value]
+    while level:
+        inner = [list(v.values()) if isinstance(v, dict) else v for v in level]
+        level = [x for items in inner if isinstance(items, list) for x in items]
+        depth += 1
+        if depth > MAX_DEPTH + 1:
+            break
+    return depth
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,246 @@
+"""`twinectl job`: apply, status, list, logs, stop, endpoints."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from control_plane.api.jobs import Endpoints, Jobs, JobStatus
+from control_plane.cli import follow, show
+from control_plane.cli.program import Seconds, Target
+from control_plane.cli.show import output_option
+
+if TYPE_CHECKING:
+    from control_plane.client import ControlPlaneClient
+
+_TIMEOUT = click.option(
+    "--timeout", type=Seconds(), default="10m", show_default=True, help="For --wait."
+)
+_TASK_COLUMNS = ("task", "phase", "health", "machine", "ports", "version", "restarts", "reason")
+
+
+@click.group()
+def job() -> None:
+    """Deploy jobs, see how they do, stop them."""
+
+
+@job.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
+@click.option("--wait", is_flag=True, help="Return when all tasks are healthy and up to date.")
+@_TIMEOUT
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Over the file.")
+@output_option
+@click.pass_obj
+def apply(
+    target: Target,
+    file: Path,
+    dry_run: bool,
+    wait: bool,
+    timeout: float,
+    settings: tuple[str, ...],
+    output: str,
+) -> None:
+    """Create the job of FILE (TOML or YAML), or change it to what FILE says."""
+    from control_plane.cli.jobfile import read_job
+
+    spec = read_job(file, settings)
+
+    async def work(client: ControlPlaneClient) -> JobStatus:
+        status = await client.apply_job(spec, dry_run=dry_run)
+        if wait and not dry_run:
+            return await follow.wait_stable(client, spec.name, timeout)
+        return status
+
+    status = target.ask(work)
+    outcome = "valid, nothing changed" if dry_run else follow.headline(status).partition(": ")[2]
+    show.emit(output, status, lambda: click.echo(show.printable(f"job {spec.name}: {outcome}")))
+
+
+@job.command()
+@click.argument("name")
+@click.option("--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
+@click.option("--wait", is_flag=True, help="Return when all tasks are healthy and up to date.")
+@_TIMEOUT
+@output_option
+@click.pass_obj
+def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, output: str) -> None:
+    """Show a job and each of its tasks."""
+    if watch:
+        target.ask(lambda client: _watch(client, name, output))
+        return
+    if wait:
+        found = target.ask(lambda client: follow.wait_stable(client, name, timeout))
+    else:
+        found = target.ask(lambda client: client.get_job(name))
+    show.emit(output, found, lambda: _print_status(found))
+
+
+@job.command("list")
+@output_option
+@click.pass_obj
+def list_(target: Target, output: str) -> None:
+    """Show all jobs."""
+    found: Jobs = target.ask(lambda client: client.list_jobs())
+    rows = [
+        (
+            s.record.name,
+            s.phase.value,
+            f"{s.healthy}/{s.wanted}",
+            s.record.version,
+            s.record.spec.entitlement,
+            s.record.spec.image[7:19],
+            s.detail,
+        )
+        for s in found.jobs
+    ]
+    columns = ("job", "phase", "healthy", "version", "entitlement", "image", "detail")
+    show.emit(output, found, lambda: show.table(columns, rows))
+
+
+@job.command()
+@click.argument("name")
+@click.argument("index", type=click.IntRange(0, 999_999))
+@click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as more is written.")
+@click.option("--tail", type=click.IntRange(1, 100_000), help="Only the last lines.")
+@click.option("--since", type=Seconds(), metavar="DURATION", help="Only the last 90s, 10m, …")
+@output_option
+@click.pass_obj
+def logs(
+    target: Target,
+    name: str,
+    index: int,
+    follow_: bool,
+    tail: int | None,
+    since: float | None,
+    output: str,
+) -> None:
+    """Show what task INDEX of job NAME wrote; -o json prints one object per line."""
+    start = None if since is None else f"{time.time() - since:.3f}"
+
+    async def work(client: ControlPlaneClient) -> None:
+        chunks = client.job_logs(name, index, follow=follow_, since=start, tail=tail)
+        await _print_log(chunks, output)
+
+    target.ask(work)
+
+
+@job.command()
+@click.argument("name")
+@click.option("--wait", is_flag=True, help="Return when no task is left.")
+@_TIMEOUT
+@output_option
+@click.pass_obj
+def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> None:
+    """Stop all tasks of a job and forget it."""
+
+    async def work(client: ControlPlaneClient) -> JobStatus:
+        status = await client.stop_job(name)
+        if wait:
+            await follow.wait_gone(client, name, timeout)
+        return status
+
+    status = target.ask(work)
+    word = "stopped" if wait else "stopping"
+    show.emit(output, status, lambda: click.echo(show.printable(f"job {name}: {word}")))
+
+
+@job.command()
+@click.argument("name")
+@output_option
+@click.pass_obj
+def endpoints(target: Target, name: str, output: str) -> None:
+    """Show where the healthy tasks of a job answer."""
+    found: Endpoints = target.ask(lambda client: client.endpoints(name))
+    rows = [
+        (e.task, port, f"{e.host}:{number}", e.machine, e.version)
+        for e in found.endpoints
+        for port, number in (e.ports or {"-": 0}).items()
+    ]
+    columns = ("task", "port", "address", "machine", "version")
+    show.emit(output, found, lambda: show.table(columns, rows))
+
+
+def _task_rows(status: JobStatus) -> list[list[str]]:
+    rows = []
+    for task in status.record.tasks:
+        where = task.placement
+        ports = ",".join(f"{k}={v}" for k, v in where.ports.items()) if where else ""
+        cells = (
+            f"{status.record.name}-{task.index}",
+            task.phase.value,
+            task.health.value,
+            where.machine if where else "-",
+            ports or "-",
+            task.version,
+            task.restarts,
+            task.reason,
+        )
+        rows.append([show.printable(c) for c in cells])
+    return rows
+
+
+def _print_status(status: JobStatus) -> None:
+    click.echo(show.printable(follow.headline(status)))
+    spec = status.record.spec
+    click.echo(show.printable(f"entitlement {spec.entitlement}, image {spec.image}"))
+    for reason in follow.reasons(status):
+        click.echo(show.printable(f"  {reason}"))
+    show.table(_TASK_COLUMNS, _task_rows(status))
+
+
+async def _watch(client: ControlPlaneClient, name: str, output: str) -> None:
+    """Show a job again and again: in place on a terminal, else one after the other."""
+    if output == "json" or not show.on_terminal():
+        async for status in follow.changes(client, name):
+            if status is None:
+                click.echo(show.printable(f"job {name}: gone"), err=True)
+            elif output == "json":
+                click.echo(msgspec.json.encode(status).decode())
+            else:
+                _print_status(status)
+        return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+        async for status in follow.changes(client, name):
+            if status is None:
+                live.update(Text(f"job {show.printable(name)}: gone"), refresh=True)
+                return
+            head = Text(show.printable(follow.headline(status)))
+            drawn = show.rich_table(_TASK_COLUMNS, _task_rows(status))
+            live.update(Group(head, drawn), refresh=True)
+
+
+async def _print_log(chunks: AsyncIterator[bytes], output: str) -> None:
+    """Print a log: as it is into a pipe, harmless on a terminal, line by line as JSON."""
+    if output == "table" and not show.on_terminal():
+        async for chunk in chunks:
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+        return
+    async for line in _lines(chunks):
+        if output == "json":
+            click.echo(show.json_text({"line": line}).replace("\n", ""))
+        else:
+            click.echo("\t".join(show.printable(part) for part in line.split("\t")))
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    rest = ""
+    async for chunk in chunks:
+        *lines, rest = (rest + decoder.decode(chunk)).split("\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest

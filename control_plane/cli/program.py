@@ -1,0 +1,116 @@
+"""How the program is called and how it ends: endpoint, credential, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from agent.errors import Forbidden, InvalidInput, TwineError
+from control_plane.cli.show import failure
+
+if TYPE_CHECKING:
+    from control_plane.client import ControlPlaneClient
+
+T = TypeVar("T")
+
+DEFAULT_ENDPOINT = "unix:/run/twine/control-plane.sock"
+EXIT_USAGE = 64
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which front end to call, and as whom."""
+
+    endpoint: str | None
+    credential: Path | None
+
+    def client(self) -> ControlPlaneClient:
+        """Return a client, or raise what keeps us from calling."""
+        from control_plane.client import ControlPlaneClient
+
+        if self.credential is None:
+            endpoint = self.endpoint or DEFAULT_ENDPOINT
+            if endpoint.startswith("https:"):
+                raise Forbidden(
+                    f"calling {endpoint} needs a credential",
+                    hint="pass --credential FILE, made by `twine-control-plane user add`",
+                )
+            return ControlPlaneClient(endpoint)
+        from agent.wire import tls
+
+        held = tls.load(self.credential)
+        if held.not_after <= time.time():
+            raise Forbidden(
+                f"the credential {self.credential} of {held.name} has expired",
+                hint="ask for a new one: twine-control-plane user add NAME --out FILE",
+            )
+        endpoint = self.endpoint or held.url
+        return ControlPlaneClient(endpoint, tls.client_context(held, tls.CONTROL_PLANE))
+
+    def ask(self, work: Callable[[ControlPlaneClient], Awaitable[T]]) -> T:
+        """Call the front end and return its answer."""
+
+        async def call() -> T:
+            async with self.client() as client:
+                return await work(client)
+
+        return asyncio.run(call())
+
+
+class Program(click.Group):
+    """A group of commands that ends with the exit codes of docs/operating.md.
+
+    2 is never an error here: it is kept for "changes pending".
+    """
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command; every failure on purpose becomes a few lines and an exit code."""
+        kwargs["standalone_mode"] = False
+        raise SystemExit(self._run(*args, **kwargs))
+
+    def _run(self, *args: Any, **kwargs: Any) -> int:
+        try:
+            result = super().main(*args, **kwargs)
+            return result if isinstance(result, int) else 0
+        except click.exceptions.NoArgsIsHelpError as e:
+            e.show()
+            return EXIT_USAGE
+        except click.ClickException as e:
+            e.show()
+            return EXIT_USAGE
+        except TwineError as e:
+            failure(e)
+            return e.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            return EXIT_INTERRUPTED
+        except BrokenPipeError:
+            return 0
+        except OSError as e:
+            failure(InvalidInput(f"cannot use {e.filename or 'a file'}: {e.strerror or e}"))
+            return EXIT_USAGE
+
+
+class Seconds(click.ParamType[float]):
+    """A duration with its unit: 90s, 10m, 8h, 30d."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return seconds."""
+        from control_plane.config import seconds_of
+
+        if isinstance(value, float):
+            return value
+        try:
+            return seconds_of(value)
+        except InvalidInput as e:
+            self.fail(f"{e}; {e.hint}", param, ctx)

@@ -1,0 +1,161 @@
+"""Printing: tables for people, aligned text for pipes, JSON for programs.
+
+Names and log lines come from elsewhere: what could steer a terminal is shown, not sent.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from agent.errors import TwineError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNSAFE = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+_COLOURS = {
+    "green": ("healthy", "running", "stable", "up", "verified", "yes"),
+    "yellow": ("starting", "stopping", "progressing", "waiting", "pending", "unknown", "applying"),
+    "red": ("unhealthy", "lost", "down", "failed", "degraded", "drifted"),
+}
+_COLOUR_OF = {word: colour for colour, words in _COLOURS.items() for word in words}
+
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="For people or for programs.",
+)
+
+
+def printable(text: object) -> str:
+    """Return text that a terminal only displays: control characters as escapes."""
+    return "".join(
+        c if unicodedata.category(c) not in _UNSAFE else c.encode("unicode_escape").decode()
+        for c in str(text)
+    )
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON, with what could steer a terminal escaped; it is JSON still."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return "".join(
+        c if c == "\n" or unicodedata.category(c) not in _UNSAFE else _json_escape(c) for c in text
+    )
+
+
+def emit(output: str, value: object, lines: Callable[[], None]) -> None:
+    """Print a value as JSON, or let `lines` print it for people."""
+    if output == "json":
+        click.echo(json_text(value))
+    else:
+        lines()
+
+
+def on_terminal() -> bool:
+    """Return whether a person reads along."""
+    return sys.stdout.isatty()
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows below their column names: with colour on a terminal, else aligned text."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if on_terminal():
+        _rich_table(columns, cells)
+        return
+    for line in text_table(columns, cells):
+        click.echo(line)
+
+
+def text_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return aligned lines: two spaces between columns, none at the end."""
+    everything = [[c.upper() for c in columns], *cells]
+    widths = [max(len(row[i]) for row in everything) for i in range(len(columns))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in everything
+    ]
+
+
+def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+
+    Console(highlight=False).print(rich_table(columns, cells))
+
+
+def rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Any:
+    """Return a table for a terminal; words that say how something is get a colour."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in columns:
+        drawn.add_column(name.upper(), overflow="fold")
+    for row in cells:
+        drawn.add_row(*(Text(cell, style=_COLOUR_OF.get(cell, "")) for cell in row))
+    return drawn
+
+
+def failure(error: TwineError) -> None:
+    """Print what went wrong, why, and what to do next, in a few lines on stderr."""
+    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    label = click.style("error:", fg="red", bold=True) if colour else "error:"
+    if error.errors:
+        click.echo(f"{label} {printable(str(error).partition(': ')[0])}:", err=True)
+        for found in error.errors:
+            click.echo(f"  {printable(found.field)}: {printable(found.reason)}", err=True)
+    else:
+        click.echo(f"{label} {printable(error)}", err=True)
+    if error.hint:
+        click.echo(f"try:   {printable(error.hint)}", err=True)
+
+
+def progress(text: str) -> None:
+    """Say on stderr how it goes, so that stdout stays the result."""
+    click.echo(printable(text), err=True)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as people write it."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def ago(at: float) -> str:
+    """Return how long ago a moment was, roughly; `-` for never."""
+    return duration(time.time() - at) if at else "-"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time span in its two largest units; `-` for none."""
+    if seconds is None:
+        return "-"
+    left = max(0, round(seconds))
+    parts = []
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2]) or "0s"
+
+
+def _json_escape(char: str) -> str:
+    code = ord(char)
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    code -= 0x10000
+    return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
