@@ -1,0 +1,155 @@
+"""`make demo`: three real VMs, the control plane, a job that runs, and one rolling update.
+
+Only commands that a user could type: each is printed before it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vm_lab.image.app import VERSIONS, build_app
+from vm_lab.progress import Progress
+from vm_lab.state import LabPaths
+
+JOB_FILE = Path(__file__).parent / "jobs" / "web.toml"
+NEXT = """
+What next? (in this shell first:  . .venv/bin/activate; export TWINE_ENDPOINT={endpoint})
+
+  twinectl machine list                  machines, their profile, what runs there
+  twinectl job status web --watch        follow the job while you do the rest
+  twinectl job logs web 0 -f             what task 0 writes
+  twinectl job apply {job} --set tasks=3 --set image={image}
+  twine-lab power-off m3                 cut a machine's power: its tasks move
+  twine-lab power-on m3                  nothing runs twice when it comes back
+  twine-lab ssh m1 -- twine-agent ps     the host's own view, no control plane needed
+  twine-lab ssh m1 -- sidekick status    the host's profile, with proof per setting
+  twine-lab down                         take it all away
+"""
+
+
+class Demo:
+    """The demo on one lab; every step is a command."""
+
+    def __init__(self, lab: str) -> None:
+        self._lab = lab
+        self._paths = LabPaths(lab)
+        self._bin = Path(sys.executable).parent
+        self.endpoint = f"unix:{self._paths.control_plane_socket}"
+        self._progress = Progress()
+
+    def run(self) -> None:
+        """Run all steps; the lab stays up."""
+        self._lab_command("up")
+        images = [self._push(version) for version in VERSIONS]
+        self._twinectl("entitlement", "create", "demo", "--machines", "3", "--host-profile", "web")
+        self._apply(images[0])
+        self._show_where()
+        self._update(images[1])
+        self._twinectl("machine", "list")
+        click.echo(NEXT.format(endpoint=self.endpoint, job=_short(JOB_FILE), image=images[1]))
+        self._progress.say("the demo is done; the lab goes on running")
+
+    def _say_command(self, words: list[str]) -> None:
+        click.secho("\n$ " + shlex.join(words), bold=True)
+
+    def _command(self, program: str, *words: str, quiet: bool = False) -> str:
+        if not quiet:
+            self._say_command([program, *words])
+        environment = {
+            **os.environ,
+            "TWINE_ENDPOINT": self.endpoint,
+            "TWINE_LAB_NAME": self._lab,
+        }
+        output = subprocess.PIPE if quiet else None
+        done = subprocess.run(
+            [str(self._bin / program), *words], env=environment, stdout=output, check=False
+        )
+        if done.returncode:
+            click.echo(f"demo: {program} {words[0]} failed with {done.returncode}", err=True)
+            sys.exit(1)
+        return done.stdout.decode() if quiet else ""
+
+    def _lab_command(self, *words: str) -> None:
+        self._command("twine-lab", *words)
+
+    def _twinectl(self, *words: str) -> None:
+        self._command("twinectl", *words)
+
+    def _ask(self, *words: str) -> Any:
+        return json.loads(self._command("twinectl", *words, "-o", "json", quiet=True))
+
+    def _push(self, version: str) -> str:
+        tar = build_app(version, self._progress.say)
+        self._say_command(["twinectl", "image", "push", _short(tar)])
+        pushed = self._ask("image", "push", str(tar))
+        click.echo(pushed["digest"])
+        return str(pushed["digest"])
+
+    def _apply(self, image: str) -> None:
+        self._twinectl("job", "apply", _short(JOB_FILE), "--set", f"image={image}", "--wait")
+
+    def _show_where(self) -> None:
+        self._twinectl("job", "status", "web")
+        seen = set()
+        for endpoint in self._ask("job", "endpoints", "web")["endpoints"]:
+            if endpoint["machine"] not in seen:
+                seen.add(endpoint["machine"])
+                url = f"http://{endpoint['host']}:{endpoint['ports']['http']}/"
+                self._lab_command("exec", "--", "curl", "--silent", "--show-error", url)
+        click.echo(f"\nHTTP answered on {len(seen)} machines.")
+
+    def _update(self, image: str) -> None:
+        """Roll the job to another image while requests go on; count the failed ones."""
+        click.echo("\nA rolling update, under constant requests:")
+        traffic = subprocess.Popen(
+            [
+                *(str(self._bin / "twine-lab"), "exec", "--name", self._lab, "--"),
+                *(sys.executable, "-m", "vm_lab.traffic"),
+                *("--endpoint", self.endpoint, "--job", "web"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        began = time.monotonic()
+        self._apply(image)
+        took = time.monotonic() - began
+        out, _ = traffic.communicate(timeout=60)
+        outcome = json.loads(out.splitlines()[-1])
+        self._twinectl("job", "status", "web")
+        answers = ", ".join(f"{n} x {page}" for page, n in sorted(outcome["answers"].items()))
+        click.secho(
+            f"updated in {took:.0f} s: {outcome['requests']} requests, "
+            f"{outcome['failed']} failed ({answers})",
+            bold=True,
+        )
+        if outcome["failed"]:
+            click.echo("\n".join(outcome["failures"]), err=True)
+            sys.exit(1)
+
+
+def _short(path: Path) -> str:
+    """Return a path as a person in this folder would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+@click.command()
+@click.option("--name", default="lab", show_default=True, help="Which lab.")
+def main(name: str) -> None:
+    """Show Twine on three real machines."""
+    Demo(name).run()
+
+
+if __name__ == "__main__":
+    main()

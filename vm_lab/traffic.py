@@ -1,0 +1,127 @@
+"""Constant requests to a job, as a well-behaved client makes them: it follows discovery.
+
+`python -m vm_lab.traffic --endpoint unix:… --job web` runs inside the lab's network until its
+standard input closes, then prints one JSON object with what came of the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+
+import aiohttp
+import click
+import msgspec
+
+from agent.errors import TwineError
+from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.client import ControlPlaneClient
+
+REQUEST_TIMEOUT_S = 15.0
+"""Generous: a guest in software emulation can be slow, and slow is not failed."""
+SHOWN_FAILURES = 10
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What came of the requests so far."""
+
+    requests: int = 0
+    failed: int = 0
+    failures: list[str] = []
+    answers: dict[str, int] = {}
+    """First line of the page → how often it was seen."""
+    machines: dict[str, int] = {}
+    revisions: int = 0
+    """How often discovery changed meanwhile."""
+
+
+class Traffic:
+    """One client of one job."""
+
+    def __init__(self, client: ControlPlaneClient, job: str, pause_s: float) -> None:
+        self._client = client
+        self._job = job
+        self._pause_s = pause_s
+        self._listed: list[Endpoint] = []
+        self._outcome = Outcome()
+        self._answers: Counter[str] = Counter()
+        self._machines: Counter[str] = Counter()
+
+    async def run(self, until: asyncio.Event) -> Outcome:
+        """Send requests until told to stop, and return what came of them."""
+        first = await self._client.endpoints(self._job)
+        self._take(first)
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True),
+            timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
+        ) as session:
+            follower = asyncio.create_task(self._follow(first.revision))
+            turn = 0
+            while not until.is_set():
+                if self._listed:
+                    await self._ask(session, self._listed[turn % len(self._listed)])
+                turn += 1
+                await asyncio.sleep(self._pause_s)
+            follower.cancel()
+        self._outcome.answers = dict(self._answers)
+        self._outcome.machines = dict(self._machines)
+        return self._outcome
+
+    def _take(self, endpoints: Endpoints) -> None:
+        self._listed = endpoints.endpoints
+
+    async def _follow(self, revision: int) -> None:
+        while True:
+            try:
+                found = await self._client.endpoints(self._job, after=revision, wait_s=20)
+            except TwineError:
+                await asyncio.sleep(0.5)  # the last known list stays good
+                continue
+            if found.revision != revision:
+                self._outcome.revisions += 1
+            revision = found.revision
+            self._take(found)
+
+    async def _ask(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> None:
+        url = f"http://{endpoint.host}:{endpoint.ports['http']}/"
+        self._outcome.requests += 1
+        try:
+            async with session.get(url) as response:
+                page = await response.text()
+                if response.status != 200:
+                    raise aiohttp.ClientError(f"HTTP {response.status}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            self._outcome.failed += 1
+            if len(self._outcome.failures) < SHOWN_FAILURES:
+                self._outcome.failures.append(f"{endpoint.task} at {url}: {e!r}")
+            return
+        self._answers[page.partition("\n")[0]] += 1
+        self._machines[endpoint.machine] += 1
+
+
+async def _until_stdin_closes(until: asyncio.Event) -> None:
+    await asyncio.to_thread(sys.stdin.buffer.read)
+    until.set()
+
+
+@click.command()
+@click.option("--endpoint", required=True)
+@click.option("--job", required=True)
+@click.option("--pause-s", default=0.05, show_default=True)
+def main(endpoint: str, job: str, pause_s: float) -> None:
+    """Send requests to a job until standard input closes; print the outcome as JSON."""
+
+    async def run() -> Outcome:
+        until = asyncio.Event()
+        async with ControlPlaneClient(endpoint) as client:
+            waiter = asyncio.create_task(_until_stdin_closes(until))
+            outcome = await Traffic(client, job, pause_s).run(until)
+            await waiter
+        return outcome
+
+    click.echo(msgspec.json.encode(asyncio.run(run())))
+
+
+if __name__ == "__main__":
+    main()
