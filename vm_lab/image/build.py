@@ -111,9 +111,10 @@ def _deps_layer(cache: Path, base: Path, wheel: Path, say: Say) -> Path:
     layer = cache / f"deps-{key}.tar"
     if not is_cached(layer):
         say(f"image: fetching and installing what the agent needs: {', '.join(requirements)}")
-        fetched = cache / f"wheels-{key}"
-        with partial_folder(fetched) as partial:
-            wheels.fetch_wheels(requirements, partial)
+        fetched = cache / f"wheels-{recipe_key([], *requirements)}"
+        if not is_cached(fetched):
+            with partial_folder(fetched) as partial:
+                wheels.fetch_wheels(requirements, partial)
         run_recipe("project.sh", base / "base.raw", fetched, layer, say=say)
     return layer
 
