@@ -242,15 +242,15 @@ class HostSystemd:
                         self._bus = self._opener()
                     return self._bus.call_method(SYSTEMD, path, interface, method, args).body
             except DBusBaseError as e:
-                if not _is_lost(e):
-                    raise
-                with self._lock:
-                    self._drop()
-                if pause_s is None:
-                    raise
-                time.sleep(pause_s)
-                if on_loss is not None and on_loss():
+                lost, silent = _is_lost(e), abs(e.errno) == errno.ETIMEDOUT
+                if lost:
+                    with self._lock:
+                        self._drop()
+                    time.sleep(pause_s or 0)
+                if (lost or silent) and on_loss is not None and on_loss():
                     return None
+                if not lost or pause_s is None:
+                    raise
         raise AssertionError
 
     def _drop(self) -> None:

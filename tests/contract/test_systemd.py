@@ -338,6 +338,30 @@ def test_a_listener_that_was_ended_hears_nothing(host: Host, unit: str) -> None:
     assert unit not in quiet.queue
 
 
+@pytest.mark.parametrize("upheaval", ["restart dbus", "daemon-reexec", "daemon-reload"])
+def test_units_and_listeners_survive_an_upheaval(
+    host: Host, unit: str, heard: queue.Queue[str], upheaval: str
+) -> None:
+    """Signals may be lost meanwhile, which the listener is told by an empty name."""
+    host.systemd.start_transient(unit, a_service())
+    before = host.running(unit)
+
+    if host.real:
+        upsetting = unit.replace(".service", "-upset.service")
+        host.systemd.start_transient(upsetting, sh(f"systemctl {upheaval}", Type="oneshot"))
+        assert host.ended(upsetting).exit_code == 0
+    else:
+        host.systemd.lose_bus()  # type: ignore[attr-defined]
+    if upheaval == "restart dbus":
+        while heard.get(timeout=20) != "":
+            pass
+
+    assert host.running(unit).invocation_id == before.invocation_id
+    host.systemd.stop(unit)
+    while heard.get(timeout=20) != unit or host.systemd.find(unit):
+        pass
+
+
 def test_units_are_found_by_pattern(host: Host, unit: str) -> None:
     first, second = unit.replace(".service", "-a.service"), unit.replace(".service", "-b.service")
     for name in (first, second):
