@@ -89,6 +89,8 @@ class TaskPhase(StrEnum):
     """Not placed: the reason says why."""
     STARTING = "starting"
     RUNNING = "running"
+    DRAINING = "draining"
+    """Not listed in discovery any more, and not yet told to stop."""
     STOPPING = "stopping"
     LOST = "lost"
     """Its machine is gone; it is placed elsewhere as soon as there is room."""
@@ -116,6 +118,10 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     last_exit: Exit | None = None
     since: float = 0.0
     """When the phase last changed."""
+    attempts: int = 0
+    """Starts in a row that failed; the pause before the next one grows with them."""
+    retry_at: float = 0.0
+    """When a task that failed to start is tried again; 0: it did not fail."""
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +137,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     stopping: bool = False
     tasks: list[TaskRecord] = []
     created_at: float = 0.0
+    generation: int = 0
+    """The highest generation given to any task of the job; the next one is above it."""
     leaving: dict[str, list[str]] = {}
     """Machine → agent task ids that must be gone there (moved away while it was down)."""
 

@@ -58,6 +58,11 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     profile_state: ProfileState = ProfileState.NONE
     profile_detail: str = ""
     unavailability: list[UnavailabilityEvent] = []
+    quarantined_profile: str = ""
+    """A profile that the machine failed to reach …"""
+    quarantined_until: float = 0.0
+    """… so that it is not taken for it again before this."""
+    quarantine_reason: str = ""
 
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,3 +73,29 @@ class AgentApi(Protocol):
 
 AgentFactory = Callable[[MachineRecord], AgentApi]
 """Return a client of a machine's agent; called again when the machine's address changes."""
+
+
+class AgentPool:
+    """One open client per machine."""
+
+    def __init__(self, factory: AgentFactory) -> None:
+        """Open nothing yet."""
+        self._factory = factory
+        self._clients: dict[str, tuple[str, AgentApi]] = {}
+
+    async def get(self, record: MachineRecord) -> AgentApi:
+        """Return the client of a machine, a new one if its address changed."""
+        known = self._clients.get(record.machine)
+        if known is not None and known[0] == record.address:
+            return known[1]
+        client = self._factory(record)
+        self._clients[record.machine] = (record.address, client)
+        if known is not None:
+            await known[1].close()
+        return client
+
+    async def close(self) -> None:
+        """Close all connections."""
+        clients, self._clients = self._clients, {}
+        for _, client in clients.values():
+            await client.close()

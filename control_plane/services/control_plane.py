@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
 from agent.api import JoinRequest, Liveness
-from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
-from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.capacity import (
+    EntitlementRecord,
+    Entitlements,
+    EntitlementSpec,
+    EntitlementView,
+)
+from control_plane.api.jobs import Endpoints, JobRecord, Jobs, JobSpec, JobStatus
 from control_plane.api.machines import MachineRecord, Machines, MachineView
 from control_plane.api.settings import SchedulerSettings
-from control_plane.services.agents import AgentFactory, Clock, FindImage
+from control_plane.core.rollout import summarize
+from control_plane.services.agents import AgentFactory, AgentPool, Clock, FindImage
+from control_plane.services.allocator import Allocator
+from control_plane.services.broker import Broker
+from control_plane.services.discovery import Discovery
+from control_plane.services.dispatcher import Dispatcher
+from control_plane.services.fleet import Fleet
+from control_plane.services.health_checker import HealthChecker
+from control_plane.services.job_control import JobControl
+from control_plane.services.portal import Portal
+from control_plane.services.scheduler import Scheduler
+from control_plane.services.switcher import Switcher
+from control_plane.services.table import Table
 from control_plane.store import Store
+from control_plane.store.records import JOBS
 
 
 class ControlPlane:
@@ -30,12 +49,43 @@ class ControlPlane:
         settings: SchedulerSettings,
         find_image: FindImage,
     ) -> None:
-        """Start nothing yet."""
-        raise NotImplementedError
+        """Wire the services together; nothing is read or started yet."""
+        self._store = store
+        self._pool = AgentPool(agents)
+        self._broker = Broker(store, clock)
+        self._portal = Portal(store, clock)
+        self._jobs: Table[JobRecord] = Table(store, JOBS, JobRecord, "job")
+        self._fleet = Fleet(self._broker)
+        self._allocator = Allocator(
+            self._broker, self._portal, self._jobs, self._fleet, settings, clock
+        )
+        self._discovery = Discovery(self._jobs, self._broker)
+        self._control = JobControl(store, self._jobs, self._broker, self._portal, find_image, clock)
+        self._dispatcher = Dispatcher(self._broker, self._fleet, self._pool, find_image, settings)
+        self._health = HealthChecker(self._broker, self._fleet, self._pool, settings, clock)
+        self._switcher = Switcher(self._broker, self._fleet, self._dispatcher, settings, clock)
+        self._scheduler = Scheduler(
+            self._jobs,
+            self._broker,
+            self._fleet,
+            self._allocator,
+            self._dispatcher,
+            settings,
+            clock,
+        )
+        self._loops: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Load from the store and start the loops."""
-        raise NotImplementedError
+        """Load from the store, then start the loops.
+
+        Records are complete before the first agent is asked: a task is never taken for a
+        stray because its job was not read yet.
+        """
+        await self._broker.load()
+        await self._portal.load()
+        await self._jobs.load()
+        self._loops = asyncio.create_task(self._run())
+        return self
 
     async def __aexit__(
         self,
@@ -44,27 +94,44 @@ class ControlPlane:
         trace: TracebackType | None,
     ) -> None:
         """Stop the loops; tasks on the machines run on."""
-        raise NotImplementedError
+        assert self._loops is not None
+        self._loops.cancel()
+        await asyncio.wait([self._loops])
+        self._loops = None
+        await self._pool.close()
 
     async def wait_failed(self) -> None:
         """Return never, or raise what broke a loop (then the process must end)."""
-        raise NotImplementedError
+        assert self._loops is not None
+        await asyncio.shield(self._loops)
+
+    async def _run(self) -> None:
+        epoch = self._store.epoch()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._dispatcher.run(epoch))
+            group.create_task(self._scheduler.run(epoch))
+            group.create_task(self._switcher.run())
+            group.create_task(self._allocator.run())
+            group.create_task(self._health.run())
+
+    # -- jobs
 
     async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
         """Create a job or change what is wanted of it; all errors at once, or none applied."""
-        raise NotImplementedError
+        record = await self._control.apply(spec, dry_run=dry_run)
+        return summarize(record)
 
     async def get_job(self, name: str) -> JobStatus:
         """Return a job, or raise `NotFound`."""
-        raise NotImplementedError
+        return self._scheduler.status(name)
 
     async def list_jobs(self) -> Jobs:
         """Return all jobs, by name."""
-        raise NotImplementedError
+        return Jobs(jobs=[self._scheduler.status(name) for name in self._jobs])
 
     async def stop_job(self, name: str) -> JobStatus:
         """Stop all tasks of a job; it disappears once they are gone."""
-        raise NotImplementedError
+        return summarize(await self._control.stop(name))
 
     def job_logs(
         self,
@@ -79,36 +146,68 @@ class ControlPlane:
 
         `NotFound` is raised by the first `__anext__`, not by the call.
         """
-        raise NotImplementedError
+        return self._scheduler.logs(name, index, follow=follow, since=since, tail=tail)
 
     async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
         """Return the listed tasks of a job; waits up to `wait_s` for a revision > `after`."""
-        raise NotImplementedError
+        return await self._discovery.endpoints(job, after, wait_s)
+
+    # -- machines
 
     async def list_machines(self) -> Machines:
         """Return all machines, by name."""
-        raise NotImplementedError
+        return Machines(machines=[self._view(record) for record in self._broker.table.records()])
 
     async def get_machine(self, name: str) -> MachineView:
         """Return a machine, or raise `NotFound`."""
-        raise NotImplementedError
+        return self._view(self._broker.table.get(name))
 
     async def joined(self, request: JoinRequest) -> MachineRecord:
         """Record a host whose identity was proved; again for one that is known."""
-        raise NotImplementedError
+        return await self._broker.join(request)
+
+    # -- entitlements
 
     async def list_entitlements(self) -> Entitlements:
         """Return all entitlements, by name."""
-        raise NotImplementedError
+        records = self._portal.table.records()
+        return Entitlements(entitlements=[self._entitlement(record) for record in records])
 
     async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
         """Create an entitlement or change it."""
-        raise NotImplementedError
+        record = await self._portal.put(name, spec, jobs=self._allocator.jobs_of(name))
+        return self._entitlement(record)
 
     async def delete_entitlement(self, name: str) -> None:
         """Remove an entitlement; `Conflict` while it has jobs."""
-        raise NotImplementedError
+        self._portal.table.get(name)
+        jobs = self._allocator.jobs_of(name)
+        if not jobs:
+            await self._allocator.release_idle(name)
+        held = [record.machine for record in self._broker.held(name)]
+        await self._portal.delete(name, jobs=jobs, held=held)
 
     async def ready(self) -> Liveness:
         """Return whether everything is loaded and every loop runs."""
-        raise NotImplementedError
+        if self._loops is None:
+            return Liveness(ok=False, detail="the stores are not loaded yet")
+        if self._loops.done():
+            return Liveness(ok=False, detail="a loop has failed; see the log")
+        return Liveness(ok=True, detail=self._health.brake)
+
+    def _entitlement(self, record: EntitlementRecord) -> EntitlementView:
+        return EntitlementView(
+            record=record,
+            held=[machine.machine for machine in self._broker.held(record.name)],
+            jobs=self._allocator.jobs_of(record.name),
+        )
+
+    def _view(self, record: MachineRecord) -> MachineView:
+        sight = self._fleet.sight(record.machine)
+        now = asyncio.get_running_loop().time()
+        return MachineView(
+            record=record,
+            tasks=sorted(self._allocator.usage.tasks(record.machine)),
+            ready=sight.answering,
+            last_seen_s=None if sight.heard_at is None else now - sight.heard_at,
+        )

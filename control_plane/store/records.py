@@ -69,3 +69,8 @@ def decode(data: bytes, kind: type[T], key: str) -> T:
             f"cannot read {key}: the stored record is damaged: {e}",
             hint="restore the store's last backup",
         ) from e
+
+
+def retired_key(name: str) -> str:
+    """Return where the last generation of a removed job is stored, as a decimal number."""
+    return "retired/" + name

@@ -1,0 +1,67 @@
+"""How a machine that was assigned to an entitlement gets to the entitlement's profile.
+
+Nothing runs on it before the profile is verified (HP15); a machine that cannot reach the
+profile is put aside for it, with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent.api import ProfileState, ProfileStatus
+from control_plane.api.machines import MachineRecord
+
+
+class Step(StrEnum):
+    """What to do next about a machine's profile."""
+
+    NOTHING = "nothing"
+    """It is as it should be, or free, or cannot be asked."""
+    SEND = "send"
+    """Ask the agent for the profile."""
+    RAISE = "raise"
+    """Ask again under a higher generation: the agent considers the last request done."""
+    WAIT = "wait"
+    """The agent is at it."""
+    WAIT_REBOOT = "wait-reboot"
+    """It is about to reboot for the profile, which is no failure."""
+    RECORD = "record"
+    """Verified: store that."""
+    QUARANTINE = "quarantine"
+    """It cannot reach the profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """The next step, and why."""
+
+    step: Step
+    reason: str = ""
+
+
+def next_step(record: MachineRecord, seen: ProfileStatus, *, empty: bool) -> Switch:
+    """Return what brings the machine closer to its profile; `empty`: no task is alive."""
+    if not record.entitlement:
+        return Switch(Step.NOTHING)
+    if seen.generation > record.assignment_generation:
+        return Switch(Step.RAISE, f"the agent is at generation {seen.generation}")
+    if seen.generation < record.assignment_generation or seen.name != record.profile_wanted:
+        return Switch(Step.SEND)
+    match seen.state:
+        case ProfileState.VERIFIED:
+            known = record.profile_state is ProfileState.VERIFIED
+            same = known and record.profile == seen.name
+            return Switch(Step.NOTHING if same else Step.RECORD)
+        case ProfileState.APPLYING:
+            return Switch(Step.WAIT)
+        case ProfileState.PENDING_REBOOT:
+            if empty:
+                return Switch(Step.WAIT_REBOOT, "settings take effect at the next boot")
+            return Switch(Step.WAIT, "it needs a reboot, and tasks still run there")
+        case ProfileState.DRIFTED:
+            return Switch(Step.RAISE, f"settings drifted: {seen.detail}")
+        case ProfileState.DEGRADED:
+            return Switch(Step.QUARANTINE, seen.detail or "the agent calls it degraded")
+        case ProfileState.NONE:
+            return Switch(Step.SEND)

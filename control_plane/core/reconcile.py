@@ -1,0 +1,318 @@
+"""What agents report, folded into a job's record; and the commands its record calls for.
+
+The record is the truth about what should be: `observe` moves it on, it is stored, and only
+then are the commands derived from it sent. A crash in between repeats a command, and all
+commands are idempotent by generation (docs/adr/0009).
+
+    pending -> starting -> running -> draining -> stopping -> (gone) pending or removed
+                  any of them, machine down -> lost -> starting elsewhere, or here again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from agent.api import Health, RestartWhen, TaskState, TaskStatus
+from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
+
+_RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
+_ENDED = (TaskState.STOPPED, TaskState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMachine:
+    """A machine of a job, as its agent and the broker last said."""
+
+    up: bool
+    """Not declared down."""
+    answering: bool
+    """Its tasks were listed since it last became reachable, so `tasks` is what runs."""
+    ready: bool
+    """Runs the entitlement's verified profile, so tasks may start (HP15)."""
+    held: bool = True
+    """Is assigned to the job's entitlement."""
+    tasks: Mapping[str, TaskStatus] = field(default_factory=dict)
+    stopped: Mapping[str, int] = field(default_factory=dict)
+    """Task id → generation of the last stop that the agent confirmed."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Task id → why the agent refused the last command about it."""
+
+
+View = Mapping[str, SeenMachine]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Put a task on its machine."""
+
+    machine: str
+    task: str
+    index: int
+    version: int
+    generation: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Delete a task from a machine."""
+
+    machine: str
+    task: str
+    generation: int
+
+
+Command = Start | Stop
+
+
+def observe(record: JobRecord, view: View, now: float) -> JobRecord:
+    """Return the record after what is seen; nothing voluntary is begun here."""
+    fold = _Fold(record, view, now)
+    tasks = [moved for task in record.tasks if (moved := fold.task(task)) is not None]
+    leaving = fold.still_leaving()
+    return replace(record, tasks=tasks, leaving=leaving, generation=fold.generation)
+
+
+def commands(record: JobRecord, view: View) -> list[Command]:
+    """Return what agents must be told for the record to come true; nothing twice."""
+    found: list[Command] = []
+    for task in record.tasks:
+        if task.placement is None:
+            continue
+        machine = view.get(task.placement.machine)
+        if machine is None or not (machine.up and machine.answering):
+            continue
+        name = task_id(record.name, task.index)
+        status = machine.tasks.get(name)
+        if task.phase is TaskPhase.STARTING and machine.ready and machine.held:
+            if status is None or status.generation < task.generation:
+                found.append(_start(record, task, task.placement))
+        elif task.phase is TaskPhase.STOPPING and not _is_told(machine, name, task.generation):
+            found.append(Stop(task.placement.machine, name, task.generation))
+    for name, ids in record.leaving.items():
+        machine = view.get(name)
+        if machine is not None and machine.up and machine.answering:
+            found += [
+                Stop(name, gone, record.generation)
+                for gone in ids
+                if gone in machine.tasks
+                and not _is_told(machine, gone, machine.tasks[gone].generation)
+            ]
+    return found
+
+
+def available(task: TaskRecord, view: View) -> bool:
+    """Return whether a task serves: listed, and its machine answers."""
+    if task.phase is not TaskPhase.RUNNING or not task.listed or task.placement is None:
+        return False
+    machine = view.get(task.placement.machine)
+    return machine is not None and machine.up and machine.answering
+
+
+def next_look(record: JobRecord, now: float) -> float | None:
+    """Return when the record must be looked at again although nothing happened, if ever."""
+    times = [task.retry_at for task in record.tasks if task.retry_at > 0]
+    for task in record.tasks:
+        if task.phase is TaskPhase.DRAINING:
+            times.append(task.since + spec_of(record, task).update.drain_s)
+    return max(now, min(times)) if times else None
+
+
+def spec_of(record: JobRecord, task: TaskRecord) -> JobSpec:
+    """Return the specification that a task runs."""
+    return record.specs.get(task.version, record.spec)
+
+
+def strays(machine: str, tasks: Mapping[str, TaskStatus], known: Set[str]) -> list[Stop]:
+    """Return stops for tasks of ours that no record places on this machine.
+
+    `known` holds the ids that belong there, or that their job is already removing. Tasks
+    that a local operator started (no epoch, no job) are none of our business.
+    """
+    return [
+        Stop(machine, name, status.generation)
+        for name, status in tasks.items()
+        if status.epoch and status.job and name not in known
+    ]
+
+
+def _start(record: JobRecord, task: TaskRecord, placement: Placement) -> Start:
+    name = task_id(record.name, task.index)
+    return Start(placement.machine, name, task.index, task.version, task.generation, placement)
+
+
+def _is_told(machine: SeenMachine, name: str, generation: int) -> bool:
+    """Return whether the agent confirmed a stop of this generation and is still at it."""
+    return name in machine.tasks and machine.stopped.get(name, 0) >= generation
+
+
+class _Fold:
+    """One pass over a job's tasks."""
+
+    def __init__(self, record: JobRecord, view: View, now: float) -> None:
+        self.generation = record.generation
+        self._record = record
+        self._view = view
+        self._now = now
+        self._leaving = {machine: set(ids) for machine, ids in record.leaving.items()}
+
+    def task(self, task: TaskRecord) -> TaskRecord | None:
+        """Return the task after what is seen of it, None if it is done with."""
+        if task.placement is None:
+            return task
+        machine = self._view.get(task.placement.machine)
+        match task.phase:
+            case TaskPhase.STARTING | TaskPhase.RUNNING:
+                if machine is None or not machine.up or not machine.held:
+                    return self._lost(task)
+                return self._alive(task, machine)
+            case TaskPhase.DRAINING:
+                if machine is None or not machine.up:
+                    return self._gone(task, left_behind=True)
+                drain_s = spec_of(self._record, task).update.drain_s
+                if self._now >= task.since + drain_s:
+                    return self._to(task, TaskPhase.STOPPING, generation=self._next())
+            case TaskPhase.STOPPING:
+                if machine is None or not machine.up:
+                    return self._gone(task, left_behind=True)
+                return self._stopping(task, machine)
+            case TaskPhase.LOST:
+                if machine is None or not machine.held:
+                    return self._gone(task, left_behind=True, keep_version=True)
+                return self._back(task, machine)
+        return task
+
+    def still_leaving(self) -> dict[str, list[str]]:
+        """Return what must still be deleted where, without what is seen to be gone."""
+        left: dict[str, list[str]] = {}
+        for name, ids in self._leaving.items():
+            machine = self._view.get(name)
+            if machine is None:
+                continue
+            if machine.up and machine.answering:
+                ids = {gone for gone in ids if gone in machine.tasks}
+            if ids:
+                left[name] = sorted(ids)
+        return left
+
+    def _alive(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord:
+        if not machine.answering:
+            return task
+        status = machine.tasks.get(task_id(self._record.name, task.index))
+        if status is None or status.generation < task.generation:
+            if task.phase is TaskPhase.RUNNING:
+                return self._again(task, "the agent does not know it any more")
+            refused = machine.refused.get(task_id(self._record.name, task.index))
+            return replace(task, reason=refused) if refused else task
+        if status.generation > task.generation:
+            self.generation = max(self.generation, status.generation)
+            return self._again(task, "somebody else changed it on its machine")
+        task = _with_status(task, status)
+        if status.state is TaskState.RUNNING and status.health is Health.HEALTHY:
+            if task.phase is TaskPhase.RUNNING and task.listed:
+                return task
+            return self._to(task, TaskPhase.RUNNING, listed=True, attempts=0, retry_at=0.0)
+        if task.listed:
+            task = replace(task, listed=False)
+        return self._ended(task, status) if status.state in _ENDED else task
+
+    def _ended(self, task: TaskRecord, status: TaskStatus) -> TaskRecord:
+        """A task that its agent will not start again by itself: now, later or never?"""
+        result = status.last_exit.result if status.last_exit else ""
+        if result == "lost":
+            return self._again(task, "its machine was rebooted")
+        when = spec_of(self._record, task).restart.when
+        finished = status.state is TaskState.STOPPED and result == "success"
+        ended = status.state is TaskState.STOPPED and when is RestartWhen.NEVER
+        if ended or (finished and when is RestartWhen.ON_FAILURE):
+            return replace(task, reason=f"it ended, and its restart policy is {when}")
+        if not task.retry_at:
+            pause = min(_RETRY_FIRST_S * 2.0 ** min(task.attempts, 16), _RETRY_MAX_S)
+            return replace(task, retry_at=self._now + pause)
+        if self._now < task.retry_at:
+            return task
+        again = self._again(task, status.reason or "it had ended")
+        return replace(again, attempts=task.attempts + 1)
+
+    def _stopping(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord | None:
+        name = task_id(self._record.name, task.index)
+        status = machine.tasks.get(name)
+        if not machine.answering:
+            return task
+        if status is None:
+            confirmed = machine.stopped.get(name, 0) >= task.generation
+            return self._gone(task) if confirmed else task
+        if status.generation > task.generation:
+            self.generation = max(self.generation, status.generation)
+            return replace(task, generation=self._next())
+        return replace(task, state=status.state, health=status.health)
+
+    def _back(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord:
+        """A lost task whose machine may be back before it was placed elsewhere."""
+        if not (machine.up and machine.answering):
+            return task
+        status = machine.tasks.get(task_id(self._record.name, task.index))
+        if status is not None and status.generation == task.generation:
+            return self._to(task, TaskPhase.STARTING, reason="its machine is back")
+        return self._again(task, "its machine is back, without it")
+
+    def _lost(self, task: TaskRecord) -> TaskRecord:
+        assert task.placement is not None
+        return self._to(
+            task,
+            TaskPhase.LOST,
+            listed=False,
+            health=Health.UNKNOWN,
+            retry_at=0.0,
+            reason=f"machine {task.placement.machine} is not usable",
+        )
+
+    def _again(self, task: TaskRecord, reason: str) -> TaskRecord:
+        return self._to(
+            task,
+            TaskPhase.STARTING,
+            generation=self._next(),
+            listed=False,
+            health=Health.UNKNOWN,
+            state=None,
+            retry_at=0.0,
+            reason=reason,
+        )
+
+    def _gone(
+        self, task: TaskRecord, *, left_behind: bool = False, keep_version: bool = False
+    ) -> TaskRecord | None:
+        """A task that has no place now: it waits for one, or it is done with."""
+        if left_behind and task.placement is not None:
+            name = task_id(self._record.name, task.index)
+            self._leaving.setdefault(task.placement.machine, set()).add(name)
+        if self._record.stopping or task.index >= self._record.spec.tasks:
+            return None
+        return TaskRecord(
+            index=task.index,
+            version=task.version if keep_version else self._record.version,
+            generation=task.generation,
+            since=self._now,
+        )
+
+    def _next(self) -> int:
+        self.generation += 1
+        return self.generation
+
+    def _to(self, task: TaskRecord, phase: TaskPhase, **changes: object) -> TaskRecord:
+        return replace(task, phase=phase, since=self._now, **changes)
+
+
+def _with_status(task: TaskRecord, status: TaskStatus) -> TaskRecord:
+    return replace(
+        task,
+        state=status.state,
+        health=status.health,
+        reason=status.reason,
+        invocation_id=status.invocation_id,
+        restarts=status.restarts,
+        last_exit=status.last_exit,
+    )

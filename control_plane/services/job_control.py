@@ -1,0 +1,109 @@
+"""Job control: what owners want, checked as a whole and then written into the job's record."""
+
+from __future__ import annotations
+
+import logging
+
+from msgspec.structs import replace
+
+from agent.errors import Conflict, InvalidInput
+from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.api.machines import MachineRecord
+from control_plane.core.job_check import check_job, same_tasks
+from control_plane.core.placement import Host, usable_memory
+from control_plane.services.agents import Clock, FindImage
+from control_plane.services.broker import Broker
+from control_plane.services.portal import Portal
+from control_plane.services.table import Table
+from control_plane.store import Store
+from control_plane.store.records import retired_key
+
+log = logging.getLogger(__name__)
+
+
+class JobControl:
+    """The only writer of what is wanted; the scheduler writes how it stands."""
+
+    def __init__(
+        self,
+        store: Store,
+        jobs: Table[JobRecord],
+        broker: Broker,
+        portal: Portal,
+        find_image: FindImage,
+        clock: Clock,
+    ) -> None:
+        """Do nothing yet."""
+        self._store = store
+        self._jobs = jobs
+        self._broker = broker
+        self._portal = portal
+        self._find_image = find_image
+        self._clock = clock
+
+    async def apply(self, spec: JobSpec, *, dry_run: bool) -> JobRecord:
+        """Create the job or change what is wanted of it; with all its errors, or not at all.
+
+        With `dry_run` the record that would be stored is returned and nothing is.
+        """
+        image = await self._find_image(spec.image)
+        errors = check_job(
+            spec,
+            entitlements={r.name: r.spec for r in self._portal.table.records()},
+            image_known=image is not None,
+            machines=[_empty_host(record) for record in self._broker.table.records()],
+            known=self._jobs.find(spec.name),
+        )
+        if errors:
+            count = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
+            listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
+            raise InvalidInput(f"cannot apply job {spec.name!r}, {count}: {listed}", errors=errors)
+        async with self._jobs.lock(spec.name):
+            known = self._jobs.find(spec.name)
+            record = _changed(known, spec) if known else await self._new(spec)
+            if not dry_run and record != known:
+                compare = self._portal.table.expect([spec.entitlement])
+                await self._jobs.commit(spec.name, record, compare)
+                log.info("job applied", extra={"job": spec.name, "version": record.version})
+        return record
+
+    async def stop(self, name: str) -> JobRecord:
+        """Ask for all tasks of a job to be stopped and the job to be forgotten."""
+        record = await self._jobs.update(name, lambda r: replace(r, stopping=True))
+        log.info("job stopping", extra={"job": name})
+        return record
+
+    async def _new(self, spec: JobSpec) -> JobRecord:
+        retired = await self._store.get(retired_key(spec.name))
+        return JobRecord(
+            name=spec.name,
+            spec=spec,
+            version=1,
+            specs={1: spec},
+            created_at=self._clock(),
+            generation=int(retired.value) if retired is not None else 0,
+        )
+
+
+def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
+    """Return the record with what is wanted now; only what tasks run makes a new version."""
+    if record.stopping:
+        raise Conflict(
+            f"cannot apply job {record.name!r}: it is being stopped",
+            hint="wait until `twinectl job status` does not list it any more",
+        )
+    if same_tasks(record.spec, spec):
+        specs = record.specs | {record.version: spec}
+        return replace(record, spec=spec, specs=specs)
+    version = record.version + 1
+    return replace(record, spec=spec, version=version, specs=record.specs | {version: spec})
+
+
+def _empty_host(record: MachineRecord) -> Host:
+    return Host(
+        name=record.machine,
+        location=record.location,
+        machine_type=record.machine_type,
+        memory_bytes=usable_memory(record.facts),
+        cpu_cores=record.facts.cpus,
+    )

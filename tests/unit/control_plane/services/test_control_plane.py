@@ -1,0 +1,603 @@
+"""The whole control plane on fake agents and virtual time: the life of jobs."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from fake_agents import IMAGE, IMAGE_2, Region, find_image
+from virtual_time import clock, run
+
+from agent.api import Health, Limits, ProfileState, TaskState
+from agent.errors import Conflict, InvalidInput, NotFound
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobPhase, JobProbe, JobSpec, TaskPhase, UpdatePolicy
+from control_plane.api.machines import EventKind, MachineState
+from control_plane.api.settings import SchedulerSettings
+from control_plane.services.control_plane import ControlPlane
+from control_plane.store.memory import MemoryStore
+
+
+@pytest.fixture(autouse=True)
+def _no_bugs(caplog):
+    yield
+    errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+    assert errors == []
+
+
+def a_region(machines: int = 3) -> Region:
+    """The lab's shape: two data centers, three MSBs."""
+    region = Region()
+    msbs = [("dc1", "msb1"), ("dc1", "msb2"), ("dc2", "msb3")]
+    for i in range(machines):
+        region.add(f"m{i + 1}", *msbs[i % 3])
+    return region
+
+
+def a_job(tasks: int = 6, **changes) -> JobSpec:
+    values = {
+        "name": "web",
+        "entitlement": "front",
+        "tasks": tasks,
+        "image": IMAGE,
+        "command": ["/bin/serve", "${port:http}"],
+        "ports": ["http"],
+        "probe": JobProbe(port="http"),
+        "limits": Limits(memory_max_bytes=128 << 20),
+    }
+    return JobSpec(**(values | changes))
+
+
+class World:
+    """A region, its control plane, and what tests ask about both."""
+
+    def __init__(self, region: Region, store: MemoryStore | None = None, **settings) -> None:
+        self.region = region
+        self.store = store or MemoryStore()
+        self.settings = SchedulerSettings(**settings)
+        self.cp: ControlPlane
+
+    @asynccontextmanager
+    async def running(self):
+        async with self.store:
+            cp = ControlPlane(self.store, self.region.agent, clock, self.settings, find_image)
+            async with cp:
+                self.cp = cp
+                yield self
+
+    async def set_up(self, quota: int = 3, **spec) -> None:
+        for machine in self.region.machines.values():
+            await self.cp.joined(machine.join())
+        spec = {"machines": quota, "host_profile": "web"} | spec
+        await self.cp.put_entitlement("front", EntitlementSpec(**spec))
+
+    async def until(self, condition: Callable[[], object], within_s: float = 120) -> None:
+        async with asyncio.timeout(within_s):
+            while not await maybe(condition()):
+                await asyncio.sleep(0.1)
+
+    async def stable(self, name: str = "web", within_s: float = 120) -> None:
+        async def is_stable() -> bool:
+            return (await self.cp.get_job(name)).phase is JobPhase.STABLE
+
+        await self.until(is_stable, within_s)
+
+    async def deployed(self, spec: JobSpec | None = None, quota: int = 3) -> "World":
+        await self.set_up(quota)
+        await self.cp.apply_job(spec or a_job())
+        await self.stable()
+        return self
+
+    def alive(self) -> Counter[str]:
+        return Counter({m: len(tasks) for m, tasks in self.region.where().items()})
+
+    async def endpoints(self) -> list[str]:
+        return [e.task for e in (await self.cp.endpoints("web")).endpoints]
+
+    async def endpoints_count(self, count: int) -> bool:
+        return len(await self.endpoints()) == count
+
+
+async def maybe(value):
+    return await value if asyncio.iscoroutine(value) else value
+
+
+def scenario(**settings):
+    """Run the body in a fresh world of three machines; no rule may be broken in it."""
+
+    def decorate(body):
+        def test() -> None:
+            async def main() -> None:
+                world = World(a_region(), **settings)
+                async with asyncio.timeout(20_000):
+                    async with world.running():
+                        await body(world)
+                assert world.region.broken_rules == []
+
+            run(main())
+
+        test.__name__, test.__doc__ = body.__name__, body.__doc__
+        return test
+
+    return decorate
+
+
+@scenario()
+async def test_six_tasks_are_spread_over_three_msbs(w: World):  # AL8 SC1
+    await w.deployed()
+    assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
+    assert await w.endpoints() == [f"web-{i}" for i in range(6)]
+    status = await w.cp.get_job("web")
+    assert (status.running, status.healthy, status.updated) == (6, 6, 6)
+    views = (await w.cp.list_machines()).machines
+    assert {(v.record.entitlement, v.record.profile) for v in views} == {("front", "web")}
+    assert all(v.record.profile_state is ProfileState.VERIFIED for v in views)
+
+
+@scenario()
+async def test_each_task_gets_a_port_of_its_own_and_its_name(w: World):
+    await w.deployed()
+    for machine in w.region.machines.values():
+        ports = [spec.environment["TWINE_PORT_HTTP"] for spec in machine.specs.values()]
+        assert len(set(ports)) == 2
+        for task, spec in machine.specs.items():
+            assert spec.command == ["/bin/serve", spec.environment["TWINE_PORT_HTTP"]]
+            assert spec.environment["TWINE_TASK"] == task
+            assert spec.probe.port == int(spec.environment["TWINE_PORT_HTTP"])
+
+
+@scenario()
+async def test_no_task_starts_before_its_machine_proved_the_profile(w: World):  # HP15 HP1
+    """The fake agents break a rule on each earlier start; here one machine takes long."""
+    w.region.machines["m2"].behaviour.switch_s = 40
+    await w.set_up()
+    await w.cp.apply_job(a_job())
+    await w.until(lambda: w.alive()["m1"] == 2 and w.alive()["m3"] == 2)
+    await asyncio.sleep(10)
+    assert w.alive()["m2"] == 0
+    await w.stable()
+    assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
+
+
+@scenario()
+async def test_a_machine_that_must_reboot_for_its_profile_is_no_failure(w: World):  # HP1
+    w.region.machines["m3"].behaviour.profile_end["web"] = ProfileState.PENDING_REBOOT
+    await w.set_up()
+    await w.cp.apply_job(a_job())
+    await w.stable(within_s=200)
+    record = (await w.cp.get_machine("m3")).record
+    assert [e.kind for e in record.unavailability] == [EventKind.PLANNED]
+    assert record.unavailability[0].end is not None
+    assert w.region.machines["m3"].boots == 2
+    assert sum(w.alive().values()) == 6
+
+
+@scenario()
+async def test_a_machine_that_fails_its_profile_is_put_aside_for_another(w: World):  # HP12
+    w.region.machines["m3"].behaviour.profile_end["web"] = ProfileState.DEGRADED
+    w.region.add("m4", "dc2", "msb3")
+    await w.deployed()
+    record = (await w.cp.get_machine("m3")).record
+    assert (record.entitlement, record.quarantined_profile) == ("", "web")
+    assert w.alive() == {"m1": 2, "m2": 2, "m4": 2, "m3": 0}
+
+
+@scenario()
+async def test_a_job_grows_and_shrinks_from_its_highest_index(w: World):  # SC2 MO15
+    await w.deployed(a_job(3))
+    runs = {t: s.invocation_id for m in w.region.machines.values() for t, s in m.tasks.items()}
+    await w.cp.apply_job(a_job(7))
+    await w.stable()
+    assert max(w.alive().values()) - min(w.alive().values()) <= 1  # AL8
+    await w.cp.apply_job(a_job(2))
+    await w.stable()
+    assert sum(w.alive().values()) == 2
+    await w.until(lambda: {t for ts in w.region.where().values() for t in ts} == {"web-0", "web-1"})
+    after = {t: s.invocation_id for m in w.region.machines.values() for t, s in m.tasks.items()}
+    assert after == {t: runs[t] for t in ("web-0", "web-1")}  # a resize restarts nothing
+    await w.cp.apply_job(a_job(6))
+    await w.stable()
+    assert sum(w.alive().values()) == 6
+
+
+async def watch_availability(w: World, seen: list[int]) -> None:
+    """Note, all the time, how many listed tasks really serve; a listed one must."""
+    while True:
+        try:
+            endpoints = (await w.cp.endpoints("web")).endpoints
+        except NotFound:
+            endpoints = []
+        serving = 0
+        for e in endpoints:
+            status = w.region.machines[e.machine].tasks.get(e.task)
+            if status is None or status.state is not TaskState.RUNNING:
+                w.region.broke(f"{e.task} is listed but does not run on {e.machine}")
+            else:
+                serving += 1
+        seen.append(serving)
+        await asyncio.sleep(0.05)
+
+
+@scenario()
+async def test_a_rolling_update_keeps_the_budget_and_lists_nothing_that_stops(w: World):
+    # SC6 SC8 SC10 SD1
+    await w.deployed()
+    seen: list[int] = []
+    async with asyncio.TaskGroup() as group:
+        watcher = group.create_task(watch_availability(w, seen))
+        await w.cp.apply_job(a_job(image=IMAGE_2))
+        await w.stable(within_s=300)
+        watcher.cancel()
+    assert min(seen) == 5  # max_unavailable is 1
+    images = {s.image for m in w.region.machines.values() for s in m.tasks.values()}
+    assert images == {IMAGE_2}
+    assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
+    record = (await w.cp.get_job("web")).record
+    assert set(record.specs) == {2}
+
+
+@scenario()
+async def test_a_larger_budget_updates_several_at_once(w: World):  # SC6
+    policy = UpdatePolicy(max_unavailable=3, drain_s=1)
+    await w.deployed(a_job(update=policy))
+    seen: list[int] = []
+    async with asyncio.TaskGroup() as group:
+        watcher = group.create_task(watch_availability(w, seen))
+        await w.cp.apply_job(a_job(image=IMAGE_2, update=policy))
+        await w.stable(within_s=300)
+        watcher.cancel()
+    assert min(seen) == 3
+
+
+@scenario()
+async def test_a_task_is_drained_before_it_is_stopped(w: World):  # SC8
+    await w.deployed(a_job(3, update=UpdatePolicy(drain_s=5)))
+    await w.cp.apply_job(a_job(3, image=IMAGE_2, update=UpdatePolicy(drain_s=5)))
+    await w.until(lambda: w.endpoints_count(2))
+    unlisted_at = clock()
+    await w.until(
+        lambda: any(
+            s.state is TaskState.STOPPING
+            for m in w.region.machines.values()
+            for s in m.tasks.values()
+        )
+    )
+    assert clock() - unlisted_at == pytest.approx(5, abs=0.3)
+
+
+@scenario()
+async def test_a_bad_version_stops_at_the_budget_and_can_be_replaced(w: World):  # SC6 SC2
+    await w.deployed()
+    for machine in w.region.machines.values():
+        machine.behaviour.healthy = lambda spec: spec.image != IMAGE_2
+    await w.cp.apply_job(a_job(image=IMAGE_2))
+    await asyncio.sleep(300)
+    status = await w.cp.get_job("web")
+    assert (status.healthy, status.updated) == (5, 1)
+    assert status.phase is JobPhase.WAITING
+    assert "at most 1 may be" in status.detail
+    assert len(await w.endpoints()) == 5
+    await w.cp.apply_job(a_job())
+    await w.stable()
+    versions = {t.version for t in (await w.cp.get_job("web")).record.tasks}
+    assert versions == {3}
+    assert len(await w.endpoints()) == 6
+
+
+@scenario()
+async def test_failures_use_up_the_budget_of_an_update(w: World):  # SC6
+    await w.deployed()
+    machine = w.region.machines["m1"]
+    victim = next(iter(machine.tasks))
+    machine.report(victim, health=Health.UNHEALTHY)
+    await w.until(lambda: w.endpoints_count(5))
+    for m in w.region.machines.values():
+        m.behaviour.healthy = lambda spec: False
+    await w.cp.apply_job(a_job(image=IMAGE_2))
+    await asyncio.sleep(120)
+    record = (await w.cp.get_job("web")).record
+    assert [f"web-{t.index}" for t in record.tasks if t.version == 2] == [victim]
+
+
+@scenario()
+async def test_an_update_that_fits_nowhere_stops_nothing(w: World):  # SC8
+    await w.deployed(a_job(limits=Limits(memory_max_bytes=400 << 20)))
+    await w.cp.apply_job(a_job(limits=Limits(memory_max_bytes=800 << 20), tasks=3))
+    await asyncio.sleep(60)
+    assert len(await w.endpoints()) == 3
+    await w.stable()
+    await w.cp.apply_job(a_job(limits=Limits(memory_max_bytes=400 << 20), tasks=3))
+    await w.stable()
+
+
+@scenario()
+async def test_an_image_that_cannot_be_fetched_stops_nothing(w: World):
+    await w.deployed()
+    for machine in w.region.machines.values():
+        machine.behaviour.refuse_pull = "the stream is damaged"
+    await w.cp.apply_job(a_job(image=IMAGE_2))
+    await asyncio.sleep(60)
+    assert len(await w.endpoints()) == 6
+    assert "the stream is damaged" in (await w.cp.get_job("web")).detail
+    for machine in w.region.machines.values():
+        machine.behaviour.refuse_pull = ""
+    await w.stable(within_s=300)
+
+
+@scenario()
+async def test_tasks_of_a_dead_machine_run_elsewhere_and_twice_nowhere(w: World):  # SC3 SC13 RB3
+    await w.deployed()
+    w.region.machines["m1"].power_off()
+    await w.until(lambda: w.alive() == {"m1": 0, "m2": 3, "m3": 3})
+    record = (await w.cp.get_machine("m1")).record
+    assert record.state is MachineState.DOWN
+    assert record.unavailability[-1].kind is EventKind.FAILURE
+    await w.stable()
+    assert len(await w.endpoints()) == 6
+    w.region.machines["m1"].power_on()
+    await w.until(lambda: w.region.machines["m1"].tasks == {})
+    await asyncio.sleep(60)
+    assert w.alive() == {"m1": 0, "m2": 3, "m3": 3}
+    record = (await w.cp.get_machine("m1")).record
+    assert record.state is MachineState.UP
+    assert record.unavailability[-1].end is not None
+    assert (await w.cp.get_job("web")).record.leaving == {}
+
+
+@scenario()
+async def test_a_machine_that_was_cut_off_is_cleaned_before_it_gets_work(w: World):  # SC3
+    """Its tasks ran on all the time; when it is back, the moved ones must go first."""
+    await w.deployed()
+    w.region.machines["m1"].reachable = False
+    await w.until(lambda: w.alive() == {"m1": 2, "m2": 3, "m3": 3})
+    await w.cp.apply_job(a_job(9))
+    await asyncio.sleep(30)
+    w.region.machines["m1"].behaviour.stop_s = 8
+    await heal_and_check(w)
+
+
+async def heal_and_check(w: World) -> None:
+    machine = w.region.machines["m1"]
+    starts = len(machine.starts)
+    machine.reachable = True
+    w.region.broken_rules.clear()
+    await w.until(lambda: all(s.state is TaskState.STOPPING for s in machine.tasks.values()))
+    assert len(machine.starts) == starts
+    await w.until(lambda: machine.tasks == {})
+    w.region.broken_rules.clear()  # two copies existed until here, as they must
+    await w.cp.apply_job(a_job(12))
+    await w.stable()
+    copies = Counter(t for ts in w.region.where().values() for t in ts)
+    assert set(copies.values()) == {1}
+    assert len(copies) == 12
+
+
+@scenario(down_after_s=10, brake_window_s=60, partition_grace_s=300)
+async def test_two_of_three_machines_silent_at_once_move_nothing(w: World):  # SC1 F-51
+    await w.deployed()
+    w.region.machines["m1"].reachable = False
+    w.region.machines["m2"].reachable = False
+    await asyncio.sleep(200)
+    assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
+    assert "cut off" in (await w.cp.ready()).detail
+    assert len(await w.endpoints()) == 6  # clients may reach what we cannot
+    w.region.machines["m1"].reachable = True
+    w.region.machines["m2"].reachable = True
+    await asyncio.sleep(10)
+    assert (await w.cp.ready()).detail == ""
+    assert all(len(m.starts) == 2 for m in w.region.machines.values())
+
+
+@scenario(partition_grace_s=100)
+async def test_the_brake_gives_way_after_its_grace(w: World):
+    await w.deployed(a_job(3))
+    w.region.machines["m1"].power_off()
+    w.region.machines["m2"].power_off()
+    await asyncio.sleep(90)
+    assert w.alive()["m3"] == 1
+    await w.until(lambda: w.alive()["m3"] == 3)
+
+
+@scenario()
+async def test_a_rebooted_machine_gets_its_tasks_back_after_the_proof(w: World):  # HP15
+    await w.deployed()
+    machine = w.region.machines["m2"]
+    machine.power_off()
+    machine.power_on()
+    machine.behaviour.switch_s = 3
+    await asyncio.sleep(5)
+    await w.stable()
+    assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
+    assert len(machine.starts) == 4
+
+
+@scenario()
+async def test_a_task_that_vanished_is_started_again(w: World):
+    await w.deployed()
+    machine = w.region.machines["m2"]
+    machine.kill_task(next(iter(machine.tasks)))
+    await asyncio.sleep(5)
+    await w.stable()
+    assert len(machine.starts) == 3
+
+
+@scenario()
+async def test_a_task_that_fails_to_start_is_tried_again_with_pauses(w: World):
+    await w.deployed(a_job(1))
+    (machine,) = [m for m in w.region.machines.values() if m.tasks]
+    for _ in range(4):
+        await w.until(lambda: machine.tasks["web-0"].state is TaskState.RUNNING)
+        machine.report("web-0", state=TaskState.FAILED, reason="exec format error")
+        await asyncio.sleep(1)
+        assert await w.endpoints() == []
+    await w.stable()
+
+
+@scenario()
+async def test_an_unhealthy_task_is_not_listed(w: World):  # SD1
+    await w.deployed()
+    machine = w.region.machines["m1"]
+    task = next(iter(machine.tasks))
+    before = (await w.cp.endpoints("web")).revision
+    machine.report(task, health=Health.UNHEALTHY)
+    after = await w.cp.endpoints("web", after=before, wait_s=10)
+    assert after.revision > before
+    assert task not in [e.task for e in after.endpoints]
+    machine.report(task, health=Health.HEALTHY)
+    again = await w.cp.endpoints("web", after=after.revision, wait_s=10)
+    assert task in [e.task for e in again.endpoints]
+
+
+@scenario()
+async def test_a_stopped_job_disappears_and_its_machines_go_back(w: World):  # AL10
+    await w.deployed()
+    await w.cp.stop_job("web")
+    await w.until(lambda: sum(w.alive().values()) == 0)
+    await asyncio.sleep(1)
+    with pytest.raises(NotFound):
+        await w.cp.get_job("web")
+    await asyncio.sleep(90)
+    assert (await w.cp.list_entitlements()).entitlements[0].held == []
+    await w.cp.apply_job(a_job())  # the name again: generations go on
+    await w.stable()
+    assert sum(w.alive().values()) == 6
+
+
+@scenario()
+async def test_a_job_stopped_while_a_machine_was_away_leaves_nothing_there(w: World):
+    await w.deployed()
+    w.region.machines["m1"].reachable = False
+    await asyncio.sleep(30)
+    await w.cp.stop_job("web")
+    await asyncio.sleep(30)
+    assert (await w.cp.list_jobs()).jobs == []
+    w.region.broken_rules.clear()
+    w.region.machines["m1"].reachable = True
+    await w.until(lambda: sum(w.alive().values()) == 0)
+
+
+@scenario()
+async def test_a_bad_job_gets_all_its_errors_and_changes_nothing(w: World):  # MO8
+    await w.set_up()
+    bad = a_job(
+        entitlement="none",
+        image="sha256:" + "9" * 64,
+        command=["${port:nope}", "${what}"],
+        environment={"TWINE_X": "1", "HOME": "$${ok} ${task}"},
+        probe=JobProbe(port="admin"),
+        ports=["http", "http"],
+    )
+    with pytest.raises(InvalidInput) as refused:
+        await w.cp.apply_job(bad)
+    assert [e.field for e in refused.value.errors] == [
+        "ports",
+        "probe.port",
+        "command[0]",
+        "command[1]",
+        "environment.TWINE_X",
+        "image",
+        "entitlement",
+    ]
+    assert (await w.cp.list_jobs()).jobs == []
+    huge = a_job(limits=Limits(memory_max_bytes=2 << 30, cpu_max_cores=8))
+    with pytest.raises(InvalidInput) as refused:
+        await w.cp.apply_job(huge)
+    assert [e.field for e in refused.value.errors] == [
+        "limits.memory_max_bytes",
+        "limits.cpu_max_cores",
+    ]
+    with pytest.raises(InvalidInput, match="at most 7 on each"):
+        await w.cp.apply_job(a_job(22))
+
+
+@scenario()
+async def test_a_dry_run_changes_nothing(w: World):
+    await w.set_up()
+    assert (await w.cp.apply_job(a_job(), dry_run=True)).wanted == 6
+    assert (await w.cp.list_jobs()).jobs == []
+
+
+@scenario()
+async def test_tasks_that_find_no_room_say_why(w: World):
+    await w.set_up(quota=1)
+    await w.cp.apply_job(a_job(2, limits=Limits(memory_max_bytes=300 << 20)))
+    await w.stable()
+    other = a_job(2, name="other", limits=Limits(memory_max_bytes=200 << 20))
+    await w.cp.apply_job(other)
+    await asyncio.sleep(30)
+    status = await w.cp.get_job("other")
+    assert status.phase is JobPhase.WAITING
+    waiting = next(t for t in status.record.tasks if t.phase is TaskPhase.PENDING)
+    assert "1 machine: memory: 200 MiB wanted, at most 96 MiB free" in waiting.reason
+    assert "quota of 1 machines is used up" in " ".join(w.cp._allocator.shortages["front"])
+    await w.cp.stop_job("web")
+    await w.stable("other")
+
+
+@scenario()
+async def test_two_entitlements_never_share_a_machine(w: World):  # MO9 MO12
+    w.region.add("m4", "dc2", "msb3")
+    await w.set_up(quota=2)
+    await w.cp.put_entitlement("back", EntitlementSpec(machines=2, host_profile="batch"))
+    await w.cp.apply_job(a_job(4))
+    await w.cp.apply_job(a_job(4, name="calc", entitlement="back"))
+    await w.stable("web")
+    await w.stable("calc")
+    for machine in w.region.machines.values():
+        assert len({spec.job for spec in machine.specs.values()}) == 1
+        assert (
+            machine.profile.name
+            == {"web": "web", "calc": "batch"}[next(iter(machine.specs.values())).job]
+        )
+    with pytest.raises(Conflict, match="jobs run on its machines: calc"):
+        await w.cp.put_entitlement("back", EntitlementSpec(machines=2, host_profile="web"))
+    with pytest.raises(Conflict, match="job calc"):
+        await w.cp.delete_entitlement("back")
+    await w.cp.stop_job("calc")
+    await asyncio.sleep(20)
+    await w.cp.delete_entitlement("back")
+
+
+@scenario()
+async def test_logs_come_from_where_the_task_is(w: World):
+    await w.deployed(a_job(1))
+    where = next(m for m, tasks in w.region.where().items() if tasks)
+    lines = [chunk async for chunk in w.cp.job_logs("web", 0, tail=5)]
+    assert lines == [f"web-0 on {where} follow=False since=None tail=5\n".encode()]
+    with pytest.raises(NotFound):
+        await anext(aiter(w.cp.job_logs("web", 7)))
+    with pytest.raises(NotFound):
+        await anext(aiter(w.cp.job_logs("none", 0)))
+
+
+@scenario()
+async def test_tasks_of_a_local_operator_are_left_alone(w: World):  # AG4
+    from agent.api import TaskStatus
+
+    own = TaskStatus(
+        task_id="mine",
+        generation=1,
+        epoch=0,
+        state=TaskState.RUNNING,
+        health=Health.HEALTHY,
+        image=IMAGE,
+    )
+    await w.set_up()
+    w.region.machines["m1"]._set(own)
+    await w.cp.apply_job(a_job())
+    await w.stable()
+    assert "mine" in w.region.machines["m1"].tasks
+
+
+@scenario()
+async def test_one_dead_agent_does_not_slow_the_others(w: World):
+    await w.set_up()
+    w.region.machines["m3"].reachable = False
+    await asyncio.sleep(15)
+    await w.cp.apply_job(a_job())
+    began = clock()
+    await w.stable()
+    assert clock() - began < 10
+    assert w.alive() == {"m1": 3, "m2": 3, "m3": 0}
