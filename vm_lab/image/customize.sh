@@ -18,6 +18,8 @@ PasswordAuthentication no
 MaxStartups 100
 MaxSessions 100
 SSHD
+mkdir -p /etc/systemd/system/ssh.service.d
+printf '[Service]\nExecStartPre=\n' >/etc/systemd/system/ssh.service.d/lab.conf # it checks its own file
 # One key type, made here: generating them at first boot takes seconds under TCG.
 rm -f /etc/ssh/ssh_host_*
 ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
@@ -34,6 +36,11 @@ IPv6AcceptRA=no
 
 [DHCPv4]
 ClientIdentifier=mac
+# each of these would start hostnamed or resolved, seconds under TCG
+UseHostname=no
+SendHostname=no
+UseDNS=no
+UseNTP=no
 NET
 systemctl --quiet enable systemd-networkd.service ssh.service
 printf '127.0.0.1 localhost\n' >/etc/hosts
@@ -112,6 +119,13 @@ done
 for unit in kexec.service kexec-load.service nftables.service; do
     systemctl --quiet disable "$unit" 2>/dev/null || true
 done
+# coldplug only what something here waits for, not every device of the emulated board
+mkdir -p /etc/systemd/system/systemd-udev-trigger.service.d
+cat >/etc/systemd/system/systemd-udev-trigger.service.d/lab.conf <<'UDEV'
+[Service]
+ExecStart=
+ExecStart=/usr/bin/udevadm trigger --type=devices --action=add --subsystem-match=block --subsystem-match=net --subsystem-match=tty --subsystem-match=mem
+UDEV
 mkdir -p /etc/modprobe.d
 cat >/etc/modprobe.d/lab.conf <<'MODULES'
 # matched by udev at boot and of no use in a guest
