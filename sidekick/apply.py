@@ -22,7 +22,7 @@ from sidekick.report import Change, Outcome, ProfileState, Report, SettingReport
 from sidekick.setting import Applied, Host, kind_of
 from sidekick.settings import hugepages, kernel
 from sidekick.settings.sysctl import TWINS
-from sidekick.standing import Look, fresh, look, state_of
+from sidekick.standing import Look, fresh, state_of
 from sidekick.state import (
     Attempt,
     Began,
@@ -63,7 +63,7 @@ class _Run:
 
 def plan(host: Host, state: StateFolder, target: Target) -> tuple[Plan, list[Wanted]]:
     """Return what `apply` would do now, and all that is wanted."""
-    seen = look(host, fresh(host, state.load()), target)
+    seen = Look(host, fresh(host, state.load()), target)
     return seen.plan, seen.wanted
 
 
@@ -85,7 +85,7 @@ def apply(
     run = _Run(
         command=command,
         target=target,
-        look=look(host, record, target),
+        look=Look(host, record, target),
         before=record,
         record=record,
         recovers=state.unfinished() is not None,
@@ -196,7 +196,7 @@ def _for_the_boot(state: StateFolder, run: _Run) -> list[Change]:
 
 def _check(host: Host, run: _Run) -> None:
     """Look at everything once more: one write may have changed what another had set."""
-    again = look(host, run.record, run.target)
+    again = Look(host, run.record, run.target)
     waiting = {s for s, r in run.results.items() if r.outcome is Outcome.PENDING_REBOOT}
     for change in again.plan.changes:
         if kind_of(change.setting) != "kernel" and change.setting not in waiting:
@@ -338,7 +338,7 @@ def _undo(host: Host, state: StateFolder, run: _Run, reason: str) -> Report:
 def _go_back(host: Host, run: _Run) -> list[str]:
     """Return to the profile of the record where the run before left half of another one."""
     target = run.before.applied or Target()
-    seen = look(host, run.record, target)
+    seen = Look(host, run.record, target)
     problems = []
     for change in seen.plan.changes:
         try:
@@ -348,7 +348,7 @@ def _go_back(host: Host, run: _Run) -> list[str]:
         if applied.outcome is Outcome.FAILED:
             problems.append(f"{change.setting}: {applied.detail}")
     if not problems:
-        run.before = _pruned(run.record, target.wanted, look(host, run.record, target))
+        run.before = _pruned(run.record, target.wanted, Look(host, run.record, target))
     return problems
 
 

@@ -216,8 +216,14 @@ def apply_profile(
     """Bring this host to a profile: change, read back, or undo it all."""
     ctx.need_root()
     host = ctx.host()
-    target = standing.target_of(ctx.profile(profile, host), host, generation, epoch)
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+        try:
+            target = standing.target_of(ctx.profile(profile, host), host, generation, epoch)
+        except TwineError as e:
+            if generation:  # a program asked, and will look for the answer in the status file
+                asked = Target(name=profile, generation=generation, epoch=epoch)
+                standing.refuse(host, ctx.state, asked, e)
+            raise
         _conclude(ctx, runs.apply(host, ctx.state, target, may_reboot=reboot), output)
 
 

@@ -15,15 +15,16 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import jinja2
-import jinja2.sandbox
 import msgspec
 from msgspec import Meta
 
 from agent.errors import ConfigError, FieldError, NotFound
 from agent.machine import Hardware
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_BYTES = 64 * 1024
 """No profile is larger; a file that is was not meant to be one."""
@@ -207,9 +208,13 @@ def read_file(path: Path, facts: HostFacts) -> ProfileFile:
     return decoded
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+def _environment() -> ImmutableSandboxedEnvironment:
+    # Imported here: what runs at every boot (`resume`) renders nothing and starts faster.
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        undefined=StrictUndefined, keep_trailing_newline=True
     )
     # The same host must always render the same profile, from its facts alone.
     environment.globals.clear()
@@ -218,15 +223,16 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 def _render(path: Path, text: str, facts: HostFacts) -> str:
+    from jinja2 import Template, TemplateError, TemplateSyntaxError
+
     environment = _environment()
     try:
         code = environment.compile(text, filename=str(path))
-        template = jinja2.Template.from_code(environment, code, {})
-        return template.render(host=facts)
-    except jinja2.TemplateSyntaxError as e:
+        return Template.from_code(environment, code, {}).render(host=facts)
+    except TemplateSyntaxError as e:
         raise ConfigError(f"cannot render profile {path}, line {e.lineno}: {e.message}") from e
     # An expression of the file can raise what its operators and filters raise.
-    except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError, LookupError) as e:
+    except (TemplateError, ArithmeticError, TypeError, ValueError, LookupError) as e:
         frames = traceback.extract_tb(e.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         line = f", line {lines[-1]}" if lines else ""

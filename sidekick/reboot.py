@@ -37,8 +37,8 @@ class Way:
     name: str
     kernel: str = ""
     initrd: str = ""
-    no_kexec: str = ""
-    """Why it is no kexec."""
+    loader_ready: bool = False
+    """Whether the boot loader has the new line too."""
 
 
 def read_config(host: Host) -> Config:
@@ -56,11 +56,11 @@ def choose(host: Host, config: Config, arguments: Sequence[str], gone: Sequence[
     Raises `Unprocessable` where the host would come back with its old line.
     """
     kernel, initrd, reason = _kexec(host, config)
-    if not reason:
-        return Way("kexec", kernel, initrd)
     loader = _loader_lacks(host, arguments, gone)
+    if not reason:
+        return Way("kexec", kernel, initrd, loader_ready=not loader)
     if not loader:
-        return Way("reboot", no_kexec=reason)
+        return Way("reboot", loader_ready=True)
     raise Unprocessable(
         f"no reboot: it would bring the old command line back ({loader}), and kexec is not "
         f"possible ({reason})",
@@ -80,8 +80,11 @@ def carry_out(host: Host, way: Way, line: str) -> None:
     try:
         host.processes.run(load, timeout_s=120.0)
     except ProgramError as e:
-        e.hint = "the kernel may refuse kexec (Secure Boot); reboot through the boot loader"
-        raise
+        if not way.loader_ready:
+            e.hint = "the kernel may refuse kexec (Secure Boot); no boot loader has the line"
+            raise
+        host.processes.run(["systemctl", "reboot"])
+        return
     host.processes.run(["systemctl", "kexec"])
 
 

@@ -1,4 +1,4 @@
-"""How the host stands to a profile: looked at, never changed."""
+"""How the host stands to a profile: the host is looked at, never changed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from agent.errors import ConfigError
+from agent.errors import ConfigError, TwineError
 from sidekick.plan import Plan, make_plan
 from sidekick.profile import Profile
 from sidekick.report import Outcome, ProfileState, Report, SettingReport, Wanted
 from sidekick.setting import Host, Setting, kind_of
 from sidekick.settings import all_settings, hugepages, kernel
-from sidekick.state import OwnedArgument, Record, StateFolder, Target
+from sidekick.state import Failure, OwnedArgument, Record, StateFolder, Target
 
 
 def target_of(profile: Profile, host: Host, generation: int = 0, epoch: int = 0) -> Target:
@@ -113,11 +113,6 @@ class Look:
         return [self.setting(w.setting).verify(w, self.observed) for w in wanted]
 
 
-def look(host: Host, record: Record, target: Target) -> Look:
-    """Read the host and plan."""
-    return Look(host, record, target)
-
-
 def state_of(reports: Iterable[SettingReport], name: str) -> ProfileState:
     """Return the state of a profile whose settings stand so; the worst one decides."""
     outcomes = {report.outcome for report in reports}
@@ -135,7 +130,7 @@ def verify(host: Host, state: StateFolder) -> Report:
     began = host.monotonic()
     record = state.load()
     target = record.applied or Target()
-    reports = look(host, record, target).verify()
+    reports = Look(host, record, target).verify()
     report = _judged(host, state, record, reports)
     report = replace(report, took_ms=round((host.monotonic() - began) * 1000, 3))
     state.write_status(report)
@@ -157,6 +152,26 @@ def status(host: Host, state: StateFolder) -> Report:
     if unfinished or rebooted:
         return _judged(host, state, record, last.settings if last else [])
     return last or Report()
+
+
+def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) -> Report:
+    """Report a request that cannot even be begun to whoever reads the status file.
+
+    The host stays as it is; the caller holds the lock.
+    """
+    failure = Failure(
+        name=target.name,
+        generation=target.generation,
+        epoch=target.epoch,
+        reason="; ".join([str(error), *(f"{e.field}: {e.reason}" for e in error.errors)]),
+        rolled_back=False,
+    )
+    record = replace(state.load(), failure=failure)
+    state.save(record)
+    last = state.read_status()
+    report = replace(_judged(host, state, record, last.settings if last else []), command="apply")
+    state.write_status(report)
+    return report
 
 
 def _judged(

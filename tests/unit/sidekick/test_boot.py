@@ -1,0 +1,238 @@
+"""What only a boot brings, and what every boot undoes."""
+
+from __future__ import annotations
+
+import pytest
+from fake_host import KERNEL, FakeHost, a_target, shipped
+
+from agent.errors import ConfigError, ProgramError, Unprocessable
+from sidekick import apply as runs
+from sidekick import standing
+from sidekick.profile import Hugepages
+from sidekick.report import Outcome, ProfileState, Report, exit_code
+from sidekick.state import Target
+
+THP = "transparent_hugepage=always"
+ROOT = "root=/dev/vda1 ro quiet"
+
+
+def batch(fake: FakeHost, generation: int = 1) -> Target:
+    return a_target(fake, "batch", generation, sysctl={"vm.swappiness": 70}, cmdline=(THP,))
+
+
+def apply(fake: FakeHost, target: Target, reboot: bool = False) -> Report:
+    return runs.apply(fake.host(), fake.state, target, may_reboot=reboot)
+
+
+def resume(fake: FakeHost) -> Report:
+    return runs.resume(fake.host(), fake.state)
+
+
+def by_name(report: Report, setting: str) -> Outcome:
+    return next(s.outcome for s in report.settings if s.setting == setting)
+
+
+def test_a_command_line_is_pending_until_it_is_seen_in_force(fake: FakeHost) -> None:  # HP2 HP12
+    report = apply(fake, batch(fake))
+    assert (report.state, exit_code(report)) == (ProfileState.PENDING_REBOOT, 2)
+    assert by_name(report, "kernel.cmdline") is Outcome.PENDING_REBOOT
+    assert standing.verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
+    fake.boot(fake.fs.read("/etc/kernel/cmdline"))
+    assert standing.status(fake.host(), fake.state).state is ProfileState.DRIFTED
+    report = resume(fake)
+    assert report.state is ProfileState.VERIFIED
+    assert by_name(report, "kernel.cmdline") is Outcome.ALREADY
+    assert fake.sysctl("vm.swappiness") == "70"
+
+
+def test_kexec_gets_the_whole_line(fake: FakeHost) -> None:
+    report = apply(fake, batch(fake), reboot=True)
+    assert report.detail == "rebooting by kexec"
+    assert fake.processes.ran == [
+        [
+            "kexec",
+            "-l",
+            f"/boot/vmlinuz-{KERNEL}",
+            f"--command-line={ROOT} {THP}",
+            f"--initrd=/boot/initrd.img-{KERNEL}",
+        ],
+        ["systemctl", "kexec"],
+    ]
+
+
+def test_no_reboot_where_none_is_needed_or_allowed(fake: FakeHost) -> None:
+    apply(fake, shipped(fake, "web"), reboot=True)
+    apply(fake, batch(fake))
+    assert fake.processes.ran == []
+
+
+def test_without_kexec_the_boot_loader_must_have_the_line(fake: FakeHost) -> None:
+    fake.drop("/usr/sbin/kexec")
+    with pytest.raises(Unprocessable, match="would bring the old command line back") as caught:
+        apply(fake, batch(fake), reboot=True)
+    assert "kexec is not installed" in str(caught.value)
+    assert fake.processes.ran == []
+    report = standing.status(fake.host(), fake.state)
+    assert report.state is ProfileState.PENDING_REBOOT
+    assert "no boot loader was updated" in report.detail
+    fake.with_grub()
+    apply(fake, batch(fake), reboot=True)
+    assert fake.processes.commands() == ["", "systemctl reboot"]
+
+
+def test_a_kernel_that_refuses_kexec_is_rebooted_through_its_boot_loader(fake: FakeHost) -> None:
+    fake.processes.fails["kexec"] = "Operation not permitted"
+    with pytest.raises(ProgramError, match="not permitted"):
+        apply(fake, batch(fake), reboot=True)
+    fake.with_grub()
+    apply(fake, batch(fake, generation=2), reboot=True)
+    assert fake.processes.commands()[-1] == "systemctl reboot"
+
+
+@pytest.mark.parametrize("gone", ["vmlinuz", "initrd.img"])
+def test_the_kernel_to_load_can_be_configured(fake: FakeHost, gone: str) -> None:
+    fake.drop(f"/boot/{gone}-{KERNEL}")
+    with pytest.raises(Unprocessable, match=f"there is no /boot/{gone}"):
+        apply(fake, batch(fake), reboot=True)
+    fake.put("/srv/vmlinuz", "")
+    fake.put("/etc/twine/sidekick.toml", "kexec_kernel = '/srv/vmlinuz'")
+    apply(fake, batch(fake), reboot=True)
+    assert fake.processes.ran[0] == ["kexec", "-l", "/srv/vmlinuz", f"--command-line={ROOT} {THP}"]
+
+
+def test_a_switched_off_kexec_and_a_bad_configuration_are_told(fake: FakeHost) -> None:
+    fake.put("/proc/sys/kernel/kexec_load_disabled", "1")
+    with pytest.raises(Unprocessable, match="switched off until the next boot"):
+        apply(fake, batch(fake), reboot=True)
+    fake.put("/etc/twine/sidekick.toml", "kexec = true")
+    with pytest.raises(ConfigError, match="unknown field"):
+        apply(fake, batch(fake), reboot=True)
+
+
+def test_a_reboot_that_did_not_help_is_not_repeated(fake: FakeHost) -> None:
+    apply(fake, batch(fake), reboot=True)
+    fake.boot(ROOT)  # the boot loader had the old line
+    fake.processes.ran.clear()
+    report = resume(fake)
+    assert (report.state, exit_code(report)) == (ProfileState.DEGRADED, 1)
+    assert "not rebooted again" in report.detail
+    assert THP in report.detail
+    report = apply(fake, batch(fake), reboot=True)
+    assert report.state is ProfileState.DEGRADED
+    assert fake.processes.ran == []
+    assert standing.verify(fake.host(), fake.state).state is ProfileState.DEGRADED
+    apply(fake, batch(fake, generation=2), reboot=True)
+    assert fake.processes.commands()[-1] == "systemctl kexec", "a new request may try again"
+
+
+def test_a_reboot_by_hand_clears_the_matter(fake: FakeHost) -> None:
+    apply(fake, batch(fake), reboot=True)
+    fake.boot(ROOT)
+    resume(fake)
+    fake.boot(f"{ROOT} {THP}")
+    assert resume(fake).state is ProfileState.VERIFIED
+    assert fake.state.load().attempt is None
+
+
+def test_the_next_profile_takes_the_argument_off_again(fake: FakeHost) -> None:
+    fake.boot(f"{ROOT} transparent_hugepage=madvise")
+    before = fake.everything()
+    apply(fake, batch(fake), reboot=True)
+    fake.boot(f"{ROOT} {THP}")
+    resume(fake)
+    report = apply(fake, a_target(fake, "web", sysctl={"vm.swappiness": 1}), reboot=True)
+    assert report.state is ProfileState.PENDING_REBOOT
+    assert fake.processes.ran[2][3] == f"--command-line={ROOT} transparent_hugepage=madvise"
+    fake.boot(f"{ROOT} transparent_hugepage=madvise")
+    assert resume(fake).state is ProfileState.VERIFIED
+    apply(fake, Target())
+    assert fake.everything() == before
+    assert fake.state.load().owned == ()
+
+
+def test_a_rollback_gives_the_staged_line_of_the_host_back(fake: FakeHost) -> None:
+    fake.with_grub().put("/etc/kernel/cmdline", f"{ROOT} custom")
+    before = fake.everything()
+    apply(fake, batch(fake))
+    assert fake.everything() != before
+    report = apply(fake, Target())
+    assert report.state is ProfileState.NONE
+    assert fake.everything() == before
+
+
+def test_a_rollback_after_the_boot_waits_for_another_one(fake: FakeHost) -> None:
+    apply(fake, batch(fake))
+    fake.boot(f"{ROOT} {THP}")
+    resume(fake)
+    report = apply(fake, Target())
+    assert (report.state, exit_code(report)) == (ProfileState.PENDING_REBOOT, 2)
+    assert standing.verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
+    fake.boot(ROOT)
+    assert resume(fake).state is ProfileState.NONE
+    assert fake.state.load().owned == ()
+
+
+def test_every_boot_brings_the_profile_back(fake: FakeHost) -> None:  # HP12
+    fake.with_grub()
+    apply(fake, shipped(fake, "cache"))
+    wanted = fake.live()
+    fake.boot()
+    assert fake.live() != wanted
+    assert resume(fake).state is ProfileState.VERIFIED
+    assert fake.live() == wanted
+    assert fake.processes.ran == []
+
+
+def test_originals_end_with_the_boot_they_belong_to(fake: FakeHost) -> None:
+    fake.fs.write("/proc/sys/vm/swappiness", "33")
+    apply(fake, a_target(fake, sysctl={"vm.swappiness": 1, "kernel.panic": 5}))
+    fake.boot()  # and the 33 somebody had set is gone too
+    resume(fake)
+    apply(fake, a_target(fake, sysctl={"kernel.panic": 5}))
+    assert fake.sysctl("vm.swappiness") == "60"
+
+
+def test_pages_that_memory_cannot_give_come_with_the_boot(fake: FakeHost) -> None:  # HP3
+    fake.fs.free_pages["node0"] = 10
+    target = a_target(fake, "cache", hugepages=Hugepages(pages_2m=32))
+    report = apply(fake, target, reboot=True)
+    assert report.state is ProfileState.PENDING_REBOOT
+    assert by_name(report, "hugepages.2m.node0") is Outcome.PENDING_REBOOT
+    assert fake.processes.ran[0][3] == f"--command-line={ROOT} hugepages=32"
+    fake.boot(f"{ROOT} hugepages=32")
+    report = resume(fake)
+    assert report.state is ProfileState.VERIFIED
+    assert fake.pages() == 32
+    assert apply(fake, target).state is ProfileState.VERIFIED
+    assert fake.fs.read("/etc/kernel/cmdline") == f"{ROOT} hugepages=32", "still wanted"
+
+
+def test_pages_that_the_boot_brought_go_without_another(fake: FakeHost) -> None:
+    fake.fs.free_pages["node0"] = 10
+    apply(fake, a_target(fake, "cache", hugepages=Hugepages(pages_2m=32)))
+    fake.boot(f"{ROOT} hugepages=32")
+    resume(fake)
+    report = apply(fake, a_target(fake, "web", sysctl={"vm.swappiness": 1}))
+    assert report.state is ProfileState.VERIFIED
+    assert fake.pages() == 0
+    assert not fake.fs.exists("/etc/kernel/cmdline")
+
+
+def test_pages_that_the_boot_did_not_bring_fail_the_profile(fake: FakeHost) -> None:
+    fake.fs.free_pages["node0"] = 10
+    apply(fake, a_target(fake, "cache", hugepages=Hugepages(pages_2m=32)), reboot=True)
+    fake.boot(f"{ROOT} hugepages=32")
+    fake.put("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "20")
+    report = resume(fake)
+    assert (report.state, exit_code(report)) == (ProfileState.DEGRADED, 4)
+    assert "told at boot to reserve 32" in report.detail
+
+
+def test_a_failing_update_of_the_boot_loader_takes_everything_back(fake: FakeHost) -> None:  # F-69
+    fake.with_grub()
+    before = fake.everything()
+    fake.processes.fails["/usr/sbin/update-grub"] = "no space left"
+    report = apply(fake, batch(fake))
+    assert "no space left" in report.detail
+    assert fake.live() == {k: v for k, v in before.items() if k in fake.live()}
+    assert not fake.fs.exists("/etc/kernel/cmdline")

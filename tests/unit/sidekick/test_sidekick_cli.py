@@ -1,0 +1,222 @@
+"""The command line: what is printed, and what each end exits with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_host import FakeHost
+
+from agent.errors import ProgramError
+from sidekick.cli import NoProcesses, cli, main, real_host
+
+Run = Callable[..., tuple[int, str, str]]
+
+FILES = {
+    "base": "description='Base'\n[sysctl]\n'vm.swappiness'=30\n",
+    "web": "description='Web'\nextends='base'\n[sysctl]\n'net.core.somaxconn'=6144\n",
+    "boot": "description='Boot'\n[kernel]\ncmdline=['nosmt']\n",
+    "broken": "description='Broken'\n[sysctl]\n'vm.swappiness'={{ host.nope }}\n",
+    "wrong": "description='Wrong'\ncolour=1\n[sysctl]\n'vm.swappiness'=1.5\n",
+    "einval": "description='Einval'\n[sysctl]\n'kernel.panic'=3\n'vm.swappiness'=300\n",
+    "lacking": "description='Lacking'\n[sysctl]\n'vm.swappiness'=3\n'vm.nothing'=1\n",
+    "greedy": "description='Greedy'\n[hugepages]\npages_2m=500\n",
+}
+
+
+@pytest.fixture
+def run(fake: FakeHost, capsys: pytest.CaptureFixture[str]) -> Run:
+    profiles = fake.root / "profiles"
+    profiles.mkdir()
+    for name, text in FILES.items():
+        (profiles / f"{name}.toml").write_text(text)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={profiles}"]
+        code = main([*options, *argv], make_host=lambda root: fake.host(root))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+SETUPS: dict[str, Callable[[FakeHost, Run], object]] = {
+    "fresh": lambda fake, run: None,
+    "web": lambda fake, run: run("apply-profile", "web"),
+    "drift": lambda fake, run: (
+        run("apply-profile", "web"),
+        fake.fs.write("/proc/sys/vm/swappiness", "77"),
+    ),
+    "pending": lambda fake, run: run("apply-profile", "boot"),
+    "failed": lambda fake, run: run("apply-profile", "einval"),
+    "no kexec": lambda fake, run: fake.drop("/usr/sbin/kexec"),
+    "bad config": lambda fake, run: fake.put("/etc/twine/sidekick.toml", "kexec_kernel = 3"),
+    "stuck": lambda fake, run: (
+        run("apply-profile", "boot", "--reboot"),
+        fake.boot(),
+    ),
+    "torn": lambda fake, run: (
+        run("apply-profile", "web"),
+        fake.put("/var/lib/twine/sidekick/state.json", "{"),
+    ),
+}
+
+CODES = [
+    ("fresh", "list", 0),
+    ("fresh", "show web", 0),
+    ("fresh", "show nope", 3),
+    ("fresh", "show broken", 78),
+    ("fresh", "show greedy", 5),
+    ("fresh", "plan web", 2),
+    ("web", "plan web", 0),
+    ("fresh", "plan nope", 3),
+    ("fresh", "plan wrong", 78),
+    ("fresh", "plan lacking", 2),
+    ("fresh", "plan greedy", 5),
+    ("torn", "plan web", 1),
+    ("fresh", "apply-profile web", 0),
+    ("web", "apply-profile web", 0),
+    ("fresh", "apply-profile boot", 2),
+    ("fresh", "apply-profile boot --reboot", 2),
+    ("no kexec", "apply-profile boot --reboot", 5),
+    ("bad config", "apply-profile boot --reboot", 78),
+    ("stuck", "apply-profile boot --reboot", 1),
+    ("fresh", "apply-profile nope", 3),
+    ("fresh", "apply-profile nope --generation 3", 3),
+    ("fresh", "apply-profile wrong", 78),
+    ("fresh", "apply-profile greedy", 5),
+    ("fresh", "apply-profile einval", 4),
+    ("fresh", "apply-profile lacking", 4),
+    ("torn", "apply-profile web", 1),
+    ("fresh", "verify", 0),
+    ("web", "verify", 0),
+    ("drift", "verify", 2),
+    ("pending", "verify", 2),
+    ("failed", "verify", 2),
+    ("fresh", "rollback", 0),
+    ("web", "rollback", 0),
+    ("fresh", "resume", 0),
+    ("web", "resume", 0),
+    ("stuck", "resume", 1),
+    ("fresh", "status", 0),
+    ("drift", "status", 0),
+    ("failed", "status", 0),
+    ("torn", "status", 1),
+    ("fresh", "", 64),
+    ("fresh", "wash", 64),
+    ("fresh", "apply-profile", 64),
+    ("fresh", "apply-profile web --generation x", 64),
+    ("fresh", "--help", 0),
+    ("fresh", "apply-profile --help", 0),
+]
+
+
+@pytest.mark.parametrize(("setup", "command", "code"), CODES)
+def test_every_end_has_its_exit_code(
+    fake: FakeHost, run: Run, setup: str, command: str, code: int
+) -> None:
+    SETUPS[setup](fake, run)
+    assert run(*command.split())[0] == code
+
+
+def test_the_table_of_exit_codes_leaves_no_command_out() -> None:
+    assert set(cli.commands) == {c.split()[0] for _, c, code in CODES if c and code < 64} - {
+        "--help"
+    }
+
+
+@pytest.mark.parametrize("command", ["apply-profile web", "verify", "rollback", "resume"])
+def test_a_busy_host_is_told_so(fake: FakeHost, run: Run, command: str) -> None:  # F-71
+    host = fake.host()
+    with fake.state.lock(0, host.monotonic, host.sleep):
+        code, _, err = run(*command.split())
+    assert code == 75
+    assert "another sidekick is at work" in err
+    assert run(*command.split(), "--wait-s", "3")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["apply-profile web", "verify", "rollback", "resume"])
+def test_only_root_may_change_this_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert main([f"--state={tmp_path}", *command.split()]) == 77
+
+
+def test_all_errors_of_a_profile_are_printed_with_field_and_reason(run: Run) -> None:
+    _, out, err = run("apply-profile", "wrong")
+    assert out == ""
+    assert "colour: unknown" in err
+    assert "sysctl.vm.swappiness: Expected" in err
+
+
+def test_what_is_piped_is_plain_and_what_is_shown_has_columns(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, piped, _ = run("plan", "web")
+    assert "sysctl.net.core.somaxconn\t4096\t6144\tlive\tweb\n" in piped
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    _, shown, _ = run("plan", "web")
+    assert shown.splitlines()[0].split() == ["SETTING", "NOW", "WANTED", "HOW", "FROM"]
+    assert "\t" not in shown
+    assert shown.splitlines()[-1] == "web: 2 to change, 0 as wanted"
+
+
+@pytest.mark.parametrize(
+    "command", ["list", "show web", "plan web", "apply-profile web", "verify", "rollback", "status"]
+)
+def test_every_command_speaks_json(run: Run, command: str) -> None:
+    _, out, _ = run(*command.split(), "-o", "json")
+    assert json.loads(out)
+
+
+def test_a_broken_profile_does_not_hide_the_others(run: Run) -> None:
+    _, out, _ = run("list")
+    lines = [line.split("\t") for line in out.splitlines()]
+    assert [line[0] for line in lines] == sorted(FILES)
+    assert dict(zip(sorted(FILES), lines, strict=True))["web"] == ["web", "base", "Web"]
+    assert "broken: " in dict(zip(sorted(FILES), lines, strict=True))["broken"][2]
+
+
+def test_a_plan_names_what_needs_a_boot_and_what_is_missing(run: Run) -> None:
+    assert "needs a kexec" in run("plan", "boot")[1]
+    assert "sysctl.vm.nothing\t-\t1\tnot possible" in run("plan", "lacking")[1]
+
+
+def test_generation_and_epoch_come_back_in_the_report(run: Run) -> None:
+    _, out, _ = run("apply-profile", "web", "--generation", "5", "--epoch", "2", "-o", "json")
+    assert (json.loads(out)["generation"], json.loads(out)["epoch"]) == (5, 2)
+    report = json.loads(run("status", "-o", "json")[1])
+    assert (report["name"], report["generation"], report["state"]) == ("web", 5, "verified")
+
+
+def test_a_program_that_asked_finds_the_refusal_in_the_status_file(run: Run) -> None:
+    run("apply-profile", "web", "--generation", "1")
+    run("apply-profile", "wrong", "--generation", "2")
+    report = json.loads(run("status", "-o", "json")[1])
+    assert (report["name"], report["generation"], report["state"]) == ("wrong", 2, "degraded")
+    assert "colour: unknown" in report["detail"]
+    assert report["effective"] == "web"
+    run("apply-profile", "wbe")
+    assert json.loads(run("status", "-o", "json")[1])["name"] == "wrong", (
+        "a person's slip is no request"
+    )
+
+
+def test_the_state_of_an_unfinished_record_is_told(fake: FakeHost, run: Run) -> None:
+    code, _, err = run("apply-profile", "einval")
+    assert code == 4
+    assert err == ""
+    assert "einval: degraded" in run("status")[1]
+
+
+def test_a_tree_below_another_root_never_reaches_this_host(fake: FakeHost) -> None:
+    processes = real_host(fake.root).processes
+    assert isinstance(processes, NoProcesses)
+    with pytest.raises(ProgramError, match="only with --root /"):
+        processes.run(["systemctl", "reboot"])
+    with pytest.raises(ProgramError, match="only with --root /"):
+        processes.lines(["journalctl"])

@@ -1,0 +1,218 @@
+"""Runs: from one profile to another, back, and what they report."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from fake_host import FakeHost, a_target, shipped
+
+from agent.errors import HostError
+from sidekick import apply as runs
+from sidekick import standing
+from sidekick.profile import Hugepages, SysctlValue
+from sidekick.report import Outcome, ProfileState, RebootNeed, Report, exit_code
+from sidekick.state import Target
+
+WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144, "vm.dirty_bytes": 8388608}
+CACHE = {"vm.swappiness": 1, "vm.max_map_count": 262144, "net.ipv4.tcp_rmem": [1, 2, 3]}
+
+
+def apply(fake: FakeHost, target: Target, **how: bool) -> Report:
+    return runs.apply(fake.host(), fake.state, target, **how)  # type: ignore[arg-type]
+
+
+def outcomes(report: Report) -> dict[str, str]:
+    return {s.setting: s.outcome.value for s in report.settings}
+
+
+def test_a_profile_is_applied_read_back_and_reported(fake: FakeHost) -> None:  # HP1 HP12
+    report = apply(fake, a_target(fake, sysctl=WEB, generation=7))
+    assert report.state is ProfileState.VERIFIED
+    assert (report.name, report.generation, report.effective) == ("web", 7, "web")
+    assert set(outcomes(report).values()) == {"applied"}
+    assert fake.sysctl("vm.swappiness") == "10"
+    assert all(s.took_ms > 0 for s in report.settings)
+    assert fake.state.read_status() == report
+
+
+def test_the_same_profile_again_writes_nothing(fake: FakeHost) -> None:  # HP12
+    target = a_target(fake, sysctl=WEB)
+    apply(fake, target)
+    fake.fs.refuses.update(f"/proc/sys/{name.replace('.', '/')}" for name in WEB)
+    report = apply(fake, target)
+    assert set(outcomes(report).values()) == {"already"}
+    assert exit_code(report) == 0
+
+
+def test_a_switch_changes_only_what_differs(fake: FakeHost) -> None:
+    apply(fake, a_target(fake, "web", sysctl=WEB))
+    plan, _ = runs.plan(fake.host(), fake.state, a_target(fake, "cache", sysctl=CACHE))
+    assert {c.setting.removeprefix("sysctl."): (c.before, c.after) for c in plan.changes} == {
+        "net.core.somaxconn": ("6144", "4096"),
+        "vm.dirty_ratio": ("0", "20"),
+        "vm.swappiness": ("10", "1"),
+        "vm.max_map_count": ("65530", "262144"),
+        "net.ipv4.tcp_rmem": ("4096\t131072\t6291456", "1\t2\t3"),
+    }
+    assert plan.needs is RebootNeed.NONE
+
+
+def test_there_and_back_is_as_never_switched(fake: FakeHost) -> None:  # F-73
+    web, cache = a_target(fake, "web", sysctl=WEB), a_target(fake, "cache", sysctl=CACHE)
+    untouched = fake.live()
+    apply(fake, web)
+    first = fake.live()
+    apply(fake, cache)
+    apply(fake, web)
+    assert fake.live() == first
+    report = apply(fake, Target())
+    assert fake.live() == untouched
+    assert (report.state, report.effective) == (ProfileState.NONE, "")
+    assert fake.state.load().originals == {}
+
+
+def test_all_shipped_profiles_in_a_row_leave_no_trace(fake: FakeHost) -> None:  # F-73
+    untouched = fake.everything()
+    for name in ("web", "cache", "batch", "web", "batch", "cache", "web"):
+        report = apply(fake, shipped(fake, name))
+        expected = ProfileState.PENDING_REBOOT if name == "batch" else ProfileState.VERIFIED
+        assert report.state is expected, report.detail
+    apply(fake, Target())
+    assert fake.everything() == untouched
+
+
+def test_web_needs_no_reboot_whatever_it_replaces(fake: FakeHost) -> None:
+    apply(fake, shipped(fake, "cache"))
+    assert runs.plan(fake.host(), fake.state, shipped(fake, "web"))[0].needs is RebootNeed.NONE
+
+
+def test_an_original_is_what_was_there_before_the_first_profile(fake: FakeHost) -> None:
+    apply(fake, a_target(fake, sysctl={"vm.swappiness": 60}))  # as it was already
+    fake.fs.write("/proc/sys/vm/swappiness", "33")  # drift
+    apply(fake, a_target(fake, sysctl={"vm.swappiness": 5}))
+    apply(fake, Target())
+    assert fake.sysctl("vm.swappiness") == "60"
+
+
+def test_a_refused_value_takes_everything_back(fake: FakeHost) -> None:  # F-64
+    apply(fake, a_target(fake, "web", sysctl=WEB))
+    web = fake.live()
+    report = apply(fake, a_target(fake, "bad", sysctl={**CACHE, "vm.swappiness": 300}))
+    assert fake.live() == web
+    assert (report.name, report.state, report.effective) == ("bad", ProfileState.DEGRADED, "web")
+    assert exit_code(report) == 4
+    assert "Invalid argument" in report.detail
+    assert outcomes(report)["sysctl.vm.swappiness"] == "failed"
+    assert outcomes(report)["sysctl.net.core.somaxconn"] == "undone"
+    assert fake.state.unfinished() is None
+
+
+def test_a_failed_switch_stays_visible_until_the_next_good_one(fake: FakeHost) -> None:
+    apply(fake, a_target(fake, "web", sysctl=WEB))
+    apply(fake, a_target(fake, "bad", sysctl={"vm.swappiness": 300}, generation=2))
+    report = standing.verify(fake.host(), fake.state)
+    assert (report.name, report.generation) == ("bad", 2)
+    assert report.state is ProfileState.DEGRADED
+    assert set(outcomes(report).values()) == {"applied"}, "web still stands"
+    assert apply(fake, a_target(fake, "web", sysctl=WEB)).state is ProfileState.VERIFIED
+
+
+def test_a_required_setting_that_the_kernel_lacks_is_told_before_any_write(fake: FakeHost) -> None:
+    untouched = fake.live()
+    report = apply(fake, a_target(fake, sysctl={"vm.swappiness": 1, "vm.new_knob": 1}))
+    assert exit_code(report) == 4
+    assert "lacks sysctl.vm.new_knob" in report.detail
+    assert fake.live() == untouched
+
+
+def test_an_optional_setting_that_the_kernel_lacks_is_unsupported(fake: FakeHost) -> None:  # F-70
+    optional = SysctlValue(value=1, required=False)
+    report = apply(fake, a_target(fake, sysctl={"vm.swappiness": 1, "vm.new_knob": optional}))
+    assert report.state is ProfileState.VERIFIED
+    assert outcomes(report)["sysctl.vm.new_knob"] == "unsupported"
+
+
+def test_what_cannot_be_undone_is_told_and_kept_for_the_next_run(fake: FakeHost) -> None:
+    untouched = fake.live()
+    path = "/proc/sys/net/core/somaxconn"
+    fake.fs.rounds[path] = lambda value: "6000" if value == "4096" else value
+    bad = {"net.core.somaxconn": 6144, "vm.swappiness": 300}
+    report = apply(fake, a_target(fake, sysctl=bad))
+    assert exit_code(report) == 1
+    assert "not all could be undone" in report.detail
+    assert standing.status(fake.host(), fake.state).state is ProfileState.DEGRADED
+    del fake.fs.rounds[path]
+    apply(fake, Target())
+    assert fake.live() == untouched
+
+
+def test_a_write_that_another_write_undid_is_noticed(fake: FakeHost) -> None:
+    untouched = fake.live()
+
+    def meddle(value: str) -> str:
+        fake.put("/proc/sys/vm/swappiness", "99")
+        return value
+
+    fake.fs.rounds["/proc/sys/net/core/somaxconn"] = meddle
+    report = apply(fake, a_target(fake, sysctl={"vm.swappiness": 1, "net.core.somaxconn": 9}))
+    assert exit_code(report) == 4
+    assert "reads '99' again" in report.detail
+    fake.put("/proc/sys/vm/swappiness", "60")
+    assert fake.live() == untouched
+
+
+def test_drift_is_found_and_left_alone(fake: FakeHost) -> None:  # F-72
+    apply(fake, a_target(fake, sysctl=WEB))
+    fake.fs.write("/proc/sys/vm/swappiness", "55")
+    report = standing.verify(fake.host(), fake.state)
+    assert report.state is ProfileState.DRIFTED
+    (drifted,) = [s for s in report.settings if s.outcome is Outcome.DRIFTED]
+    assert (drifted.wanted, drifted.actual) == ("10", "55")
+    assert fake.sysctl("vm.swappiness") == "55"
+    assert apply(fake, a_target(fake, sysctl=WEB)).state is ProfileState.VERIFIED
+
+
+def test_without_a_profile_there_is_nothing_to_verify(fake: FakeHost) -> None:
+    assert standing.verify(fake.host(), fake.state).state is ProfileState.NONE
+    assert standing.status(fake.host(), fake.state).state is ProfileState.NONE
+    assert runs.resume(fake.host(), fake.state).state is ProfileState.NONE
+    assert apply(fake, Target()).state is ProfileState.NONE
+
+
+def test_a_disk_that_is_full_stops_the_run_before_the_first_write(fake: FakeHost) -> None:
+    untouched = fake.live()
+    (fake.state.folder).mkdir(parents=True)
+    (fake.state.folder / "state.json.new").mkdir()
+    with pytest.raises(HostError, match=r"cannot write .*state.json"):
+        apply(fake, a_target(fake, sysctl=WEB))
+    assert fake.live() == untouched
+
+
+def test_the_agent_reads_the_status_file_as_its_own_type(fake: FakeHost) -> None:
+    from agent.api import ProfileStatus
+
+    report = apply(fake, a_target(fake, sysctl=WEB, generation=3))
+    text = (fake.state.folder / "status.json").read_bytes()
+    status = msgspec.json.decode(text, type=ProfileStatus)
+    assert (status.name, status.generation, status.state.value) == ("web", 3, "verified")
+    assert [s.setting for s in status.settings] == [s.setting for s in report.settings]
+
+
+def test_a_request_that_cannot_be_begun_is_answered_in_the_status_file(fake: FakeHost) -> None:
+    apply(fake, a_target(fake, "web", sysctl=WEB))
+    asked = Target(name="nope", generation=4)
+    standing.refuse(fake.host(), fake.state, asked, HostError("no profile 'nope'"))
+    report = fake.state.read_status()
+    assert report is not None
+    assert (report.name, report.generation, report.effective) == ("nope", 4, "web")
+    assert (report.state, report.detail) == (ProfileState.DEGRADED, "no profile 'nope'")
+
+
+def test_pages_and_sysctls_are_given_back_together(fake: FakeHost) -> None:
+    untouched = fake.live()
+    apply(fake, a_target(fake, sysctl=WEB, hugepages=Hugepages(pages_2m=24)))
+    assert fake.pages() == 24
+    apply(fake, a_target(fake, "bad", sysctl={"vm.swappiness": 300}))
+    assert fake.pages() == 24
+    apply(fake, Target())
+    assert fake.live() == untouched

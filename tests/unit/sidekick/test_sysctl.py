@@ -1,0 +1,85 @@
+"""One sysctl: named, written, read back, given back."""
+
+from __future__ import annotations
+
+import pytest
+from fake_host import FakeHost
+
+from agent.errors import KernelFileError
+from sidekick.report import Change, Outcome, Wanted
+from sidekick.settings.sysctl import SysctlSetting, path_of, same, text_of
+
+SETTING = SysctlSetting()
+
+
+def a_change(setting: str, before: str, after: str) -> Change:
+    return Change(setting=f"sysctl.{setting}", before=before, after=after)
+
+
+def test_a_name_with_slashes_may_have_dots_in_its_parts() -> None:
+    assert path_of("sysctl.vm.swappiness") == "/proc/sys/vm/swappiness"
+    assert (
+        path_of("sysctl.net/ipv4/conf/eth0.100/rp_filter")
+        == "/proc/sys/net/ipv4/conf/eth0.100/rp_filter"
+    )
+
+
+def test_values_are_compared_as_the_kernel_separates_them() -> None:
+    assert same("4096\t87380\t6291456", "4096 87380 6291456")
+    assert not same("4096 87380", "4096 87380 6291456")
+    assert [text_of(v) for v in (True, 7, " a ", [1, 2])] == ["1", "7", "a", "1\t2"]
+
+
+def test_a_value_is_applied_only_once_it_reads_back(fake: FakeHost) -> None:
+    change = a_change("net.ipv4.tcp_rmem", "4096\t131072\t6291456", "4096 131072 8388608")
+    assert SETTING.apply(fake.host(), change).outcome is Outcome.APPLIED
+    assert fake.sysctl("net.ipv4.tcp_rmem") == "4096\t131072\t8388608"
+
+
+def test_what_the_kernel_rounds_is_not_called_applied(fake: FakeHost) -> None:
+    fake.fs.rounds["/proc/sys/vm/min_free_kbytes"] = lambda value: str(int(value) // 64 * 64)
+    applied = SETTING.apply(fake.host(), a_change("vm.min_free_kbytes", "45056", "50000"))
+    assert applied.outcome is Outcome.FAILED
+    assert applied.actual == "49984"
+    assert "wrote '50000', the kernel keeps '49984'" in applied.detail
+
+
+def test_a_value_out_of_range_is_the_kernels_refusal(fake: FakeHost) -> None:  # F-64
+    with pytest.raises(KernelFileError, match="Invalid argument"):
+        SETTING.apply(fake.host(), a_change("vm.swappiness", "60", "300"))
+
+
+def test_a_limit_that_has_two_names_is_given_back_through_the_other(fake: FakeHost) -> None:
+    wanted = [Wanted(setting="sysctl.vm.dirty_bytes", value="8388608", source="web")]
+    observed = SETTING.observe(fake.host(), [w.setting for w in wanted])
+    (change,) = SETTING.plan(wanted, observed, {})
+    assert (change.undo_setting, change.undo_value) == ("sysctl.vm.dirty_ratio", "20")
+    SETTING.apply(fake.host(), change)
+    assert fake.sysctl("vm.dirty_ratio") == "0"
+    SETTING.undo(fake.host(), change)
+    assert (fake.sysctl("vm.dirty_ratio"), fake.sysctl("vm.dirty_bytes")) == ("20", "0")
+
+
+def test_the_original_of_a_limit_with_two_names_is_one_write(fake: FakeHost) -> None:
+    fake.fs.write("/proc/sys/vm/dirty_bytes", "8388608")
+    originals = {"sysctl.vm.dirty_bytes": "0", "sysctl.vm.dirty_ratio": "20"}
+    observed = SETTING.observe(fake.host(), originals)
+    (change,) = SETTING.plan([], observed, originals)
+    assert (change.setting, change.after) == ("sysctl.vm.dirty_ratio", "20")
+
+
+def test_the_other_name_of_a_wanted_limit_is_left_alone(fake: FakeHost) -> None:
+    fake.fs.write("/proc/sys/vm/dirty_bytes", "8388608")
+    originals = {"sysctl.vm.dirty_bytes": "0", "sysctl.vm.dirty_ratio": "20"}
+    wanted = [Wanted(setting="sysctl.vm.dirty_ratio", value="5")]
+    observed = SETTING.observe(fake.host(), [*originals, "sysctl.vm.dirty_ratio"])
+    (change,) = SETTING.plan(wanted, observed, originals)
+    assert (change.setting, change.after) == ("sysctl.vm.dirty_ratio", "5")
+
+
+def test_an_undo_that_does_not_read_back_is_an_error(fake: FakeHost) -> None:
+    fake.fs.rounds["/proc/sys/vm/swappiness"] = lambda value: "7"
+    change = a_change("vm.swappiness", "60", "10")
+    SETTING.apply(fake.host(), change)
+    with pytest.raises(KernelFileError, match=r"cannot bring sysctl.vm.swappiness back to '60'"):
+        SETTING.undo(fake.host(), change)
