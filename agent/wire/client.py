@@ -6,7 +6,6 @@ the callers that know whether it makes sense; nothing is retried here.
 
 from __future__ import annotations
 
-import errno
 import ssl
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -125,7 +124,7 @@ class WireClient:
 
     def _unreachable(self, route: Route, error: BaseException) -> TwineError:
         reason = str(error) or type(error).__name__
-        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
+        if isinstance(getattr(error, "os_error", error), PermissionError):
             return Forbidden(
                 f"may not open {self.endpoint}", hint="as root, or as a member of its group"
             )

@@ -37,8 +37,8 @@ def machine_list(target: Target, output: str) -> None:
         )
         for view in found.machines
     ]
-    columns = ("machine", "state", "ready", "type", "datacenter", "msb", "entitlement")
-    columns += ("profile", "tasks", "seen ago")
+    place = ("type", "datacenter", "msb")
+    columns = ("machine", "state", "ready", *place, "entitlement", "profile", "tasks", "seen ago")
     show.emit(output, found, lambda: show.table(columns, rows))
 
 

@@ -1,0 +1,350 @@
+"""`twinectl` against a front end: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent.errors import Busy
+from agent.wire import tls
+from control_plane.api.jobs import JobPhase
+from control_plane.cli import follow, main
+from control_plane.client import ControlPlaneClient
+from control_plane.services.authority import Subject
+
+from .conftest import FACTS, Region
+
+IMAGE = "sha256:" + "a" * 64
+JOB = f"""
+name = "web"
+entitlement = "front"
+tasks = 2
+image = "{IMAGE}"
+command = ["/usr/sbin/nginx", "-p", "${{port:http}}"]
+ports = ["http"]
+"""
+Ctl = Callable[..., Result]
+
+
+@pytest.fixture
+def ctl(region: Region) -> Ctl:
+    def run(*arguments: str, **environment: str) -> Result:
+        environment = {"TWINE_ENDPOINT": f"unix:{region.socket}"} | environment
+        return CliRunner().invoke(main, arguments, env=environment)
+
+    return run
+
+
+@pytest.fixture
+def jobfile(tmp_path: Path) -> Path:
+    path = tmp_path / "web.toml"
+    path.write_text(JOB)
+    return path
+
+
+def an_entitlement(ctl: Ctl) -> None:
+    assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
+
+
+def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
+    an_entitlement(ctl)
+    applied = ctl("job", "apply", str(jobfile), "--wait")
+    assert applied.exit_code == 0, applied.output
+    assert applied.stdout == "job web: stable, 2/2 healthy, 2 on version 1\n"
+    shown = ctl("job", "status", "web").stdout.splitlines()
+    assert shown[0] == "job web: stable, 2/2 healthy, 2 on version 1"
+    assert shown[2].split() == [
+        *("TASK", "PHASE", "HEALTH", "MACHINE", "PORTS", "VERSION", "RESTARTS", "REASON")
+    ]
+    assert shown[3].split() == ["web-0", "running", "healthy", "vm1", "http=20000", "1", "0"]
+    assert ctl("job", "list").stdout.splitlines()[1].split()[:3] == ["web", "stable", "2/2"]
+    assert "h:80" in ctl("job", "endpoints", "web").stdout
+    assert ctl("job", "stop", "web", "--wait").stdout == "job web: stopped\n"
+    assert ctl("job", "status", "web").exit_code == 3
+
+
+def test_yaml_json_and_set_say_the_same(ctl: Ctl, tmp_path: Path) -> None:
+    an_entitlement(ctl)
+    document: dict[str, Any] = {
+        "name": "web",
+        "entitlement": "front",
+        "tasks": 1,
+        "image": IMAGE,
+        "command": ["/bin/true"],
+    }
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    (tmp_path / "job.yaml").write_text(json.dumps(document))
+    answers = [
+        ctl(
+            *("job", "apply", str(tmp_path / name), "-o", "json", "--set", "tasks=4"),
+            *("--set", "limits.cpu_weight=200", "--set", "environment.N=1"),
+        )
+        for name in ("job.json", "job.yaml")
+    ]
+    specs = [json.loads(a.stdout)["record"]["spec"] for a in answers]
+    assert specs[0] == specs[1]
+    assert (specs[0]["tasks"], specs[0]["limits"]["cpu_weight"]) == (4, 200)
+    assert specs[0]["environment"] == {"N": "1"}
+
+
+def test_a_bad_file_gets_all_errors_at_once_and_changes_nothing(
+    ctl: Ctl, region: Region, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text('name = "Web"\ntasks = -1\ncommand = []\n[probe]\nport = "http"\n[limits]\nx=1')
+    result = ctl("job", "apply", str(path))
+    assert result.exit_code == 64
+    assert result.stdout == ""
+    for field in ("name", "entitlement", "tasks", "image", "command", "limits.x", "probe.port"):
+        assert f"\n  {field}: " in result.stderr
+    assert "nothing was changed" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert region.control_plane.jobs == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("j.toml", "a = [", "cannot be read"),
+        ("j.yaml", "a: &x [1]\nb: *x\n", "aliases"),
+        ("j.yaml", "a: 1\na: 2\n", "written twice"),
+        ("j.yaml", "a: !!python/object:os.system x", "could not determine a constructor"),
+        ("j.yaml", "[" * 2000, "cannot be read"),
+        ("j.json", "[" * 200_000, "cannot be read"),
+        ("j.json", json.dumps(eval("[" * 40 + "]" * 40)), "deeper than 32"),
+        ("j.ini", "", "suffix .ini"),
+        ("j.toml", "#" * 300_000, "over 256 KiB"),
+    ],
+)
+def test_a_hostile_file_is_one_clear_error(
+    ctl: Ctl, tmp_path: Path, name: str, text: str, reason: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    result = ctl("job", "apply", str(tmp_path / name))
+    assert result.exit_code == 64
+    assert reason in result.stderr
+    assert len(result.stderr.splitlines()) <= 4
+
+
+def test_a_dry_run_changes_nothing(ctl: Ctl, region: Region, jobfile: Path) -> None:
+    an_entitlement(ctl)
+    result = ctl("job", "apply", str(jobfile), "--dry-run")
+    assert result.stdout == "job web: valid, nothing changed\n"
+    assert region.control_plane.jobs == {}
+
+
+def test_waiting_ends_in_time_with_the_reason(ctl: Ctl, region: Region, jobfile: Path) -> None:
+    an_entitlement(ctl)
+    region.control_plane.phase = JobPhase.WAITING
+    region.control_plane.reason = "no machine of type large"
+    result = ctl("job", "apply", str(jobfile), "--wait", "--timeout", "1s")
+    assert result.exit_code == 1
+    assert "is not stable after 1 s" in result.stderr
+    assert "2 task(s): no machine of type large" in result.stderr
+
+
+def test_waiting_sees_the_job_get_there(ctl: Ctl, region: Region, jobfile: Path) -> None:
+    an_entitlement(ctl)
+    canned = region.control_plane
+    canned.phase = JobPhase.PROGRESSING
+
+    def settle() -> None:
+        time.sleep(2 * follow.POLL_S)
+        canned.phase = JobPhase.STABLE
+
+    thread = threading.Thread(target=settle)
+    thread.start()
+    result = ctl("job", "apply", str(jobfile), "--wait", "--timeout", "10s")
+    thread.join()
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[0].startswith("job web: progressing, 0/2 healthy")
+
+
+def test_watching_shows_each_change_until_the_job_is_gone(
+    ctl: Ctl, region: Region, jobfile: Path
+) -> None:
+    an_entitlement(ctl)
+    ctl("job", "apply", str(jobfile))
+
+    def end() -> None:
+        time.sleep(2 * follow.POLL_S)
+        region.control_plane.jobs.clear()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    result = ctl("job", "status", "web", "--watch", "-o", "json")
+    thread.join()
+    assert [json.loads(line)["phase"] for line in result.stdout.splitlines()] == ["stable"]
+    assert "gone" in result.stderr
+
+
+def test_logs_pass_through_a_pipe_and_come_as_json_lines(
+    ctl: Ctl, region: Region, jobfile: Path
+) -> None:
+    an_entitlement(ctl)
+    ctl("job", "apply", str(jobfile))
+    region.control_plane.logs = [b"on", b"e\ntw\xc3", b"\xb6\x1b[31m\n", b"\xff end"]
+    assert ctl("job", "logs", "web", "0").stdout_bytes == b"one\ntw\xc3\xb6\x1b[31m\n\xff end"
+    lines = ctl("job", "logs", "web", "0", "-o", "json").stdout.splitlines()
+    assert [json.loads(x)["line"] for x in lines] == ["one", "twö\x1b[31m", "� end"]
+    assert (
+        ctl("job", "logs", "web", "0", "--tail", "1", "--since", "10m").stdout_bytes == b"\xff end"
+    )
+
+
+def test_a_log_that_breaks_off_is_an_error_not_an_end(
+    ctl: Ctl, region: Region, jobfile: Path
+) -> None:
+    an_entitlement(ctl)
+    ctl("job", "apply", str(jobfile))
+    region.control_plane.logs_break = True
+    result = ctl("job", "logs", "web", "0")
+    assert result.exit_code == 69
+    region.control_plane.logs = []
+    assert "the agent went away" in ctl("job", "logs", "web", "0").stderr
+
+
+def test_an_image_is_pushed_once_and_verified(ctl: Ctl, region: Region, tmp_path: Path) -> None:
+    data = os.urandom(3 << 20)
+    (tmp_path / "root.tar").write_bytes(data)
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    first = ctl("image", "push", str(tmp_path / "root.tar"))
+    assert (first.exit_code, first.stdout) == (0, f"{digest}\n")
+    again = ctl("image", "push", str(tmp_path / "root.tar"), "-o", "json")
+    assert json.loads(again.stdout)["stream_bytes"] == len(data)
+    assert "already in the image store" in again.stderr
+    assert digest in ctl("image", "list").stdout
+    (tmp_path / "big").write_bytes(b"\0" * (9 << 20))
+    assert ctl("image", "push", str(tmp_path / "big")).exit_code == 64
+    assert ctl("image", "push", str(tmp_path / "none")).exit_code == 64
+
+
+def test_the_stream_of_btrfs_send_is_recognised(ctl: Ctl, tmp_path: Path) -> None:
+    (tmp_path / "image").write_bytes(b"btrfs-stream\0" + b"x" * 100)
+    pushed = ctl("image", "push", str(tmp_path / "image"), "-o", "json")
+    assert json.loads(pushed.stdout)["format"] == "btrfs"
+
+
+def test_a_token_is_printed_with_all_that_a_host_needs(ctl: Ctl, region: Region) -> None:
+    made = json.loads(ctl("token", "create", "--host", "vm1").stdout)
+    assert set(made) == {"token", "ca_hash", "url", "machine", "expires_at"}
+    assert made["ca_hash"] == region.authority.ca_hash
+    assert made["expires_at"] == pytest.approx(time.time() + 600, abs=30)
+    command = ctl("token", "create", "--host", "vm1", "-o", "table").stdout
+    assert command.startswith(f"twine-agent join {region.url} --token twn1.")
+
+
+def test_machines_and_entitlements_are_listed(ctl: Ctl, region: Region) -> None:
+    from agent.api import JoinRequest, Location
+
+    request = JoinRequest(
+        token="", machine="vm1", csr_pem="", address="a:1", location=Location(), facts=FACTS
+    )
+    region.run(region.control_plane.joined(request))
+    an_entitlement(ctl)
+    assert ctl("machine", "list").stdout.splitlines()[1].split()[:2] == ["vm1", "up"]
+    assert "local/dc1/msb1/row1/rack1" in ctl("machine", "show", "vm1").stdout
+    assert "(any)" in ctl("entitlement", "list").stdout
+    assert ctl("entitlement", "delete", "front").stdout == "entitlement front: removed\n"
+    assert json.loads(ctl("entitlement", "list", "-o", "json").stdout) == {"entitlements": []}
+
+
+def test_names_cannot_steer_a_terminal(ctl: Ctl, region: Region) -> None:
+    evil = "\x1b]0;owned\x07\x9b2J\u202e"
+    ctl("entitlement", "create", "front", "--machines", "1", "--business-unit", evil)
+    for form in ("table", "json"):
+        shown = ctl("entitlement", "list", "-o", form).stdout
+        assert not set(evil) & {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
+    decoded = json.loads(ctl("entitlement", "list", "-o", "json").stdout)
+    assert decoded["entitlements"][0]["record"]["spec"]["business_unit"] == evil
+
+
+def credential(region: Region, path: Path, life_s: float = 3600.0) -> Path:
+    tls.save(region.authority.credential(Subject("user", "ada"), region.url, life_s), path)
+    return path
+
+
+def test_a_user_calls_over_tls_with_a_credential(region: Region, tmp_path: Path) -> None:
+    file = credential(region, tmp_path / "ada.json")
+    arguments = ("--credential", str(file), "job", "list", "-o", "json")
+    result = CliRunner().invoke(main, arguments, env={"TWINE_ENDPOINT": ""})
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"jobs": []})
+
+
+# Exit codes: one row per way to end.
+
+EXITS: list[tuple[str, int, tuple[str, ...]]] = [
+    ("done", 0, ("job", "list")),
+    ("help", 0, ("job", "apply", "--help")),
+    ("no such job", 3, ("job", "status", "nothing")),
+    ("no such job to stop", 3, ("job", "stop", "nothing")),
+    ("no such log", 3, ("job", "logs", "nothing", "0")),
+    ("no such machine", 3, ("machine", "show", "nothing")),
+    ("no such entitlement", 3, ("entitlement", "delete", "nothing")),
+    ("no such command", 64, ("frobnicate",)),
+    ("no command", 64, ()),
+    ("no such option", 64, ("job", "list", "--frobnicate")),
+    ("bad number", 64, ("entitlement", "create", "x", "--machines", "0")),
+    ("bad duration", 64, ("token", "create", "--host", "vm1", "--ttl", "10")),
+    ("bad host", 64, ("token", "create", "--host", "VM 1")),
+    ("no such file", 64, ("job", "apply", "/nonexistent.toml")),
+    ("bad endpoint", 64, ("--endpoint", "http://x", "job", "list")),
+    ("nobody there", 69, ("--endpoint", "unix:/nonexistent.sock", "job", "list")),
+    ("no credential", 77, ("--endpoint", "https://127.0.0.1:1", "job", "list")),
+    ("bad credential", 78, ("--credential", "/nonexistent", "job", "list")),
+]
+
+
+@pytest.mark.parametrize(("code", "arguments"), [pytest.param(c, a, id=i) for i, c, a in EXITS])
+def test_exit_codes(ctl: Ctl, code: int, arguments: tuple[str, ...]) -> None:
+    result = ctl(*arguments)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    assert len(result.stderr.splitlines()) <= 5 or code == 64
+
+
+def test_what_is_in_use_is_refused(ctl: Ctl, jobfile: Path) -> None:
+    an_entitlement(ctl)
+    ctl("job", "apply", str(jobfile))
+    result = ctl("entitlement", "delete", "front")
+    assert result.exit_code == 5
+    assert result.stderr.splitlines() == [
+        "error: entitlement front still has jobs",
+        "try:   twinectl job list",
+    ]
+
+
+def test_an_expired_credential_is_not_permitted(region: Region, tmp_path: Path) -> None:
+    file = credential(region, tmp_path / "ada.json", life_s=-1.0)
+    result = CliRunner().invoke(main, ("--credential", str(file), "job", "list"))
+    assert result.exit_code == 77
+    assert "has expired" in result.stderr
+
+
+def test_a_host_may_not_do_what_a_user_may(region: Region, tmp_path: Path) -> None:
+    held = region.authority.credential(Subject("host", "vm1"), region.url)
+    tls.save(held, tmp_path / "vm1.json")
+    result = CliRunner().invoke(main, ("--credential", str(tmp_path / "vm1.json"), "job", "list"))
+    assert result.exit_code == 77
+
+
+def test_busy_is_to_be_tried_again(region: Region) -> None:
+    region.control_plane.is_ready = False
+
+    async def ready() -> None:
+        async with ControlPlaneClient(f"unix:{region.socket}") as client:
+            await client.readyz()
+
+    with pytest.raises(Busy, match="not ready: loading") as refusal:
+        asyncio.run(ready())
+    assert refusal.value.exit_code == 75
