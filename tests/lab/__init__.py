@@ -1,0 +1,1 @@
+"""The booted lab, through public interfaces only."""

@@ -1,0 +1,108 @@
+"""Whatever dies, tasks run on; what must move, moves once."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from tests.lab.conftest import TheLab
+
+
+def test_six_sigkills_of_the_agent_restart_no_task(web: TheLab) -> None:  # AG5 F-02
+    before = web.invocations()
+    for _ in range(6):
+        web.ssh("m1", "systemctl kill -s KILL twine-agent.service")
+        web.until(
+            "the agent is back",
+            lambda: (
+                "m1"
+                in web.ssh(
+                    "m1", "curl -sf --unix-socket /run/twine/agent.sock http://x/readyz && hostname"
+                )
+            ),
+            timeout_s=60,
+        )
+    assert web.invocations() == before
+
+
+def test_a_task_that_ends_while_the_agent_is_down_is_reported(web: TheLab) -> None:  # F-03 AG4
+    image = json.loads(web.ssh("m2", "twine-agent images -o json"))["images"][0]["digest"]
+    web.ssh(
+        "m2",
+        f"twine-agent run once --image {image} --restart never --no-wait --memory 16M -- "
+        "/bin/sh -c 'sleep 3; exit 7'",
+    )
+    web.until(
+        "it runs",
+        lambda: "twine-task-once.service" in web.units("m2"),
+        timeout_s=30,
+    )
+    web.ssh(
+        "m2", "systemctl stop twine-agent.service; sleep 4; systemctl start twine-agent.service"
+    )
+
+    def ended() -> bool:
+        tasks = json.loads(web.ssh("m2", "twine-agent ps -o json"))["tasks"]
+        once = next(t for t in tasks if t["task_id"] == "once")
+        return once["state"] == "stopped" and once["last_exit"]["code"] == 7
+
+    web.until("its exit code is known", ended, timeout_s=60)
+    web.ssh("m2", "twine-agent stop once")
+
+
+def test_a_minute_without_the_control_plane_restarts_no_task(web: TheLab) -> None:  # AG5 AV3
+    before = web.invocations()
+    web.lab("control-plane", "stop")
+    time.sleep(60)
+    assert json.loads(web.ssh("m1", "twine-agent ps -o json"))["tasks"]
+    web.lab("control-plane", "start")
+    web.until("the job is stable", lambda: web.job()["phase"] == "stable")
+    assert web.invocations() == before
+
+
+def test_tasks_of_a_dead_machine_run_elsewhere_and_never_twice(web: TheLab) -> None:  # SC3 SC10
+    lost = [f"web-{i}" for i, t in web.tasks().items() if t["placement"]["machine"] == "m3"]
+    assert lost
+    web.lab("power-off", "m3")
+
+    def moved() -> bool:
+        tasks = web.tasks()
+        return web.job()["healthy"] == 6 and all(
+            t["placement"]["machine"] != "m3" for t in tasks.values()
+        )
+
+    took_s = web.until("all six are healthy on two machines", moved)
+    print(f"moved after {took_s:.0f} s")
+    elsewhere = {m: web.units(m) for m in ("m1", "m2")}
+    assert sum(len(u) for u in elsewhere.values()) == 6
+
+    web.lab("power-on", "m3")
+    web.until(
+        "m3 is back",
+        lambda: all(m["ready"] for m in web.ctl("machine", "list")["machines"]),
+    )
+    web.until("the job is stable", lambda: web.job()["phase"] == "stable")
+    running = [u for m in web.machines for u in web.units(m)]
+    assert len(running) == len(set(running)) == 6
+
+
+def test_a_rebooted_machine_takes_tasks_again(web: TheLab) -> None:
+    boot = web.ssh("m2", "cat /proc/sys/kernel/random/boot_id")
+    web.ssh("m2", "systemctl --no-block reboot")
+    web.until(
+        "m2 booted again",
+        lambda: web.ssh("m2", "cat /proc/sys/kernel/random/boot_id") != boot,
+    )
+    web.until(
+        "six tasks are healthy and m2 is ready with its profile",
+        lambda: (
+            web.job()["healthy"] == 6
+            and all(
+                m["ready"] and m["record"]["profile_state"] == "verified"
+                for m in web.ctl("machine", "list")["machines"]
+                if m["record"]["entitlement"]
+            )
+        ),
+    )
+    running = [u for m in web.machines for u in web.units(m)]
+    assert len(running) == len(set(running)) == 6

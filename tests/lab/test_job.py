@@ -1,0 +1,133 @@
+"""A job on three real machines: deploy, resize, update, refuse."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.lab.conftest import Failed, TheLab
+
+
+def test_six_tasks_run_spread_over_the_msbs_and_answer_on_every_machine(web: TheLab) -> None:
+    # AG1 AG2 AG3 AL8 RB2 SD3
+    tasks = web.tasks()
+    machines = {m["record"]["machine"]: m["record"] for m in web.ctl("machine", "list")["machines"]}
+    per_msb = Counter(
+        machines[t["placement"]["machine"]]["location"]["msb"] for t in tasks.values()
+    )
+    assert len(tasks) == 6
+    assert per_msb == {"msb1": 2, "msb2": 2, "msb3": 2}
+
+    endpoints = web.ctl("job", "endpoints", "web")["endpoints"]
+    assert {e["machine"] for e in endpoints} == {"m1", "m2", "m3"}
+    for endpoint in endpoints:
+        page = web.get(f"http://{endpoint['host']}:{endpoint['ports']['http']}/")
+        assert page.splitlines() == [
+            "Twine demo v1",
+            f"machine: {endpoint['machine']}",
+            f"task: {endpoint['task']}",
+        ]
+
+
+def test_a_task_is_a_snapshot_a_slice_and_a_transient_unit(web: TheLab) -> None:  # AG2
+    task = web.tasks()[0]
+    machine = task["placement"]["machine"]
+    unit = "twine-task-web-0.service"
+    shown = web.ssh(machine, f"systemctl show {unit} -p Slice,Transient,RootDirectory,MemoryMax")
+    assert "Slice=workload-demo.slice" in shown
+    assert "Transient=yes" in shown
+    assert "RootDirectory=/var/lib/twine/tasks/web-0" in shown
+    assert "MemoryMax=50331648" in shown
+    assert "web-0" in web.ssh(machine, "btrfs subvolume list -s /var/lib/twine")
+
+
+def test_every_machine_is_free_or_in_one_entitlement(web: TheLab) -> None:  # MO9 RB2
+    records = [m["record"] for m in web.ctl("machine", "list")["machines"]]
+    held = next(
+        e for e in web.ctl("entitlement", "list")["entitlements"] if e["record"]["name"] == "demo"
+    )["held"]
+    assert sorted(r["machine"] for r in records if r["entitlement"] == "demo") == sorted(held)
+    assert all(r["entitlement"] in ("", "demo") for r in records)
+
+
+def test_the_profile_was_verified_before_a_task_ran(web: TheLab) -> None:
+    # HP1 HP15 MO11: read in the guest's own /proc/sys, not in our records
+    for machine in web.machines:
+        status = json.loads(web.ssh(machine, "sidekick status -o json"))
+        assert status["name"] == "web"
+        assert status["state"] == "verified"
+        assert json.loads(web.ssh(machine, "sidekick verify -o json"))["state"] == "verified"
+        verified_at = float(web.ssh(machine, "stat -c %Y /var/lib/twine/sidekick/status.json"))
+        tasks = json.loads(web.ssh(machine, "twine-agent ps -o json"))["tasks"]
+        assert tasks
+        assert all(t["started_at"] >= verified_at - 1 for t in tasks if t["restarts"] == 0)
+
+
+def test_resizing_starts_and_stops_the_highest_tasks_only(web: TheLab) -> None:
+    before = web.invocations()
+    image = web.job()["record"]["spec"]["image"]
+    web.apply(image, "tasks=3")
+    assert sorted(web.tasks()) == [0, 1, 2]
+    web.until("three units are gone", lambda: len(web.invocations()) == 3)
+    web.apply(image, "tasks=6")
+    after = web.invocations()
+    assert {t: after[t] for t in ("web-0", "web-1", "web-2")} == {
+        t: before[t] for t in ("web-0", "web-1", "web-2")
+    }
+    assert len(after) == 6
+
+
+def test_a_rolling_update_fails_no_request(web: TheLab, images: dict[str, str]) -> None:
+    # SC8 SC10 SD1
+    before = web.invocations()
+    traffic = web.traffic()
+    web.apply(images["v2"])
+    outcome = web.outcome(traffic)
+    print(outcome)
+    assert outcome["failed"] == 0, outcome["failures"]
+    assert outcome["requests"] > 50
+    assert set(outcome["answers"]) == {"Twine demo v1", "Twine demo v2"}
+    assert {t["version"] for t in web.tasks().values()} == {web.job()["record"]["version"]}
+    after = web.invocations()
+    assert set(after) == set(before)
+    assert not set(after.values()) & set(before.values())
+
+
+def test_a_bad_job_file_gets_all_its_errors_at_once(web: TheLab, tmp_path: Path) -> None:
+    # FE4 MO8
+    before = web.job()
+    bad = tmp_path / "bad.toml"
+    bad.write_text(
+        'name = "web"\nentitlement = "nobody"\ntasks = -1\nimage = "latest"\n'
+        'command = []\nreplicas = 3\n[probe]\nport = "http"\n'
+    )
+    with pytest.raises(Failed) as refused:
+        web.run("twinectl", "job", "apply", str(bad))
+    assert refused.value.code == 64
+    for field in ("tasks", "image", "command", "replicas"):
+        assert field in refused.value.stderr
+    unknown = tmp_path / "unknown.toml"
+    text = (Path(__file__).parents[2] / "vm_lab" / "jobs" / "web.toml").read_text()
+    unknown.write_text(text.replace('"demo"', '"nobody"'))
+    with pytest.raises(Failed) as refused:
+        web.run(
+            "twinectl", "job", "apply", str(unknown),
+            "--set", f"image={before['record']['spec']['image']}",
+        )  # fmt: skip
+    assert "nobody" in refused.value.stderr
+    assert web.job()["record"]["spec"] == before["record"]["spec"]
+
+
+def test_logs_come_through_the_control_plane(web: TheLab) -> None:
+    endpoint = next(
+        e for e in web.ctl("job", "endpoints", "web")["endpoints"] if e["task"] == "web-0"
+    )
+    web.get(f"http://{endpoint['host']}:{endpoint['ports']['http']}/?canary-4711")
+    web.until(
+        "the request is in the log",
+        lambda: "canary-4711" in web.run("twinectl", "job", "logs", "web", "0", "--tail", "50"),
+        timeout_s=30,
+    )

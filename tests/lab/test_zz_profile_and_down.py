@@ -1,0 +1,62 @@
+"""Machines change hands, and the lab leaves nothing: last, because they end what came before."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+
+from tests.lab.conftest import BIN, NAME, ROOT, TheLab
+
+
+def test_the_contracts_hold_on_the_real_service_manager(the_lab: TheLab) -> None:
+    """The test bodies that the in-memory machine passes, inside a guest."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name in ("tests/__init__.py", "tests/contract"):
+            if (ROOT / name).exists():
+                tar.add(ROOT / name, arcname=name)
+    command = (
+        "rm -rf /root/contract && mkdir /root/contract && cd /root/contract && tar xzf - && "
+        "TWINE_REAL=btrfs,systemd TWINE_BTRFS_DIR=/var/lib/twine /opt/twine/bin/python -m pytest "
+        "-q -p no:cacheprovider -m 'not host_only' "
+        "tests/contract/test_btrfs.py tests/contract/test_systemd.py tests/contract/test_hardware.py"
+    )
+    done = subprocess.run(
+        [str(BIN / "twine-lab"), "ssh", "--name", NAME, "m1", "--", command],
+        input=packed.getvalue(),
+        stdout=subprocess.PIPE,
+        stderr=sys.stderr,
+        timeout=900,
+        check=False,
+    )
+    print(done.stdout.decode())
+    assert done.returncode == 0, done.stdout.decode()[-4000:]
+
+
+def test_a_machine_that_changes_hands_runs_the_other_profile(
+    web: TheLab, images: dict[str, str]
+) -> None:  # HP1 HP15 MO10 MO11
+    def swappiness(machine: str) -> str:
+        return web.ssh(machine, "cat /proc/sys/vm/swappiness").strip()
+
+    as_web = {m: swappiness(m) for m in web.machines}
+    web.run("twinectl", "job", "stop", "web", "--wait")
+    web.until(
+        "all machines are free",
+        lambda: all(not m["record"]["entitlement"] for m in web.ctl("machine", "list")["machines"]),
+        timeout_s=240,
+    )
+    web.ctl("entitlement", "create", "data", "--machines", "1", "--host-profile", "cache")
+    web.apply(images["v1"], "name=data", "entitlement=data", "tasks=1", name="data")
+    held = [
+        m["record"]["machine"]
+        for m in web.ctl("machine", "list")["machines"]
+        if m["record"]["entitlement"] == "data"
+    ]
+    assert len(held) == 1
+    assert swappiness(held[0]) != as_web[held[0]]
+    status = json.loads(web.ssh(held[0], "sidekick status -o json"))
+    assert (status["name"], status["state"]) == ("cache", "verified")
