@@ -1,7 +1,6 @@
 """The lab's control plane, and joining machines to it."""
 
 import http.client
-import json
 import os
 import shlex
 import shutil
@@ -11,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import msgspec
 
 from vm_lab.errors import LabError
 from vm_lab.guests import Guests
@@ -76,13 +77,13 @@ class ControlPlane:
             time.sleep(0.05)
         self.paths.control_plane.unlink(missing_ok=True)
 
-    def twinectl(self, *args: str) -> object:
+    def twinectl(self, *args: str) -> str:
         """Return the JSON that a twinectl command prints."""
         argv = [str(program("twinectl")), "--endpoint", self.endpoint, *args, "-o", "json"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
         if done.returncode != 0:
             raise LabError(f"`twinectl {' '.join(args)}` failed: {done.stderr.strip()}")
-        return json.loads(done.stdout)
+        return done.stdout
 
     def machine_states(self) -> dict[str, str]:
         """Return what the control plane calls each machine it knows."""
@@ -94,12 +95,11 @@ class ControlPlane:
 
     def join(self, machine: Machine, guests: Guests) -> None:
         """Make the machine a member and start its agent."""
-        token = self.twinectl("token", "create", "--host", machine.name)
-        if not isinstance(token, dict) or not {"token", "ca_hash"} <= token.keys():
-            raise LabError(f"twinectl made no token for {machine.name}: {token!r}")
+        made = self.twinectl("token", "create", "--host", machine.name)
+        token = msgspec.json.decode(made, type=_Token)
         words = [
             *("twine-agent", "join", self.url),
-            *("--token", str(token["token"]), "--ca-hash", str(token["ca_hash"])),
+            *("--token", token.token, "--ca-hash", token.ca_hash),
             *("--region", self.topology.region, "--datacenter", machine.datacenter),
             *("--msb", machine.msb, "--row", machine.row, "--rack", machine.rack),
             *("--machine-type", machine.type),
@@ -133,12 +133,32 @@ def program(name: str) -> Path:
     return path
 
 
-def machine_states(listed: object) -> dict[str, str]:
-    """Return name → state from `twinectl machine list -o json`."""
-    rows = listed.get("machines", []) if isinstance(listed, dict) else listed
-    if not isinstance(rows, list):
-        raise LabError(f"twinectl machine list printed no list: {listed!r}")
-    return {str(row.get("name") or row.get("host")): str(row.get("state")) for row in rows}
+class _Token(msgspec.Struct):
+    token: str
+    ca_hash: str
+
+
+class _Record(msgspec.Struct):
+    machine: str
+    state: str
+
+
+class _Row(msgspec.Struct):
+    record: _Record
+    ready: bool
+
+
+class _Listing(msgspec.Struct):
+    machines: list[_Row]
+
+
+def machine_states(listing: str) -> dict[str, str]:
+    """Return name → "ready" or the machine's state from `twinectl machine list -o json`."""
+    try:
+        rows = msgspec.json.decode(listing, type=_Listing).machines
+    except msgspec.DecodeError as e:
+        raise LabError(f"cannot read what `twinectl machine list` printed: {e}") from e
+    return {row.record.machine: "ready" if row.ready else row.record.state for row in rows}
 
 
 def is_ready(path: Path) -> bool:

@@ -210,18 +210,27 @@ class Lab:
         if not saved.is_dir():
             known = sorted(p.name for p in self.paths.snapshots.glob("*"))
             raise LabError(f"no snapshot {name!r}", hint=f"there are: {' '.join(known) or 'none'}")
-        served = self._stop_control_plane()
+        self._stop_control_plane()
         with self.progress.step("machines"):
-            on_each(machines, self.guests.forget_connection)
-            on_each(machines, lambda m: self.domains.restore(m.name, name))
-            on_each(machines, lambda m: self.domains.connect(m.name))
-        if (saved / "control-plane").exists():
-            self.control.load(saved / "control-plane")
-            if served or not self.paths.get_record().bare:
-                self.control.start()
-        with self.progress.step("clocks"):
-            on_each(machines, lambda m: self.guests.wait_reachable(m, 60))
-            on_each(machines, self.guests.set_clock)
+            on_each(machines, lambda m: self._restore_machine(m, name))
+        with ThreadPoolExecutor(max_workers=1) as background:
+            started = None
+            if (saved / "control-plane").exists():
+                self.control.load(saved / "control-plane")
+                started = background.submit(self.control.start)
+            with self.progress.step("clocks"):
+                on_each(machines, self._set_clock)
+        if started is not None:
+            started.result()
+
+    def _restore_machine(self, machine: Machine, snapshot: str) -> None:
+        self.guests.forget_connection(machine)
+        self.domains.restore(machine.name, snapshot)
+        self.domains.connect(machine.name)
+
+    def _set_clock(self, machine: Machine) -> None:
+        self.guests.wait_reachable(machine, 60)
+        self.guests.set_clock(machine)
 
     def down(self) -> list[Check]:
         """Take the lab away, and return what was looked for and what is left of it."""

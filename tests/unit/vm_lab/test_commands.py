@@ -1,3 +1,4 @@
+import json
 import os
 
 import pytest
@@ -71,12 +72,14 @@ def test_virsh_tables_are_read():
     assert parse_iflist("Interface\n----\n -   network   twine-lab   virtio   52:54\n") == []
 
 
-def test_machine_states_are_read_from_a_list_or_an_object():
-    rows = [{"name": "m1", "state": "ready"}, {"name": "m2", "state": "lost"}]
-    assert machine_states(rows) == machine_states({"machines": rows})
-    assert machine_states(rows)["m2"] == "lost"
-    with pytest.raises(LabError):
-        machine_states("no")
+def test_a_machine_is_ready_when_the_control_plane_says_so():
+    rows = [
+        {"record": {"machine": "m1", "state": "up"}, "ready": True, "tasks": []},
+        {"record": {"machine": "m2", "state": "down"}, "ready": False, "tasks": []},
+    ]
+    assert machine_states(json.dumps({"machines": rows})) == {"m1": "ready", "m2": "down"}
+    with pytest.raises(LabError, match="machine list"):
+        machine_states("[]")
 
 
 def test_mounts_are_found_at_and_below_a_folder_but_not_beside_it(tmp_path):
