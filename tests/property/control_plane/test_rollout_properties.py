@@ -1,0 +1,211 @@
+"""Rollouts under random failures: the budget is kept, and every one of them ends."""
+
+from collections import Counter
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.api import Health, Location, TaskState, TaskStatus
+from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, UpdatePolicy, task_id
+from control_plane.core.placement import Host, Load, demand_of, place
+from control_plane.core.reconcile import SeenMachine, Start, commands, observe
+from control_plane.core.rollout import (
+    apply_plan,
+    begin_updates,
+    next_updates,
+    prune,
+    resize,
+    summarize,
+    to_place,
+)
+
+IMAGE = "sha256:" + "1" * 64
+MACHINES = ("m1", "m2", "m3")
+
+
+def a_spec(tasks: int, budget: int) -> JobSpec:
+    return JobSpec(
+        name="web",
+        entitlement="front",
+        tasks=tasks,
+        image=IMAGE,
+        command=["/x"],
+        update=UpdatePolicy(max_unavailable=budget, drain_s=1),
+    )
+
+
+class Model:
+    """A job on three machines whose agents do in one step what they are told."""
+
+    def __init__(self, tasks: int, budget: int) -> None:
+        spec = a_spec(tasks, budget)
+        self.record = JobRecord(name="web", spec=spec, version=1, specs={1: spec})
+        self.now = 0.0
+        self.up = dict.fromkeys(MACHINES, True)
+        self.tasks: dict[str, dict[str, TaskStatus]] = {m: {} for m in MACHINES}
+        self.stopped: dict[str, dict[str, int]] = {m: {} for m in MACHINES}
+
+    def view(self) -> dict[str, SeenMachine]:
+        return {
+            m: SeenMachine(
+                up=self.up[m],
+                answering=self.up[m],
+                ready=self.up[m],
+                tasks=self.tasks[m],
+                stopped=self.stopped[m],
+            )
+            for m in MACHINES
+        }
+
+    def round(self) -> None:
+        """What the scheduler does in one round, then what agents do about it."""
+        self.now += 0.5
+        view = self.view()
+        record = resize(observe(self.record, view, self.now), self.now)
+        serving = self.serving(record)
+        chosen = set(next_updates(record, view).indexes)
+        record = begin_updates(record, chosen, self.now)
+        wanted = record.spec.tasks
+        if self.serving(record) < serving:  # SC6: only within the budget
+            assert wanted - self.serving(record) <= record.spec.update.max_unavailable
+        hosts = [
+            Host(m, Location(msb=m), "small", 1 << 40, 64, Load(), "" if self.up[m] else "down")
+            for m in MACHINES
+            if not record.leaving.get(m)
+        ]
+        waiting = to_place(record, view)
+        moving = {task.index for task in waiting}
+        mine = Counter(
+            t.placement.machine for t in record.tasks if t.placement and t.index not in moving
+        )
+        plan = place(demand_of(record.spec), [t.index for t in waiting], hosts, mine)
+        self.record = prune(apply_plan(record, plan, self.now))
+        self.obey()
+
+    def obey(self) -> None:
+        for command in commands(self.record, self.view()):
+            tasks = self.tasks[command.machine]
+            if isinstance(command, Start):
+                assert self.up[command.machine]
+                known = tasks.get(command.task)
+                assert known is None or known.generation < command.generation
+                tasks[command.task] = TaskStatus(
+                    task_id=command.task,
+                    generation=command.generation,
+                    epoch=1,
+                    state=TaskState.RUNNING,
+                    health=Health.HEALTHY,
+                    image=IMAGE,
+                    job="web",
+                )
+            else:
+                known = tasks.pop(command.task, None)
+                assert known is None or known.generation <= command.generation
+                self.stopped[command.machine][command.task] = command.generation
+
+    def serving(self, record: JobRecord) -> int:
+        return sum(
+            task.phase is TaskPhase.RUNNING and task.listed and task.index < record.spec.tasks
+            for task in record.tasks
+        )
+
+    def apply(self, **changes) -> None:
+        spec = replace(self.record.spec, **changes)
+        version = self.record.version + ("command" in changes)
+        specs = self.record.specs | {version: spec}
+        self.record = replace(self.record, spec=spec, version=version, specs=specs)
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("round"), st.just(0)),
+        st.tuples(st.just("round"), st.just(0)),
+        st.tuples(st.just("update"), st.integers(0, 99)),
+        st.tuples(st.just("resize"), st.integers(0, 7)),
+        st.tuples(st.just("down"), st.sampled_from(MACHINES)),
+        st.tuples(st.just("up"), st.sampled_from(MACHINES)),
+        st.tuples(st.just("sick"), st.integers(0, 6)),
+        st.tuples(st.just("vanish"), st.integers(0, 6)),
+        st.tuples(st.just("reboot"), st.sampled_from(MACHINES)),
+    ),
+    max_size=40,
+)
+
+
+def happen(model: Model, kind: str, what) -> None:
+    match kind:
+        case "round":
+            model.round()
+        case "update":
+            model.apply(command=[f"/x{what}"])
+        case "resize":
+            model.apply(tasks=what)
+        case "down":
+            model.up[what] = False
+        case "up":
+            model.up[what] = True
+        case "reboot":
+            model.up[what] = True
+            model.tasks[what] = {}
+            model.stopped[what] = {}
+        case "sick" | "vanish":
+            name = task_id("web", what)
+            for machine in MACHINES:
+                if name in model.tasks[machine] and kind == "vanish":
+                    del model.tasks[machine][name]
+                elif name in model.tasks[machine]:
+                    status = model.tasks[machine][name]
+                    model.tasks[machine][name] = replace(status, health=Health.UNHEALTHY)
+
+
+def get_well(model: Model) -> None:
+    for machine in MACHINES:
+        model.up[machine] = True
+        for name, status in model.tasks[machine].items():
+            model.tasks[machine][name] = replace(status, health=Health.HEALTHY)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(0, 6), st.integers(1, 3), EVENTS)
+def test_a_rollout_keeps_its_budget_and_always_ends(tasks, budget, events):  # SC6 SC10
+    model = Model(tasks, budget)
+    for kind, what in events:
+        happen(model, kind, what)
+    get_well(model)
+    for _ in range(120):
+        model.round()
+        if summarize(model.record).phase == "stable":
+            break
+    status = summarize(model.record)
+    wanted = model.record.spec.tasks
+    assert (status.phase, status.healthy, status.updated) == ("stable", wanted, wanted)
+    copies = Counter(name for m in MACHINES for name in model.tasks[m])
+    for _ in range(4):
+        model.round()
+    copies = Counter(name for m in MACHINES for name in model.tasks[m])
+    assert copies == {task_id("web", i): 1 for i in range(wanted)}  # nothing twice, nothing left
+    assert model.record.leaving == {}
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), EVENTS)
+def test_generations_only_rise(tasks, events):  # design 3.1
+    model = Model(tasks, 1)
+    last: dict[int, int] = {}
+    for kind, what in events:
+        happen(model, kind, what)
+        for task in model.record.tasks:
+            assert task.generation >= last.get(task.index, 0)
+            last[task.index] = task.generation
+        assert model.record.generation >= max(last.values(), default=0)
+
+
+@given(EVENTS)
+def test_observing_twice_is_observing_once(events):
+    model = Model(4, 1)
+    for kind, what in events:
+        happen(model, kind, what)
+    once = observe(model.record, model.view(), model.now)
+    assume(all(not task.retry_at for task in once.tasks))
+    assert observe(once, model.view(), model.now) == once
