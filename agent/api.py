@@ -17,18 +17,22 @@ from agent.wire.routes import Route
 TaskId = NewType("TaskId", str)
 Digest = NewType("Digest", str)
 
-ID_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+_END = r"$(?!\n)"
+"""End of the text in ECMA's dialect (the OpenAPI document) and in Python's alike, where `$`
+alone lets one newline pass."""
+ID_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?" + _END
 """Ids become part of unit names and paths, so they are kept to a DNS label (RFC 1123)."""
-DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}" + _END
 
 Name = Annotated[str, Meta(pattern=ID_PATTERN)]
 DigestStr = Annotated[str, Meta(pattern=DIGEST_PATTERN)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 CpuWeight = Annotated[int, Meta(ge=1, le=10_000)]
 """Range of cpu.weight (Linux, Documentation/admin-guide/cgroup-v2.rst)."""
-Argument = Annotated[str, Meta(max_length=131_072)]
-"""The kernel takes no longer argument (MAX_ARG_STRLEN, 32 pages)."""
-EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+_NO_NUL = r"^[^\x00]*$"
+Argument = Annotated[str, Meta(max_length=131_072, pattern=_NO_NUL)]
+"""The kernel takes no longer argument (MAX_ARG_STRLEN, 32 pages), and none with a NUL."""
+EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*" + _END, max_length=256)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
@@ -65,7 +69,7 @@ class Probe(_Written, frozen=True, kw_only=True):
 
     kind: ProbeKind = ProbeKind.HTTP
     port: Port
-    path: Annotated[str, Meta(pattern=r"^/[\x21-\x7e]*$", max_length=2048)] = "/"
+    path: Annotated[str, Meta(pattern=r"^/[\x21-\x7e]*" + _END, max_length=2048)] = "/"
     interval_s: Seconds = 2.0
     timeout_s: Seconds = 2.0
     successes: Annotated[int, Meta(ge=1, le=100)] = 1
@@ -103,7 +107,7 @@ class TaskSpec(_Written, frozen=True, kw_only=True):
     command: Annotated[list[Argument], Meta(min_length=1, max_length=4096)]
     environment: dict[EnvName, Argument] = {}
     entitlement: Name = "local"
-    job: Annotated[str, Meta(max_length=128)] = ""
+    job: Annotated[str, Meta(max_length=128, pattern=_NO_NUL)] = ""
     limits: Limits = Limits()
     restart: RestartPolicy = RestartPolicy()
     probe: Probe | None = None

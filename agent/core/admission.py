@@ -30,6 +30,8 @@ def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> 
         return Refused(
             f"epoch {epoch} is older than {current.epoch}, the term of the sender now in charge"
         )
+    if epoch > current.epoch:
+        return None
     if generation < current.generation:
         return Refused(f"generation {generation} is older than {current.generation}, in force")
     if isinstance(known, Tombstone) and generation == known.generation:
@@ -37,8 +39,18 @@ def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> 
     return None
 
 
+def tombstone_of(record: TaskRecord, now: float) -> Tombstone:
+    """Return what stays of a task that was removed."""
+    spec = record.spec
+    generation = 0 if record.orphan else spec.generation
+    return Tombstone(task_id=record.task_id, generation=generation, epoch=spec.epoch, at=now)
+
+
 def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord | None:
-    """Return the record for a new desired state, None where it changes nothing."""
+    """Return the record for a new desired state, None where it changes nothing.
+
+    One that takes back a removal under way lets the old unit go and starts anew.
+    """
     if known is None:
         return TaskRecord(task_id=task_id, spec=spec)
     if known.wanted is Wanted.RUN and known.spec.generation == spec.generation:
@@ -46,6 +58,8 @@ def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord
             return None
         return replace(known, spec=replace(known.spec, epoch=spec.epoch))
     changed = replace(known, spec=spec, wanted=Wanted.RUN, reason="", streak=0)
+    if known.wanted is Wanted.GONE:
+        changed = replace(changed, restart_asked=True, orphan=False)
     if known.state in (TaskState.STOPPED, TaskState.FAILED, TaskState.BACKOFF):
         changed = replace(changed, state=TaskState.ACCEPTED, next_start_at=None)
     return changed

@@ -94,40 +94,52 @@ def decide(task: TaskRecord, seen: Seen, now: float) -> Decision:
     if unit is None:
         return _without_unit(task, seen, now)
     if unit.key != key_of(task.spec) or task.restart_asked:
-        return _replace_unit(task, unit)
+        reason = "restart was asked for" if task.restart_asked else "its specification changed"
+        return _let_go(task, unit, reason, seen)
     if unit.ended:
         return _after_end(task, unit, seen, now)
     if unit.active in ("active", "reloading"):
         return _while_running(task, unit, seen)
     state = TaskState.STOPPING if unit.active == "deactivating" else TaskState.STARTING
-    return Decision(replace(task, state=state, boot_id=seen.boot_id), Action.REST)
+    between = replace(task, state=state, boot_id=seen.boot_id, health=Health.UNKNOWN)
+    return Decision(between, Action.REST)
 
 
 def _towards_gone(task: TaskRecord, seen: Seen) -> Decision:
-    stopping = replace(task, state=TaskState.STOPPING, next_start_at=None)
     if seen.unit is not None:
-        waiting = seen.unit.active == "deactivating"
-        return Decision(stopping, Action.REST if waiting else Action.STOP)
-    gone = replace(stopping, state=TaskState.STOPPED, health=Health.UNKNOWN)
+        return _let_go(task, seen.unit, task.reason, seen)
+    gone = replace(task, state=TaskState.STOPPED, health=Health.UNKNOWN, next_start_at=None)
     if seen.root or seen.leftover:
         return Decision(gone, Action.REMOVE_ROOT)
     return Decision(gone, Action.FORGET)
 
 
-def _replace_unit(task: TaskRecord, unit: SeenUnit) -> Decision:
-    reason = "restart was asked for" if task.restart_asked else "its specification changed"
+def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: Seen) -> Decision:
+    """The owner wants this unit away: its end is expected and does not count against it.
+
+    How a unit ended that had done so before anybody asked is still kept.
+    """
     stopping = replace(
         task,
         state=TaskState.STOPPING,
         reason=reason,
         health=Health.UNKNOWN,
+        next_start_at=None,
+        boot_id=seen.boot_id,
+        invocation_id=unit.invocation_id,
         ended_invocation=unit.invocation_id,
     )
+    if unit.ended and task.ended_invocation != unit.invocation_id and unit.exited_at:
+        stopping = replace(stopping, last_exit=_exit_of(unit, unit.exited_at))
     return Decision(stopping, Action.REST if unit.active == "deactivating" else Action.STOP)
 
 
 def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen) -> Decision:
     running = replace(task, state=TaskState.RUNNING, boot_id=seen.boot_id, next_start_at=None)
+    if task.state is not TaskState.RUNNING:
+        running = replace(running, reason="")
+    if task.ended_invocation == unit.invocation_id:
+        running = replace(running, ended_invocation="")  # it was to be stopped, and no longer is
     if task.invocation_id != unit.invocation_id:
         running = replace(
             running,
@@ -148,12 +160,7 @@ def _after_end(task: TaskRecord, unit: SeenUnit, seen: Seen, now: float) -> Deci
     """The main process ended by itself: count it once, let the unit go, apply the policy."""
     if task.ended_invocation == unit.invocation_id:
         return Decision(task, Action.STOP)
-    end = Exit(
-        result=unit.result,
-        code=unit.exit_code,
-        signal=unit.exit_signal,
-        at=unit.exited_at or now,
-    )
+    end = _exit_of(unit, unit.exited_at or now)
     started = replace(
         task,
         invocation_id=unit.invocation_id,
@@ -166,11 +173,12 @@ def _after_end(task: TaskRecord, unit: SeenUnit, seen: Seen, now: float) -> Deci
 def _without_unit(task: TaskRecord, seen: Seen, now: float) -> Decision:
     task = _account_for_missing_unit(task, seen, now)
     if task.restart_asked:
-        task = replace(task, restart_asked=False, state=TaskState.ACCEPTED, next_start_at=None)
+        task = replace(task, restart_asked=False, state=TaskState.ACCEPTED, reason="")
     if task.state in (TaskState.STOPPED, TaskState.FAILED):
         return Decision(task, Action.REST)
     if task.state is TaskState.BACKOFF and now < (task.next_start_at or 0.0):
         return Decision(task, Action.REST, task.next_start_at)
+    task = replace(task, next_start_at=None)
     if not seen.root:
         return Decision(replace(task, state=TaskState.PREPARING), Action.PREPARE)
     starting = replace(task, state=TaskState.STARTING, limits=task.spec.limits)
@@ -179,23 +187,45 @@ def _without_unit(task: TaskRecord, seen: Seen, now: float) -> Decision:
 
 def _account_for_missing_unit(task: TaskRecord, seen: Seen, now: float) -> TaskRecord:
     """A unit that was seen and is gone without a counted end: say why, once."""
-    known = task.invocation_id and task.invocation_id != task.ended_invocation
-    if task.state is TaskState.STOPPING and not known:
-        return replace(task, state=TaskState.ACCEPTED, reason="")
-    if not known or task.state not in (TaskState.RUNNING, TaskState.STOPPING):
-        return task
     if task.boot_id and task.boot_id != seen.boot_id:
+        return _after_reboot(task, seen, now)
+    if _uncounted(task) and task.state in (TaskState.RUNNING, TaskState.STOPPING):
+        return _ended(task, Exit(result="external-stop", at=now), now)
+    if task.state in (TaskState.RUNNING, TaskState.STOPPING):
+        return replace(task, state=TaskState.ACCEPTED, reason="")
+    return task
+
+
+def _uncounted(task: TaskRecord) -> bool:
+    return task.invocation_id not in ("", task.ended_invocation)
+
+
+def _after_reboot(task: TaskRecord, seen: Seen, now: float) -> TaskRecord:
+    """Return the task in a new boot of the host, where nothing of it can run.
+
+    Whatever it was about to do, it only comes back by itself where its specification says
+    so: meanwhile its owner may have started it elsewhere (promise P8).
+    """
+    alone = task.spec.offline_restart
+    here = replace(task, boot_id=seen.boot_id, restart_asked=task.restart_asked and alone)
+    if task.state in (TaskState.STOPPED, TaskState.FAILED):
+        return here
+    here = replace(here, health=Health.UNKNOWN, next_start_at=None)
+    if _uncounted(task):
         end = Exit(result="lost", at=now)
-        lost = replace(task, last_exit=end, ended_invocation=task.invocation_id)
-        if task.spec.offline_restart:
-            return replace(lost, state=TaskState.ACCEPTED, reason="", restarts=task.restarts + 1)
-        return replace(
-            lost,
-            state=TaskState.STOPPED,
-            health=Health.UNKNOWN,
-            reason="the host was rebooted; waiting for the owner of the task to start it again",
-        )
-    return _ended(task, Exit(result="external-stop", at=now), now)
+        here = replace(here, last_exit=end, ended_invocation=task.invocation_id)
+    if alone:
+        restarts = task.restarts + _uncounted(task)
+        return replace(here, state=TaskState.ACCEPTED, reason="", restarts=restarts)
+    return replace(
+        here,
+        state=TaskState.STOPPED,
+        reason="the host was rebooted; waiting for the owner of the task to start it again",
+    )
+
+
+def _exit_of(unit: SeenUnit, at: float) -> Exit:
+    return Exit(result=unit.result, code=unit.exit_code, signal=unit.exit_signal, at=at)
 
 
 def _ended(task: TaskRecord, end: Exit, now: float) -> TaskRecord:
@@ -211,7 +241,6 @@ def _ended(task: TaskRecord, end: Exit, now: float) -> TaskRecord:
         ended_invocation=task.invocation_id,
         health=Health.UNKNOWN,
         reason=describe(end),
-        restart_asked=False,
     )
     if not again:
         return replace(ended, state=TaskState.STOPPED, next_start_at=None)

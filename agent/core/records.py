@@ -35,7 +35,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     health: Health = Health.UNKNOWN
     invocation_id: str = ""
     boot_id: str = ""
-    """Boot of the host in which the unit was last seen."""
+    """Boot of the host in which its owner last spoke up or its unit was last seen."""
     ended_invocation: str = ""
     """Invocation whose end is already counted."""
     started_at: float | None = None
@@ -46,6 +46,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     last_exit: Exit | None = None
     limits: Limits | None = None
     """Limits that the running unit has."""
+    orphan: bool = False
+    """It was found on the host and no specification is known: it is only being removed."""
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,11 @@ def key_of(spec: TaskSpec) -> str:
 def unit_of(task_id: str) -> str:
     """Return the unit's name; ids are DNS labels, so nothing needs escaping."""
     return f"twine-task-{task_id}.service"
+
+
+def task_of(unit: str) -> str:
+    """Return the id of the task that a unit belongs to: the reverse of `unit_of`."""
+    return unit.removeprefix("twine-task-").removesuffix(".service")
 
 
 def status_of(task: TaskRecord) -> TaskStatus:

@@ -9,7 +9,7 @@ import time
 from msgspec.structs import replace
 
 from agent.api import Digest, Health, TaskSpec, TaskState, TaskStatus
-from agent.core.admission import accept, stale, too_big
+from agent.core.admission import accept, stale, tombstone_of, too_big
 from agent.core.reconcile import leftovers
 from agent.core.records import TaskRecord, Tombstone, Wanted, status_of, unit_of
 from agent.errors import Conflict, NotFound, Unprocessable
@@ -36,7 +36,8 @@ class Tasks:
         self._loops: dict[str, TaskLoop] = {}
         self._tombstones: dict[str, Tombstone] = {}
         self._spared: dict[str, str] = {}
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._coming: dict[str, TaskSpec] = {}
+        """Tasks whose record is being written: they count already."""
         self._door = asyncio.Lock()
         """Tasks come into being one after the other."""
 
@@ -47,14 +48,11 @@ class Tasks:
         self._spared = dict(replay.unreadable)
         units = [u.unit for u in await host.units.all("twine-task-*.service")]
         roots = await host.lanes.run("btrfs", host.roots.all)
-        orphans = leftovers(replay.tasks, replay.unreadable, units, roots)
-        for unit in orphans.units:
-            log.warning("stopping a unit that belongs to no task", extra={"unit": unit})
-            await host.units.stop(unit)
         for record in replay.tasks.values():
             self._start(record)
-        for root in orphans.roots:
-            await self._remove_root(root)
+        for task_id in leftovers(replay.tasks, replay.unreadable, units, roots):
+            log.warning("removing a task that nobody asked for", extra={"task": task_id})
+            self._start(_condemned(task_id))
         for task_id, why in replay.unreadable.items():
             message = f"the record cannot be read ({why}); what runs is left running"
             log.error("a task record is unreadable", extra={"task": task_id, "why": why})
@@ -62,42 +60,20 @@ class Tasks:
         for loop in list(self._loops.values()):
             await loop.settled.wait()
 
-    async def _remove_root(self, task_id: str) -> None:
-        unit = unit_of(task_id)
-        for _ in range(100):
-            if await self._host.units.find(unit) is None:
-                break
-            await asyncio.sleep(0.2)
-        await self._host.lanes.run("btrfs", self._host.roots.remove, task_id)
-
     def _start(self, record: TaskRecord, *, fresh: bool = False) -> None:
-        loop = TaskLoop(self._host, record, self._forgotten, fresh=fresh)
+        loop = TaskLoop(self._host, record, self._bury, fresh=fresh)
         self._loops[record.task_id] = loop
-        self._running[record.task_id] = self._group.create_task(
-            loop.run(), name=f"task-{record.task_id}"
-        )
+        self._group.create_task(loop.run(), name=f"task-{record.task_id}")
 
     async def _bury(self, record: TaskRecord) -> None:
-        spec = record.spec
-        stone = Tombstone(
-            task_id=record.task_id, generation=spec.generation, epoch=spec.epoch, at=time.time()
-        )
-        self._tombstones[record.task_id] = stone
+        stone = tombstone_of(record, time.time())
         await self._host.lanes.run("journal", self._host.journal.save, stone)
+        self._tombstones[record.task_id] = stone
+        del self._loops[record.task_id]
         self._host.events.add("task-removed", record.task_id, "stopped and torn down")
 
-    def _forgotten(self, record: TaskRecord) -> None:
-        del self._loops[record.task_id]
-        del self._running[record.task_id]
-        self._group.create_task(self._bury(record))
-
-    def _record(self, task_id: str) -> TaskRecord | None:
-        loop = self._loops.get(task_id)
-        return loop.record if loop else None
-
-    def _check(self, task_id: str, generation: int, epoch: int) -> None:
-        known = self._record(task_id) or self._tombstones.get(task_id)
-        if refused := stale(generation, epoch, known):
+    def _check(self, task_id: str, spec: TaskSpec, known: TaskRecord | Tombstone | None) -> None:
+        if refused := stale(spec.generation, spec.epoch, known):
             raise Conflict(
                 f"task {task_id} is not changed: {refused.reason}",
                 hint="read the task, then ask with a higher generation",
@@ -105,30 +81,44 @@ class Tasks:
 
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Take a desired state; when this returns it survives any crash."""
-        self._check(task_id, spec.generation, spec.epoch)
         loop = self._loops.get(task_id)
-        if loop is not None and accept(task_id, spec, loop.record) is None:
-            return status_of(loop.record)
-        self._admit(task_id, spec)
-        if loop is not None:
+        if loop is None:
+            async with self._door:
+                if task_id not in self._loops:
+                    self._check(task_id, spec, self._tombstones.get(task_id))
+                    self._admit(task_id, spec)
+                    record = TaskRecord(task_id=task_id, spec=spec, boot_id=self._host.boot_id)
+                    return await self._create(record, fresh=task_id not in self._spared)
+            return await self.put(task_id, spec)
 
-            def changed(record: TaskRecord) -> TaskRecord:
-                self._check(task_id, spec.generation, spec.epoch)
-                return accept(task_id, spec, record) or record
+        def changed(record: TaskRecord) -> TaskRecord:
+            leaving = record.wanted is Wanted.GONE
+            self._check(task_id, spec, tombstone_of(record, 0.0) if leaving else record)
+            new = accept(task_id, spec, record)
+            if new is None:
+                return record
+            self._admit(task_id, spec)
+            return replace(new, boot_id=self._host.boot_id)
 
+        try:
             return status_of(await loop.change(changed))
-        async with self._door:
-            if task_id not in self._loops:
-                fresh = self._spared.pop(task_id, None) is None
-                return await self._create(TaskRecord(task_id=task_id, spec=spec), fresh=fresh)
-        return await self.put(task_id, spec)
+        except NotFound:
+            return await self.put(task_id, spec)
 
     async def _create(self, record: TaskRecord, *, fresh: bool = False) -> TaskStatus:
         """Start the loop of a new task; it waits for the record to be on disk."""
-        await self._host.lanes.run("journal", self._host.journal.save, record)
-        self._tombstones.pop(record.task_id, None)
-        self._host.events.add("task", record.task_id, "accepted", status_of(record))
-        self._start(record, fresh=fresh)
+        task_id, host = record.task_id, self._host
+        self._coming[task_id] = record.spec
+        try:
+            if task_id in self._spared:
+                await host.lanes.run("journal", host.journal.set_aside, task_id)
+            await host.lanes.run("journal", host.journal.save, record)
+            self._tombstones.pop(task_id, None)
+            self._spared.pop(task_id, None)
+            host.events.add("task", task_id, str(record.state), status_of(record))
+            self._start(record, fresh=fresh)
+        finally:
+            del self._coming[task_id]
         return status_of(record)
 
     def _admit(self, task_id: str, spec: TaskSpec) -> None:
@@ -137,11 +127,14 @@ class Tasks:
                 f"task {task_id} cannot run: image {spec.image} is not on this machine",
                 hint="pull or put the image first",
             )
-        others = sum(
-            loop.record.spec.limits.memory_max_bytes
+        specs = dict(self._coming)
+        specs |= {
+            name: loop.record.spec
             for name, loop in self._loops.items()
-            if name != task_id and loop.record.wanted is Wanted.RUN
-        )
+            if loop.record.wanted is Wanted.RUN
+        }
+        specs.pop(task_id, None)
+        others = sum(other.limits.memory_max_bytes for other in specs.values())
         if why := too_big(spec, self._usable_bytes, self._cpus, others):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
 
@@ -150,19 +143,15 @@ class Tasks:
         loop = self._loops.get(task_id)
         if loop is None and task_id in self._spared:
             async with self._door:
-                del self._spared[task_id]
-                return await self._create(_condemned(task_id, generation or 1, epoch or 0))
+                if task_id in self._spared:
+                    return await self._create(_condemned(task_id, generation, epoch))
+            return await self.delete(task_id, generation, epoch)
         if loop is None:
             await self._remember_absence(task_id, generation, epoch)
             raise self._unknown(task_id)
-        self._check_or_current(loop.record, generation, epoch)
 
         def gone(record: TaskRecord) -> TaskRecord:
-            spec = replace(
-                record.spec,
-                generation=generation or record.spec.generation,
-                epoch=record.spec.epoch if epoch is None else epoch,
-            )
+            spec = self._current(record, generation, epoch)
             return replace(record, spec=spec, wanted=Wanted.GONE, reason="stop was asked for")
 
         return status_of(await loop.change(gone))
@@ -172,29 +161,37 @@ class Tasks:
     ) -> None:
         """A delete that overtook its put must still win over it (F-48)."""
         known = self._tombstones.get(task_id)
-        if generation is None or (known is not None and known.generation >= generation):
+        if generation is None or stale(generation, epoch or 0, known):
             return
         stone = Tombstone(task_id=task_id, generation=generation, epoch=epoch or 0, at=time.time())
-        self._tombstones[task_id] = stone
-        await self._host.lanes.run("journal", self._host.journal.save, stone)
+        async with self._door:
+            if task_id not in self._loops:
+                self._tombstones[task_id] = stone
+                await self._host.lanes.run("journal", self._host.journal.save, stone)
 
     async def restart(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
         """Stop a task and start it again, without back-off."""
         loop = self._loops.get(task_id)
         if loop is None:
             raise self._unknown(task_id)
-        self._check_or_current(loop.record, generation, epoch)
-        return status_of(await loop.change(lambda r: replace(r, restart_asked=True, streak=0)))
 
-    def _check_or_current(
-        self, record: TaskRecord, generation: int | None, epoch: int | None
-    ) -> None:
-        spec = record.spec
-        self._check(
-            record.task_id,
-            spec.generation if generation is None else generation,
-            spec.epoch if epoch is None else epoch,
+        def again(record: TaskRecord) -> TaskRecord:
+            self._current(record, generation, epoch)
+            if record.wanted is Wanted.GONE:
+                raise Conflict(f"task {task_id} is not restarted: it is being removed")
+            return replace(record, restart_asked=True, streak=0, boot_id=self._host.boot_id)
+
+        return status_of(await loop.change(again))
+
+    def _current(self, record: TaskRecord, generation: int | None, epoch: int | None) -> TaskSpec:
+        """Return the specification as of the request, or raise `Conflict` for a stale one."""
+        spec = replace(
+            record.spec,
+            generation=record.spec.generation if generation is None else generation,
+            epoch=record.spec.epoch if epoch is None else epoch,
         )
+        self._check(record.task_id, spec, record)
+        return spec
 
     def get(self, task_id: str) -> TaskStatus:
         """Return the state of a task, or raise `NotFound`."""
@@ -213,16 +210,26 @@ class Tasks:
 
     def using(self, digest: str) -> list[str]:
         """Return the ids of the tasks that run from an image, sorted."""
-        return sorted(t for t, loop in self._loops.items() if loop.record.spec.image == digest)
+        specs = self._coming | {t: loop.record.spec for t, loop in self._loops.items()}
+        return sorted(t for t, spec in specs.items() if spec.image == digest)
 
     @staticmethod
     def _unknown(task_id: str) -> NotFound:
         return NotFound(f"there is no task {task_id} on this machine", hint="twine-agent ps")
 
 
-def _condemned(task_id: str, generation: int, epoch: int) -> TaskRecord:
-    spec = TaskSpec(generation=generation, epoch=epoch, image=_UNKNOWN_IMAGE, command=["unknown"])
-    return TaskRecord(task_id=task_id, spec=spec, wanted=Wanted.GONE, state=TaskState.STOPPING)
+def _condemned(task_id: str, generation: int | None = None, epoch: int | None = None) -> TaskRecord:
+    """Return the record of a task of which only the id is known, to have it removed."""
+    spec = TaskSpec(
+        generation=generation or 1, epoch=epoch or 0, image=_UNKNOWN_IMAGE, command=["unknown"]
+    )
+    return TaskRecord(
+        task_id=task_id,
+        spec=spec,
+        wanted=Wanted.GONE,
+        state=TaskState.STOPPING,
+        orphan=generation is None,
+    )
 
 
 def _spared_status(task_id: str, why: str) -> TaskStatus:

@@ -1,0 +1,52 @@
+"""What every suite shares: `unit` and `property` reach nothing outside of this process."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+_HERE = Path(__file__).parent
+_ISOLATED = (_HERE / "unit", _HERE / "property")
+
+
+class LeftTheProcess(AssertionError):
+    """A test of decisions or of fakes started a program or called another host."""
+
+
+@pytest.fixture(autouse=True)
+def stays_in_the_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail any program and any connection to another host in the suites that use fakes."""
+    if not any(request.path.is_relative_to(folder) for folder in _ISOLATED):
+        return
+
+    def no_program(*args: object, **_: object) -> NoReturn:
+        raise LeftTheProcess(f"this suite starts no program: {args[:2]!r}")
+
+    for name in ("posix_spawn", "posix_spawnp", "system", "execv", "execve", "fork"):
+        monkeypatch.setattr(os, name, no_program)
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", no_program)
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, _local_only(getattr(socket.socket, name)))
+
+
+def _local_only(call: Any) -> Any:
+    def guarded(self: socket.socket, *args: Any) -> Any:
+        address = args[-1]
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_loopback(address[0]):
+            raise LeftTheProcess(f"this suite calls no other host: {address!r}")
+        return call(self, *args)
+
+    return guarded
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

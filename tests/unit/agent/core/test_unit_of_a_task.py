@@ -1,0 +1,153 @@
+"""What systemd is asked for: a task's unit, and the sandbox that unpacks an image."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from builders import IMAGE, a_spec
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.api import ImageFormat, Limits, Probe, RestartPolicy, TaskSpec
+from agent.core.reconcile import leftovers
+from agent.core.records import key_of, task_of, unit_of
+from agent.core.unit_properties import describe_unit, key_in, slice_of, unit_properties
+from agent.core.unpack import unpack_properties
+from agent.machine.unit_properties import encode
+
+GOLDEN = Path(__file__).parents[3] / "data" / "unit_properties.json"
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=50
+)
+
+
+def _as_json(value: object) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def test_the_properties_are_those_that_were_reviewed() -> None:  # AG2, AG8
+    """Rewrite the golden file with TWINE_GOLDEN=write, and review the difference."""
+    spec = a_spec(
+        command=["/bin/server", "--port", "80"],
+        environment={"MODE": "test"},
+        entitlement="web-front",
+        job="shop",
+        limits=Limits(cpu_weight=50, cpu_max_cores=1.5, memory_max_bytes=64 << 20, tasks_max=9),
+        stop_timeout_s=2.5,
+    )
+    found = {
+        "task": unit_properties("web-0", spec, "/var/lib/twine/tasks/web-0"),
+        "tar": unpack_properties("/s/i.stream", "/s/i", ImageFormat.TAR),
+        "btrfs": unpack_properties("/s/i.stream", "/s/i", ImageFormat.BTRFS),
+    }
+    if os.environ.get("TWINE_GOLDEN") == "write":
+        GOLDEN.write_text(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+
+    assert _as_json(found) == msgspec.json.decode(GOLDEN.read_bytes())
+
+
+def test_systemd_takes_every_property() -> None:
+    for properties in (
+        unit_properties("web", a_spec(), "/r"),
+        unpack_properties("/s", "/t", ImageFormat.TAR),
+        unpack_properties("/s", "/t", ImageFormat.BTRFS),
+    ):
+        assert encode(properties)
+
+
+@given(st.lists(TEXT, min_size=1, max_size=5), TEXT)
+def test_argv_and_environment_are_passed_on_letter_by_letter(  # F-24
+    argv: list[str], value: str
+) -> None:
+    spec = a_spec(command=argv, environment={"V": value})
+    properties = unit_properties("web", spec, "/r")
+
+    assert properties["ExecStart"] == [argv]
+    assert f"V={value}" in properties["Environment"]  # type: ignore[operator]
+
+
+@given(st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z"))
+def test_names_of_units_and_slices_are_made_from_ids_alone(name: str) -> None:  # F-23
+    assert task_of(unit_of(name)) == name
+    assert unit_of(name) == f"twine-task-{name}.service"
+    assert slice_of(name).count("-") == 1
+
+
+@pytest.mark.parametrize(
+    "hostile", ["", "a/b", "../x", "a\n", "A", "a.service", "%i", "$x", "-a", "a-", "x" * 64, "ä"]
+)
+def test_hostile_entitlements_are_no_entitlements(hostile: str) -> None:  # F-23
+    wanted = msgspec.to_builtins(a_spec()) | {"entitlement": hostile}
+
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(wanted, TaskSpec)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"command": ["a\0b"]},
+        {"environment": {"A": "\0"}},
+        {"environment": {"A\n": "x"}},
+        {"job": "\0"},
+        {"image": IMAGE + "\n"},
+        {"probe": {"port": 80, "path": "/\n"}},
+        {"command": []},
+        {"command": ["x" * 131_073]},
+    ],
+)
+def test_what_could_not_be_passed_on_is_refused_at_the_door(wrong: dict[str, Any]) -> None:  # F-24
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(msgspec.to_builtins(a_spec()) | wrong, TaskSpec)
+
+
+def test_the_key_of_a_unit_is_the_same_in_every_release() -> None:  # F-05
+    spec = TaskSpec(image=IMAGE, command=["/bin/server"], environment={"B": "2", "A": "1"})
+
+    assert key_of(spec) == "d4210669850c"
+    assert key_in(describe_unit("web", spec)) == key_of(spec)
+    assert key_in("somebody else's unit") == ""
+
+
+def test_only_what_the_process_is_made_from_changes_the_key() -> None:
+    spec = a_spec()
+    live = {
+        "limits": Limits(tasks_max=3),
+        "probe": Probe(port=1),
+        "restart": RestartPolicy(),
+        "generation": 9,
+        "epoch": 9,
+        "offline_restart": True,
+    }
+    made = {
+        "image": "sha256:" + "3" * 64,
+        "command": ["/x"],
+        "environment": {"A": "1"},
+        "entitlement": "other",
+        "stop_timeout_s": 3.0,
+    }
+
+    assert all(key_of(replace(spec, **{k: v})) == key_of(spec) for k, v in live.items())
+    assert all(key_of(replace(spec, **{k: v})) != key_of(spec) for k, v in made.items())
+
+
+def test_the_unpacker_can_write_nowhere_but_into_its_target() -> None:  # P10
+    for format_ in ImageFormat:
+        properties = unpack_properties("/s/i.stream", "/s/i", format_)
+        assert properties["ReadWritePaths"] == ("/s/i",)
+        assert properties["PrivateNetwork"] is True
+        assert properties["ProtectSystem"] == "strict"
+    tar = unpack_properties("/s/i.stream", "/s/i", ImageFormat.TAR)
+    assert "CAP_MKNOD" not in tar["CapabilityBoundingSet"]  # type: ignore[operator]
+
+
+def test_what_belongs_to_no_task_is_left_over_unless_it_is_spared() -> None:  # P9, F-06
+    units = [unit_of(t) for t in ("known", "spared", "orphan")]
+    roots = ["known", "spared", "old"]
+
+    assert leftovers({"known"}, {"spared"}, units, roots) == ["old", "orphan"]
