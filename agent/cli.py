@@ -114,7 +114,7 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **opti
 
     async def start(client: AgentClient) -> api.TaskStatus:
         spec = api.TaskSpec(
-            generation=int(time.time()),
+            generation=time.time_ns() // 1_000_000,
             image=await _image(client, options["image"]),
             command=list(command),
             environment=dict(_pair(e) for e in options["env"]),
@@ -131,8 +131,15 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **opti
 
     status = _call(config_path, start)
     click.echo(f"{status.task_id}: {status.state}, {status.health}. {status.reason}".rstrip(". "))
-    if wait and status.state is not api.TaskState.RUNNING:
+    if wait and not _as_asked(status):
         sys.exit(1)
+
+
+def _as_asked(status: api.TaskStatus) -> bool:
+    """Return whether a task runs, or has done what it was to do once."""
+    if status.state is api.TaskState.STOPPED and status.last_exit is not None:
+        return status.last_exit.result == "success"
+    return status.state is api.TaskState.RUNNING
 
 
 async def _follow(client: AgentClient, name: str, after: int) -> api.TaskStatus:

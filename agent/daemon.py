@@ -22,7 +22,7 @@ from aiohttp import web
 
 from agent import api
 from agent.config import AgentConfig
-from agent.errors import Busy, ConfigError, Unprocessable
+from agent.errors import Busy, ConfigError, TwineError, Unprocessable
 from agent.machine import Machine
 from agent.machine.notify import notify, watchdog_s
 from agent.server import Services, application
@@ -43,6 +43,7 @@ from agent.wire.client import WireClient
 
 log = logging.getLogger(__name__)
 
+TLS_RETRY_S = 10.0
 JOIN_POLL_S = 2.0
 """How soon after `twine-agent join` the TLS port opens."""
 _FETCH = next(r for r in api.JOIN_ROUTES if r.name == "fetch_image")
@@ -81,15 +82,17 @@ class Agent:
             self._lock(stack)
             lanes = Lanes()
             stack.callback(lanes.close)
+            prober = Prober()
+            stack.push_async_callback(prober.close)
             group = await stack.enter_async_context(_cancelled_at_exit())
-            services = await self._services(lanes, group, stack)
+            services = await self._services(lanes, prober, group, stack)
             app = application(services, self.config.socket_group)
             runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=2.0)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await self._serve_socket(runner, stack)
             await self._adopt(services, lanes)
-            group.create_task(self._serve_tls(runner), name="tls")
+            group.create_task(self._serve_tls_forever(runner), name="tls")
             yield services
 
     def _lock(self, stack: AsyncExitStack) -> None:
@@ -105,15 +108,13 @@ class Agent:
             ) from e
 
     async def _services(
-        self, lanes: Lanes, group: asyncio.TaskGroup, stack: AsyncExitStack
+        self, lanes: Lanes, prober: Prober, group: asyncio.TaskGroup, stack: AsyncExitStack
     ) -> Services:
         config, machine = self.config, self._machine
         hardware = await lanes.run("facts", machine.hardware)
         events = EventLog(hardware.boot_id)
         units = Units(machine.systemd, lanes)
         stack.callback(units.listen())
-        prober = Prober()
-        stack.push_async_callback(prober.close)
         images = Images(self._state, machine.btrfs, units, machine.processes, lanes, events)
         host = Host(
             units=units,
@@ -127,8 +128,11 @@ class Agent:
         self._host = host
         sidekick_state = Path(config.sidekick_state_dir)
 
+        async def facts() -> api.MachineFacts:
+            return await lanes.run("facts", machine_facts, machine, self._name(), config.state_dir)
+
         def spawn(work: Coroutine[Any, Any, None]) -> None:
-            group.create_task(work)
+            group.create_task(_logged(work))
 
         return Services(
             tasks=Tasks(host, hardware, group, reserve_bytes=config.reserve_memory_bytes),
@@ -136,7 +140,7 @@ class Agent:
             logs=Logs(machine.processes),
             events=events,
             profile=HostProfile(units, events, Path(config.sidekick), sidekick_state),
-            facts=lambda: machine_facts(machine, self._name(), config.state_dir),
+            facts=facts,
             pull=lambda request: self._pull(images, request),
             spawn=spawn,
         )
@@ -146,7 +150,7 @@ class Agent:
         return held.machine if held else ""
 
     async def _adopt(self, services: Services, lanes: Lanes) -> None:
-        await lanes.run("btrfs", services.images.tidy)
+        await services.images.tidy()
         replay = await lanes.run("journal", self._host.journal.replay)
         await services.tasks.adopt(replay)
         services.ready = True
@@ -169,6 +173,17 @@ class Agent:
             log.warning("the socket is for its owner only", extra={"socket": str(path)})
         stack.callback(path.unlink, missing_ok=True)
 
+    async def _serve_tls_forever(self, runner: web.AppRunner) -> None:
+        """Try again where TLS cannot be served: the host's own tools need no TLS (AG4)."""
+        while True:
+            try:
+                await self._serve_tls(runner)
+            except TwineError as e:
+                log.error("cannot serve TLS", extra={"code": e.code, "why": str(e)})
+            except Exception:
+                log.exception("serving TLS failed; this is a bug")
+            await asyncio.sleep(TLS_RETRY_S)
+
     async def _serve_tls(self, runner: web.AppRunner) -> None:
         """Open the TCP port once the host has an identity, and keep that identity fresh."""
         while self.identity.find() is None:
@@ -180,7 +195,11 @@ class Agent:
         except OSError as e:
             raise ConfigError(f"cannot listen on {self.config.listen}: {e.strerror}") from e
         log.info("serving", extra={"address": self.config.listen})
-        await self.identity.renew_forever()
+        try:
+            await self.identity.renew_forever()
+        except Exception:
+            await site.stop()
+            raise
 
     async def _pull(self, images: Images, request: api.ImagePull) -> api.ImageInfo:
         if info := images.find(request.digest):
@@ -198,6 +217,14 @@ class Agent:
         async with WireClient(held.control_plane_url, context) as client:
             chunks = client.stream(_FETCH, digest=request.digest)
             return await images.receive(request.digest, request.format, chunks)
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    """Run what nobody waits for; where it fails, the agent goes on without it."""
+    try:
+        await work
+    except Exception:
+        log.exception("a background job failed; this is a bug")
 
 
 @asynccontextmanager

@@ -5,13 +5,13 @@ from __future__ import annotations
 import grp
 import pwd
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from aiohttp import web
-from prometheus_client import REGISTRY, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -41,7 +41,7 @@ class Services:
     logs: Logs
     events: EventLog
     profile: HostProfile
-    facts: Callable[[], api.MachineFacts]
+    facts: Callable[[], Awaitable[api.MachineFacts]]
     pull: Callable[[api.ImagePull], Any]
     """Fetches an image from the control plane this host has joined."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
@@ -88,27 +88,29 @@ def _members(group: str) -> set[int]:
         names = grp.getgrnam(group).gr_mem
     except KeyError:
         return set()
-    return {pwd.getpwnam(n).pw_uid for n in names}
+    return {uid for name in names if (uid := _uid(name)) is not None}
+
+
+def _uid(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
 
 
 def application(services: Services, socket_group: str) -> web.Application:
     """Return the agent's application, for the unix socket and for TLS alike."""
-    collector = _TaskCollector(services)
-    REGISTRY.register(collector)
-    app = make_app(
+    registry = CollectorRegistry()
+    registry.register(_TaskCollector(services))
+    ProcessCollector(registry=registry)
+    return make_app(
         "Twine agent",
         api.ROUTES,
         handlers(services),
         authorize_with(socket_group),
         version=agent_version(),
-        metrics=lambda: generate_latest(REGISTRY),
+        metrics=lambda: generate_latest(registry),
     )
-
-    async def unregister(_: web.Application) -> None:
-        REGISTRY.unregister(collector)
-
-    app.on_cleanup.append(unregister)
-    return app
 
 
 class _TaskCollector(Collector):
@@ -141,15 +143,18 @@ def _image_handlers(s: Services) -> dict[str, Handler]:
         return _with_users(s, s.images.get(_digest(call)))
 
     async def put_image(call: Call) -> api.ImageInfo:
+        _must_be_ready(s)
         assert call.stream is not None
         return await s.images.receive(_digest(call), _format(call), call.stream)
 
     async def pull_image(call: Call) -> api.ImageInfo:
+        _must_be_ready(s)
         info = await s.pull(call.body)
         assert isinstance(info, api.ImageInfo)
         return info
 
     async def delete_image(call: Call) -> api.Ack:
+        _must_be_ready(s)
         await s.images.delete(_digest(call), s.tasks.using)
         return api.Ack(detail="deleted")
 
@@ -208,11 +213,11 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
 
 def _host_handlers(s: Services) -> dict[str, Handler]:
     async def get_machine(_: Call) -> api.MachineFacts:
-        return s.facts()
+        return await s.facts()
 
     async def put_profile(call: Call) -> api.ProfileStatus:
-        if s.profile.check(call.body):
-            s.spawn(s.profile.apply(call.body))
+        if s.profile.ask(call.body):
+            s.spawn(s.profile.apply())
         return s.profile.status()
 
     async def get_profile(_: Call) -> api.ProfileStatus:

@@ -21,7 +21,7 @@ class EventLog:
 
     def __init__(self, boot_id: str) -> None:
         """Start an empty stream."""
-        self._first = self._latest = int(time.time() * 1000)
+        self._latest = int(time.time() * 1000)
         self._events: deque[Event] = deque(maxlen=KEPT)
         self._grew = asyncio.Event()
         self._boot_id = boot_id
@@ -51,6 +51,7 @@ class EventLog:
                     await self._grew.wait()
             except TimeoutError:
                 pass
+            lost = self._lost(sequence)
         events = [] if lost else [e for e in self._events if e.sequence > sequence]
         return Events(events=events, latest=self._latest, lost=lost, boot_id=self._boot_id)
 

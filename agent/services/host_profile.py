@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from agent.api import ProfileSpec, ProfileState, ProfileStatus
-from agent.errors import Conflict, HostError
+from agent.errors import Conflict, TwineError
 from agent.services.events import EventLog
 from agent.services.units import Units
 
@@ -33,6 +33,8 @@ class HostProfile:
         self._sidekick = sidekick
         self._state = state
         self._asked: ProfileSpec | None = None
+        self._pending = False
+        """Whether what was asked for last has still to be given to sidekick."""
         self._failure = ""
         self._lock = asyncio.Lock()
 
@@ -57,41 +59,54 @@ class HostProfile:
             return msgspec.json.decode(data, type=ProfileStatus)
         except FileNotFoundError:
             return ProfileStatus()
-        except (OSError, msgspec.DecodeError) as e:
+        except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as e:
             return ProfileStatus(
                 state=ProfileState.DEGRADED, detail=f"sidekick's report cannot be read: {e}"
             )
 
-    def check(self, spec: ProfileSpec) -> bool:
-        """Return whether a request is news. Raises `Conflict` for one that is too old."""
+    def ask(self, spec: ProfileSpec) -> bool:
+        """Take a request; return whether there is anything to `apply`.
+
+        Raises `Conflict` for one that is too old.
+        """
         current = self.status()
-        if spec.epoch < current.epoch or (
-            spec.epoch == current.epoch and spec.generation < current.generation
-        ):
+        if (spec.epoch, spec.generation) < (current.epoch, current.generation):
             raise Conflict(
                 f"profile {spec.name} is not applied: generation {spec.generation} of epoch "
                 f"{spec.epoch} is older than {current.generation} of {current.epoch}"
             )
         same = (spec.name, spec.generation) == (current.name, current.generation)
-        return not (same and current.state in (ProfileState.VERIFIED, ProfileState.APPLYING))
+        if same and current.state in (ProfileState.VERIFIED, ProfileState.APPLYING):
+            return False
+        self._asked, self._failure, self._pending = spec, "", True
+        return True
 
-    async def apply(self, spec: ProfileSpec) -> None:
-        """Run sidekick to its end; its report then tells what came of it."""
+    async def apply(self) -> None:
+        """Run sidekick for the latest request; its report then tells what came of it."""
         async with self._lock:
-            self._asked, self._failure = spec, ""
+            spec = self._asked
+            if spec is None or not self._pending:
+                return
+            self._pending = False
             self._events.add("profile", spec.name, "applying")
+            failure = ""
             try:
                 await self._run(spec)
-            except HostError as e:
-                self._failure = str(e)
-                log.warning("sidekick failed", extra={"profile": spec.name, "why": str(e)})
+            except TwineError as e:
+                failure = str(e)
+                log.warning("sidekick failed", extra={"profile": spec.name, "why": failure})
+            if self._asked is spec:
+                self._finish(failure)
             status = self.status()
-            if status.state is ProfileState.APPLYING:
-                self._failure = "sidekick ended without a report; see journalctl -u " + UNIT
-                status = self.status()
-            else:
-                self._asked = None if not self._failure else self._asked
             self._events.add("profile", spec.name, f"{status.state}: {status.detail}")
+
+    def _finish(self, failure: str) -> None:
+        reported, asked = self._reported(), self._asked
+        assert asked is not None
+        if (reported.name, reported.generation) == (asked.name, asked.generation):
+            self._asked = None
+        else:
+            self._failure = failure or f"it ended without a report; see journalctl -u {UNIT}"
 
     async def _run(self, spec: ProfileSpec) -> None:
         command = [

@@ -23,7 +23,7 @@ import msgspec
 
 from agent.api import ImageFormat, ImageInfo
 from agent.core.unpack import UNPACK_TIMEOUT_S, unpack_properties
-from agent.errors import Conflict, NotFound, TwineError, Unprocessable
+from agent.errors import Conflict, HostError, NotFound, TwineError, Unprocessable
 from agent.machine import Btrfs, Processes, UnitState
 from agent.services.events import EventLog
 from agent.services.offload import Lanes
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 BUFFER_BYTES = 1 << 20
 FREE_RESERVE_BYTES = 128 << 20
 """Space that an arriving image must leave: with none left, tasks cannot write either."""
+CLEAR_TIMEOUT_S = 30.0
+"""How long an unpack unit from before may take to end once it was stopped."""
 
 
 class Images:
@@ -60,8 +62,13 @@ class Images:
         for folder in (self.folder, self._staging):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def tidy(self) -> None:
-        """Remove what interrupted transfers left behind. Blocking, before anything runs."""
+    async def tidy(self) -> None:
+        """Remove what interrupted transfers left behind, before anything else runs."""
+        for unit in await self._units.all("twine-unpack-*.service"):
+            await self._units.clear(unit.unit, timeout_s=CLEAR_TIMEOUT_S)
+        await self._lanes.run("btrfs", self._tidy)
+
+    def _tidy(self) -> None:
         for name in self._btrfs.children(self._staging):
             self._btrfs.delete(self._staging / name)
         for path in self._staging.iterdir():
@@ -71,18 +78,24 @@ class Images:
                 path.rmdir()
             else:
                 path.unlink()
+        for path in self.folder.glob(".*.new"):
+            path.unlink()
+        there = set(self._btrfs.children(self.folder))
+        for path in self.folder.glob("*.json"):
+            if path.stem not in there or self.find(f"sha256:{path.stem}") is None:
+                log.error("an image is damaged and removed", extra={"image": path.stem})
+                path.unlink()
         complete = {p.stem for p in self.folder.glob("*.json")}
-        for name in self._btrfs.children(self.folder):
-            if name not in complete:
-                self._btrfs.delete(self.folder / name)
+        for name in there - complete:
+            self._btrfs.delete(self.folder / name)
 
     def find(self, digest: str) -> ImageInfo | None:
         """Return an image that is complete, None where there is none."""
         try:
             data = (self.folder / f"{_hex(digest)}.json").read_bytes()
-        except FileNotFoundError:
+            return msgspec.json.decode(data, type=ImageInfo)
+        except (OSError, msgspec.DecodeError, UnicodeError):
             return None
-        return msgspec.json.decode(data, type=ImageInfo)
 
     def get(self, digest: str) -> ImageInfo:
         """Return an image, or raise `NotFound`."""
@@ -115,6 +128,8 @@ class Images:
                     digest=digest, format=format_, stream_bytes=size, created_at=time.time()
                 )
                 await self._lanes.run("btrfs", self._publish, info)
+            except OSError as e:
+                raise HostError(f"cannot store image {digest}: {e.strerror}") from e
             finally:
                 await self._lanes.run("btrfs", self._discard, digest)
         self._events.add("image", digest, "published")
@@ -124,7 +139,7 @@ class Images:
     async def _store(self, digest: str, path: Path, chunks: AsyncIterator[bytes]) -> int:
         """Write the stream to `path` while hashing it; return its size in bytes."""
         sha, size, buffer = hashlib.sha256(), 0, bytearray()
-        file = await self._lanes.run("files", open, path, "wb")
+        file = await self._lanes.run("files", _new_file, path)
         try:
             async for chunk in chunks:
                 buffer += chunk
@@ -150,10 +165,8 @@ class Images:
                 f"{FREE_RESERVE_BYTES >> 20} MiB must stay so",
                 hint="delete images that no task uses",
             )
-        try:
-            file.write(data)
-        except OSError as e:
-            raise Unprocessable(f"cannot store the image: {e.strerror}") from e
+        file.write(data)
+        file.flush()
         sha.update(data)
         return len(data)
 
@@ -163,7 +176,13 @@ class Images:
         await self._lanes.run("btrfs", make, target)
         unit = f"twine-unpack-{_hex(digest)[:12]}.service"
         properties = unpack_properties(str(stream), str(target), format_)
-        end = await self._units.run(unit, properties, timeout_s=UNPACK_TIMEOUT_S + 60)
+        # One from before would have unpacked into a folder that is gone by now.
+        await self._units.clear(unit, timeout_s=CLEAR_TIMEOUT_S)
+        try:
+            end = await self._units.run(unit, properties, timeout_s=UNPACK_TIMEOUT_S + 60)
+        except asyncio.CancelledError:
+            await self._units.stop(unit)
+            raise
         if end.active == "failed" or end.exit_code:
             why = await asyncio.to_thread(self._said, end)
             raise Unprocessable(f"image {digest} cannot be unpacked as {format_}: {why}")
@@ -190,6 +209,7 @@ class Images:
             staged = staged / received[0]
             self._btrfs.set_read_only(staged, False)
         final = self.folder / _hex(info.digest)
+        self._btrfs.delete(final)  # one whose removal once failed half-way
         os.rename(staged, final)
         self._btrfs.set_read_only(final, True)
         temporary = self.folder / f".{_hex(info.digest)}.new"
@@ -221,12 +241,14 @@ class Images:
                     f"image {digest} is used by {len(tasks)} tasks: {', '.join(tasks[:5])}",
                     hint="stop them first",
                 )
-            await self._lanes.run("btrfs", self._remove, digest)
+            # At once: from here on no new task can be made from it (trust F-40).
+            (self.folder / f"{_hex(digest)}.json").unlink()
+            await self._lanes.run("btrfs", self._btrfs.delete, self.folder / _hex(digest))
         self._events.add("image", digest, "deleted")
 
-    def _remove(self, digest: str) -> None:
-        (self.folder / f"{_hex(digest)}.json").unlink()
-        self._btrfs.delete(self.folder / _hex(digest))
+
+def _new_file(path: Path) -> BinaryIO:
+    return path.open("wb")
 
 
 def _hex(digest: str) -> str:

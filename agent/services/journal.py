@@ -1,13 +1,15 @@
 """Durable task records: what was asked for survives any crash.
 
 One file a task, `<task_id>.json`: a CRC-32 of the record and the record. A file is replaced
-by writing beside it, fsync, rename, fsync of the folder. One that cannot be read is set
-aside, its task left running, and said so: a torn record never takes the others along (F-06).
+by writing beside it, fsync, rename, fsync of the folder. One that cannot be read stays where
+it is and its task left running until an owner speaks up for it; then it is kept aside. A torn
+record never takes the others along (F-06).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import zlib
@@ -17,7 +19,9 @@ from pathlib import Path
 import msgspec
 
 from agent.core.records import TaskRecord, Tombstone
-from agent.errors import ConfigError
+from agent.errors import ConfigError, HostError
+
+log = logging.getLogger(__name__)
 
 SCHEMA = 1
 TOMBSTONE_S = 86_400.0
@@ -46,19 +50,26 @@ class Journal:
         """Replace the record of a task; when this returns, a power cut cannot undo it.
 
         Without `durable` it is only safe from a crash of the agent: enough for what can be
-        seen again on the host.
+        seen again on the host. Raises `HostError` where the disk is full, say.
         """
         kind = "task" if isinstance(record, TaskRecord) else "tombstone"
         body = msgspec.json.encode(record)
         header = json.dumps({"schema": SCHEMA, "kind": kind, "crc": zlib.crc32(body)})
-        self._replace(record.task_id, header.encode() + b"\n" + body + b"\n", durable)
+        try:
+            self._replace(record.task_id, header.encode() + b"\n" + body + b"\n", durable)
+        except OSError as e:
+            raise HostError(
+                f"cannot save the record of task {record.task_id}: {e.strerror}",
+                hint=f"is the file system of {self._folder} full or read-only?",
+            ) from e
 
     def _replace(self, task_id: str, data: bytes, durable: bool) -> None:
         path = self._folder / f"{task_id}.json"
         temporary = self._folder / f".{task_id}.new"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            os.write(fd, data)
+            while data:
+                data = data[os.write(fd, data) :]
             if durable:
                 os.fsync(fd)
         finally:
@@ -74,17 +85,29 @@ class Journal:
         finally:
             os.close(fd)
 
+    def set_aside(self, task_id: str) -> None:
+        """Keep a copy of a record that cannot be read, for whoever wants to know why."""
+        path = self._folder / f"{task_id}.json"
+        aside = path.with_suffix(f".unreadable-{time.time_ns()}")
+        try:
+            os.link(path, aside)
+        except OSError as e:
+            extra = {"task": task_id, "why": str(e)}
+            log.warning("an unreadable record could not be kept aside", extra=extra)
+
     def replay(self) -> Replay:
         """Return all records. Raises `ConfigError` for those of a newer release (F-07)."""
         found = Replay()
+        for unfinished in self._folder.glob(".*.new"):
+            unfinished.unlink()
         for path in sorted(self._folder.glob("*.json")):
             task_id = path.stem
             try:
                 record = _decode(path.read_bytes())
-            except (ValueError, msgspec.DecodeError, OSError) as e:
+                if record.task_id != task_id:
+                    raise ValueError(f"it is the record of task {record.task_id}")
+            except (ValueError, RecursionError, OSError) as e:
                 found.unreadable[task_id] = str(e)
-                aside = path.with_suffix(f".unreadable-{int(time.time())}")
-                os.replace(path, aside)
                 continue
             if isinstance(record, TaskRecord):
                 found.tasks[task_id] = record

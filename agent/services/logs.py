@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator
 
-from agent.machine import Processes
+from agent.machine import Lines, Processes
 
 _QUEUE_CHUNKS = 64
 """Chunks in flight to a slow reader; then the program that reads the journal waits."""
@@ -48,20 +49,15 @@ class Logs:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE_CHUNKS)
         room = threading.Semaphore(_QUEUE_CHUNKS)
         command = journal_command(unit, follow=follow, since=since, tail=tail)
-        lines = await asyncio.to_thread(self._processes.lines, command)
+        lines = await self._started(command)
         closed = threading.Event()
 
         def pump() -> None:
-            try:
-                for line in lines:
-                    room.acquire()
-                    if closed.is_set():
-                        return
-                    loop.call_soon_threadsafe(queue.put_nowait, line)
-            finally:
-                if not closed.is_set():
-                    room.acquire()
-                    loop.call_soon_threadsafe(queue.put_nowait, None)
+            for line in itertools.chain(lines, (None,)):
+                room.acquire()
+                if closed.is_set():
+                    return
+                loop.call_soon_threadsafe(queue.put_nowait, line)
 
         thread = threading.Thread(target=pump, name=f"logs-{unit}", daemon=True)
         thread.start()
@@ -73,3 +69,16 @@ class Logs:
             closed.set()
             room.release()
             await asyncio.to_thread(lines.close)
+
+    async def _started(self, command: list[str]) -> Lines:
+        starting = asyncio.ensure_future(asyncio.to_thread(self._processes.lines, command))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_close)  # nobody will read what is just being started
+            raise
+
+
+def _close(started: asyncio.Future[Lines]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        started.result().close()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
-from agent.api import Health, TaskState
+from agent.api import Health, Probe, TaskState
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
 from agent.core.records import TaskRecord, status_of, unit_of
 from agent.core.unit_properties import key_in, limit_properties, unit_properties
-from agent.errors import Conflict, HostError, TwineError
+from agent.errors import Conflict, HostError, NotFound, TwineError
 from agent.machine import UnitState
 from agent.services.events import EventLog
 from agent.services.journal import Journal
@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 
 RESYNC_S = 30.0
 """How often a loop looks although nothing woke it; signals normally do."""
+RETRY_S = 1.0
+"""Pause after something failed that nobody can be told about."""
+CONFLICT_S = 0.2
+"""Pause after a start that found the unit's name taken: systemd is still about to let it go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,45 +48,63 @@ class Host:
 
 
 class TaskLoop:
-    """Brings one task to what is wanted of it, and keeps it there."""
+    """Brings one task to what is wanted of it, and keeps it there.
+
+    `record` is replaced under `_lock` only, so what is on disk is never older than what the
+    loop acts on.
+    """
 
     def __init__(
         self,
         host: Host,
         record: TaskRecord,
-        forgotten: Callable[[TaskRecord], None],
+        bury: Callable[[TaskRecord], Awaitable[None]],
         *,
         fresh: bool = False,
     ) -> None:
-        """Take a record that is already saved; `forgotten` is called when the task is gone.
+        """Take a record that is already saved; `bury` is awaited when nothing is left of it.
 
         With `fresh` nothing of the task can be on the host yet, so the first look is spared.
         """
         self._host = host
         self.record = record
         self.settled = asyncio.Event()
-        """Set once the loop has looked and decided for the first time."""
-        self._forgotten = forgotten
+        """Set once the loop has looked and decided for the first time, or could not."""
+        self._bury = bury
         self._unit = unit_of(record.task_id)
         self._waker = asyncio.Event()
         self._lock = asyncio.Lock()
+        self._over = False
+        self._on_disk = _must_last(record)
         self._fresh = fresh
         self._known: Seen | None = None
+        self._group = asyncio.TaskGroup()
         self._probing: asyncio.Task[None] | None = None
-        self._probed: tuple[object, str] | None = None
-        self._tail: asyncio.Task[None] | None = None
+        self._probed: tuple[Probe | None, str] | None = None
+        self._verdict: tuple[str, Health, str] | None = None
 
     async def change(self, make: Callable[[TaskRecord], TaskRecord]) -> TaskRecord:
         """Take a new intent, made from the record as it is; returns once it is on disk.
 
         The loop cannot act on it before, nor save an older record after it: both need the
-        same lock.
+        same lock. Raises `NotFound` where the task has just gone for good, and `HostError`
+        where it cannot be saved; then the old intent stays.
         """
         async with self._lock:
-            record = self.record = make(self.record)
+            if self._over:
+                raise NotFound(f"task {self.record.task_id} was just removed")
+            before = self.record
+            record = make(before)
+            if record is before:
+                return record
+            self.record = record
+            try:
+                await self._save(record)
+            except HostError:
+                self.record = before
+                raise
             self._fresh = False
             self._known = None
-            await self._host.lanes.run("journal", self._host.journal.save, record)
         self._waker.set()
         self._tell(record)
         return record
@@ -90,14 +112,29 @@ class TaskLoop:
     async def run(self) -> None:
         """Run until the task is gone; cancelling leaves the host as it is, adoptable."""
         with self._host.units.changes(self._unit, self._waker):
-            try:
-                while await self._step():
-                    pass
-            finally:
-                self._stop_probing()
+            async with self._group:
+                try:
+                    while await self._attempt():
+                        pass
+                finally:
+                    self._stop_probing()
+
+    async def _attempt(self) -> bool:
+        """Take one step; whatever goes wrong with it costs a pause, not the agent."""
+        task_id = self.record.task_id
+        try:
+            return await self._step()
+        except TwineError as e:
+            log.warning("cannot look after a task", extra={"task": task_id, "why": str(e)})
+        except Exception:
+            log.exception("the loop of a task failed; this is a bug", extra={"task": task_id})
+        self.settled.set()
+        await asyncio.sleep(RETRY_S)
+        return True
 
     async def _step(self) -> bool:
         self._waker.clear()
+        await self._take_verdict()
         before = self.record
         seen = await self._look()
         decision = decide(before, seen, time.time())
@@ -106,8 +143,7 @@ class TaskLoop:
         self.settled.set()
         self._probe_if_running()
         if decision.action is Action.FORGET:
-            self._forgotten(decision.task)
-            return False
+            return not await self._forget(decision.task)
         await self._act(decision, seen)
         return True
 
@@ -115,20 +151,15 @@ class TaskLoop:
         known, self._known = self._known, None
         if known is not None:
             return known
-        host, spec = self._host, self.record.spec
+        host, task = self._host, self.record
         if self._fresh:
             self._fresh = False
             return Seen(None, root=False, leftover=True, boot_id=host.boot_id)
-        try:
-            unit = await host.units.find(self._unit)
-        except HostError as e:
-            log.warning("cannot look at a task", extra={"task": self.record.task_id, "why": str(e)})
-            await asyncio.sleep(1.0)
-            return await self._look()
+        unit = await host.units.find(self._unit)
         if unit is not None and unit.active == "active":
             return Seen(_seen_unit(unit), root=True, leftover=True, boot_id=host.boot_id)
         root, leftover = await host.lanes.run(
-            "btrfs", host.roots.look, self.record.task_id, spec.image
+            "btrfs", host.roots.look, task.task_id, task.spec.image
         )
         seen = _seen_unit(unit) if unit is not None and unit.active != "inactive" else None
         return Seen(seen, root=root, leftover=leftover, boot_id=host.boot_id)
@@ -141,13 +172,24 @@ class TaskLoop:
         async with self._lock:
             if self.record is not before:
                 return False
-            if task == before:
-                return True
             self.record = task
             if status_of(task) != status_of(before):
                 self._tell(task)
-            if _must_last(task) != _must_last(before):
-                await self._host.lanes.run("journal", self._host.journal.save, task)
+            if _must_last(task) != self._on_disk:
+                await self._save(task)
+        return True
+
+    async def _save(self, task: TaskRecord, *, durable: bool = True) -> None:
+        await self._host.lanes.run("journal", self._host.journal.save, task, durable=durable)
+        self._on_disk = _must_last(task)
+
+    async def _forget(self, task: TaskRecord) -> bool:
+        """End the task for good; False where its owner wants it back meanwhile."""
+        async with self._lock:
+            if self.record is not task:
+                return False
+            await self._bury(task)
+            self._over = True
         return True
 
     def _tell(self, task: TaskRecord) -> None:
@@ -164,7 +206,7 @@ class TaskLoop:
         try:
             await self._do(decision, seen)
         except Conflict:
-            return
+            await self._woken(CONFLICT_S)
         except TwineError as e:
             log.warning(
                 "a step of a task failed",
@@ -174,7 +216,7 @@ class TaskLoop:
                 retry = isinstance(e, HostError)
                 await self._keep(task, after_failure(task, str(e), time.time(), retry=retry))
             else:
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(RETRY_S)
 
     async def _do(self, decision: Decision, seen: Seen) -> None:
         host, task = self._host, decision.task
@@ -217,25 +259,39 @@ class TaskLoop:
         self._stop_probing()
         self._probed = wanted
         if wanted is not None and probe is not None:
-            self._probing = asyncio.get_running_loop().create_task(
-                self._host.prober.watch(probe, task.health, self._verdict)
-            )
+            self._probing = self._group.create_task(self._probe(probe, task.invocation_id))
 
     def _stop_probing(self) -> None:
         if self._probing is not None:
             self._probing.cancel()
             self._probing = None
 
-    def _verdict(self, health: Health, reason: str) -> None:
-        """Take the prober's verdict; it is kept on disk so that it survives a restart."""
-        if self.record.state is not TaskState.RUNNING:
-            return
-        self.record = replace(self.record, health=health, reason=reason)
-        self._tell(self.record)
-        self._tail = asyncio.get_running_loop().create_task(self._save())
+    async def _probe(self, probe: Probe, invocation_id: str) -> None:
+        def heard(health: Health, reason: str) -> None:
+            self._verdict = (invocation_id, health, reason)
+            self._waker.set()
 
-    async def _save(self) -> None:
-        await self._host.lanes.run("journal", self._host.journal.save, self.record, durable=False)
+        while True:
+            try:
+                await self._host.prober.watch(probe, self.record.health, heard)
+            except Exception:
+                extra = {"task": self.record.task_id}
+                log.exception("a probe failed; this is a bug", extra=extra)
+                await asyncio.sleep(probe.interval_s)
+
+    async def _take_verdict(self) -> None:
+        """Take the prober's verdict; it is kept on disk so that it survives a restart."""
+        verdict, self._verdict = self._verdict, None
+        if verdict is None:
+            return
+        invocation_id, health, reason = verdict
+        async with self._lock:
+            task = self.record
+            if task.state is not TaskState.RUNNING or task.invocation_id != invocation_id:
+                return
+            self.record = replace(task, health=health, reason=reason)
+            self._tell(self.record)
+            await self._save(self.record, durable=False)
 
 
 def _seen_unit(unit: UnitState) -> SeenUnit:

@@ -87,34 +87,64 @@ class Units:
     ) -> UnitState:
         """Run a unit that ends by itself and return how it ended; it is removed afterwards.
 
-        One of the same name that still runs is waited for instead (it is ours, from before a
-        restart of the agent).
+        One of the same name from before a restart of the agent may end first. When cancelled
+        the unit runs on.
         """
         waker = asyncio.Event()
         with self.changes(unit, waker):
             try:
-                await self.start(unit, properties)
-            except Conflict:
-                waker.set()
-            try:
                 async with asyncio.timeout(timeout_s):
+                    await self._start_after_earlier(unit, properties, waker)
                     end = await self._ended(unit, waker)
             except TimeoutError as e:
                 await self.stop(unit)
                 raise SystemdError(f"{unit} did not end within {timeout_s:g} s") from e
             await self.stop(unit)
+        if end is None:
+            raise SystemdError(f"{unit} vanished while it ran", hint=f"see journalctl -u {unit}")
         return end
 
-    async def _ended(self, unit: str, waker: asyncio.Event) -> UnitState:
-        while True:
-            state = await self.find(unit)
-            if state is None:
-                raise SystemdError(f"{unit} vanished while it ran", hint="see journalctl -u")
-            if state.active == "failed" or state.sub == "exited":
-                return state
-            waker.clear()
+    async def clear(self, unit: str, *, timeout_s: float) -> None:
+        """Stop a unit that is left over and wait until systemd has forgotten it."""
+        waker = asyncio.Event()
+        with self.changes(unit, waker):
             try:
-                async with asyncio.timeout(2.0):
-                    await waker.wait()
-            except TimeoutError:
-                continue
+                async with asyncio.timeout(timeout_s):
+                    await self._cleared(unit, waker)
+            except TimeoutError as e:
+                raise SystemdError(f"{unit} is still there after {timeout_s:g} s") from e
+
+    async def _start_after_earlier(
+        self, unit: str, properties: Mapping[str, object], waker: asyncio.Event
+    ) -> None:
+        while True:
+            try:
+                return await self.start(unit, properties)
+            except Conflict:
+                await self._ended(unit, waker)
+                await self._cleared(unit, waker)
+
+    async def _cleared(self, unit: str, waker: asyncio.Event) -> None:
+        while True:
+            waker.clear()
+            if await self.find(unit) is None:
+                return
+            await self.stop(unit)
+            await _woken(waker, 0.5)
+
+    async def _ended(self, unit: str, waker: asyncio.Event) -> UnitState | None:
+        """Return how a unit ended, None where it is gone."""
+        while True:
+            waker.clear()
+            state = await self.find(unit)
+            if state is None or state.active == "failed" or state.sub == "exited":
+                return state
+            await _woken(waker, 2.0)
+
+
+async def _woken(waker: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await waker.wait()
+    except TimeoutError:
+        pass
