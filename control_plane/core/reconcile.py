@@ -2,7 +2,7 @@
 
 The record is the truth about what should be: `observe` moves it on, it is stored, and only
 then are the commands derived from it sent. A crash in between repeats a command, and all
-commands are idempotent by generation (docs/adr/0009).
+commands are idempotent by generation.
 
     pending -> starting -> running -> draining -> stopping -> (gone) pending or removed
                   any of them, machine down -> lost -> starting elsewhere, or here again

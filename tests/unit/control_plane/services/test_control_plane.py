@@ -6,14 +6,15 @@ from collections import Counter
 
 import pytest
 from fake_agents import IMAGE, IMAGE_2
-from virtual_time import clock
-from world import World, a_job, scenario
+from virtual_time import clock, run
+from world import World, a_job, a_region, scenario
 
 from agent.api import Health, Limits, ProfileState, TaskState
 from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobPhase, JobProbe, TaskPhase, UpdatePolicy
 from control_plane.api.machines import EventKind, MachineState
+from control_plane.store.memory import MemoryStore
 
 
 @pytest.fixture(autouse=True)
@@ -500,3 +501,22 @@ async def test_one_dead_agent_does_not_slow_the_others(w: World):
     await w.stable()
     assert clock() - began < 10
     assert w.alive() == {"m1": 3, "m2": 3, "m3": 0}
+
+
+class SlowStore(MemoryStore):
+    """Each write takes a while, as on a disk, so that others run in between."""
+
+    async def txn(self, compare, operations) -> int:
+        await asyncio.sleep(0.05)
+        return await super().txn(compare, operations)
+
+
+def test_tasks_wait_until_their_entitlement_is_as_wide_as_it_will_be():  # AL8
+    async def main() -> None:
+        world = World(a_region(), SlowStore())
+        async with world.running():
+            await world.deployed()
+            assert world.alive() == {"m1": 2, "m2": 2, "m3": 2}
+        assert world.region.broken_rules == []
+
+    run(main())

@@ -1,0 +1,187 @@
+"""Reports folded into a job's record, one case each."""
+
+from msgspec.structs import replace
+
+from agent.api import Exit, Health, RestartPolicy, RestartWhen, TaskState, TaskStatus
+from control_plane.api.jobs import (
+    JobRecord,
+    JobSpec,
+    Placement,
+    TaskPhase,
+    TaskRecord,
+    UpdatePolicy,
+)
+from control_plane.core.reconcile import (
+    SeenMachine,
+    Start,
+    Stop,
+    commands,
+    next_look,
+    observe,
+    strays,
+)
+from control_plane.core.rollout import next_updates
+
+IMAGE = "sha256:" + "1" * 64
+
+
+def a_record(*tasks: TaskRecord, version: int = 1, **spec) -> JobRecord:
+    values = {"name": "web", "entitlement": "e", "tasks": len(tasks), "image": IMAGE}
+    made = JobSpec(**(values | {"command": ["/x"]} | spec))
+    specs = dict.fromkeys(range(1, version + 1), made)
+    highest = max((task.generation for task in tasks), default=0)
+    return JobRecord(
+        name="web", spec=made, version=version, specs=specs, tasks=[*tasks], generation=highest
+    )
+
+
+def a_task(index: int = 0, phase: TaskPhase = TaskPhase.RUNNING, **changes) -> TaskRecord:
+    values = {
+        "index": index,
+        "version": 1,
+        "generation": 5,
+        "phase": phase,
+        "placement": Placement(machine="m1"),
+        "listed": phase is TaskPhase.RUNNING,
+    }
+    return TaskRecord(**(values | changes))
+
+
+def a_status(index: int = 0, **changes) -> TaskStatus:
+    values = {
+        "task_id": f"web-{index}",
+        "generation": 5,
+        "epoch": 1,
+        "state": TaskState.RUNNING,
+        "health": Health.HEALTHY,
+        "image": IMAGE,
+        "job": "web",
+    }
+    return TaskStatus(**(values | changes))
+
+
+def m1(*tasks: TaskStatus, **changes) -> dict[str, SeenMachine]:
+    values = {"up": True, "answering": True, "ready": True}
+    return {"m1": SeenMachine(**(values | changes), tasks={t.task_id: t for t in tasks})}
+
+
+def after(record: JobRecord, view, now: float = 100.0) -> TaskRecord:
+    return observe(record, view, now).tasks[0]
+
+
+def test_a_task_lost_in_a_reboot_is_started_at_once():
+    status = a_status(state=TaskState.STOPPED, last_exit=Exit(result="lost", at=1))
+    task = after(a_record(a_task()), m1(status))
+    assert (task.phase, task.generation, task.listed) == (TaskPhase.STARTING, 6, False)
+
+
+def test_a_failed_start_waits_longer_each_time():
+    status = a_status(state=TaskState.FAILED, reason="exec format error")
+    record = a_record(a_task(phase=TaskPhase.STARTING, attempts=3))
+    waiting = observe(record, m1(status), 100.0)
+    assert waiting.tasks[0].retry_at == 116.0
+    assert next_look(waiting, 100.0) == 116.0
+    assert after(waiting, m1(status), 115.0) == waiting.tasks[0]
+    again = after(waiting, m1(status), 116.0)
+    assert (again.phase, again.attempts, again.retry_at) == (TaskPhase.STARTING, 4, 0.0)
+
+
+def test_a_task_that_may_end_is_not_started_again():
+    done = a_status(state=TaskState.STOPPED, last_exit=Exit(result="success", at=1))
+    for when in (RestartWhen.NEVER, RestartWhen.ON_FAILURE):
+        record = a_record(a_task(), restart=RestartPolicy(when=when))
+        task = after(record, m1(done))
+        assert (task.phase, task.generation, task.listed) == (TaskPhase.RUNNING, 5, False)
+        assert str(when) in task.reason
+
+
+def test_silence_concludes_nothing_and_a_down_machine_loses_its_task():  # SC3
+    record = a_record(a_task())
+    assert observe(record, m1(answering=False), 1.0) == record
+    task = after(record, m1(up=False, answering=False))
+    assert (task.phase, task.listed) == (TaskPhase.LOST, False)
+    assert task.placement == Placement(machine="m1")  # until there is a better one
+
+
+def test_a_task_on_its_way_out_is_remembered_where_its_machine_died():
+    for phase in (TaskPhase.DRAINING, TaskPhase.STOPPING):
+        seen = observe(a_record(a_task(phase=phase), version=2), m1(up=False), 1.0)
+        assert seen.leaving == {"m1": ["web-0"]}
+        assert (seen.tasks[0].phase, seen.tasks[0].version) == (TaskPhase.PENDING, 2)
+
+
+def test_what_left_is_deleted_on_the_machine_that_came_back():
+    record = replace(a_record(), leaving={"m1": ["web-0", "web-1"]}, generation=9)
+    view = m1(a_status(0, generation=3))
+    seen = observe(record, view, 1.0)
+    assert seen.leaving == {"m1": ["web-0"]}
+    assert commands(seen, view) == [Stop("m1", "web-0", 9)]
+    assert observe(seen, m1(), 1.0).leaving == {}
+    assert observe(seen, {}, 1.0).leaving == {}
+
+
+def test_a_lost_task_that_ran_on_is_adopted_without_a_restart():
+    task = after(a_record(a_task(phase=TaskPhase.LOST)), m1(a_status()))
+    assert (task.phase, task.generation) == (TaskPhase.STARTING, 5)
+
+
+def test_a_lost_task_keeps_its_version_when_its_machine_was_taken_away():
+    record = a_record(a_task(phase=TaskPhase.LOST), version=2)
+    seen = observe(record, m1(a_status(), held=False), 1.0)
+    assert (seen.tasks[0].phase, seen.tasks[0].version) == (TaskPhase.PENDING, 1)
+    assert seen.leaving == {"m1": ["web-0"]}
+
+
+def test_a_stop_counts_only_once_the_agent_confirmed_it():
+    record = a_record(a_task(phase=TaskPhase.STOPPING), tasks=0)
+    missing = m1()
+    assert commands(observe(record, missing, 1.0), missing) == [Stop("m1", "web-0", 5)]
+    confirmed = m1(stopped={"web-0": 5})
+    assert observe(record, confirmed, 1.0).tasks == []
+
+
+def test_somebody_elses_change_is_overruled_by_a_higher_generation():
+    task = after(a_record(a_task()), m1(a_status(generation=40)))
+    assert (task.phase, task.generation) == (TaskPhase.STARTING, 41)
+
+
+def test_a_start_waits_for_the_profile():  # HP15
+    record = a_record(a_task(phase=TaskPhase.STARTING))
+    assert commands(record, m1(ready=False)) == []
+    assert commands(record, m1(held=False)) == []
+    assert [type(c) for c in commands(record, m1())] == [Start]
+    assert commands(record, m1(a_status())) == []
+    assert [type(c) for c in commands(record, m1(a_status(generation=4)))] == [Start]
+
+
+def test_the_refusal_of_an_agent_becomes_the_reason():
+    record = a_record(a_task(phase=TaskPhase.STARTING))
+    assert after(record, m1(refused={"web-0": "no space"})).reason == "no space"
+
+
+def test_strays_are_our_own_tasks_that_belong_elsewhere():
+    mine, local = a_status(0), a_status(1, epoch=0)
+    tasks = {t.task_id: t for t in (mine, local, a_status(2))}
+    assert strays("m1", tasks, {"web-2"}) == [Stop("m1", "web-0", 5)]
+
+
+def test_no_more_than_the_budget_is_replaced_at_once_even_if_all_are_broken():  # SC6
+    sick = [a_status(i, health=Health.UNHEALTHY) for i in range(4)]
+    tasks = [a_task(i, listed=False) for i in range(4)]
+    record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
+    assert next_updates(record, m1(*sick)).indexes == (0, 1)
+    tasks[0] = replace(tasks[0], phase=TaskPhase.STARTING, version=2)
+    record = replace(record, tasks=tasks)
+    assert next_updates(record, m1(*sick)).indexes == (1,)
+
+
+def test_broken_tasks_go_first_and_use_up_the_budget():
+    tasks = [a_task(0), a_task(1), a_task(2, listed=False)]
+    record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
+    view = m1(a_status(0), a_status(1), a_status(2, health=Health.UNHEALTHY))
+    assert next_updates(record, view).indexes == (2, 0)
+
+
+def test_an_update_waits_while_machines_do_not_answer():
+    record = a_record(a_task(0), a_task(1), version=2)
+    assert next_updates(record, m1(answering=False)).indexes == ()
