@@ -15,7 +15,7 @@ from vm_lab.topology import Machine
 
 T = TypeVar("T")
 
-DEPS_MARK = "/opt/twine/deps-layer"
+READ_MARKS = "cat /opt/twine/deps-layer /opt/twine/project-layer 2>/dev/null || true"
 # What a running machine has made its own: its membership, and its users.
 KEPT = ("./etc/twine", "./etc/passwd", "./etc/group", "./etc/shadow", "./etc/gshadow", "./var")
 UNPACK_PROJECT = f"""
@@ -132,9 +132,11 @@ class Guests:
 
     def push(self, machine: Machine, deps: Path, project: Path) -> str:
         """Install the layers in the running guest; say whether the agent was restarted."""
-        installed = self.run(machine, f"cat {DEPS_MARK} 2>/dev/null || true").strip()
-        if installed != deps.name:
-            command = f"tar -xf - -C / && echo {shlex.quote(deps.name)} >{DEPS_MARK}"
+        installed = self.run(machine, READ_MARKS).split()
+        if installed == [deps.name, project.name]:
+            return "has this version already"
+        if deps.name not in installed:
+            command = f"tar -xf - -C / && echo {shlex.quote(deps.name)} >/opt/twine/deps-layer"
             self.run(machine, command, stdin=deps)
         return self.run(machine, UNPACK_PROJECT, stdin=project).strip()
 

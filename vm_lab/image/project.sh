@@ -29,6 +29,8 @@ mount --bind "$wheels" "$root/run/wheels"
 if [ -z "$lower_tar" ]; then
     chroot "$root" python3 -m venv --system-site-packages --without-pip /opt/twine
     basename "$out" >"$root/opt/twine/deps-layer"
+else
+    basename "$out" >"$root/opt/twine/project-layer"
 fi
 pip=$(cd "$root" && echo usr/share/python-wheels/pip-*.whl)
 if ls "$wheels"/*.whl >/dev/null 2>&1; then
