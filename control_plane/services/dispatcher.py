@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from agent.api import ImagePull, ProfileSpec, TaskSpec
-from agent.errors import Conflict, NotFound, TwineError, Unreachable
+from agent.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachable
 from control_plane.api.settings import SchedulerSettings
 from control_plane.core.reconcile import Start, Stop
 from control_plane.services.agents import AgentApi, AgentPool, FindImage
@@ -170,7 +170,8 @@ class Dispatcher:
             async with self._call(command.machine):
                 agent = await self._agent(command.machine)
                 status = await agent.put_task(command.task, spec)
-        except NotFound:
+        except (NotFound, Unprocessable):
+            # perhaps the image was removed meanwhile: the next attempt asks for it again
             self._fleet.sight(command.machine).images.discard(spec.image)
             raise
         self._fleet.saw_task(command.machine, status)

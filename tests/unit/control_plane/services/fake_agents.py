@@ -272,7 +272,7 @@ class FakeAgent:
         if m.profile.state is not ProfileState.VERIFIED or m.profile.name != m.wanted.name:
             m.region.broke(f"{task_id} started on {m.name} before its profile was verified")
         if spec.image not in m.images:
-            raise NotFound(f"no image {spec.image}")
+            raise Unprocessable(f"image {spec.image} is not on this machine")
         was_alive = task_id in m.tasks and m.tasks[task_id].state in ALIVE
         m.last_generation[task_id] = spec.generation
         m.specs[task_id] = spec

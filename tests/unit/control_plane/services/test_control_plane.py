@@ -503,6 +503,39 @@ async def test_one_dead_agent_does_not_slow_the_others(w: World):
     assert w.alive() == {"m1": 3, "m2": 3, "m3": 0}
 
 
+@scenario()
+async def test_an_image_that_was_removed_from_a_machine_is_fetched_again(w: World):
+    await w.deployed(a_job(3))
+    for machine in w.region.machines.values():
+        machine.images.clear()
+    await w.cp.apply_job(a_job(6))
+    await w.stable()
+    assert all(m.images == {IMAGE} for m in w.region.machines.values())
+
+
+@scenario()
+async def test_a_change_of_the_host_profile_waits_for_the_jobs(w: World):  # MO11
+    await w.deployed()
+    with pytest.raises(Conflict, match="jobs run"):
+        await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="cache"))
+    await w.cp.stop_job("web")
+    await w.until(lambda: sum(w.alive().values()) == 0)
+    await asyncio.sleep(1)
+    await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="cache"))
+    await w.cp.apply_job(a_job())
+    await w.stable()
+    assert {m.profile.name for m in w.region.machines.values()} == {"cache"}
+
+
+@scenario()
+async def test_a_machine_that_joins_again_keeps_its_assignment(w: World):  # RB2
+    await w.deployed()
+    record = await w.cp.joined(w.region.machines["m1"].join())
+    assert record.entitlement == "front"
+    await asyncio.sleep(20)
+    assert [len(m.starts) for m in w.region.machines.values()] == [2, 2, 2]
+
+
 class SlowStore(MemoryStore):
     """Each write takes a while, as on a disk, so that others run in between."""
 
