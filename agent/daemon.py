@@ -90,6 +90,7 @@ class Agent:
             runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=2.0)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
+            stack.callback(services.events.close)
             await self._serve_socket(runner, stack)
             await self._adopt(services, lanes)
             group.create_task(self._serve_tls_forever(runner), name="tls")

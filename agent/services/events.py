@@ -25,6 +25,12 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=KEPT)
         self._grew = asyncio.Event()
         self._boot_id = boot_id
+        self._closed = False
+
+    def close(self) -> None:
+        """Let nobody wait any longer: the agent is about to end."""
+        self._closed = True
+        self._grew.set()
 
     def add(self, kind: str, object_: str, message: str, task: TaskStatus | None = None) -> None:
         """Append an event and wake the readers."""
@@ -45,7 +51,7 @@ class EventLog:
     async def after(self, sequence: int, wait_s: float) -> Events:
         """Return the events after `sequence`, waiting up to `wait_s` for the first."""
         lost = self._lost(sequence)
-        if not lost and sequence >= self._latest and wait_s > 0:
+        if not (lost or self._closed) and sequence >= self._latest and wait_s > 0:
             try:
                 async with asyncio.timeout(wait_s):
                     await self._grew.wait()
