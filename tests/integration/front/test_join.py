@@ -166,9 +166,10 @@ class Listener:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.received += await reader.readuntil(b"\r\n\r\n")
         body = msgspec.json.encode(api.Authority(ca_pem=self._answer_ca))
-        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
+        self.received += await reader.read()
         writer.close()
 
 
