@@ -15,21 +15,19 @@ from dataclasses import dataclass
 from agent.api import ProfileState
 from agent.errors import Conflict, TwineError
 from control_plane.api.capacity import EntitlementRecord
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, task_id
+from control_plane.api.jobs import JobRecord, TaskRecord, task_id
 from control_plane.api.machines import MachineRecord, MachineState
-from control_plane.api.settings import SchedulerSettings
 from control_plane.core.capacity import CapacityPlan, Held, Need, plan_capacity
 from control_plane.core.placement import Host, Plan, demand_of, place, usable_memory
 from control_plane.core.reconcile import View, spec_of, strays
 from control_plane.core.rollout import apply_plan, to_place, wanted_tasks
-from control_plane.services.agents import Clock
-from control_plane.services.broker import FREE, Broker
-from control_plane.services.fleet import Fleet
-from control_plane.services.portal import Portal
-from control_plane.services.table import Table
+from control_plane.services.broker import FREE
+from control_plane.services.region import Region
 from control_plane.services.usage import UsageIndex
 
 log = logging.getLogger(__name__)
+_PAUSE_S = 0.02
+"""After each look at the entitlements, so that a flood of news costs few looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +43,22 @@ class Allocator:
 
     def __init__(
         self,
-        broker: Broker,
-        portal: Portal,
-        jobs: Table[JobRecord],
-        fleet: Fleet,
-        settings: SchedulerSettings,
-        clock: Clock,
+        region: Region,
     ) -> None:
         """Allocate nothing yet."""
         self.usage = UsageIndex()
         self.shortages: dict[str, tuple[str, ...]] = {}
         """Entitlement → why it could not get the machines its jobs need."""
-        self._broker = broker
-        self._portal = portal
-        self._jobs = jobs
-        self._fleet = fleet
-        self._settings = settings
-        self._clock = clock
+        self._broker, self._portal = region.broker, region.portal
+        self._jobs, self._fleet = region.jobs, region.fleet
+        self._settings, self._clock = region.settings, region.clock
         self._wake = asyncio.Event()
         self._by_entitlement: dict[str, set[str]] = defaultdict(set)
         self._empty_since: dict[str, float] = {}
-        jobs.listen(self._job_changed)
-        portal.table.listen(lambda *_: self._wake.set())
-        broker.listen(lambda *_: self._wake.set())
-        fleet.listen(lambda _: self._wake.set())
+        region.jobs.listen(self._job_changed)
+        region.portal.table.listen(lambda *_: self._wake.set())
+        region.broker.listen(lambda *_: self._wake.set())
+        region.fleet.listen(lambda _: self._wake.set())
 
     # -- tasks to machines
 
@@ -191,6 +181,7 @@ class Allocator:
                     log.warning("allocation failed", extra=fields)
                 except Exception:
                     log.exception("allocation failed", extra={"entitlement": record.name})
+            await asyncio.sleep(_PAUSE_S)
 
     async def adjust(self, entitlement: EntitlementRecord) -> None:
         """Take the machines that an entitlement needs, give back those it does not."""
@@ -237,7 +228,7 @@ class Allocator:
     def _held(self, record: MachineRecord) -> Held:
         """Describe a machine to `core.capacity`; one that is switching counts as usable."""
         placed = self.usage.tasks(record.machine)
-        tasks = {t: p for t, p in placed.items() if not p.leaving and not self._is_lost(t, p.job)}
+        tasks = any(not p.leaving and not p.lost for p in placed.values())
         now = asyncio.get_running_loop().time()
         if tasks:
             self._empty_since.pop(record.machine, None)
@@ -249,13 +240,6 @@ class Allocator:
             host=self._host(record, blocked),
             empty=not tasks,
             idle=not tasks and now - since >= self._settings.give_back_after_s,
-        )
-
-    def _is_lost(self, task: str, job: str) -> bool:
-        record = self._jobs.find(job)
-        index = int(task.rpartition("-")[2])
-        return record is not None and any(
-            t.index == index and t.phase is TaskPhase.LOST for t in record.tasks
         )
 
     def _free(self, entitlement: EntitlementRecord) -> list[Host]:

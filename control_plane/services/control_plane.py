@@ -27,6 +27,7 @@ from control_plane.services.fleet import Fleet
 from control_plane.services.health_checker import HealthChecker
 from control_plane.services.job_control import JobControl
 from control_plane.services.portal import Portal
+from control_plane.services.region import Region
 from control_plane.services.scheduler import Scheduler
 from control_plane.services.switcher import Switcher
 from control_plane.services.table import Table
@@ -56,23 +57,14 @@ class ControlPlane:
         self._portal = Portal(store, clock)
         self._jobs: Table[JobRecord] = Table(store, JOBS, JobRecord, "job")
         self._fleet = Fleet(self._broker)
-        self._allocator = Allocator(
-            self._broker, self._portal, self._jobs, self._fleet, settings, clock
-        )
+        region = Region(self._broker, self._portal, self._jobs, self._fleet, settings, clock)
+        self._allocator = Allocator(region)
         self._discovery = Discovery(self._jobs, self._broker)
-        self._control = JobControl(store, self._jobs, self._broker, self._portal, find_image, clock)
-        self._dispatcher = Dispatcher(self._broker, self._fleet, self._pool, find_image, settings)
-        self._health = HealthChecker(self._broker, self._fleet, self._pool, settings, clock)
-        self._switcher = Switcher(self._broker, self._fleet, self._dispatcher, settings, clock)
-        self._scheduler = Scheduler(
-            self._jobs,
-            self._broker,
-            self._fleet,
-            self._allocator,
-            self._dispatcher,
-            settings,
-            clock,
-        )
+        self._control = JobControl(region, store, find_image)
+        self._dispatcher = Dispatcher(region, self._pool, find_image)
+        self._health = HealthChecker(region, self._pool)
+        self._switcher = Switcher(region, self._dispatcher)
+        self._scheduler = Scheduler(region, self._allocator, self._dispatcher)
         self._loops: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:

@@ -14,11 +14,9 @@ from contextlib import asynccontextmanager
 
 from agent.api import ImagePull, ProfileSpec, TaskSpec
 from agent.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachable
-from control_plane.api.settings import SchedulerSettings
 from control_plane.core.reconcile import Start, Stop
 from control_plane.services.agents import AgentApi, AgentPool, FindImage
-from control_plane.services.broker import Broker
-from control_plane.services.fleet import Fleet
+from control_plane.services.region import Region
 
 log = logging.getLogger(__name__)
 _PER_MACHINE = 4
@@ -50,18 +48,15 @@ class Dispatcher:
 
     def __init__(
         self,
-        broker: Broker,
-        fleet: Fleet,
+        region: Region,
         pool: AgentPool,
         find_image: FindImage,
-        settings: SchedulerSettings,
     ) -> None:
         """Send nothing yet."""
-        self._broker = broker
-        self._fleet = fleet
+        self._broker, self._fleet = region.broker, region.fleet
+        self._settings = settings = region.settings
         self._pool = pool
         self._find_image = find_image
-        self._settings = settings
         self._epoch = 0
         self._group: asyncio.TaskGroup | None = None
         self._in_flight: set[tuple[str, str]] = set()

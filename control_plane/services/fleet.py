@@ -140,9 +140,10 @@ class Fleet:
     def saw_profile(self, machine: str, profile: ProfileStatus) -> None:
         """Take in the state of the machine's profile."""
         sight = self.sight(machine)
-        sight.profile = profile
         sight.refused.pop("profile", None)
-        self.changed(machine)
+        if sight.profile != profile:
+            sight.profile = profile
+            self.changed(machine)
 
     def refused(self, machine: str, task: str, reason: str, *, doubtful: bool) -> None:
         """Take in that a command failed; with `doubtful`, nobody knows with what effect."""

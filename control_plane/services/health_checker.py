@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from agent.api import Event, Events
+from agent.api import Event, Events, ProfileState
 from agent.errors import TwineError
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
-from control_plane.api.settings import SchedulerSettings
 from control_plane.core.health import BrakePolicy, Signs, judge
-from control_plane.services.agents import AgentApi, AgentPool, Clock
-from control_plane.services.broker import Broker, open_event
-from control_plane.services.fleet import Fleet
+from control_plane.services.agents import AgentApi, AgentPool
+from control_plane.services.broker import open_event
+from control_plane.services.region import Region
 
 log = logging.getLogger(__name__)
 _JUDGE_EVERY_S = 0.5
+_SWITCHING = (ProfileState.APPLYING, ProfileState.PENDING_REBOOT)
 _MIN_POLL_S = 0.1
 """Between two polls that brought nothing: no busy loop against an agent that does not wait."""
 
@@ -30,23 +30,18 @@ class HealthChecker:
 
     def __init__(
         self,
-        broker: Broker,
-        fleet: Fleet,
+        region: Region,
         pool: AgentPool,
-        settings: SchedulerSettings,
-        clock: Clock,
     ) -> None:
         """Ask nobody yet."""
         self.brake = ""
         """Why machines that are silent are not declared down; empty: the brake is off."""
-        self._broker = broker
-        self._fleet = fleet
+        self._broker, self._fleet = region.broker, region.fleet
+        self._settings, self._clock = region.settings, region.clock
         self._pool = pool
-        self._settings = settings
-        self._clock = clock
         self._group: asyncio.TaskGroup | None = None
         self._followed: set[str] = set()
-        broker.listen(lambda name, *_: self._follow_soon(name))
+        region.broker.listen(lambda name, *_: self._follow_soon(name))
 
     async def run(self) -> None:
         """Follow all machines until cancelled."""
@@ -107,8 +102,9 @@ class HealthChecker:
 
         The position is taken first: events that happen meanwhile are seen twice, not never.
         """
-        async with asyncio.timeout(self._settings.call_timeout_s):
+        async with asyncio.timeout(self._patience_s()):
             facts = await agent.get_machine()
+        async with asyncio.timeout(self._settings.call_timeout_s):
             latest = (await agent.get_events(0, 0.0)).latest
             tasks = await agent.list_tasks()
             profile = await agent.get_profile()
@@ -167,10 +163,14 @@ class HealthChecker:
         failure = open_event(record, EventKind.FAILURE)
         planned = open_event(record, EventKind.PLANNED)
         down = record.state is MachineState.DOWN
+        silent_s = self._fleet.sight(record.machine).silent_s(now)
+        # a switch may reboot the machine before anyone reads that it is going to
+        graced = bool(record.entitlement) and silent_s < self._settings.reboot_grace_s
+        expected = planned is not None and (planned.deadline is None or wall < planned.deadline)
         return Signs(
-            silent_s=self._fleet.sight(record.machine).silent_s(now),
+            silent_s=silent_s,
             down_for_s=wall - failure.start if down and failure else (0.0 if down else None),
-            excused=planned is not None and (planned.deadline is None or wall < planned.deadline),
+            excused=expected or (graced and record.profile_state in _SWITCHING),
         )
 
 

@@ -11,10 +11,8 @@ from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.machines import MachineRecord
 from control_plane.core.job_check import check_job, same_tasks
 from control_plane.core.placement import Host, usable_memory
-from control_plane.services.agents import Clock, FindImage
-from control_plane.services.broker import Broker
-from control_plane.services.portal import Portal
-from control_plane.services.table import Table
+from control_plane.services.agents import FindImage
+from control_plane.services.region import Region
 from control_plane.store import Store
 from control_plane.store.records import retired_key
 
@@ -26,20 +24,15 @@ class JobControl:
 
     def __init__(
         self,
+        region: Region,
         store: Store,
-        jobs: Table[JobRecord],
-        broker: Broker,
-        portal: Portal,
         find_image: FindImage,
-        clock: Clock,
     ) -> None:
         """Do nothing yet."""
+        self._jobs, self._broker, self._portal = region.jobs, region.broker, region.portal
+        self._clock = region.clock
         self._store = store
-        self._jobs = jobs
-        self._broker = broker
-        self._portal = portal
         self._find_image = find_image
-        self._clock = clock
 
     async def apply(self, spec: JobSpec, *, dry_run: bool) -> JobRecord:
         """Create the job or change what is wanted of it; with all its errors, or not at all.

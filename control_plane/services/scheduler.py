@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from agent.errors import Conflict, NotFound, TwineError
 from control_plane.api.jobs import JobRecord, JobStatus, task_id
 from control_plane.api.machines import MachineRecord
-from control_plane.api.settings import SchedulerSettings
 from control_plane.core.reconcile import (
     Start,
     Stop,
@@ -26,16 +25,15 @@ from control_plane.core.reconcile import (
 )
 from control_plane.core.rollout import begin_updates, next_updates, prune, resize, summarize
 from control_plane.core.task_spec import task_spec
-from control_plane.services.agents import Clock
 from control_plane.services.allocator import Allocation, Allocator
-from control_plane.services.broker import Broker
 from control_plane.services.dispatcher import Dispatcher
-from control_plane.services.fleet import Fleet
-from control_plane.services.table import Table
+from control_plane.services.region import Region
 from control_plane.store import Put
 from control_plane.store.records import retired_key
 
 log = logging.getLogger(__name__)
+_PAUSE_S = 0.01
+"""After each round of a job, so that a flood of reports costs few rounds."""
 
 
 class Scheduler:
@@ -43,29 +41,23 @@ class Scheduler:
 
     def __init__(
         self,
-        jobs: Table[JobRecord],
-        broker: Broker,
-        fleet: Fleet,
+        region: Region,
         allocator: Allocator,
         dispatcher: Dispatcher,
-        settings: SchedulerSettings,
-        clock: Clock,
     ) -> None:
         """Run nothing yet."""
-        self._jobs = jobs
-        self._broker = broker
-        self._fleet = fleet
+        self._jobs = region.jobs
+        self._broker, self._fleet = region.broker, region.fleet
+        self._settings, self._clock = region.settings, region.clock
         self._allocator = allocator
         self._dispatcher = dispatcher
-        self._settings = settings
-        self._clock = clock
         self._epoch = 0
         self._group: asyncio.TaskGroup | None = None
         self._wakes: dict[str, asyncio.Event] = {}
         self._details: dict[str, str] = {}
-        jobs.listen(lambda name, *_: self._wake(name))
-        broker.listen(self._machine_changed)
-        fleet.listen(self._machine_seen)
+        region.jobs.listen(lambda name, *_: self._wake(name))
+        region.broker.listen(self._machine_changed)
+        region.fleet.listen(self._machine_seen)
 
     async def run(self, epoch: int) -> None:
         """Schedule all jobs, in this term, until cancelled."""
@@ -141,6 +133,7 @@ class Scheduler:
         wake = self._wakes[name]
         pause: float | None = 0.0
         while self._jobs.find(name) is not None:
+            await asyncio.sleep(_PAUSE_S)
             try:
                 async with asyncio.timeout(pause):
                     await wake.wait()

@@ -12,12 +12,11 @@ import logging
 from agent.api import TaskState
 from agent.errors import TwineError
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
-from control_plane.api.settings import SchedulerSettings
 from control_plane.core.profile_switch import Step, Switch, next_step
-from control_plane.services.agents import Clock
-from control_plane.services.broker import Broker, open_event
+from control_plane.services.broker import open_event
 from control_plane.services.dispatcher import Dispatcher
-from control_plane.services.fleet import Fleet, Sight
+from control_plane.services.fleet import Sight
+from control_plane.services.region import Region
 
 log = logging.getLogger(__name__)
 _ASK_EVERY_S = 1.0
@@ -30,24 +29,19 @@ class Switcher:
 
     def __init__(
         self,
-        broker: Broker,
-        fleet: Fleet,
+        region: Region,
         dispatcher: Dispatcher,
-        settings: SchedulerSettings,
-        clock: Clock,
     ) -> None:
         """Do nothing yet."""
-        self._broker = broker
-        self._fleet = fleet
+        self._broker, self._fleet = region.broker, region.fleet
+        self._settings, self._clock = region.settings, region.clock
         self._dispatcher = dispatcher
-        self._settings = settings
-        self._clock = clock
         self._group: asyncio.TaskGroup | None = None
         self._wakes: dict[str, asyncio.Event] = {}
         self._raised_at: dict[str, float] = {}
         self._refusals: dict[str, int] = {}
-        broker.listen(lambda name, *_: self._wake(name))
-        fleet.listen(self._wake)
+        region.broker.listen(lambda name, *_: self._wake(name))
+        region.fleet.listen(self._wake)
 
     async def run(self) -> None:
         """Switch machines until cancelled."""

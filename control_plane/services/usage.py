@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from control_plane.api.jobs import JobRecord, task_id
+from control_plane.api.jobs import JobRecord, TaskPhase, task_id
 from control_plane.core.placement import FIRST_PORT, LAST_PORT, Demand, Load, demand_of
 from control_plane.core.reconcile import spec_of
 
@@ -18,6 +18,9 @@ class Placed:
     demand: Demand
     ports: tuple[int, ...]
     leaving: bool = False
+    """It moved away and must be removed."""
+    lost: bool = False
+    """Its machine is down; it goes elsewhere as soon as there is room."""
 
 
 class UsageIndex:
@@ -90,7 +93,8 @@ def _entries(record: JobRecord) -> dict[tuple[str, str], Placed]:
             demand = demands.get(task.version) or demand_of(spec_of(record, task))
             ports = tuple(sorted(task.placement.ports.values()))
             key = (task.placement.machine, task_id(record.name, task.index))
-            entries[key] = Placed(record.name, demand, ports)
+            lost = task.phase is TaskPhase.LOST
+            entries[key] = Placed(record.name, demand, ports, lost=lost)
     for machine, ids in record.leaving.items():
         for name in ids:
             entries[(machine, name)] = Placed(record.name, Demand(0), (), leaving=True)

@@ -75,6 +75,20 @@ async def test_a_machine_that_must_reboot_for_its_profile_is_no_failure(w: World
 
 
 @scenario()
+async def test_a_machine_that_reboots_in_the_middle_of_its_switch_is_no_failure(w: World):
+    machine = w.region.machines["m3"]
+    machine.behaviour.switch_s = 5
+    await w.set_up()
+    await w.cp.apply_job(a_job())
+    await w.until(lambda: machine.profile.state is ProfileState.APPLYING)
+    await asyncio.sleep(1)
+    machine.spawn_reboot()
+    await w.stable()
+    assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
+    assert (await w.cp.get_machine("m3")).record.unavailability == []
+
+
+@scenario()
 async def test_a_machine_that_fails_its_profile_is_put_aside_for_another(w: World):  # HP12
     w.region.machines["m3"].behaviour.profile_end["web"] = ProfileState.DEGRADED
     w.region.add("m4", "dc2", "msb3")
