@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from agent.api import TaskSpec, TaskState
-from agent.core.records import TaskRecord, Tombstone, Wanted
+from agent.api import Health, TaskSpec, TaskState
+from agent.core.records import TaskRecord, Tombstone, Wanted, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,21 @@ def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord
     changed = replace(known, spec=spec, wanted=Wanted.RUN, reason="", streak=0)
     if known.wanted is Wanted.GONE:
         changed = replace(changed, restart_asked=True, orphan=False)
+    if key_of(known.spec) != key_of(spec):
+        changed = to_be_stopped(changed)
     if known.state in (TaskState.STOPPED, TaskState.FAILED, TaskState.BACKOFF):
         changed = replace(changed, state=TaskState.ACCEPTED, next_start_at=None)
     return changed
+
+
+def to_be_stopped(task: TaskRecord) -> TaskRecord:
+    """Return the task once its owner wants what runs of it to end.
+
+    It says so at once: the observed state must not pass for that of the new generation.
+    """
+    if task.state is not TaskState.RUNNING:
+        return task
+    return replace(task, state=TaskState.STOPPING, health=Health.UNKNOWN)
 
 
 def too_big(spec: TaskSpec, memory_bytes: int, cpus: int, committed_bytes: int) -> str:

@@ -105,6 +105,8 @@ class TaskLoop:
                 raise
             self._fresh = False
             self._known = None
+            self._stop_probing()
+            self._probed = None
         self._waker.set()
         self._tell(record)
         return record

@@ -9,7 +9,7 @@ import time
 from msgspec.structs import replace
 
 from agent.api import Digest, Health, TaskSpec, TaskState, TaskStatus
-from agent.core.admission import accept, stale, tombstone_of, too_big
+from agent.core.admission import accept, stale, to_be_stopped, tombstone_of, too_big
 from agent.core.reconcile import leftovers
 from agent.core.records import TaskRecord, Tombstone, Wanted, status_of, unit_of
 from agent.errors import Conflict, NotFound, Unprocessable
@@ -152,7 +152,8 @@ class Tasks:
 
         def gone(record: TaskRecord) -> TaskRecord:
             spec = self._current(record, generation, epoch)
-            return replace(record, spec=spec, wanted=Wanted.GONE, reason="stop was asked for")
+            leaving = replace(record, spec=spec, wanted=Wanted.GONE, reason="stop was asked for")
+            return to_be_stopped(leaving)
 
         return status_of(await loop.change(gone))
 
@@ -179,7 +180,8 @@ class Tasks:
             self._current(record, generation, epoch)
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not restarted: it is being removed")
-            return replace(record, restart_asked=True, streak=0, boot_id=self._host.boot_id)
+            asked = replace(record, restart_asked=True, streak=0, boot_id=self._host.boot_id)
+            return to_be_stopped(asked)
 
         return status_of(await loop.change(again))
 
