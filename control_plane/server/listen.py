@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import logging
 import os
 import socket
 import ssl
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from agent.errors import ConfigError
 
@@ -20,6 +22,18 @@ MAX_LINE_BYTES = 8190
 """Of a request line and of a header; more is answered with 400."""
 SHUTDOWN_S = 3.0
 """Requests that still run at the end get this long; followed logs use it up."""
+
+
+class _OursOnly(logging.Filter):
+    """Keeps broken HTTP, which anybody can send, from filling the log with tracebacks."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
+
+
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(_OursOnly())
 
 
 @asynccontextmanager
@@ -31,6 +45,7 @@ async def serving(
         app,
         handle_signals=False,
         access_log=None,
+        logger=_http_log,
         shutdown_timeout=SHUTDOWN_S,
         max_line_size=MAX_LINE_BYTES,
         max_field_size=MAX_LINE_BYTES,
