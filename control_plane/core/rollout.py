@@ -79,8 +79,7 @@ def next_updates(record: JobRecord, view: View) -> Updates:
     most = record.spec.update.max_unavailable
     budget = most - (wanted - len(serving))
     slots = most - sum(1 for task in within if _in_operation(task, record.version))
-    chosen = broken[: max(0, slots)]
-    chosen += healthy[: max(0, min(budget, slots - len(chosen)))]
+    chosen = broken[: max(0, slots)] + healthy[: max(0, budget)]
     reason = ""
     if healthy and budget <= 0:
         reason = (
