@@ -122,6 +122,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Starts in a row that failed; the pause before the next one grows with them."""
     retry_at: float = 0.0
     """When a task that failed to start is tried again; 0: it did not fail."""
+    avoid: str = ""
+    """A machine that kept refusing the task; it is placed there only for want of another."""
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):

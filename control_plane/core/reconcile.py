@@ -19,6 +19,8 @@ from agent.api import Health, RestartWhen, TaskState, TaskStatus
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
+_GIVE_UP_S = 60.0
+"""A machine that refuses a task for this long is given up for another."""
 _ENDED = (TaskState.STOPPED, TaskState.FAILED)
 
 
@@ -198,7 +200,7 @@ class _Fold:
                 left[name] = sorted(ids)
         return left
 
-    def _alive(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord:
+    def _alive(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord | None:
         if not machine.answering:
             return task
         status = machine.tasks.get(task_id(self._record.name, task.index))
@@ -206,6 +208,8 @@ class _Fold:
             if task.phase is TaskPhase.RUNNING:
                 return self._again(task, "the agent does not know it any more")
             refused = machine.refused.get(task_id(self._record.name, task.index))
+            if refused and self._now >= task.since + _GIVE_UP_S:
+                return self._elsewhere(task, refused)
             return replace(task, reason=refused) if refused else task
         if status.generation > task.generation:
             self.generation = max(self.generation, status.generation)
@@ -218,6 +222,11 @@ class _Fold:
         if task.listed:
             task = replace(task, listed=False)
         return self._ended(task, status) if status.state in _ENDED else task
+
+    def _elsewhere(self, task: TaskRecord, refused: str) -> TaskRecord | None:
+        assert task.placement is not None
+        gone = self._gone(task, left_behind=True, keep_version=True)
+        return gone and replace(gone, avoid=task.placement.machine, reason=refused)
 
     def _ended(self, task: TaskRecord, status: TaskStatus) -> TaskRecord:
         """A task that its agent will not start again by itself: now, later or never?"""

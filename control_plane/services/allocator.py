@@ -71,21 +71,30 @@ class Allocator:
         waiting = to_place(record, view)
         if not waiting or self._grows(record.spec.entitlement):
             return Allocation(record)
-        by_version: dict[int, list[TaskRecord]] = defaultdict(list)
+        alike: dict[tuple[int, str], list[TaskRecord]] = defaultdict(list)
         for task in waiting:
-            by_version[task.version].append(task)
+            alike[task.version, task.avoid].append(task)
         machines: set[str] = set()
-        for tasks in by_version.values():
-            demand = demand_of(spec_of(record, tasks[0]))
+        for tasks in alike.values():
             mine = _per_machine(record, {task.index for task in waiting})
-            hosts = self._hosts(record.spec.entitlement, ready=False)
-            plan = place(demand, [task.index for task in tasks], hosts, mine)
+            plan = self._place(record, tasks, mine)
             if not plan.placements and plan.unplaced:
                 plan = Plan(unplaced=plan.unplaced, reasons=self._why(record, plan))
             record = apply_plan(record, plan, now)
             machines |= {p.machine for p in plan.placements.values()}
             self.usage.reserve(record.name, record)
         return Allocation(record, tuple(sorted(machines)))
+
+    def _place(self, record: JobRecord, tasks: list[TaskRecord], mine: dict[str, int]) -> Plan:
+        """Plan for tasks that are alike; the machine they avoid is better than none."""
+        demand = demand_of(spec_of(record, tasks[0]))
+        indexes, avoid = [task.index for task in tasks], tasks[0].avoid
+        hosts = self._hosts(record.spec.entitlement, ready=False)
+        if avoid:
+            plan = place(demand, indexes, [host for host in hosts if host.name != avoid], mine)
+            if not plan.unplaced:
+                return plan
+        return place(demand, indexes, hosts, mine)
 
     def target(self, record: JobRecord, task: TaskRecord) -> Plan:
         """Return where the newest version of a task would go if the task were gone."""

@@ -514,6 +514,18 @@ async def test_one_dead_agent_does_not_slow_the_others(w: World):
 
 
 @scenario()
+async def test_a_machine_that_keeps_refusing_tasks_is_given_up_for_another(w: World):
+    w.region.machines["m1"].behaviour.refuse_pull = "no space left on device"
+    await w.set_up()
+    await w.cp.apply_job(a_job())
+    await asyncio.sleep(20)
+    status = await w.cp.get_job("web")
+    assert (status.healthy, status.detail) == (4, "task 0: m1: no space left on device")
+    await w.stable()
+    assert w.alive() == {"m1": 0, "m2": 3, "m3": 3}
+
+
+@scenario()
 async def test_an_image_that_was_removed_from_a_machine_is_fetched_again(w: World):
     await w.deployed(a_job(3))
     for machine in w.region.machines.values():
