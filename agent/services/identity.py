@@ -159,10 +159,10 @@ class HostIdentity:
 
     async def renew_forever(self) -> None:
         """Renew in time, for as long as the agent runs; a failure is tried again."""
+        share = random.uniform(RENEW_FROM, RENEW_TO)
         while True:
             try:
                 held = self._held()
-                share = random.uniform(RENEW_FROM, RENEW_TO)
                 await self._wait_until(renewal_time(held.issued_at, held.not_after, share))
                 await self.renew()
             except TwineError as e:

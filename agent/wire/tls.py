@@ -119,7 +119,7 @@ def pinned_context(ca_pem: str, expected: str) -> ssl.SSLContext:
     context.expected = expected
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_flags |= ssl.VERIFY_X509_STRICT
-    context.load_verify_locations(cadata=ca_pem)
+    _trust(context, ca_pem)
     return context
 
 
@@ -141,9 +141,16 @@ def server_context(credential: Credential, *, require_client: bool) -> ssl.SSLCo
     context.verify_mode = ssl.CERT_REQUIRED if require_client else ssl.CERT_OPTIONAL
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.load_verify_locations(cadata=credential.ca_pem)
+    _trust(context, credential.ca_pem)
     install(context, credential)
     return context
+
+
+def _trust(context: ssl.SSLContext, ca_pem: str) -> None:
+    try:
+        context.load_verify_locations(cadata=ca_pem)
+    except (ssl.SSLError, ValueError) as e:
+        raise ConfigError(f"the authority's certificate cannot be used: {e}") from e
 
 
 def install(context: ssl.SSLContext, credential: Credential) -> None:
