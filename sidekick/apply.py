@@ -203,16 +203,18 @@ def _check(host: Host, run: _Run) -> None:
             raise _ChangeFailed(
                 f"{change.setting} was set to {change.after!r} and reads {change.before!r} again"
             )
+    staged = run.results.get(kernel.CMDLINE)
+    if staged and run.look.arguments:
+        del run.results[kernel.CMDLINE]  # being staged is not how it stands
     for report in again.verify():
-        made = run.results.get(report.setting)
-        if made is None:
+        if staged and report.setting == kernel.CMDLINE:
+            detail = "; ".join(filter(None, (report.detail, staged.detail)))
+            run.results[kernel.CMDLINE] = replace(report, detail=detail, took_ms=staged.took_ms)
+        elif report.setting not in run.results:
             already = report.outcome is Outcome.APPLIED
             run.results[report.setting] = (
                 replace(report, outcome=Outcome.ALREADY) if already else report
             )
-        elif kind_of(report.setting) == "kernel":
-            detail = "; ".join(filter(None, (report.detail, made.detail)))
-            run.results[report.setting] = replace(report, detail=detail, took_ms=made.took_ms)
     run.look.observed.update(again.observed)
 
 

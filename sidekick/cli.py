@@ -299,7 +299,8 @@ def _print_report(report: Report) -> None:
         ],
     )
     name = report.name or "no profile"
-    effective = f" ({report.effective} is in force)" if report.effective != report.name else ""
+    before = f" (before it: {report.effective or 'no profile'})"
+    effective = before if report.effective != report.name else ""
     detail = f": {report.detail}" if report.detail else ""
     click.echo(f"{name}: {report.state}{effective}{detail}")
 

@@ -105,11 +105,15 @@ class Look:
         self.settings = all_settings(owned)
 
     def verify(self) -> list[SettingReport]:
-        """Return how each wanted value stands, and what is left over on the command line."""
-        wanted = list(self.wanted)
+        """Return how each wanted value stands, and what is left over on the command line.
+
+        Arguments for pages have no report of their own: the number of pages has one.
+        """
+        wanted = [w for w in self.wanted if w.setting != kernel.CMDLINE]
+        arguments = [a for a in self.arguments if kernel.key_of(a) not in kernel.OF_HUGEPAGES]
         running = self.observed.get(kernel.CMDLINE) or ""
-        if not self.kernel_wanted and kernel.leftovers(running, self._owned, ()):
-            wanted.append(Wanted(setting=kernel.CMDLINE, value=""))
+        if arguments or kernel.leftovers(running, self._owned, ()):
+            wanted.append(Wanted(setting=kernel.CMDLINE, value=" ".join(arguments)))
         return [self.setting(w.setting).verify(w, self.observed) for w in wanted]
 
 

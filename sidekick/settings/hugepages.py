@@ -29,6 +29,11 @@ BUDGET_S = 60.0
 KEEP_BYTES = 512 << 20
 KEEP_SHARE = 0.2
 """A profile must leave at least the larger of the two to everything else."""
+SPARE_BYTES = 96 << 20
+SPARE_SHARE = 0.05
+"""What must stay available while pages are taken: the larger of the two. Below it the host
+has no memory left to keep programs in and stands still (seen on a guest of 1 GiB that had
+26 MiB left)."""
 
 
 def path_of(setting: str) -> str:
@@ -190,6 +195,13 @@ def _spread(wanted: Hugepages, nodes: Sequence[str], memory_bytes: int) -> dict[
 
 
 def _ask(host: Host, path: str, pages: int) -> int:
+    """Ask for as many pages as the memory in use allows; return how many there are."""
+    now = int(host.fs.read(path))
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", host.fs.find("/proc/meminfo") or "", re.M)
+    if found and pages > now:
+        spare = max(SPARE_BYTES, int(host.hardware.memory_bytes * SPARE_SHARE))
+        room = (int(found[1]) * 1024 - spare) // PAGE_BYTES
+        pages = min(pages, now + max(0, room))
     host.fs.write(path, str(pages))
     return int(host.fs.read(path))
 

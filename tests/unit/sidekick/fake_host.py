@@ -86,9 +86,12 @@ class FakeKernel(KernelFs):
     compacted: list[int] = field(default_factory=list)
     """How many pages each compaction brings, in order."""
     points: Points = field(default_factory=Points)
+    writes: list[str] = field(default_factory=list)
+    """Every path that was written, in order."""
 
     def write(self, path: str, value: str) -> None:
         self.points.pass_()
+        self.writes.append(path)
         if path in self.refuses:
             raise KernelFileError(f"cannot set {path} to {value!r}: Permission denied")
         name = path.rpartition("/")[2]

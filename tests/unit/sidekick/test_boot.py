@@ -197,7 +197,9 @@ def test_pages_that_memory_cannot_give_come_with_the_boot(fake: FakeHost) -> Non
     target = a_target(fake, "cache", hugepages=Hugepages(pages_2m=32))
     report = apply(fake, target, reboot=True)
     assert report.state is ProfileState.PENDING_REBOOT
-    assert by_name(report, "hugepages.2m.node0") is Outcome.PENDING_REBOOT
+    assert {s.setting: s.outcome for s in report.settings} == {
+        "hugepages.2m.node0": Outcome.PENDING_REBOOT
+    }, "nothing is called applied that is only staged"
     assert fake.processes.ran[0][3] == f"--command-line={ROOT} hugepages=32"
     fake.boot(f"{ROOT} hugepages=32")
     report = resume(fake)

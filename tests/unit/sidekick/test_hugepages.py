@@ -76,6 +76,23 @@ def test_a_lasting_shortfall_is_left_to_the_boot_within_a_minute(fake: FakeHost)
     assert BUDGET_S / 2 < fake.time_s - began <= BUDGET_S
 
 
+def test_the_last_free_memory_is_not_taken(fake: FakeHost) -> None:
+    meminfo = "MemTotal: 1048576 kB\nMemAvailable: 131072 kB\nHugepagesize:    2048 kB\n"
+    fake.put("/proc/meminfo", meminfo)
+    asked: list[str] = []
+    path = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"
+
+    def use(value: str) -> str:
+        asked.append(value)
+        fake.put("/proc/meminfo", meminfo.replace("131072", "98304"))
+        return value
+
+    fake.fs.rounds[path] = use
+    applied = SETTING.apply(fake.host(), a_change(0, 200))
+    assert (applied.outcome, applied.actual) == (Outcome.PENDING_REBOOT, "16")
+    assert set(asked) == {"16"}, "128 MiB less 96 to spare"
+
+
 def test_what_the_boot_could_not_reserve_either_has_failed(fake: FakeHost) -> None:
     fake.fs.free_pages["node0"] = 20
     fake.boot("root=/dev/vda1 hugepages=32")

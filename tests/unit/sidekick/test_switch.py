@@ -107,6 +107,13 @@ def test_a_refused_value_takes_everything_back(fake: FakeHost) -> None:  # F-64
     assert fake.state.unfinished() is None
 
 
+def test_what_was_written_last_is_taken_back_first(fake: FakeHost) -> None:
+    bad = {"net.core.somaxconn": 9, "kernel.panic": 9, "vm.swappiness": 300}
+    apply(fake, a_target(fake, "bad", sysctl=bad))
+    names = [path.rpartition("/")[2] for path in fake.fs.writes]
+    assert names == ["somaxconn", "panic", "swappiness", "panic", "somaxconn"]
+
+
 def test_a_failed_switch_stays_visible_until_the_next_good_one(fake: FakeHost) -> None:
     apply(fake, a_target(fake, "web", sysctl=WEB))
     apply(fake, a_target(fake, "bad", sysctl={"vm.swappiness": 300}, generation=2))
