@@ -210,6 +210,8 @@ class _Fold:
             refused = machine.refused.get(task_id(self._record.name, task.index))
             if refused and self._now >= task.since + _GIVE_UP_S:
                 return self._elsewhere(task, refused)
+            if not refused and not machine.ready:
+                refused = "its machine did not prove the entitlement's profile yet"
             return replace(task, reason=refused) if refused else task
         if status.generation > task.generation:
             self.generation = max(self.generation, status.generation)

@@ -81,7 +81,7 @@ def next_updates(record: JobRecord, view: View) -> Updates:
     slots = most - sum(1 for task in within if _in_operation(task, record.version))
     chosen = broken[: max(0, slots)] + healthy[: max(0, budget)]
     reason = ""
-    if healthy and budget <= 0:
+    if healthy and budget <= 0 and not any(_is_moving(task) for task in within):
         reason = (
             f"{wanted - len(serving)} of {wanted} tasks are unavailable and at most"
             f" {most} may be; the update waits"
@@ -198,6 +198,18 @@ def summarize(record: JobRecord, detail: str = "") -> JobStatus:
 def _in_operation(task: TaskRecord, newest: int) -> bool:
     starting = task.phase in (TaskPhase.PENDING, TaskPhase.STARTING)
     return task.phase in _GOING or (starting and task.version == newest)
+
+
+def _is_moving(task: TaskRecord) -> bool:
+    """Return whether a task is on its way and nothing is known to be in it."""
+    if task.phase is TaskPhase.STARTING:
+        stuck = task.health is Health.UNHEALTHY or task.state in (
+            TaskState.BACKOFF,
+            TaskState.FAILED,
+            TaskState.STOPPED,
+        )
+        return not stuck and not task.reason
+    return task.phase in _GOING or (task.phase is TaskPhase.PENDING and not task.reason)
 
 
 def _reachable(task: TaskRecord, view: View) -> bool:

@@ -89,6 +89,8 @@ class ControlPlane:
         assert self._loops is not None
         self._loops.cancel()
         await asyncio.wait([self._loops])
+        if not self._loops.cancelled():
+            self._loops.exception()  # whoever cares asked with wait_failed
         self._loops = None
         await self._pool.close()
 

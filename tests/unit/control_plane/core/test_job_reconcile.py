@@ -148,6 +148,7 @@ def test_somebody_elses_change_is_overruled_by_a_higher_generation():
 def test_a_start_waits_for_the_profile():  # HP15
     record = a_record(a_task(phase=TaskPhase.STARTING))
     assert commands(record, m1(ready=False)) == []
+    assert "did not prove" in after(record, m1(ready=False)).reason
     assert commands(record, m1(held=False)) == []
     assert [type(c) for c in commands(record, m1())] == [Start]
     assert commands(record, m1(a_status())) == []
