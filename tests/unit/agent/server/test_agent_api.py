@@ -1,0 +1,277 @@
+"""The edge of the agent: who may call, and that every refusal is a problem document."""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import io
+import json
+import socket
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from builders import IMAGE, FakeHost, a_spec, running
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent import api, server
+from agent.errors import Forbidden, Problem, Unauthenticated
+from agent.server import authorize_with
+from agent.wire.server import Peer
+
+ROUTE = api.ROUTES[0]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    """Return a machine that has one image."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    return host
+
+
+def _session(host: FakeHost) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        "http://local", connector=aiohttp.UnixConnector(host.config.socket)
+    )
+
+
+async def _problem(response: aiohttp.ClientResponse) -> Problem:
+    assert response.content_type == "application/problem+json"
+    problem = msgspec.json.decode(await response.read(), type=Problem)
+    assert (problem.status, problem.code != "", problem.detail != "") == (
+        response.status,
+        True,
+        True,
+    )
+    return problem
+
+
+async def test_the_socket_is_for_root_and_one_group(host: FakeHost) -> None:
+    async with host.agent():
+        found = Path(host.config.socket).stat()
+    assert stat.S_IMODE(found.st_mode) == 0o660
+    assert found.st_gid == grp.getgrnam("root").gr_gid
+    assert not Path(host.config.socket).exists()
+
+
+async def test_without_the_group_the_socket_is_for_its_owner_only(host: FakeHost) -> None:
+    host.config = msgspec.structs.replace(host.config, socket_group="no-such-group")
+    async with host.agent() as client:
+        assert stat.S_IMODE(Path(host.config.socket).stat().st_mode) == 0o600
+        assert (await client.readyz()).ok
+
+
+def _request(monkeypatch: pytest.MonkeyPatch, user: Any, peer: Peer | None) -> Any:
+    monkeypatch.setattr(server, "local_user", lambda _: user)
+    monkeypatch.setattr(server, "tls_peer", lambda _: peer)
+    return SimpleNamespace(transport=None)
+
+
+@pytest.mark.parametrize("user", [(0, 0), (0, 5), (4242, 7), (1000, 7), (1001, 5)])
+def test_root_and_the_group_may_call_from_this_host(
+    monkeypatch: pytest.MonkeyPatch, user: tuple[int, int]
+) -> None:
+    group = SimpleNamespace(gr_gid=7, gr_mem=["member", "removed"])
+    monkeypatch.setattr(grp, "getgrnam", lambda _: group)
+
+    def user_id(name: str) -> Any:
+        if name == "removed":
+            raise KeyError(name)
+        return SimpleNamespace(pw_uid=1001)
+
+    monkeypatch.setattr(server.pwd, "getpwnam", user_id)
+    peer = authorize_with("twine")(_request(monkeypatch, user, None), ROUTE)
+
+    assert peer == Peer(name=f"local:{user[0]}", role="local")
+
+
+@pytest.mark.parametrize("group", ["root", "no-such-group"])
+def test_other_users_of_this_host_may_not_call(monkeypatch: pytest.MonkeyPatch, group: str) -> None:
+    with pytest.raises(Forbidden, match="user 1000"):
+        authorize_with(group)(_request(monkeypatch, (1000, 1000), None), ROUTE)
+
+
+@pytest.mark.parametrize("role", ["host", "user"])
+def test_over_tls_only_components_may_call(monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    allowed = Peer(name="spiffe://c/component/control-plane", role="component")  # F-79
+    authorize = authorize_with("root")
+
+    assert authorize(_request(monkeypatch, None, allowed), ROUTE) is allowed
+    with pytest.raises(Forbidden):
+        authorize(_request(monkeypatch, None, Peer(name="x", role=role)), ROUTE)
+    with pytest.raises(Unauthenticated):
+        authorize(_request(monkeypatch, None, None), ROUTE)
+
+
+async def test_the_openapi_document_lists_every_route(host: FakeHost) -> None:
+    async with host.agent(), _session(host) as session, session.get("/openapi.json") as response:
+        document = await response.json()
+
+    listed = {(p, m.upper()) for p, methods in document["paths"].items() for m in methods}
+    assert listed == {(r.path, r.method) for r in api.ROUTES}
+
+
+async def test_metrics_count_tasks_by_state_and_images(host: FakeHost) -> None:
+    async with host.agent() as client, _session(host) as session:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        async with session.get("/metrics") as response:
+            text = await response.text()
+
+    assert 'twine_tasks{state="running"} 1.0' in text
+    assert "twine_images 1.0" in text
+
+
+async def test_two_agents_can_live_in_one_process(tmp_path: Path) -> None:
+    first, second = FakeHost(tmp_path / "a"), FakeHost(tmp_path / "b")
+    async with first.agent() as one, second.agent() as two:
+        assert (await one.readyz()).ok
+        assert (await two.readyz()).ok
+
+
+async def test_until_it_has_reconciled_the_agent_is_busy(host: FakeHost) -> None:
+    async with host.serving() as (services, _), _session(host) as session:
+        services.ready = False
+        for method, path in (
+            ("GET", "/readyz"),
+            ("GET", "/v1/tasks"),
+            ("DELETE", "/v1/tasks/web"),
+            ("PUT", f"/v1/images/{IMAGE}"),
+            ("DELETE", f"/v1/images/{IMAGE}"),
+        ):
+            async with session.request(method, path) as response:
+                problem = await _problem(response)
+                assert (problem.status, problem.retryable) == (503, True)
+        async with session.get("/healthz") as response:
+            assert response.status == 200
+
+
+HOSTILE: list[tuple[str, str, bytes | None, int]] = [
+    ("GET", "/nothing", None, 404),
+    ("PATCH", "/v1/tasks", None, 405),
+    ("GET", "/v1/tasks/web", None, 404),
+    ("GET", "/v1/tasks/WEB", None, 400),
+    ("GET", "/v1/tasks/a%2Fb", None, 400),
+    ("GET", "/v1/tasks/web%0A", None, 400),
+    ("GET", "/v1/tasks/" + "x" * 300, None, 400),
+    ("PUT", "/v1/tasks/a:restart", b"{}", 400),
+    ("GET", "/v1/images/sha256:xyz", None, 400),
+    ("PUT", f"/v1/images/{IMAGE[:-1]}2?format=zip", b"", 400),
+    ("GET", "/v1/events?after=x", None, 400),
+    ("GET", "/v1/events?after=nan", None, 400),
+    ("GET", "/v1/events?wait_s=-1", None, 400),
+    ("GET", "/v1/events?wait_s=1e999", None, 400),
+    ("GET", "/v1/events?unknown=1", None, 400),
+    ("PUT", "/v1/tasks/web", b"", 400),
+    ("PUT", "/v1/tasks/web", b"[" * 100_000, 400),
+    ("PUT", "/v1/tasks/web", b'{"a":' * 100_000, 400),
+    ("PUT", "/v1/tasks/web", b"\xff\xfe{\x00}\x00", 400),
+    ("PUT", "/v1/tasks/web", b'{"image": "\\ud800"}', 400),
+    ("PUT", "/v1/tasks/web", b'{"generation": NaN}', 400),
+    ("PUT", "/v1/tasks/web", b'{"generation": 1e999}', 400),
+    ("PUT", "/v1/tasks/web", b" " * (5 << 20), 413),
+    ("PUT", "/v1/profile", b'{"name": "../x"}', 400),
+    ("POST", "/v1/images:pull", b'{"digest": "x", "path": ""}', 400),
+]  # F-76
+
+
+async def test_hostile_requests_get_a_problem_document_each(host: FakeHost) -> None:
+    async with host.agent() as client, _session(host) as session:
+        for method, path, body, status in HOSTILE:
+            url = aiohttp.client.URL(path, encoded=True)
+            data = None if body is None else io.BytesIO(body)
+            async with session.request(method, url, data=data) as response:
+                problem = await _problem(response)
+                assert problem.status == status, (method, path[:60], problem)
+        assert (await client.list_tasks()).tasks == []
+
+
+async def test_everything_wrong_with_a_task_is_said_at_once(host: FakeHost) -> None:
+    wrong = {"image": "x", "command": [], "limits": {"tasks_max": 0}, "colour": "red"}
+    async with (
+        host.agent(),
+        _session(host) as session,
+        session.put("/v1/tasks/web", json=wrong) as response,
+    ):
+        problem = await _problem(response)
+
+    fields = {e.field for e in problem.errors}
+    assert {"image", "command", "limits.tasks_max", "colour"} <= fields
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from([f.name for f in msgspec.structs.fields(api.TaskSpec)])
+            | st.text(max_size=5),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=20,
+)
+BODIES = (
+    st.binary(max_size=200)
+    | JSON.map(lambda v: str(v).encode())
+    | JSON.map(lambda v: json.dumps(v).encode())
+)
+SEGMENT = st.sampled_from(["v1", "tasks", "images", "profile", "events", "web", ":restart", IMAGE])
+PATHS = st.lists(SEGMENT | st.text(max_size=8), max_size=4).map("/".join)
+QUERIES = st.dictionaries(
+    st.sampled_from(
+        ["after", "wait_s", "generation", "epoch", "follow", "since", "tail", "format"]
+    ),
+    st.sampled_from(["0", "1", "-1", "1.5", "nan", "", "x", "9" * 30, "true", "tar"]),
+    max_size=3,
+)
+METHODS = st.sampled_from(["GET", "PUT", "POST", "DELETE"])
+REQUESTS = st.lists(st.tuples(METHODS, PATHS, QUERIES, BODIES), min_size=20, max_size=40)
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(REQUESTS)
+def test_nothing_a_client_can_send_makes_a_500(
+    tmp_path_factory: pytest.TempPathFactory, requests: list[Any]
+) -> None:  # P7
+    async def send() -> None:
+        host = FakeHost(tmp_path_factory.mktemp("h"))
+        host.fake.processes.answers[("journalctl",)] = [b"line\n"]
+        async with host.agent() as client, _session(host) as session:
+            for method, path, query, body in requests:
+                url = aiohttp.client.URL.build(path="/" + path, query=query)
+                async with session.request(method, url, data=body) as response:
+                    assert response.status != 500, (method, path, query, body)
+                    if response.status >= 400:
+                        await _problem(response)
+            assert (await client.readyz()).ok
+
+    asyncio.run(send())
+
+
+async def test_a_body_that_never_comes_is_no_bug_of_ours(host: FakeHost) -> None:
+    async with host.agent() as client:
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(host.config.socket)
+            raw.sendall(b"PUT /v1/tasks/web HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        assert (await client.list_tasks()).tasks == []
+
+
+async def test_a_reader_of_the_log_of_nothing_gets_a_problem_not_an_empty_log(
+    host: FakeHost,
+) -> None:
+    async with (
+        host.agent(),
+        _session(host) as session,
+        session.get("/v1/tasks/web/logs") as response,
+    ):
+        assert (await _problem(response)).code == "not_found"

@@ -1,0 +1,221 @@
+"""`twine-agent` against an agent on a machine in memory: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from builders import IMAGE, FakeHost, a_tar, digest_of, unit
+
+from agent.cli import main
+from agent.config import AgentConfig, load
+from agent.machine.fake import ends_with
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[FakeHost]:
+    """Run an agent in a thread of its own, as the command line tool runs its own loop."""
+    host = FakeHost(tmp_path / "host")
+    host.give_image()
+    host.fake.processes.answers[("journalctl",)] = [b"one\n", b"t\x1bwo\n"]
+    ready, stop, loops = threading.Event(), asyncio.Event(), []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        async with host.agent():
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(10)
+    yield host
+    loops[0].call_soon_threadsafe(stop.set)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Return a way to call the program: exit code, standard output, standard error."""
+    monkeypatch.delenv("TWINE_AGENT", raising=False)
+
+    def call(*argv: str, host: FakeHost | None = None) -> tuple[int, str, str]:
+        config = tmp_path / "agent.toml"
+        socket = host.config.socket if host else str(tmp_path / "nothing.sock")
+        config.write_text(f'socket = "{socket}"\n')
+        monkeypatch.setattr(sys, "argv", ["twine-agent", f"--config={config}", *argv])
+        code = 0
+        try:
+            main()
+        except SystemExit as e:
+            code = int(e.code or 0)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_a_task_is_run_listed_read_and_stopped_on_one_host_alone(  # AG4
+    host: FakeHost, run: Run
+) -> None:
+    started = run(
+        "run", "web", f"--image={IMAGE}", "-e", "A=1", "--", "/bin/server", "-v", host=host
+    )
+    listed = run("ps", host=host)
+    as_json = run("ps", "-o", "json", host=host)
+    logs = run("logs", "web", "--tail=5", host=host)
+    properties = host.fake.systemd.properties(unit("web"))
+    stopped = run("stop", "web", host=host)
+
+    assert started == (0, "web: running, healthy\n", "")
+    assert listed[1].splitlines()[0].split()[:3] == ["TASK", "STATE", "HEALTH"]
+    assert listed[1].splitlines()[1].split()[:3] == ["web", "running", "healthy"]
+    assert json.loads(as_json[1])["tasks"][0]["task_id"] == "web"
+    assert (logs[0], logs[1]) == (0, "one\nt\x1bwo\n")
+    assert properties["ExecStart"] == [["/bin/server", "-v"]]
+    assert "A=1" in properties["Environment"]  # type: ignore[operator]
+    assert stopped == (0, "web: gone\n", "")
+    assert (host.units(), host.roots()) == ([], [])
+
+
+def test_a_root_file_system_given_as_a_file_becomes_an_image(
+    host: FakeHost, run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "root.tar"
+    file.write_bytes(a_tar())
+    code, _, err = run("run", "web", f"--image={file}", "--", "/bin/server", host=host)
+    images = run("images", host=host)
+
+    assert (code, digest_of(file.read_bytes()) in err) == (0, True)
+    assert digest_of(file.read_bytes()) in images[1]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "restart", "expected"),
+    [(0, "never", 0), (3, "never", 1), (3, "always", 1)],
+)
+def test_run_ends_as_the_task_did(
+    host: FakeHost, run: Run, exit_code: int, restart: str, expected: int
+) -> None:
+    host.fake.systemd.programs["once"] = ends_with(exit_code)
+    code, out, _ = run(
+        "run", "job", f"--image={IMAGE}", f"--restart={restart}", "--", "once", host=host
+    )
+
+    assert code == expected
+    assert f"exit code {exit_code}" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("stop", "nothing"), 3, "there is no task nothing"),
+        (("logs", "nothing"), 3, "there is no task nothing"),
+        (("run", "web", "--image=sha256:" + "9" * 64, "--", "x"), 5, "is not on this machine"),
+        (("run", "web", "--image=/no/such.tar", "--", "x"), 64, "neither a digest nor a file"),
+        (("run", "WEB", f"--image={IMAGE}", "--", "x"), 64, "is not a task id"),
+        (("run", "web", f"--image={IMAGE}", "--memory=lots", "--", "x"), 64, "is not a size"),
+        (("run", "web", f"--image={IMAGE}", "-e", "A", "--", "x"), 64, "is not NAME=VALUE"),
+        (("run", "web", f"--image={IMAGE}", "--memory=1K", "--", "x"), 64, "memory_max_bytes"),
+        (("run", "web", f"--image={IMAGE}"), 64, "COMMAND"),
+        (("dance",), 64, "No such command"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_message_with_an_exit_code(
+    host: FakeHost, run: Run, argv: tuple[str, ...], code: int, words: str
+) -> None:
+    found, out, err = run(*argv, host=host)
+
+    assert (found, out) == (code, "")
+    assert words in err
+
+
+def test_without_an_agent_the_tool_says_so(run: Run) -> None:
+    code, _, err = run("ps")
+
+    assert code == 69
+    assert "is the service running" in err
+
+
+def test_facts_are_shown_as_a_table_or_as_json(host: FakeHost, run: Run) -> None:
+    table, as_json = run("facts", host=host), run("facts", "-o", "json", host=host)
+
+    assert "Fake CPU" in table[1]
+    assert json.loads(as_json[1])["sockets"] == 1
+
+
+def test_the_configuration_in_force_is_printed(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("config")
+
+    assert code == 0
+    assert msgspec.json.decode(out, type=AgentConfig).socket == str(tmp_path / "nothing.sock")
+
+
+def test_a_wrong_configuration_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "agent.toml"
+    for text in ("colour = 1", "x", 'listen = "nowhere"'):
+        config.write_text(text)
+        monkeypatch.setattr(sys, "argv", ["twine-agent", f"--config={config}", "config"])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 78
+        assert capsys.readouterr().err
+
+
+def test_install_puts_units_group_and_configuration_below_a_root(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", "/srv/venv")
+    root = tmp_path / "root"
+    code, out, _ = run("install", f"--root={root}")
+    placed = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
+    service = (root / "etc/systemd/system/twine-agent.service").read_text()
+    config = root / "etc/twine/agent.toml"
+
+    assert code == 0
+    assert placed == [
+        "etc/systemd/system/hostcritical.slice",
+        "etc/systemd/system/sidekick-resume.service",
+        "etc/systemd/system/twine-agent.service",
+        "etc/systemd/system/workload.slice",
+        "etc/sysusers.d/twine.conf",
+        "etc/twine/agent.toml",
+    ]
+    assert len(out.splitlines()) == len(placed)
+    assert "ExecStart=/srv/venv/bin/twine-agent serve" in service
+    assert "/opt/twine/" not in service
+    assert load(config).sidekick == "/srv/venv/bin/sidekick"
+
+    config.write_text('log_level = "debug"\n')
+    run("install", f"--root={root}")
+    assert load(config).log_level == "debug"
+
+
+def test_a_second_agent_ends_with_the_code_for_busy(
+    host: FakeHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # F-08
+    config = tmp_path / "agent.toml"
+    config.write_bytes(_toml(host))
+    monkeypatch.setattr("agent.daemon.real_machine", lambda: host.fake.machine)
+    monkeypatch.setattr("agent.log.configure", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["twine-agent", f"--config={config}", "serve"])
+
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 75
+
+
+def _toml(host: FakeHost) -> bytes:
+    values = msgspec.to_builtins(host.config)
+    return "\n".join(f"{k} = {json.dumps(v)}" for k, v in values.items()).encode()
