@@ -161,6 +161,19 @@ def power_on(name: str, machine: str) -> None:
     open_lab(name).power_on(machine)
 
 
+@main.command("control-plane")
+@name_option
+@click.argument("what", type=click.Choice(["stop", "start"]))
+@timed
+def control_plane(name: str, what: str) -> None:
+    """Stop or start the lab's control plane; the machines are left alone."""
+    lab = open_lab(name)
+    if what == "stop":
+        lab.control.stop()
+    else:
+        lab.control.start()
+
+
 @main.command()
 @name_option
 @click.argument("machine")
