@@ -59,8 +59,8 @@ class Model:
     # The agent, in the steps between which it can be killed.
 
     def look(self) -> None:
-        self.clock += 1
         if self.memory is not None and self.decision is None:
+            self.clock += 1
             self.decision = decide(self.memory, self.seen(), float(self.clock))
             self.keep(self.decision.task)
 
