@@ -123,8 +123,9 @@ class WireClient:
             raise self._unreachable(route, e) from e
 
     def _unreachable(self, route: Route, error: BaseException) -> TwineError:
-        reason = str(error) or type(error).__name__
-        if isinstance(getattr(error, "os_error", error), PermissionError):
+        cause = getattr(error, "os_error", error)
+        reason = getattr(cause, "strerror", "") or str(error) or type(error).__name__
+        if isinstance(cause, PermissionError):
             return Forbidden(
                 f"may not open {self.endpoint}", hint="as root, or as a member of its group"
             )

@@ -37,7 +37,7 @@ def violations(value: Any, kind: Any, where: str = "", depth: int = 0) -> list[F
     elif isinstance(value, list) and get_origin(bare) is list:
         inner = _in_list(value, bare, constraints, where, depth)
     if not inner:
-        return [FieldError(field=where or "(whole)", reason=reason)]
+        return [FieldError(field=where or "(whole)", reason=_in_words(reason, constraints))]
     return inner[:MAX_ERRORS]
 
 
@@ -64,6 +64,7 @@ def _in_dict(
     for key, item in value.items():
         place = _join(where, key)
         if reason := _refusal(key, key_kind):
+            reason = _in_words(reason, _strip(key_kind)[1])
             found.append(FieldError(field=place, reason=f"as a name: {reason}"))
         found += violations(item, item_kind, place, depth + 1)
     return found
@@ -97,6 +98,12 @@ def _refusal(value: Any, kind: Any) -> str | None:
     except RecursionError:
         return "nested too deeply"
     return None
+
+
+def _in_words(reason: str, constraints: list[Meta]) -> str:
+    """Return a reason without its regular expression, where the type says it in words."""
+    words = next((m.description for m in constraints if m.description), None)
+    return f"Expected {words}" if words and "matching regex" in reason else reason
 
 
 def _strip(kind: Any) -> tuple[Any, list[Meta]]:

@@ -33,13 +33,17 @@ def arrived(status: JobStatus) -> bool:
     )
 
 
-def headline(status: JobStatus) -> str:
-    """Return a job in one line."""
-    line = (
-        f"job {status.record.name}: {status.phase.value}, "
-        f"{status.healthy}/{status.wanted} healthy, {status.updated} on version "
-        f"{status.record.version}"
+def summary(status: JobStatus) -> str:
+    """Return how a job does in a few words."""
+    return (
+        f"{status.phase.value}, {status.healthy}/{status.wanted} healthy, "
+        f"{status.updated} on version {status.record.version}"
     )
+
+
+def headline(status: JobStatus) -> str:
+    """Return a job in one line, with what holds it up."""
+    line = f"job {status.record.name}: {summary(status)}"
     return f"{line}; {status.detail}" if status.detail else line
 
 
@@ -85,7 +89,7 @@ async def wait_stable(client: ControlPlaneClient, name: str, timeout_s: float) -
                     return status
     except TimeoutError:
         pass
-    raise _not_reached(f"job {name} is not stable", status, timeout_s)
+    raise _not_reached(name, "is not stable", status, timeout_s)
 
 
 async def wait_gone(client: ControlPlaneClient, name: str, timeout_s: float) -> None:
@@ -102,13 +106,15 @@ async def wait_gone(client: ControlPlaneClient, name: str, timeout_s: float) -> 
         return
     except TimeoutError:
         pass
-    raise _not_reached(f"job {name} still has tasks", status, timeout_s)
+    raise _not_reached(name, "still has tasks", status, timeout_s)
 
 
-def _not_reached(what: str, status: JobStatus | None, timeout_s: float) -> NotReached:
-    why = "; ".join(reasons(status)) if status is not None else "the front end did not answer"
-    detail = f" {headline(status)};" if status is not None else ""
+def _not_reached(name: str, what: str, status: JobStatus | None, timeout_s: float) -> NotReached:
+    if status is None:
+        why = ["the front end did not answer"]
+    else:
+        why = [summary(status), *(reasons(status) or [status.detail])]
     return NotReached(
-        f"{what} after {timeout_s:.0f} s:{detail} {why}".rstrip("; "),
-        hint="it goes on; look again with `twinectl job status NAME --watch`",
+        f"job {name} {what} after {timeout_s:.0f} s: {'; '.join(filter(None, why))}",
+        hint=f"it goes on; look again with `twinectl job status {name} --watch`",
     )

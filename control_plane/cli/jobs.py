@@ -60,7 +60,7 @@ def apply(
         return status
 
     status = target.ask(work)
-    outcome = "valid, nothing changed" if dry_run else follow.headline(status).partition(": ")[2]
+    outcome = "valid, nothing changed" if dry_run else follow.summary(status)
     show.emit(output, status, lambda: click.echo(show.printable(f"job {spec.name}: {outcome}")))
 
 
@@ -188,12 +188,20 @@ def _task_rows(status: JobStatus) -> list[list[str]]:
 
 
 def _print_status(status: JobStatus) -> None:
-    click.echo(show.printable(follow.headline(status)))
-    spec = status.record.spec
-    click.echo(show.printable(f"entitlement {spec.entitlement}, image {spec.image}"))
-    for reason in follow.reasons(status):
-        click.echo(show.printable(f"  {reason}"))
+    for line in _head(status):
+        click.echo(show.printable(line))
     show.table(_TASK_COLUMNS, _task_rows(status))
+
+
+def _head(status: JobStatus) -> list[str]:
+    """Return what is said above the tasks; each reason once, however many tasks share it."""
+    spec = status.record.spec
+    why = follow.reasons(status) or [status.detail]
+    return [
+        f"job {status.record.name}: {follow.summary(status)}",
+        f"entitlement {spec.entitlement}, image {spec.image}",
+        *(f"  {line}" for line in why if line),
+    ]
 
 
 async def _watch(client: ControlPlaneClient, name: str, output: str) -> None:
@@ -216,7 +224,7 @@ async def _watch(client: ControlPlaneClient, name: str, output: str) -> None:
             if status is None:
                 live.update(Text(f"job {show.printable(name)}: gone"), refresh=True)
                 return
-            head = Text(show.printable(follow.headline(status)))
+            head = Text("\n".join(show.printable(line) for line in _head(status)))
             drawn = show.rich_table(_TASK_COLUMNS, _task_rows(status))
             live.update(Group(head, drawn), refresh=True)
 

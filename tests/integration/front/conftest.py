@@ -240,13 +240,16 @@ def start_region(folder: Path) -> Iterator[Region]:
             ready.set()
             await stop.wait()
 
-    thread = threading.Thread(target=region.loop.run_until_complete, args=(serve(),))
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: region.loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run)
     thread.start()
     assert ready.wait(10)
     yield region
     region.loop.call_soon_threadsafe(stop.set)
     thread.join(15)
-    region.loop.close()
 
 
 @pytest.fixture

@@ -61,8 +61,8 @@ class Real:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        self._server.run_until_complete(self._serve())
-        self._server.close()
+        with asyncio.Runner(loop_factory=lambda: self._server) as runner:
+            runner.run(self._serve())
 
     def __enter__(self) -> Real:
         self._thread.start()
@@ -176,7 +176,7 @@ def requests(draw: st.DrawFn) -> tuple[str, str, bytes]:
 
 
 @settings(
-    max_examples=400,
+    max_examples=200,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -51,6 +51,13 @@ def test_every_violation_is_listed_with_its_field() -> None:
     assert "cpu_weight" in found["limits.colour"]
 
 
+def test_a_type_that_describes_its_pattern_is_quoted_with_it() -> None:
+    kind = Annotated[str, Meta(pattern="^[a-z]+$", description="small letters")]
+    assert fields("A", kind) == {"(whole)": "Expected small letters"}
+    assert fields(3, kind) == {"(whole)": "Expected `str`, got `int`"}
+    assert fields({"A": 1}, dict[kind, int]) == {"A": "as a name: Expected small letters"}  # type: ignore[valid-type]
+
+
 def test_the_length_of_a_list_and_its_items_are_both_reported() -> None:
     kind = Annotated[list[Annotated[int, Meta(ge=1)]], Meta(max_length=2)]
     assert set(fields([0, 1, 2], kind)) == {"(whole)", "[0]"}
