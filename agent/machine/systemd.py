@@ -56,11 +56,20 @@ _MATCHES = (
     "interface='org.freedesktop.DBus.Properties',member='PropertiesChanged',"
     "arg0='org.freedesktop.systemd1.Unit'",
     "type='signal',sender='org.freedesktop.systemd1',"
+    "interface='org.freedesktop.systemd1.Manager',member='JobNew'",
+    "type='signal',sender='org.freedesktop.systemd1',"
     "interface='org.freedesktop.systemd1.Manager',member='JobRemoved'",
     "type='signal',sender='org.freedesktop.systemd1',"
     "interface='org.freedesktop.systemd1.Manager',member='UnitRemoved'",
 )
 """The bus drops what we do not ask for, before it is copied to us."""
+
+_SIGNALS = (
+    (PROPERTIES, b"PropertiesChanged"),
+    (MANAGER, b"JobNew"),
+    (MANAGER, b"JobRemoved"),
+    (MANAGER, b"UnitRemoved"),
+)
 
 Opener = Callable[[], DBus]
 
@@ -266,6 +275,7 @@ class _Watch:
         self._opener = opener
         self._listeners: dict[int, UnitListener] = {}
         self._numbers = itertools.count()
+        self._busy: set[str] = set()
         self._wake_read, self._wake_write = os.pipe()
         try:
             bus = self._subscribed()
@@ -312,6 +322,7 @@ class _Watch:
                 if again is None:
                     return
                 bus = again
+                self._busy.clear()
                 log.info("connected to systemd again")
                 self._tell({""})
             bus.close()
@@ -336,12 +347,31 @@ class _Watch:
             while True:
                 # Replies to our own calls may have pulled signals into the library's queue,
                 # so look there first; each `process` takes one message at most.
-                self._tell(set(_drained(bus, fd)))
+                self._tell({unit for m in _drained(bus, fd) if (unit := self._changed(m))})
                 ready, _, _ = select.select([fd, self._wake_read], [], [])
                 if self._wake_read in ready:
                     return False
         except DBusBaseError:
             return True
+
+    def _changed(self, message: DbusMessage) -> str:
+        """Return the unit that listeners should look at, "" where there is nothing to see.
+
+        While a unit starts or stops its properties change a dozen times; looking each time
+        would take longer than the start. The end of the job says it all.
+        """
+        if message.is_signal(PROPERTIES, b"PropertiesChanged"):
+            # Its body is of no use to us, and taking it apart would cost more than the rest.
+            unit = path_decode(message.get_path(), UNITS).decode()
+            return "" if unit in self._busy else unit
+        message.process_reply(False)
+        body = cast(list[bytes], message.body)
+        if message.is_signal(MANAGER, b"JobNew"):
+            self._busy.add(body[2].decode())
+            return ""
+        unit = body[0 if message.is_signal(MANAGER, b"UnitRemoved") else 2].decode()
+        self._busy.discard(unit)
+        return unit
 
     def _tell(self, units: set[str]) -> None:
         for unit in sorted(units):
@@ -353,29 +383,18 @@ class _Watch:
                     log.exception("listener of systemd's signals failed", extra={"unit": unit})
 
 
-def _drained(bus: DBus, fd: int) -> Iterator[str]:
-    """Yield the units that signals tell of until there is nothing more to read."""
+def _drained(bus: DBus, fd: int) -> Iterator[DbusMessage]:
+    """Yield the signals we asked for until there is nothing more to read."""
     idle = 0
     while True:
-        unit = _unit_of(bus.process())
-        idle = 0 if unit else idle + 1
-        if unit:
-            yield unit
-        elif idle >= _IDLE_ENOUGH and not select.select([fd], [], [], 0)[0]:
+        message = bus.process()
+        if any(message.is_signal(*kind) for kind in _SIGNALS):
+            idle = 0
+            yield message
+            continue
+        idle += 1
+        if idle >= _IDLE_ENOUGH and not select.select([fd], [], [], 0)[0]:
             return
-
-
-def _unit_of(message: DbusMessage) -> str:
-    """Return the unit a signal is about, "" where `process` found no signal of ours."""
-    if message.is_signal(PROPERTIES, b"PropertiesChanged"):
-        # Its body is of no use to us, and taking it apart would cost more than the rest.
-        return path_decode(message.get_path(), UNITS).decode()
-    for member, position in ((b"JobRemoved", 2), (b"UnitRemoved", 0)):
-        if message.is_signal(MANAGER, member):
-            message.process_reply(False)
-            body = cast(list[bytes], message.body)
-            return body[position].decode()
-    return ""
 
 
 def _words(signature: str, *values: str) -> list[Token]:

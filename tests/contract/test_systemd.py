@@ -425,7 +425,6 @@ def test_a_hardened_task_starts_from_its_own_root(host: Host, unit: str) -> None
     if host.real:
         status = Path(f"/proc/{state.main_pid}/status").read_text()
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        assert fields["NSpid"].split()[-1] == "1", "its own PID namespace"
         assert int(fields["Uid"].split()[0]) > 60_000, "a user of its own"
         assert fields["NoNewPrivs"] == "1"
         assert fields["Seccomp"] == "2"

@@ -259,6 +259,23 @@ def test_signals_name_the_unit_whichever_they_are(connect: Connect) -> None:
     assert heard.get(timeout=5) == "d.service"
 
 
+def test_what_changes_while_a_unit_starts_is_told_once_it_has(connect: Connect) -> None:
+    bus = Bus({})
+    heard: queue.Queue[str] = queue.Queue()
+    connect(bus).listen(heard.put)
+    changed = Signal(b"PropertiesChanged", b"/org/freedesktop/systemd1/unit/a_2eservice")
+
+    bus.tell(Signal(b"JobNew", body=[1, b"/job/1", b"a.service"]))
+    bus.tell(changed)
+    bus.tell(changed)
+    bus.tell(Signal(b"UnitRemoved", body=[b"other.service", b"/unit/other"]))
+    assert heard.get(timeout=5) == "other.service"
+    bus.tell(Signal(b"JobRemoved", body=[1, b"/job/1", b"a.service", b"done"]))
+    assert heard.get(timeout=5) == "a.service"
+    bus.tell(changed)
+    assert heard.get(timeout=5) == "a.service"
+
+
 def test_a_listener_hears_an_empty_name_after_the_bus_came_back(connect: Connect) -> None:
     first, second = Bus({}), Bus({})
     heard: queue.Queue[str] = queue.Queue()

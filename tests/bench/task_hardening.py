@@ -1,0 +1,110 @@
+"""What does each property of a task's sandbox cost at its start?
+
+Run as root on a host with systemd as PID 1 and btrfs at --folder (a guest of the lab):
+
+    python tests/bench/task_hardening.py [--starts 20] [--without] [--only PrivateTmp …]
+
+Starts `/bin/sleep` from a snapshot: bare, with the whole sandbox, and with each property
+alone (or, with --without, with all but each one), in turn so that drift hits all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.core.unit_properties import TASK_HARDENING
+from agent.machine.btrfs import HostBtrfs
+from agent.machine.systemd import HostSystemd
+
+
+def make_root(btrfs: HostBtrfs, path: Path) -> None:
+    """Make a root file system that holds /bin/sleep and the folders a sandbox mounts on."""
+    btrfs.delete(path)
+    btrfs.create(path)
+    listed = subprocess.run(["ldd", "/bin/sleep"], check=True, capture_output=True, text=True)
+    for name in ["/bin/sleep", *re.findall(r"(/\S+) \(0x", listed.stdout)]:
+        target = path / name.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(name, target)
+    for folder in ("dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "var/tmp"):
+        (path / folder).mkdir(parents=True, exist_ok=True)
+
+
+def start_ms(
+    systemd: HostSystemd, heard: queue.Queue[str], properties: Mapping[str, object]
+) -> float:
+    """Return milliseconds from the request to a unit that runs."""
+    unit = f"twine-bench-{time.monotonic_ns()}.service"
+    began = time.perf_counter()
+    systemd.start_transient(unit, properties)
+    while True:
+        heard.get(timeout=30)
+        state = systemd.find(unit)
+        if state and state.sub in ("running", "failed"):
+            break
+    took = (time.perf_counter() - began) * 1000
+    if state.sub == "failed":
+        raise SystemExit(f"{unit} failed: {state}; see journalctl -u {unit}")
+    systemd.kill(unit, signal.SIGKILL)  # with a PID namespace SIGTERM would not end it
+    while systemd.find(unit):
+        heard.get(timeout=30)
+    return took
+
+
+def main() -> None:
+    """Print one table."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    options.add_argument("--starts", type=int, default=20)
+    options.add_argument("--without", action="store_true")
+    options.add_argument("--only", nargs="*", default=sorted(TASK_HARDENING))
+    options.add_argument("--folder", type=Path, default=Path("/var/lib/twine"))
+    args = options.parse_args()
+
+    btrfs, systemd = HostBtrfs(), HostSystemd()
+    root = args.folder / "bench-root"
+    make_root(btrfs, root)
+    bare = {
+        "ExecStart": [["/bin/sleep", "1000"]],
+        "Type": "exec",
+        "CollectMode": "inactive-or-failed",
+        "RootDirectory": str(root),
+    }
+    variants = {"bare": bare, "whole sandbox": {**bare, **TASK_HARDENING}}
+    for name in args.only:
+        if args.without:
+            variants[f"without {name}"] = {
+                key: value for key, value in variants["whole sandbox"].items() if key != name
+            }
+        else:
+            variants[f"with {name}"] = {**bare, name: TASK_HARDENING[name]}
+    took: dict[str, list[float]] = {name: [] for name in variants}
+    heard: queue.Queue[str] = queue.Queue()
+    systemd.listen(heard.put)
+    for i in range(args.starts + 1):
+        for name, properties in variants.items():
+            ms = start_ms(systemd, heard, properties)
+            if i:  # the first round warms the caches
+                took[name].append(ms)
+    systemd.close()
+    btrfs.delete(root)
+    least, middle = min(took["bare"]), statistics.median(took["bare"])
+    print(f"n = {args.starts}; milliseconds; differences to bare")
+    for name, values in sorted(took.items(), key=lambda pair: statistics.median(pair[1])):
+        low, median = min(values), statistics.median(values)
+        print(
+            f"{name:32s} median {median:7.1f} {median - middle:+7.1f}"
+            f"   min {low:7.1f} {low - least:+7.1f}   ratio {median / middle:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
