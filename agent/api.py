@@ -289,6 +289,8 @@ class ProfileStatus(_Reported, frozen=True, kw_only=True):
     detail: str = ""
     settings: list[SettingStatus] = []
     took_ms: float = 0.0
+    boot_id: str = ""
+    """Boot of the host in which this was read back."""
 
 
 class Event(_Reported, frozen=True, kw_only=True):

@@ -140,7 +140,9 @@ class Agent:
             images=images,
             logs=Logs(machine.processes),
             events=events,
-            profile=HostProfile(units, events, Path(config.sidekick), sidekick_state),
+            profile=HostProfile(
+                units, events, Path(config.sidekick), sidekick_state, hardware.boot_id
+            ),
             facts=facts,
             pull=lambda request: self._pull(images, request),
             spawn=spawn,

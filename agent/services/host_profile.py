@@ -26,8 +26,11 @@ SWITCH_TIMEOUT_S = 600.0
 class HostProfile:
     """The host's profile, as sidekick brings it about."""
 
-    def __init__(self, units: Units, events: EventLog, sidekick: Path, state: Path) -> None:
+    def __init__(
+        self, units: Units, events: EventLog, sidekick: Path, state: Path, boot_id: str
+    ) -> None:
         """`sidekick` is the program, `state` the folder of its reports."""
+        self._boot_id = boot_id
         self._units = units
         self._events = events
         self._sidekick = sidekick
@@ -56,7 +59,7 @@ class HostProfile:
     def _reported(self) -> ProfileStatus:
         try:
             data = (self._state / "status.json").read_bytes()
-            return msgspec.json.decode(data, type=ProfileStatus)
+            return _in_this_boot(msgspec.json.decode(data, type=ProfileStatus), self._boot_id)
         except FileNotFoundError:
             return ProfileStatus()
         except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as e:
@@ -130,3 +133,17 @@ class HostProfile:
             "Slice": "system.slice",
         }
         await self._units.run(UNIT, properties, timeout_s=SWITCH_TIMEOUT_S + 30.0)
+
+
+def _in_this_boot(reported: ProfileStatus, boot_id: str) -> ProfileStatus:
+    """Return the report; what was verified in an earlier boot proves nothing in this one.
+
+    `sidekick resume` reports anew at each boot; this is for when it did not.
+    """
+    if reported.state is not ProfileState.VERIFIED or reported.boot_id in ("", boot_id):
+        return reported
+    return msgspec.structs.replace(
+        reported,
+        state=ProfileState.DRIFTED,
+        detail="verified in an earlier boot only: did sidekick-resume.service run?",
+    )

@@ -291,9 +291,12 @@ class TaskLoop:
             task = self.record
             if task.state is not TaskState.RUNNING or task.invocation_id != invocation_id:
                 return
-            self.record = replace(task, health=health, reason=reason)
-            self._tell(self.record)
-            await self._save(self.record, durable=False)
+            task = replace(task, health=health, reason=reason)
+            try:
+                await self._save(task, durable=False)
+            finally:  # a full disk is no reason to hide how a task is
+                self.record = task
+                self._tell(task)
 
 
 def _seen_unit(unit: UnitState) -> SeenUnit:

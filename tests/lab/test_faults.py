@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from tests.lab.conftest import TheLab
+from tests.lab.the_lab import TheLab
 
 
 def test_six_sigkills_of_the_agent_restart_no_task(web: TheLab) -> None:  # AG5 F-02

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.conftest import Failed, TheLab
+from tests.lab.the_lab import Failed, TheLab
 
 
 def test_six_tasks_run_spread_over_the_msbs_and_answer_on_every_machine(web: TheLab) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tarfile
 
-from tests.lab.conftest import BIN, NAME, ROOT, TheLab
+from tests.lab.the_lab import BIN, NAME, ROOT, TheLab
 
 
 def test_the_contracts_hold_on_the_real_service_manager(the_lab: TheLab) -> None:

@@ -319,6 +319,18 @@ async def test_a_sidekick_that_ends_without_a_report_leaves_the_profile_degraded
     assert "without a report" in status.detail
 
 
+async def test_what_was_verified_in_an_earlier_boot_is_not_verified_now(host: FakeHost) -> None:
+    # HP15: after a reboot nothing starts on the word of a report from before it
+    (host.folder / "sidekick").mkdir()
+    report = {"name": "web", "generation": 3, "state": "verified", "boot_id": "another boot"}
+    (host.folder / "sidekick" / "status.json").write_text(json.dumps(report))
+    async with host.agent() as client:
+        status = await client.get_profile()
+
+    assert (status.state, status.generation) == (ProfileState.DRIFTED, 3)
+    assert "earlier boot" in status.detail
+
+
 async def test_a_report_that_cannot_be_read_is_said(host: FakeHost) -> None:
     (host.folder / "sidekick").mkdir()
     (host.folder / "sidekick" / "status.json").write_text("[" * 100_000)
