@@ -156,6 +156,7 @@ class Agent:
         await services.images.tidy()
         replay = await lanes.run("journal", self._host.journal.replay)
         await services.tasks.adopt(replay)
+        services.spawn(services.profile.adopt())
         services.ready = True
         services.events.add("agent", self._name() or "agent", "ready")
         log.info("ready", extra={"tasks": len(replay.tasks)})

@@ -39,6 +39,8 @@ class HostProfile:
         self._pending = False
         """Whether what was asked for last has still to be given to sidekick."""
         self._failure = ""
+        self._running = True
+        """Whether a sidekick of ours is, or may be, at work; `adopt` looks."""
         self._lock = asyncio.Lock()
 
     def status(self) -> ProfileStatus:
@@ -59,7 +61,8 @@ class HostProfile:
     def _reported(self) -> ProfileStatus:
         try:
             data = (self._state / "status.json").read_bytes()
-            return _in_this_boot(msgspec.json.decode(data, type=ProfileStatus), self._boot_id)
+            report = msgspec.json.decode(data, type=ProfileStatus)
+            return _believable(report, self._boot_id, running=self._running)
         except FileNotFoundError:
             return ProfileStatus()
         except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as e:
@@ -84,6 +87,19 @@ class HostProfile:
         self._asked, self._failure, self._pending = spec, "", True
         return True
 
+    async def adopt(self) -> None:
+        """Wait for a sidekick that an earlier agent started; it outlives the agent."""
+        async with self._lock:
+            self._running = await self._units.find(UNIT) is not None
+            if self._running:
+                try:
+                    await self._units.finish(UNIT, timeout_s=SWITCH_TIMEOUT_S + 30.0)
+                except TwineError as e:
+                    log.warning("sidekick failed", extra={"why": str(e)})
+                self._running = False
+                status = self.status()
+                self._events.add("profile", status.name, f"{status.state}: {status.detail}")
+
     async def apply(self) -> None:
         """Run sidekick for the latest request; its report then tells what came of it."""
         async with self._lock:
@@ -93,11 +109,14 @@ class HostProfile:
             self._pending = False
             self._events.add("profile", spec.name, "applying")
             failure = ""
+            self._running = True
             try:
                 await self._run(spec)
             except TwineError as e:
                 failure = str(e)
                 log.warning("sidekick failed", extra={"profile": spec.name, "why": failure})
+            finally:
+                self._running = False
             if self._asked is spec:
                 self._finish(failure)
             status = self.status()
@@ -135,15 +154,17 @@ class HostProfile:
         await self._units.run(UNIT, properties, timeout_s=SWITCH_TIMEOUT_S + 30.0)
 
 
-def _in_this_boot(reported: ProfileStatus, boot_id: str) -> ProfileStatus:
-    """Return the report; what was verified in an earlier boot proves nothing in this one.
+def _believable(report: ProfileStatus, boot_id: str, *, running: bool) -> ProfileStatus:
+    """Return the report, unless it cannot be true any more.
 
-    `sidekick resume` reports anew at each boot; this is for when it did not.
+    What was verified in an earlier boot proves nothing in this one (`sidekick resume` reports
+    anew at each boot; this is for when it did not), and a switch that nobody is at was
+    interrupted. Either is drift: asking again brings the host back.
     """
-    if reported.state is not ProfileState.VERIFIED or reported.boot_id in ("", boot_id):
-        return reported
-    return msgspec.structs.replace(
-        reported,
-        state=ProfileState.DRIFTED,
-        detail="verified in an earlier boot only: did sidekick-resume.service run?",
-    )
+    if report.state is ProfileState.VERIFIED and report.boot_id not in ("", boot_id):
+        detail = "verified in an earlier boot only: did sidekick-resume.service run?"
+    elif report.state is ProfileState.APPLYING and not running:
+        detail = f"sidekick was interrupted: {report.detail}"
+    else:
+        return report
+    return msgspec.structs.replace(report, state=ProfileState.DRIFTED, detail=detail)

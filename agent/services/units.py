@@ -104,6 +104,17 @@ class Units:
             raise SystemdError(f"{unit} vanished while it ran", hint=f"see journalctl -u {unit}")
         return end
 
+    async def finish(self, unit: str, *, timeout_s: float) -> None:
+        """Wait for a unit that an earlier agent started to end by itself, then remove it."""
+        waker = asyncio.Event()
+        with self.changes(unit, waker):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._ended(unit, waker)
+            except TimeoutError as e:
+                raise SystemdError(f"{unit} did not end within {timeout_s:g} s") from e
+        await self.stop(unit)
+
     async def clear(self, unit: str, *, timeout_s: float) -> None:
         """Stop a unit that is left over and wait until systemd has forgotten it."""
         waker = asyncio.Event()

@@ -331,6 +331,21 @@ async def test_what_was_verified_in_an_earlier_boot_is_not_verified_now(host: Fa
     assert "earlier boot" in status.detail
 
 
+async def test_a_switch_that_was_interrupted_is_drift_until_it_is_asked_for_again(
+    host: FakeHost,
+) -> None:  # F-65 P6
+    (host.folder / "sidekick").mkdir()
+    report = {"name": "web", "generation": 3, "state": "applying", "detail": "3 of 5 written"}
+    (host.folder / "sidekick" / "status.json").write_text(json.dumps(report))
+    _sidekick(host)
+    async with host.agent() as client:
+        status = await _profile(client, ProfileState.DRIFTED, 3)
+        await client.put_profile(ProfileSpec(name="web", generation=3))
+        await _profile(client, ProfileState.VERIFIED, 3)
+
+    assert "interrupted: 3 of 5 written" in status.detail
+
+
 async def test_a_report_that_cannot_be_read_is_said(host: FakeHost) -> None:
     (host.folder / "sidekick").mkdir()
     (host.folder / "sidekick" / "status.json").write_text("[" * 100_000)
