@@ -205,6 +205,8 @@ def user_add(name: str, out: Path, ttl: str, url: str | None, **given: Any) -> N
         _write_user(config, name, out, configuration.seconds_of(ttl), url or url_of(host, port))
     except TwineError as e:
         _fail(e)
+    except OSError as e:
+        _fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
 
 
 def _write_user(config: Config, name: str, out: Path, life_s: float, url: str) -> None:

@@ -152,3 +152,27 @@ def test_a_user_needs_a_control_plane_first(tmp_path: Path) -> None:
     made = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
     assert made.returncode == 78
     assert "there is no authority" in made.stderr
+
+
+def test_a_credential_that_cannot_be_written_is_said(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.wait_ready()
+    command = [sys.executable, "-m", "control_plane.daemon", "user", "add", "ada"]
+    command += ["--out", "/proc/x/ada.json", "--state", str(daemon.state)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+    assert made.returncode == 78
+    assert "Traceback" not in made.stderr
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """Start time: `twinectl --help` answers in well under 300 ms on an idle machine."""
+    program = (
+        "import sys; from control_plane.cli import main\n"
+        "try: main(['job', 'apply', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'aiohttp', 'rich', 'cryptography', 'yaml', 'prometheus_client'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ran.stderr.strip() == "[]"
