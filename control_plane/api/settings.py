@@ -15,6 +15,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     down_after_s: Positive = 10.0
     """A machine that did not answer for this long is down and its tasks move."""
+    join_grace_s: Annotated[float, Meta(ge=0)] = 60.0
+    """A machine that has just joined is not called down before: its agent is still starting."""
     poll_wait_s: Positive = 3.0
     """How long an agent may hold a request for events; below `down_after_s`, because the
     answer is also the sign of life."""

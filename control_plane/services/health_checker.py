@@ -170,7 +170,9 @@ class HealthChecker:
         return Signs(
             silent_s=silent_s,
             down_for_s=wall - failure.start if down and failure else (0.0 if down else None),
-            excused=expected or (graced and record.profile_state in _SWITCHING),
+            excused=expected
+            or (graced and record.profile_state in _SWITCHING)
+            or wall - record.joined_at < self._settings.join_grace_s,
         )
 
 

@@ -304,6 +304,16 @@ async def test_two_of_three_machines_silent_at_once_move_nothing(w: World):  # S
     assert all(len(m.starts) == 2 for m in w.region.machines.values())
 
 
+@scenario(down_after_s=10, join_grace_s=60)
+async def test_a_machine_that_joined_a_moment_ago_may_still_be_starting(w: World):
+    w.region.machines["m1"].reachable = False
+    await w.set_up()
+    await asyncio.sleep(50)
+    assert (await w.cp.get_machine("m1")).record.state is MachineState.UP
+    await asyncio.sleep(20)
+    assert (await w.cp.get_machine("m1")).record.state is MachineState.DOWN
+
+
 @scenario(partition_grace_s=100)
 async def test_the_brake_gives_way_after_its_grace(w: World):
     await w.deployed(a_job(3))

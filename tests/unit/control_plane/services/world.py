@@ -45,7 +45,7 @@ class World:
     def __init__(self, region: Region, store: MemoryStore | None = None, **settings) -> None:
         self.region = region
         self.store = store or MemoryStore()
-        self.settings = SchedulerSettings(**settings)
+        self.settings = SchedulerSettings(**({"join_grace_s": 0} | settings))
         self.cp: ControlPlane
 
     @asynccontextmanager
