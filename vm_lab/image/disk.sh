@@ -6,9 +6,13 @@ set -euo pipefail
 base=$1 out=$2
 shift 2
 
-disk=$out.raw
-mnt=$(mktemp -d)
-trap 'umount "$mnt" 2>/dev/null || true; rmdir "$mnt" 2>/dev/null || true; rm -f "$disk"' EXIT
+# The copy is made in memory: only the result is written to the host's disk.
+tmp=$(mktemp -d)
+trap 'umount -R "$tmp" 2>/dev/null || true; rmdir "$tmp" 2>/dev/null || true' EXIT
+mount -t tmpfs -o mode=0700 tmpfs "$tmp"
+disk=$tmp/disk.raw
+mnt=$tmp/mnt
+mkdir "$mnt"
 cp --sparse=always "$base" "$disk"
 if [ $# -gt 0 ]; then
     mount -o loop,noatime,subvol=@ "$disk" "$mnt"
@@ -17,6 +21,7 @@ if [ $# -gt 0 ]; then
     done
     touch "$mnt/etc/.updated" "$mnt/var/.updated"
     btrfs --quiet filesystem sync "$mnt"
+    fstrim "$mnt"
     umount "$mnt"
 fi
 qemu-img convert -f raw -O qcow2 "$disk" "$out.partial"
