@@ -199,12 +199,13 @@ class Allocator:
             if record.profile_wanted != spec.host_profile:
                 await self._release_unused(record)
         plan = self._plan(entitlement)
-        if plan.reasons != self.shortages.get(name, ()):
-            self.shortages[name] = plan.reasons
-            if plan.reasons:
+        shortage = (*plan.reasons, *self._unusable(entitlement)) if plan.reasons else ()
+        if shortage != self.shortages.get(name, ()):
+            self.shortages[name] = shortage
+            if shortage:
                 log.warning(
                     "entitlement lacks machines",
-                    extra={"entitlement": name, "reason": "; ".join(plan.reasons)},
+                    extra={"entitlement": name, "reason": "; ".join(shortage)},
                 )
         for machine in plan.give_back:
             await self._broker.release(machine, revision=self._broker.table.revision(machine))
@@ -253,20 +254,29 @@ class Allocator:
 
     def _free(self, entitlement: EntitlementRecord) -> list[Host]:
         """Return the machines of the free pool that the entitlement may take."""
-        spec, now = entitlement.spec, self._clock()
-        found = []
-        for record in self._broker.held(FREE):
-            quarantined = (
-                record.quarantined_profile == spec.host_profile and now < record.quarantined_until
-            )
-            if spec.machine_types and record.machine_type not in spec.machine_types:
-                continue
-            if quarantined or record.state is not MachineState.UP:
-                continue
-            if not self._fleet.sight(record.machine).answering or self._dirty(record.machine):
-                continue
-            found.append(self._host(record, ""))
-        return found
+        records = self._broker.held(FREE)
+        return [self._host(r, "") for r in records if not self._refusal(r, entitlement)]
+
+    def _unusable(self, entitlement: EntitlementRecord) -> list[str]:
+        """Return why machines of the free pool cannot be taken, with how many each time."""
+        refusals = Counter(self._refusal(r, entitlement) for r in self._broker.held(FREE))
+        refusals.pop("", None)
+        return [f"{n} free machines: {why}" for why, n in sorted(refusals.items())]
+
+    def _refusal(self, record: MachineRecord, entitlement: EntitlementRecord) -> str:
+        """Return why an entitlement may not take a free machine now, empty if it may."""
+        spec = entitlement.spec
+        if spec.machine_types and record.machine_type not in spec.machine_types:
+            return f"type {record.machine_type} is not among its types"
+        if record.quarantined_profile == spec.host_profile:
+            left_s = record.quarantined_until - self._clock()
+            if left_s > 0:
+                return f"cannot reach profile {spec.host_profile}: {record.quarantine_reason}"
+        if record.state is not MachineState.UP:
+            return "down"
+        if not self._fleet.sight(record.machine).answering:
+            return "the agent does not answer"
+        return "still being cleaned" if self._dirty(record.machine) else ""
 
     def _needs(self, entitlement: str) -> Iterable[Need]:
         for name in self.jobs_of(entitlement):
