@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,14 @@ from agent import log as logs
 from agent.errors import ConfigError, InvalidInput, TwineError
 from control_plane import config as configuration
 from control_plane.config import Config
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from control_plane.api.machines import MachineRecord
+    from control_plane.services.authority import Authority, OwnIdentity
+    from control_plane.services.control_plane import ControlPlane
+    from control_plane.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +46,8 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     Raises `Busy` if another process owns the state, `ConfigError` if something that was
     configured cannot be used.
     """
-    from agent.client import AgentClient
-    from control_plane.server.access import Access
-    from control_plane.server.frontend import FrontEnd
     from control_plane.server.listen import serving, tcp_socket, unix_socket
     from control_plane.services.authority import OwnIdentity, open_authority
-    from control_plane.services.control_plane import ControlPlane
-    from control_plane.services.identity import Registrar
-    from control_plane.services.image_store import ImageStore
     from control_plane.store.sqlite import SqliteStore
 
     async with AsyncExitStack() as stack:
@@ -57,28 +59,44 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         tcp = stack.enter_context(tcp_socket(*config.listen_on()))
         local = stack.enter_context(unix_socket(Path(config.socket), config.socket_group))
         stack.callback(Path(config.socket).unlink, missing_ok=True)
-        identity = OwnIdentity(authority, config.reachable_at())
-        images = ImageStore(config.state_path / "images", time.time, config.image_max_bytes)
-        control_plane = await stack.enter_async_context(
-            ControlPlane(
-                store,
-                lambda machine: AgentClient(
-                    f"https://{machine.address}", identity.agent_context(machine.machine)
-                ),
-                time.time,
-                config.scheduler,
-                images.find,
-            )
-        )
         url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
-        registrar = Registrar(store, authority, control_plane, url, time.time)
-        front_end = FrontEnd(control_plane, registrar, images, authority.ca_pem)
-        app = front_end.app(Access(os.getuid(), config.socket_group), version())
+        identity = OwnIdentity(authority, config.reachable_at())
+        control_plane, app = await _build(stack, config, store, (authority, identity), url)
         await stack.enter_async_context(serving(app, tcp, identity.server_context(), local))
         log.info("serving", extra={"url": url, "socket": config.socket})
         started(url)
         await _until(stopping, control_plane.wait_failed(), identity.renew_forever())
         log.info("ending; tasks go on")
+
+
+async def _build(
+    stack: AsyncExitStack,
+    config: Config,
+    store: Store,
+    trust: tuple[Authority, OwnIdentity],
+    url: str,
+) -> tuple[ControlPlane, web.Application]:
+    """Return the control plane, its loops running, and the front end before it."""
+    from agent.client import AgentClient
+    from control_plane.server.access import Access
+    from control_plane.server.frontend import FrontEnd
+    from control_plane.services.control_plane import ControlPlane
+    from control_plane.services.identity import Registrar
+    from control_plane.services.image_store import ImageStore
+
+    authority, identity = trust
+
+    def agent_client(machine: MachineRecord) -> AgentClient:
+        context = identity.agent_context(machine.machine)
+        return AgentClient(f"https://{machine.address}", context)
+
+    images = ImageStore(config.state_path / "images", time.time, config.image_max_bytes)
+    control_plane = await stack.enter_async_context(
+        ControlPlane(store, agent_client, time.time, config.scheduler, images.find)
+    )
+    registrar = Registrar(store, authority, control_plane, url, time.time)
+    front_end = FrontEnd(control_plane, registrar, images, authority.ca_pem)
+    return control_plane, front_end.app(Access(os.getuid(), config.socket_group), version())
 
 
 async def _until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:
