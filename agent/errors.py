@@ -9,6 +9,7 @@ TwineError
 ├── Unprocessable     well-formed, but cannot be carried out            422
 ├── Busy              somebody else is at it; try again                 503
 ├── Unreachable       the other side does not answer                    503
+│   └── Refused       its host does, but nobody listens there           503
 ├── HostError         the host refused: kernel, systemd, btrfs, programs
 │   ├── KernelFileError
 │   ├── SystemdError
@@ -149,6 +150,12 @@ class Unreachable(TwineError):
     status = 503
     retryable = True
     exit_code = 69
+
+
+class Refused(Unreachable):
+    """The other side's host answers, but nobody listens there: it lives, the service does not."""
+
+    code = "refused"
 
 
 class HostError(TwineError):

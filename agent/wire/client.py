@@ -19,6 +19,7 @@ from agent.errors import (
     InvalidInput,
     Problem,
     ProtocolError,
+    Refused,
     TwineError,
     Unreachable,
     from_problem,
@@ -129,7 +130,8 @@ class WireClient:
             return Forbidden(
                 f"may not open {self.endpoint}", hint="as root, or as a member of its group"
             )
-        return Unreachable(
+        kind = Refused if isinstance(cause, ConnectionRefusedError) else Unreachable
+        return kind(
             f"cannot {route.name.replace('_', ' ')} at {self.endpoint}: {reason}",
             hint="is the service running, and may you open its socket?",
         )

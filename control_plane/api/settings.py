@@ -15,6 +15,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     down_after_s: Positive = 10.0
     """A machine that did not answer for this long is down and its tasks move."""
+    agent_grace_s: Positive = 600.0
+    """A machine whose host refuses connections is alive and its tasks most likely run on; its
+    agent has this long to come back before they are started elsewhere, a second time."""
     join_grace_s: Annotated[float, Meta(ge=0)] = 60.0
     """A machine that has just joined is not called down before: its agent is still starting."""
     poll_wait_s: Positive = 3.0

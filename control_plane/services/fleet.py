@@ -22,6 +22,8 @@ class Sight:
 
     asked_since: float
     heard_at: float | None = None
+    refused_at: float | None = None
+    """When its host refused a connection last: the machine is alive, its agent is not."""
     answering: bool = False
     boot_id: str = ""
     tasks: dict[str, TaskStatus] = field(default_factory=dict)
@@ -107,9 +109,14 @@ class Fleet:
         """Take in a sign of life."""
         self.sight(machine).heard_at = asyncio.get_running_loop().time()
 
-    def silent(self, machine: str) -> None:
-        """Take in that the machine did not answer: what is known may be out of date."""
+    def silent(self, machine: str, *, refused: bool = False) -> None:
+        """Take in that the agent did not answer: what is known may be out of date.
+
+        `refused`: its host did, by refusing the connection.
+        """
         sight = self.sight(machine)
+        if refused:
+            sight.refused_at = asyncio.get_running_loop().time()
         if sight.answering:
             sight.answering = False
             self.changed(machine)

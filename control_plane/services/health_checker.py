@@ -11,7 +11,7 @@ import asyncio
 import logging
 
 from agent.api import Event, Events, ProfileState
-from agent.errors import TwineError
+from agent.errors import Refused, TwineError
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.core.health import BrakePolicy, Signs, judge
 from control_plane.services.agents import AgentApi, AgentPool
@@ -66,7 +66,7 @@ class HealthChecker:
             try:
                 await self._converse(name, await self._pool.get(record))
             except (TwineError, TimeoutError) as e:
-                self._fleet.silent(name)
+                self._fleet.silent(name, refused=isinstance(e, Refused))
                 log.debug("agent does not answer", extra={"machine": name, "reason": str(e)})
                 await asyncio.sleep(self._settings.poll_retry_s)
             except Exception:
@@ -172,8 +172,19 @@ class HealthChecker:
             down_for_s=wall - failure.start if down and failure else (0.0 if down else None),
             excused=expected
             or (graced and record.profile_state in _SWITCHING)
-            or wall - record.joined_at < self._settings.join_grace_s,
+            or wall - record.joined_at < self._settings.join_grace_s
+            or self._only_the_agent(record.machine, silent_s, now),
         )
+
+    def _only_the_agent(self, machine: str, silent_s: float, now: float) -> bool:
+        """Return whether the host lives and its agent may be back in a moment.
+
+        An agent that is killed, upgraded or restarted leaves its tasks running; moving them
+        would be the only harm done (P1).
+        """
+        refused_at = self._fleet.sight(machine).refused_at
+        lately = refused_at is not None and now - refused_at < self._settings.down_after_s / 2
+        return lately and silent_s < self._settings.agent_grace_s
 
 
 def _bare(event: Event) -> bool:

@@ -13,7 +13,7 @@ from virtual_time import clock
 
 from agent import api
 from agent.api import Health, ProfileState, TaskState
-from agent.errors import Conflict, NotFound, Unprocessable, Unreachable
+from agent.errors import Conflict, NotFound, Refused, Unprocessable, Unreachable
 from control_plane.api.machines import MachineRecord
 from control_plane.core.placement import usable_memory
 
@@ -80,6 +80,8 @@ class FakeMachine:
         self.region, self.name, self.location = region, name, location
         self.behaviour = Behaviour()
         self.reachable = True
+        self.refusing = False
+        """The host is alive and its agent is not."""
         self.on = True
         self.boots = 1
         self.memory_bytes = memory_mib << 20
@@ -239,6 +241,8 @@ class FakeAgent:
 
     async def _enter(self) -> FakeMachine:
         await asyncio.sleep(0.01)
+        if self.machine.refusing:
+            raise Refused(f"cannot reach {self.machine.name}: connection refused")
         if not self.machine.reachable:
             await asyncio.sleep(1.0)
             raise Unreachable(f"cannot reach {self.machine.name}: no answer")

@@ -314,6 +314,29 @@ async def test_a_machine_that_joined_a_moment_ago_may_still_be_starting(w: World
     assert (await w.cp.get_machine("m1")).record.state is MachineState.DOWN
 
 
+@scenario(down_after_s=10, agent_grace_s=90)
+async def test_an_agent_that_restarts_for_a_minute_moves_nothing(w: World):  # AG5 P1
+    await w.deployed()
+    machine = w.region.machines["m1"]
+    machine.refusing = True
+    await asyncio.sleep(60)
+    assert (await w.cp.get_machine("m1")).record.state is MachineState.UP
+    machine.refusing = False
+    await asyncio.sleep(60)
+    assert all(len(m.starts) == 2 for m in w.region.machines.values())
+
+
+@scenario(down_after_s=10, agent_grace_s=90)
+async def test_an_agent_that_stays_away_loses_its_tasks_to_others(w: World):
+    await w.deployed()
+    w.region.machines["m1"].power_off()  # it booted again, but its agent does not start
+    w.region.machines["m1"].refusing = True
+    await asyncio.sleep(80)
+    assert (await w.cp.get_machine("m1")).record.state is MachineState.UP
+    await w.until(lambda: w.alive()["m2"] + w.alive()["m3"] == 6)
+    assert (await w.cp.get_machine("m1")).record.state is MachineState.DOWN
+
+
 @scenario(partition_grace_s=100)
 async def test_the_brake_gives_way_after_its_grace(w: World):
     await w.deployed(a_job(3))
