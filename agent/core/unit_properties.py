@@ -20,15 +20,11 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
     {
         "DynamicUser": True,
         "PrivateUsers": True,
-        "PrivatePIDs": True,
         "MountAPIVFS": True,
-        "PrivateTmp": True,
         "PrivateDevices": True,
         "PrivateIPC": True,
         "DevicePolicy": "closed",
         "ProtectSystem": "strict",
-        "ProtectHome": "yes",
-        "ProtectKernelTunables": True,
         "ProtectKernelModules": True,
         "ProtectKernelLogs": True,
         "ProtectControlGroups": True,
@@ -45,10 +41,23 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
         "LockPersonality": True,
         "RestrictAddressFamilies": ("AF_INET", "AF_INET6", "AF_UNIX"),
         "SystemCallArchitectures": ("native",),
-        "SystemCallFilter": ("@system-service", "~@privileged", "~@resources", "@setuid", "@chown"),
+        "SystemCallFilter": (
+            "~@clock",
+            "~@cpu-emulation",
+            "~@debug",
+            "~@module",
+            "~@mount",
+            "~@obsolete",
+            "~@privileged",
+            "~@raw-io",
+            "~@reboot",
+            "~@resources",
+            "~@swap",
+            "@setuid",
+            "@chown",
+        ),
         "SystemCallErrorNumber": errno.EPERM,
         "KeyringMode": "private",
-        "RemoveIPC": True,
         "UMask": 0o077,
         "LimitCORE": 0,
         "NotifyAccess": "none",
@@ -56,6 +65,8 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
     }
 )
 """What a task may not do (trust promise: a task sees neither host nor neighbours).
+
+`DynamicUser` implies PrivateTmp, ProtectHome and RemoveIPC (systemd.exec(5)).
 
 A refused system call answers EPERM instead of killing the task, and the calls that change
 owner or user stay: daemons make them out of habit, and without capabilities the kernel
