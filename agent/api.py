@@ -24,15 +24,30 @@ ID_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?" + _END
 """Ids become part of unit names and paths, so they are kept to a DNS label (RFC 1123)."""
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}" + _END
 
-Name = Annotated[str, Meta(pattern=ID_PATTERN)]
-DigestStr = Annotated[str, Meta(pattern=DIGEST_PATTERN)]
+Name = Annotated[
+    str,
+    Meta(
+        pattern=ID_PATTERN,
+        description="1 to 63 of a-z, 0-9 and -, neither first nor last a dash",
+    ),
+]
+DigestStr = Annotated[
+    str, Meta(pattern=DIGEST_PATTERN, description="sha256: and 64 hexadecimal digits")
+]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 CpuWeight = Annotated[int, Meta(ge=1, le=10_000)]
 """Range of cpu.weight (Linux, Documentation/admin-guide/cgroup-v2.rst)."""
 _NO_NUL = r"^[^\x00]*$"
 Argument = Annotated[str, Meta(max_length=131_072, pattern=_NO_NUL)]
 """The kernel takes no longer argument (MAX_ARG_STRLEN, 32 pages), and none with a NUL."""
-EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*" + _END, max_length=256)]
+EnvName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*" + _END,
+        max_length=256,
+        description="letters, digits and _, the first no digit",
+    ),
+]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 

@@ -40,6 +40,7 @@ from agent.services.supervisor import Host
 from agent.services.tasks import Tasks
 from agent.services.units import Units
 from agent.wire.client import WireClient
+from agent.wire.server import http_log
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,9 @@ class Agent:
             group = await stack.enter_async_context(_cancelled_at_exit())
             services = await self._services(lanes, prober, group, stack)
             app = application(services, self.config.socket_group)
-            runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=2.0)
+            runner = web.AppRunner(
+                app, handle_signals=False, shutdown_timeout=2.0, logger=http_log(__name__)
+            )
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             stack.callback(services.events.close)

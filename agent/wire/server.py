@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from agent.errors import InvalidInput, NotFound, Problem, TooLarge, TwineError
 from agent.wire.openapi import document
@@ -239,3 +240,18 @@ def _problem_response(problem: Problem) -> web.Response:
         headers=headers,
         content_type="application/problem+json",
     )
+
+
+class _OursOnly(logging.Filter):
+    """Keeps broken HTTP, which anybody can send, from filling the log with tracebacks."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
+
+
+def http_log(owner: str) -> logging.Logger:
+    """Return the logger to give to an `AppRunner` of this module."""
+    logger = logging.getLogger(f"{owner}.http")
+    logger.addFilter(_OursOnly())
+    return logger

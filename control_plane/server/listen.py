@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import grp
-import logging
 import os
 import socket
 import ssl
@@ -13,9 +12,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from agent.errors import ConfigError
+from agent.wire.server import http_log
 
 BACKLOG = 512
 MAX_LINE_BYTES = 8190
@@ -24,16 +23,7 @@ SHUTDOWN_S = 3.0
 """Requests that still run at the end get this long; followed logs use it up."""
 
 
-class _OursOnly(logging.Filter):
-    """Keeps broken HTTP, which anybody can send, from filling the log with tracebacks."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, HttpProcessingError)
-
-
-_http_log = logging.getLogger(f"{__name__}.http")
-_http_log.addFilter(_OursOnly())
+_http_log = http_log(__name__)
 
 
 @asynccontextmanager
