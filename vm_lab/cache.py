@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-KEPT = 6
+KEPT = 4
 Say = Callable[[str], None]
 
 
