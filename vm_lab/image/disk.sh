@@ -19,6 +19,10 @@ if [ $# -gt 0 ]; then
     for layer in "$@"; do
         tar -xf "$layer" -C "$mnt"
     done
+    # A kexec from within boots with the initrd that the lab boots with.
+    for kernel in "$mnt"/boot/vmlinuz-*; do
+        cp "${base%/*}/initrd" "$mnt/boot/initrd.img-${kernel##*/vmlinuz-}"
+    done
     touch "$mnt/etc/.updated" "$mnt/var/.updated"
     btrfs --quiet filesystem sync "$mnt"
     fstrim "$mnt"
