@@ -191,9 +191,9 @@ class Lab:
 
     def snapshot(self, name: str) -> None:
         """Save all VMs and the control plane's state, at one moment."""
+        saved = self.paths.snapshot(name)
         machines = self.machines()
         served = self._stop_control_plane()
-        saved = self.paths.snapshots / name
         with self._all_suspended(machines):
             on_each(machines, lambda m: self._replace_snapshot(m.name, name))
         shutil.rmtree(saved, ignore_errors=True)
@@ -206,7 +206,7 @@ class Lab:
     def restore(self, name: str) -> None:
         """Bring all VMs and the control plane back to the snapshot, clocks set to now."""
         machines = self.machines()
-        saved = self.paths.snapshots / name
+        saved = self.paths.snapshot(name)
         if not saved.is_dir():
             known = sorted(p.name for p in self.paths.snapshots.glob("*"))
             raise LabError(f"no snapshot {name!r}", hint=f"there are: {' '.join(known) or 'none'}")

@@ -71,6 +71,12 @@ class LabPaths:
         self.ssh = self.run / "ssh"
         self.interfaces_before = self.state / "interfaces-before.json"
 
+    def snapshot(self, name: str) -> Path:
+        """Return the folder of a snapshot's files; the name is a plain word."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
+            raise LabError(f"{name!r} cannot name a snapshot", hint="use letters, digits, - and _")
+        return self.snapshots / name
+
     def make(self) -> None:
         """Create the folders, readable by root only."""
         for folder in (self.state, self.run, self.pool, self.boot, self.consoles, self.ssh):

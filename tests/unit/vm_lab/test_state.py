@@ -49,3 +49,9 @@ def test_another_process_with_the_same_number_is_not_taken_for_it(tmp_path):
 
 def test_no_file_means_no_process(tmp_path):
     assert find_process(a_lab(tmp_path).holder) is None
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-x"])
+def test_a_snapshot_cannot_be_named_out_of_its_folder(tmp_path, name):
+    with pytest.raises(LabError):
+        a_lab(tmp_path).snapshot(name)
