@@ -26,6 +26,8 @@ from agent.services.units import Units
 
 log = logging.getLogger(__name__)
 
+_IN_PASSING = (TaskState.PREPARING, TaskState.STARTING)
+"""States that last for moments; they can be read, but wake nobody who follows events."""
 RESYNC_S = 30.0
 """How often a loop looks although nothing woke it; signals normally do."""
 RETRY_S = 1.0
@@ -175,7 +177,7 @@ class TaskLoop:
             if self.record is not before:
                 return False
             self.record = task
-            if status_of(task) != status_of(before):
+            if status_of(task) != status_of(before) and task.state not in _IN_PASSING:
                 self._tell(task)
             if _must_last(task) != self._on_disk:
                 await self._save(task)
