@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from agent import api
+from agent.routes import ROUTES
 from agent.wire.client import WireClient
 from agent.wire.routes import Route
 
 _T = TypeVar("_T")
-_ROUTE: dict[str, Route] = {r.name: r for r in api.ROUTES}
+_ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 
 
 class AgentClient(WireClient):

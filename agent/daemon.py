@@ -25,6 +25,7 @@ from agent.config import AgentConfig
 from agent.errors import Busy, ConfigError, TwineError, Unprocessable
 from agent.machine import Machine
 from agent.machine.notify import notify, watchdog_s
+from agent.routes import JOIN_ROUTES
 from agent.server import Services, application
 from agent.services.events import EventLog
 from agent.services.facts import machine_facts
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 TLS_RETRY_S = 10.0
 JOIN_POLL_S = 2.0
 """How soon after `twine-agent join` the TLS port opens."""
-_FETCH = next(r for r in api.JOIN_ROUTES if r.name == "fetch_image")
+_FETCH = next(r for r in JOIN_ROUTES if r.name == "fetch_image")
 
 
 def real_machine() -> Machine:

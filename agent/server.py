@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from agent import api
 from agent.errors import Busy, Forbidden, InvalidInput, Unauthenticated
+from agent.routes import ROUTES
 from agent.services.events import EventLog
 from agent.services.facts import agent_version
 from agent.services.host_profile import HostProfile
@@ -105,7 +106,7 @@ def application(services: Services, socket_group: str) -> web.Application:
     ProcessCollector(registry=registry)
     return make_app(
         "Twine agent",
-        api.ROUTES,
+        ROUTES,
         handlers(services),
         authorize_with(socket_group),
         version=agent_version(),

@@ -26,6 +26,7 @@ from cryptography.x509.oid import NameOID
 
 from agent import api
 from agent.errors import ConfigError, Forbidden, InvalidInput, ProtocolError, TwineError
+from agent.routes import JOIN_ROUTES
 from agent.wire import tls
 from agent.wire.client import WireClient
 from agent.wire.tls import Credential
@@ -40,7 +41,7 @@ _RETRY_S = 30.0
 _LOOK_S = 60.0
 """A clock that was set, or a host that slept, is noticed after this long."""
 
-_ROUTE = {r.name: r for r in api.JOIN_ROUTES}
+_ROUTE = {r.name: r for r in JOIN_ROUTES}
 _PIN = re.compile(api.DIGEST_PATTERN)
 
 

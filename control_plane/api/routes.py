@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agent.api import JOIN_ROUTES, Ack, ImageInfo, Images, Liveness
+from agent.api import Ack, ImageInfo, Images, Liveness
+from agent.routes import JOIN_ROUTES
 from agent.wire.routes import Route
 from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus

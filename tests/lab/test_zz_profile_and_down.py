@@ -60,3 +60,33 @@ def test_a_machine_that_changes_hands_runs_the_other_profile(
     assert swappiness(held[0]) != as_web[held[0]]
     status = json.loads(web.ssh(held[0], "sidekick status -o json"))
     assert (status["name"], status["state"]) == ("cache", "verified")
+
+
+def test_a_kernel_command_line_is_reached_by_kexec_and_proved_after_it(
+    the_lab: TheLab,
+) -> None:  # HP2 HP12
+    """By hand, on a machine of the free pool: the way without any control plane."""
+    free = [
+        m["record"]["machine"]
+        for m in the_lab.ctl("machine", "list")["machines"]
+        if not m["record"]["entitlement"]
+    ]
+    machine = free[0]
+    boot = the_lab.ssh(machine, "cat /proc/sys/kernel/random/boot_id")
+    before = the_lab.ssh(machine, "cat /proc/cmdline").split()
+    the_lab.ssh(machine, "nohup sidekick apply-profile batch --reboot >/dev/null 2>&1 &")
+    the_lab.until(
+        "it booted again",
+        lambda: the_lab.ssh(machine, "cat /proc/sys/kernel/random/boot_id") != boot,
+    )
+
+    def verified() -> bool:
+        status = json.loads(the_lab.ssh(machine, "sidekick status -o json || true"))
+        return (status["name"], status["state"]) == ("batch", "verified")
+
+    the_lab.until("the profile is verified in the new boot", verified)
+    after = the_lab.ssh(machine, "cat /proc/cmdline").split()
+    assert "transparent_hugepage=madvise" in set(after) - set(before)
+    assert "madvise" in the_lab.ssh(
+        machine, "grep -o '\\[.*\\]' /sys/kernel/mm/transparent_hugepage/enabled"
+    )

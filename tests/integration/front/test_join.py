@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent import api
 from agent.errors import ConfigError, Forbidden, InvalidInput, TwineError, Unreachable
+from agent.routes import JOIN_ROUTES
 from agent.services.identity import Candidate, HostIdentity, Invitation
 from agent.wire import tls
 from agent.wire.client import WireClient
@@ -26,7 +27,7 @@ from control_plane.services.authority import SKEW_S, Authority, Subject, open_au
 
 from .conftest import FACTS, Region
 
-ROUTE = {r.name: r for r in api.JOIN_ROUTES}
+ROUTE = {r.name: r for r in JOIN_ROUTES}
 
 
 def candidate(machine: str = "vm1", address: str = "127.0.0.1:7443") -> Candidate:

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 
 from agent import api, server
 from agent.errors import Forbidden, Problem, Unauthenticated
+from agent.routes import ROUTES
 from agent.server import authorize_with
 from agent.wire.server import Peer
 
-ROUTE = api.ROUTES[0]
+ROUTE = ROUTES[0]
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ async def test_the_openapi_document_lists_every_route(host: FakeHost) -> None:
         document = await response.json()
 
     listed = {(p, m.upper()) for p, methods in document["paths"].items() for m in methods}
-    assert listed == {(r.path, r.method) for r in api.ROUTES}
+    assert listed == {(r.path, r.method) for r in ROUTES}
 
 
 async def test_metrics_count_tasks_by_state_and_images(host: FakeHost) -> None:
