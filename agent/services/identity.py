@@ -19,10 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from agent import api
 from agent.errors import ConfigError, Forbidden, InvalidInput, ProtocolError, TwineError
@@ -103,11 +99,13 @@ class HostIdentity:
         if not invitation.url.startswith("https://"):
             raise InvalidInput(f"cannot join {invitation.url!r}: not an https:// address")
         ca_pem = await self._fetch_authority(invitation)
-        key_pem = _new_key()
+        from agent.services import keys
+
+        key_pem = keys.new_key()
         request = api.JoinRequest(
             token=invitation.token,
             machine=candidate.machine,
-            csr_pem=_signing_request(key_pem, candidate.machine),
+            csr_pem=keys.signing_request(key_pem, candidate.machine),
             address=candidate.address,
             location=candidate.location,
             machine_type=candidate.machine_type,
@@ -140,10 +138,12 @@ class HostIdentity:
     async def renew(self) -> Identity:
         """Fetch the next certificate, for a new key, with the one that is in force."""
         held = self._held()
-        key_pem = _new_key()
+        from agent.services import keys
+
+        key_pem = keys.new_key()
         context = tls.client_context(held, tls.CONTROL_PLANE)
         async with WireClient(held.url, context) as client:
-            request = api.RenewRequest(csr_pem=_signing_request(key_pem, held.name))
+            request = api.RenewRequest(csr_pem=keys.signing_request(key_pem, held.name))
             answer = await client.call(_ROUTE["renew"], request)
         fresh = msgspec.structs.replace(
             held,
@@ -221,21 +221,3 @@ class HostIdentity:
 def renewal_time(issued_at: float, not_after: float, share: float) -> float:
     """Return when to renew a certificate of this life, after this share of it."""
     return issued_at + (not_after - issued_at) * share
-
-
-def _new_key() -> str:
-    key = ec.generate_private_key(ec.SECP256R1())
-    pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return pem.decode()
-
-
-def _signing_request(key_pem: str, machine: str) -> str:
-    key = serialization.load_pem_private_key(key_pem.encode(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, machine)])
-    request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
-    return request.public_bytes(serialization.Encoding.PEM).decode()
