@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.lab.the_lab import TheLab
+from tests.lab.the_lab import NAME, TheLab
 from vm_lab.image.app import VERSIONS, build_app
 
 
@@ -21,7 +22,9 @@ def the_lab() -> Iterator[TheLab]:
     lab.lab("up", timeout_s=900)
     yield lab
     if not os.environ.get("TWINE_KEEP_LAB"):
-        lab.lab("down")
+        lab.lab("down")  # fails by itself if a process, namespace or mount is left
+        assert not Path("/var/lib/twine-lab", NAME).exists()
+        assert not Path("/run/twine-lab", NAME).exists()
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,11 @@
-"""Machines change hands, and the lab leaves nothing: last, because they end what came before."""
+"""Hosts: the contracts, the sandbox, profiles. Last, because they end what came before."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -34,6 +36,53 @@ def test_the_contracts_hold_on_the_real_service_manager(the_lab: TheLab) -> None
     )
     print(done.stdout.decode())
     assert done.returncode == 0, done.stdout.decode()[-4000:]
+
+
+def test_tasks_and_agent_are_as_little_exposed_as_promised(web: TheLab) -> None:  # AG8
+    """Gates of the security targets: 1.5 for a task, 4.1 for the agent (of 10, less is better)."""
+    task = web.tasks()[0]
+    for machine, unit, most in (
+        (task["placement"]["machine"], "twine-task-web-0.service", 1.5),
+        ("m1", "twine-agent.service", 4.1),
+    ):
+        said = web.ssh(machine, f"systemd-analyze security {unit} --no-pager | tail -1")
+        found = re.search(r": (\d+\.\d) ", said)
+        assert found, said
+        print(unit, found[1])
+        assert float(found[1]) <= most
+
+
+def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:  # AG8 F-84
+    image = json.loads(web.ssh("m1", "twine-agent images -o json"))["images"][0]["digest"]
+    probes = {
+        "other processes": "ls -d /proc/[0-9]* | wc -l",
+        "agent socket": "ls /run/twine 2>&1 | wc -l",
+        "write root": "touch /x 2>/dev/null && echo yes || echo no",
+        "write sysctl": "echo 1 > /proc/sys/vm/swappiness 2>/dev/null && echo yes || echo no",
+        "make device": "mknod /tmp/d b 8 0 2>/dev/null && echo yes || echo no",
+        "signal init": "kill -0 1 2>/dev/null && echo yes || echo no",
+        "state of the agent": "ls /var/lib/twine 2>/dev/null | wc -l",
+        "disk": "ls /dev/vda 2>/dev/null | wc -l",
+    }
+    script = "; ".join(f'echo "{name}: $({command})"' for name, command in probes.items())
+    web.ssh(
+        "m1",
+        f"twine-agent run probe --image {image} --restart never --no-wait --memory 16M -- "
+        f"/bin/sh -c {shlex.quote(script)}",
+    )
+    web.until(
+        "all probes answered",
+        lambda: "disk:" in web.ssh("m1", "twine-agent logs probe"),
+        timeout_s=60,
+    )
+    said = web.ssh("m1", "twine-agent logs probe")
+    print(said)
+    answers = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+    web.ssh("m1", "twine-agent stop probe")
+    assert int(answers.pop("other processes")) <= 6
+    allowed = {name: a for name, a in answers.items() if a not in ("no", "0", "1")}
+    assert allowed == {}, answers
+    assert answers["disk"] == answers["state of the agent"] == "0"
 
 
 def test_a_machine_that_changes_hands_runs_the_other_profile(
