@@ -147,7 +147,7 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen) -> Decision:
             started_at=unit.started_at,
             health=Health.UNKNOWN,
             reason="",
-            limits=task.limits or task.spec.limits,
+            limits=task.limits,
         )
     if task.spec.probe is None:
         running = replace(running, health=Health.HEALTHY)

@@ -315,7 +315,12 @@ def _seen_unit(unit: UnitState) -> SeenUnit:
     )
 
 
-_TRANSIENT = {"state": TaskState.ACCEPTED, "reason": "", "next_start_at": None}
+_TRANSIENT = {
+    "state": TaskState.ACCEPTED,
+    "reason": "",
+    "next_start_at": None,
+    "limits": None,
+}
 
 
 def _must_last(task: TaskRecord) -> bytes:

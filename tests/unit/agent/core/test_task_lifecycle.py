@@ -16,17 +16,17 @@ TABLE: list[tuple[str, str, S, A]] = [
     # state          what is seen      new state      action
     ("accepted", "nothing", S.PREPARING, A.PREPARE),
     ("accepted", "root", S.STARTING, A.START),
-    ("accepted", "running", S.RUNNING, A.REST),
+    ("accepted", "running", S.RUNNING, A.LIMIT),  # its limits are not known
     ("accepted", "activating", S.STARTING, A.REST),
     ("accepted", "ended", S.BACKOFF, A.STOP),
     ("accepted", "another", S.STOPPING, A.STOP),
     ("preparing", "nothing", S.PREPARING, A.PREPARE),
     ("preparing", "root", S.STARTING, A.START),
-    ("preparing", "running", S.RUNNING, A.REST),
+    ("preparing", "running", S.RUNNING, A.LIMIT),  # its limits are not known
     ("starting", "nothing", S.PREPARING, A.PREPARE),
     ("starting", "root", S.STARTING, A.START),
     ("starting", "activating", S.STARTING, A.REST),
-    ("starting", "running", S.RUNNING, A.REST),
+    ("starting", "running", S.RUNNING, A.LIMIT),  # its limits are not known
     ("starting", "ended", S.BACKOFF, A.STOP),
     ("running", "running", S.RUNNING, A.REST),
     ("running", "reloading", S.RUNNING, A.REST),
