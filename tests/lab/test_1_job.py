@@ -59,11 +59,11 @@ def test_the_profile_was_verified_before_a_task_ran(web: TheLab) -> None:
         status = json.loads(web.ssh(machine, "sidekick status -o json"))
         assert status["name"] == "web"
         assert status["state"] == "verified"
-        assert json.loads(web.ssh(machine, "sidekick verify -o json"))["state"] == "verified"
         verified_at = float(web.ssh(machine, "stat -c %Y /var/lib/twine/sidekick/status.json"))
         tasks = json.loads(web.ssh(machine, "twine-agent ps -o json"))["tasks"]
         assert tasks
         assert all(t["started_at"] >= verified_at - 1 for t in tasks if t["restarts"] == 0)
+        assert json.loads(web.ssh(machine, "sidekick verify -o json"))["state"] == "verified"
 
 
 def test_resizing_starts_and_stops_the_highest_tasks_only(web: TheLab) -> None:
