@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import time
 
 from tests.lab.the_lab import BIN, NAME, ROOT, TheLab
 
@@ -83,6 +84,18 @@ def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:  
     allowed = {name: a for name, a in answers.items() if a not in ("no", "0", "1")}
     assert allowed == {}, answers
     assert answers["disk"] == answers["state of the agent"] == "0"
+
+
+def test_a_restored_snapshot_is_the_lab_as_it_was(web: TheLab) -> None:
+    before = web.invocations()
+    web.lab("snapshot", "stable")
+    web.ssh("m1", "touch /root/after-the-snapshot; twine-agent stop web-0 || true")
+    began = time.monotonic()
+    web.lab("restore", "stable")
+    print(f"restored in {time.monotonic() - began:.1f} s")
+    assert web.ssh("m1", "ls /root/after-the-snapshot 2>/dev/null || echo gone").strip() == "gone"
+    web.until("the job is stable", lambda: web.job()["healthy"] == 6)
+    assert web.invocations() == before
 
 
 def test_a_machine_that_changes_hands_runs_the_other_profile(
