@@ -66,6 +66,7 @@ def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:  
         "disk": "ls /dev/vda 2>/dev/null | wc -l",
     }
     script = "; ".join(f'echo "{name}: $({command})"' for name, command in probes.items())
+    script = f"exec 2>/dev/null; {script}"
     web.ssh(
         "m1",
         f"twine-agent run probe --image {image} --restart never --no-wait --memory 16M -- "
