@@ -65,7 +65,7 @@ class Context:
 
     root: Path
     state: StateFolder
-    library: Library
+    profiles: Library
     make_host: Callable[[Path], Host]
     code: int = 0
     """What the command exits with."""
@@ -81,7 +81,7 @@ class Context:
 
     def profile(self, name: str, host: Host) -> Profile:
         """Return a profile, rendered for the host."""
-        return self.library.load(name, facts_of(host.hardware))
+        return self.profiles.load(name, facts_of(host.hardware))
 
 
 def real_host(root: Path) -> Host:
@@ -145,7 +145,7 @@ def cli(
 def list_(ctx: Context, output: str) -> None:
     """Show the profiles of this host."""
     host, rows = ctx.host(), []
-    for name in ctx.library.names():
+    for name in ctx.profiles.names():
         try:
             profile = ctx.profile(name, host)
             rows.append((name, " <- ".join(profile.lineage[1:]) or "-", profile.description))
