@@ -14,33 +14,12 @@ import time
 from tests.lab.the_lab import BIN, NAME, ROOT, TheLab
 
 
-def test_the_contracts_hold_on_the_real_service_manager(the_lab: TheLab) -> None:
-    """The test bodies that the in-memory machine passes, inside a guest."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for name in ("tests/__init__.py", "tests/contract"):
-            if (ROOT / name).exists():
-                tar.add(ROOT / name, arcname=name)
-    command = (
-        "rm -rf /root/contract && mkdir /root/contract && cd /root/contract && tar xzf - && "
-        "TWINE_REAL=btrfs,systemd TWINE_BTRFS_DIR=/var/lib/twine /opt/twine/bin/python -m pytest "
-        "-q -p no:cacheprovider "
-        + " ".join(f"tests/contract/test_{name}.py" for name in ("btrfs", "systemd", "hardware"))
-    )
-    done = subprocess.run(
-        [str(BIN / "twine-lab"), "ssh", "--name", NAME, "m1", "--", command],
-        input=packed.getvalue(),
-        stdout=subprocess.PIPE,
-        stderr=sys.stderr,
-        timeout=900,
-        check=False,
-    )
-    print(done.stdout.decode())
-    assert done.returncode == 0, done.stdout.decode()[-4000:]
-
-
 def test_tasks_and_agent_are_as_little_exposed_as_promised(web: TheLab) -> None:  # AG8
-    """Gates of the security targets: 1.5 for a task, 4.0 for the agent (of 10, less is better)."""
+    """Gates of the security targets: 1.5 for a task, 4.0 for the agent (of 10, less is better).
+
+    Asked before any daemon-reload: systemd 257 then forgets `RestrictNamespaces` of a
+    transient unit in what it shows (the filter of the running task stays).
+    """
     task = web.tasks()[0]
     for machine, unit, most in (
         (task["placement"]["machine"], "twine-task-web-0.service", 1.5),
@@ -153,3 +132,31 @@ def test_a_kernel_command_line_is_reached_by_kexec_and_proved_after_it(
     assert "madvise" in the_lab.ssh(
         machine, "grep -o '\\[.*\\]' /sys/kernel/mm/transparent_hugepage/enabled"
     )
+
+
+def test_the_contracts_hold_on_the_real_service_manager(the_lab: TheLab) -> None:
+    """The test bodies that the in-memory machine passes, inside a guest.
+
+    Last: they restart the bus and systemd itself.
+    """
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name in ("tests/__init__.py", "tests/contract"):
+            if (ROOT / name).exists():
+                tar.add(ROOT / name, arcname=name)
+    command = (
+        "rm -rf /root/contract && mkdir /root/contract && cd /root/contract && tar xzf - && "
+        "TWINE_REAL=btrfs,systemd TWINE_BTRFS_DIR=/var/lib/twine /opt/twine/bin/python -m pytest "
+        "-q -p no:cacheprovider "
+        + " ".join(f"tests/contract/test_{name}.py" for name in ("btrfs", "systemd", "hardware"))
+    )
+    done = subprocess.run(
+        [str(BIN / "twine-lab"), "ssh", "--name", NAME, "m1", "--", command],
+        input=packed.getvalue(),
+        stdout=subprocess.PIPE,
+        stderr=sys.stderr,
+        timeout=900,
+        check=False,
+    )
+    print(done.stdout.decode())
+    assert done.returncode == 0, done.stdout.decode()[-4000:]
