@@ -229,20 +229,25 @@ def ps(config_path: Path | None, output: str) -> None:
 @click.option("--wait/--no-wait", default=True, help="Wait until nothing of it is left.")
 @click.pass_obj
 def stop(config_path: Path | None, name: str, wait: bool) -> None:
-    """Stop task NAME and remove what it left on the machine."""
+    """Stop task NAME and remove what it left on the machine.
 
-    async def end(client: AgentClient) -> None:
+    A task of a control plane comes back as soon as that hears of it: stop its job instead.
+    """
+
+    async def end(client: AgentClient) -> str:
         after = (await client.get_events(0)).latest
-        await client.delete_task(name)
+        leaving = await client.delete_task(name)
         while wait:
             try:
-                await client.get_task(name)
+                now = await client.get_task(name)
             except NotFound:
-                return
+                return "gone"
+            if now.generation != leaving.generation:
+                return f"stopped, and wanted again by its owner (generation {now.generation})"
             after = (await client.get_events(after, wait_s=10)).latest
+        return "stopping"
 
-    _call(config_path, end)
-    click.echo(f"{name}: {'gone' if wait else 'stopping'}")
+    click.echo(f"{name}: {_call(config_path, end)}")
 
 
 @cli.command()

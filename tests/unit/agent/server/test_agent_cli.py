@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import IMAGE, FakeHost, a_tar, digest_of, unit
+from builders import IMAGE, FakeHost, a_spec, a_tar, digest_of, unit
 
 from agent.cli import main
+from agent.client import AgentClient
 from agent.config import AgentConfig, load
 from agent.machine.fake import ends_with
 
@@ -85,6 +86,28 @@ def test_a_task_is_run_listed_read_and_stopped_on_one_host_alone(  # AG4
     assert "A=1" in properties["Environment"]  # type: ignore[operator]
     assert stopped == (0, "web: gone\n", "")
     assert (host.units(), host.roots()) == ([], [])
+
+
+def test_to_stop_a_task_that_its_owner_wants_again_ends(
+    host: FakeHost, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control plane puts a task again as soon as it hears that it leaves."""
+    run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
+    stop = host.fake.systemd.stop
+
+    def owner_wants_it_again(unit: str) -> None:
+        async def put() -> None:
+            async with AgentClient(f"unix:{host.config.socket}") as client:
+                await client.put_task("web", a_spec(generation=1 << 60))
+
+        monkeypatch.setattr(host.fake.systemd, "stop", stop)
+        asyncio.run(put())
+        stop(unit)
+
+    monkeypatch.setattr(host.fake.systemd, "stop", owner_wants_it_again)
+    stopped = run("stop", "web", host=host)
+
+    assert stopped[1] == f"web: stopped, and wanted again by its owner (generation {1 << 60})\n"
 
 
 def test_a_root_file_system_given_as_a_file_becomes_an_image(
