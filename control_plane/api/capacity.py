@@ -8,18 +8,35 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Name
+from control_plane.api.policy import Overcommit, Preference
 
 
 class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pseudo-dedicated share of the region's machines (paper §2.2)."""
 
-    machines: Annotated[int, Meta(ge=1, le=1_000_000)]
+    machines: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     """Quota: the most machines it holds at any time; it holds as many as its jobs need."""
+    per_type: dict[Name, Annotated[int, Meta(ge=1, le=1_000_000)]] = {}
+    """Quota by type: "2,000 Skylake machines" (MO6); other types are not held."""
+    rru: Annotated[float, Meta(gt=0)] | None = None
+    """Quota in relative resource units; every quota that is given holds."""
     machine_types: list[Name] = []
     """Hardware types it may hold; empty: any."""
+    datacenter: Name | None = None
+    """Pins its machines and jobs to one data center (CP10)."""
+    preferences: list[Preference] | None = None
+    """Spread policy of its jobs, unless they have their own; None: the region's default."""
+    overcommit: Overcommit = Overcommit()
+    """The most that its jobs may opt in to."""
+    materialization: Name | None = None
+    """Another entitlement on whose machines this one is a stackable reservation (MO16);
+    None: it is a pseudo cluster of its own."""
     host_profile: Name = "base"
     """Every machine of the entitlement runs it (HP1, MO11)."""
-    business_unit: str = ""
+    business_unit: Annotated[str, Meta(max_length=256)] = ""
+    """A path in the accounting hierarchy: `ads/ranking`."""
+    priority: Annotated[int, Meta(ge=0, le=1000)] = 500
+    """Who gets free machines first when there are too few; higher first (CP6)."""
 
 
 class EntitlementRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from agent.api import (
     Seconds,
     TaskState,
 )
+from control_plane.api.policy import Admission, Overcommit, Preference, Requirement
 
 JobName = Annotated[str, Meta(pattern=ID_PATTERN, max_length=56)]
 """Leaves room for `-<index>` within the 63 characters of a task id."""
@@ -72,6 +73,17 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     stop_timeout_s: Seconds = 10.0
     machine_types: list[Name] = []
     """Hard requirement: only machines of these types; empty: whatever the entitlement holds."""
+    requires: Annotated[list[Requirement], Meta(max_length=16)] = []
+    """Further hard requirements; all must hold."""
+    preferences: Annotated[list[Preference], Meta(max_length=16)] | None = None
+    """Soft preferences, most important first; None: those of the entitlement."""
+    admission: Admission = Admission.PARTIAL
+    overcommit: Overcommit = Overcommit()
+    """Opt in to less than the limits per task; the entitlement must allow it (AL21)."""
+    rru: Annotated[float, Meta(gt=0)] | None = None
+    """Computing power per task where `limits.cpu_max_cores` would depend on the machine."""
+    gpus: Annotated[int, Meta(ge=0, le=64)] = 0
+    network_mbps: Annotated[int, Meta(ge=0)] = 0
     update: UpdatePolicy = UpdatePolicy()
 
 

@@ -18,10 +18,19 @@ class MachineState(StrEnum):
 
 
 class EventKind(StrEnum):
-    """Why a machine is not usable."""
+    """Why a machine is not usable, or will not be."""
 
     FAILURE = "failure"
     PLANNED = "planned"
+    """It reboots for its host profile; tasks may stay placed there."""
+    MAINTENANCE = "maintenance"
+    """Tasks move away before `deadline`; the machine comes back."""
+    DECOMMISSION = "decommission"
+    """Tasks move away before `deadline`; the machine does not come back."""
+    REFRESH = "refresh"
+    """Hardware refresh: like a decommission, and another machine takes its place."""
+    REVOKED = "revoked"
+    """Its loan is called back; tasks of the borrower move away before `deadline`."""
 
 
 class UnavailabilityEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,19 +42,67 @@ class UnavailabilityEvent(msgspec.Struct, frozen=True, kw_only=True):
     start: float
     """Seconds since 1970."""
     deadline: float | None = None
+    """When it begins whatever still runs there (planned kinds), or ends at the latest."""
+    expected_duration_s: float | None = None
     end: float | None = None
 
 
-class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
+class Hardware(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What machines of one type are made of, as the inventory knows it.
+
+    One object is shared by all machines that are alike. Zero: none, or not known.
+    """
+
+    generation: str = ""
+    """Of the processor: `skylake`."""
+    sku: str = ""
+    """What was bought: `web-1s-64g`."""
+    rru: float = 0.0
+    """Relative resource units: computing power against a reference machine (paper §2.2)."""
+    cpus: int = 0
+    memory_bytes: int = 0
+    gpus: int = 0
+    gpu_type: str = ""
+    network_mbps: int = 0
+    power_w: int = 0
+    """Nominal draw, for which its row and MSB are provisioned."""
+
+
+class Loan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A whole machine lent for a while (EL3); `MachineRecord.entitlement` is the borrower."""
+
+    donor: str
+    """The entitlement that gets it back; empty: the free pool."""
+    since: float
+    revoked_at: float | None = None
+    return_by: float | None = None
+    """Given back by force at this time, once revoked."""
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A free machine promised to an allocation that is not yet decided (first phase)."""
+
+    transaction: str
+    entitlement: str
+    profile: str
+    since: float
+
+
+class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One machine: what it is, where it is, to whom it is assigned, how it does."""
 
     schema: int = 1
     machine: str
     location: Location
     machine_type: str
-    address: str
-    """`host:port` of its agent."""
-    facts: MachineFacts
+    address: str = ""
+    """`host:port` of its agent; empty until it has joined."""
+    facts: MachineFacts | None = None
+    """From its agent; None: it was imported and has not joined yet."""
+    hardware: Hardware | None = None
+    """From the inventory; what its agent says about memory and CPUs wins."""
+    cluster: str = ""
+    """Label of the historic cluster, the scope of decommissions and refreshes (MO21)."""
     state: MachineState = MachineState.UP
     joined_at: float = 0.0
     entitlement: str = ""
@@ -57,12 +114,14 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The profile that the machine last proved to run."""
     profile_state: ProfileState = ProfileState.NONE
     profile_detail: str = ""
-    unavailability: list[UnavailabilityEvent] = []
+    unavailability: tuple[UnavailabilityEvent, ...] = ()
     quarantined_profile: str = ""
     """A profile that the machine failed to reach …"""
     quarantined_until: float = 0.0
     """… so that it is not taken for it again before this."""
     quarantine_reason: str = ""
+    hold: Hold | None = None
+    loan: Loan | None = None
 
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):

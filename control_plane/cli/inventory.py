@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from agent.api import MachineFacts
 from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
 from control_plane.api.machines import Machines, MachineView, Token, TokenRequest
 from control_plane.cli import show
@@ -64,15 +65,21 @@ def _print_machine(view: MachineView) -> None:
         ("entitlement", record.entitlement or "(free pool)"),
         ("profile", f"{record.profile or '-'} ({record.profile_state.value})"),
         ("profile wanted", record.profile_wanted or "-"),
+        *(_facts(facts) if facts else [("agent", "has not joined yet")]),
+        ("tasks", ", ".join(view.tasks) or "-"),
+        *(("unavailable", event) for event in events),
+    ]
+    show.table(("machine", record.machine), rows)
+
+
+def _facts(facts: MachineFacts) -> list[tuple[str, str]]:
+    return [
         ("cpus", f"{facts.cpus} ({facts.sockets} socket(s), {facts.cpu_model})"),
         ("memory", show.size(facts.memory_bytes)),
         ("disk", f"{show.size(facts.disk_bytes)}, {show.size(facts.disk_free_bytes)} free"),
         ("kernel", facts.kernel),
         ("agent", facts.agent_version),
-        ("tasks", ", ".join(view.tasks) or "-"),
-        *(("unavailable", event) for event in events),
     ]
-    show.table(("machine", record.machine), rows)
 
 
 @click.group()

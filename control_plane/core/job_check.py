@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from agent.errors import FieldError
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, UpdatePolicy
+from control_plane.api.policy import Admission
 from control_plane.core.placement import Demand, Host, Kind, demand_of, explain, fits, room
 from control_plane.core.task_spec import RESERVED_PREFIX, unknown_templates
 
@@ -51,7 +52,9 @@ def same_tasks(one: JobSpec, other: JobSpec) -> bool:
 
 
 def _per_task(spec: JobSpec) -> JobSpec:
-    return replace(spec, tasks=0, update=UpdatePolicy())
+    return replace(
+        spec, tasks=0, update=UpdatePolicy(), preferences=None, admission=Admission.PARTIAL
+    )
 
 
 def _check_text(spec: JobSpec) -> list[FieldError]:
@@ -103,7 +106,7 @@ def _check_capacity(
     if held and not fitting:
         errors += _too_large(demand, held)
     per_machine = max((room(demand, machine, spec.tasks) for machine in fitting), default=0)
-    if fitting and spec.tasks > per_machine * entitlement.machines:
+    if fitting and spec.tasks > per_machine * (entitlement.machines or 1_000_000):
         errors.append(
             _error(
                 "tasks",

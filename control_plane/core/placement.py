@@ -100,8 +100,10 @@ class Plan:
     reasons: tuple[str, ...] = ()
 
 
-def usable_memory(facts: MachineFacts) -> int:
+def usable_memory(facts: MachineFacts | None) -> int:
     """Return what tasks may use: all but 10 %, at least 128 MiB, for kernel and agent."""
+    if facts is None:
+        return 0
     reserve = max(_RESERVE_MIN_BYTES, int(facts.memory_bytes * _RESERVE_SHARE))
     return max(0, facts.memory_bytes - reserve)
 

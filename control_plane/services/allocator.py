@@ -154,7 +154,7 @@ class Allocator:
             location=record.location,
             machine_type=record.machine_type,
             memory_bytes=usable_memory(record.facts),
-            cpu_cores=record.facts.cpus,
+            cpu_cores=record.facts.cpus if record.facts else 0,
             load=self.usage.load(record.machine, without),
             blocked=blocked,
             next_port=self.usage.next_port(record.machine),
@@ -226,7 +226,9 @@ class Allocator:
     def _plan(self, entitlement: EntitlementRecord) -> CapacityPlan:
         held = [self._held(record) for record in self._broker.held(entitlement.name)]
         needs = [*self._needs(entitlement.name)]
-        return plan_capacity(entitlement.spec.machines, held, self._free(entitlement), needs)
+        return plan_capacity(
+            entitlement.spec.machines or 1_000_000, held, self._free(entitlement), needs
+        )
 
     def _grows(self, entitlement: str) -> bool:
         record = self._portal.table.find(entitlement)

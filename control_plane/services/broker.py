@@ -192,14 +192,14 @@ class Broker:
             deadline=deadline,
         )
         kept = record.unavailability[-_EVENTS_KEPT:]
-        return replace(record, state=state, unavailability=[*kept, event])
+        return replace(record, state=state, unavailability=(*kept, event))
 
     def _ended(self, record: MachineRecord, kind: EventKind) -> MachineRecord:
         now = self._clock()
-        events = [
+        events = tuple(
             replace(e, end=now) if e.kind is kind and e.end is None else e
             for e in record.unavailability
-        ]
+        )
         return replace(record, unavailability=events)
 
     def _require(self, machine: str, revision: int, as_expected: bool) -> None:

@@ -98,5 +98,5 @@ def _empty_host(record: MachineRecord) -> Host:
         location=record.location,
         machine_type=record.machine_type,
         memory_bytes=usable_memory(record.facts),
-        cpu_cores=record.facts.cpus,
+        cpu_cores=record.facts.cpus if record.facts else 0,
     )

@@ -85,7 +85,7 @@ async def test_a_machine_that_reboots_in_the_middle_of_its_switch_is_no_failure(
     machine.spawn_reboot()
     await w.stable()
     assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
-    assert (await w.cp.get_machine("m3")).record.unavailability == []
+    assert (await w.cp.get_machine("m3")).record.unavailability == ()
 
 
 @scenario()

@@ -1,0 +1,83 @@
+"""How an owner says which machines suit, in the words of the paper's allocator (§2.3).
+
+A *hard requirement* excludes machines. A *soft preference* is a machine property that parts
+machines into bins, and a strategy over those bins; it only orders what is left.
+`core.preferences` knows the properties and the strategies.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Name
+
+
+class Property(StrEnum):
+    """What machines can be told apart by."""
+
+    REGION = "region"
+    DATACENTER = "datacenter"
+    MSB = "msb"
+    ROW = "row"
+    RACK = "rack"
+    MACHINE = "machine"
+    MACHINE_TYPE = "machine_type"
+    GENERATION = "generation"
+    SKU = "sku"
+    GPU_TYPE = "gpu_type"
+
+
+class Strategy(StrEnum):
+    """How tasks of one job go to the bins of a property."""
+
+    EVEN = "even"
+    """To the bin that holds the fewest of them."""
+    PACK = "pack"
+    """To the bin that holds the most of them."""
+    PREFER = "prefer"
+    """To the bins named in `values`, in their order, before all others."""
+    AVOID = "avoid"
+    """To the bins named in `values` only when no other has room."""
+
+
+class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One soft preference; the first in a list matters most."""
+
+    property: Property
+    strategy: Strategy = Strategy.EVEN
+    values: list[Annotated[str, Meta(min_length=1, max_length=128)]] = []
+    """For `prefer` and `avoid`."""
+
+
+class Requirement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One hard requirement: the property has one of these values."""
+
+    property: Property
+    values: Annotated[list[Name], Meta(min_length=1, max_length=1000)]
+
+
+Factor = Annotated[float, Meta(ge=1, le=10)]
+
+
+class Overcommit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far limits may exceed what a machine has; 1: not at all (AL21).
+
+    Power is not here: it is overcommitted by default, since few tasks draw their most at the
+    same time, and is watched instead (AL22).
+    """
+
+    cpu: Factor = 1.0
+    memory: Factor = 1.0
+
+
+class Admission(StrEnum):
+    """What to do with a job of which only a part has room."""
+
+    PARTIAL = "partial"
+    """Run what fits; the rest waits."""
+    GANG = "gang"
+    """All waiting tasks or none."""
