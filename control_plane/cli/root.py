@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
+from control_plane.cli.entitlements import entitlement
 from control_plane.cli.images import image
-from control_plane.cli.inventory import entitlement, machine, token
 from control_plane.cli.jobs import job
+from control_plane.cli.machines import machine, token
 from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
 
 
