@@ -6,13 +6,22 @@ one higher, and watches begin anew.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from agent.errors import Busy, Conflict
 from control_plane.store.feed import HISTORY, Feed
-from control_plane.store.protocol import Change, Entry, Listing, Operation, Put, check_operations
+from control_plane.store.protocol import (
+    LAST,
+    Change,
+    Entry,
+    Listing,
+    Operation,
+    Put,
+    check_operations,
+)
 
 
 class MemoryStore:
@@ -21,6 +30,8 @@ class MemoryStore:
     def __init__(self, history: int = HISTORY) -> None:
         """Start empty."""
         self._entries: dict[str, Entry] = {}
+        self._order: list[str] | None = None
+        """All keys sorted; None: made at the next list."""
         self._history = history
         self._epoch = 0
         self._revision = 0
@@ -53,10 +64,16 @@ class MemoryStore:
         """Return the entry of a key."""
         return self._entries.get(key)
 
-    async def list_prefix(self, prefix: str) -> Listing:
-        """Return all keys below a prefix."""
-        found = (e for k, e in sorted(self._entries.items()) if k.startswith(prefix))
-        return Listing(revision=self._revision, entries=tuple(found))
+    async def list_prefix(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        """Return the keys below a prefix and after a key."""
+        if self._order is None:
+            self._order = sorted(self._entries)
+        begin = max(bisect_left(self._order, prefix), bisect_right(self._order, after))
+        end = bisect_left(self._order, prefix + LAST)
+        if limit is not None:
+            end = min(end, begin + limit)
+        found = tuple(self._entries[key] for key in self._order[begin:end])
+        return Listing(revision=self._revision, entries=found)
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
         """Apply all operations, or none and raise `Conflict`."""
@@ -71,11 +88,14 @@ class MemoryStore:
         changes = []
         for operation in operations:
             if isinstance(operation, Put):
+                if operation.key not in self._entries:
+                    self._order = None
                 entry = Entry(operation.key, operation.value, self._revision)
                 self._entries[operation.key] = entry
                 changes.append(Change(operation.key, operation.value, self._revision))
             else:
-                self._entries.pop(operation.key, None)
+                if self._entries.pop(operation.key, None):
+                    self._order = None
                 changes.append(Change(operation.key, None, self._revision))
         self._follow().append(self._revision, changes)
         return self._revision

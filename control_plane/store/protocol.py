@@ -14,6 +14,9 @@ from typing import Protocol, Self
 
 from agent.errors import TwineError
 
+LAST = "\U0010ffff"
+"""Sorts after every character that a key may hold: `prefix + LAST` ends a prefix."""
+
 
 class Compacted(TwineError):
     """The history that a watch asks for is gone: list again, and watch from there."""
@@ -34,7 +37,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All keys below a prefix, in order, as they were together at one revision."""
+    """Keys below a prefix, in order, as they were together at one revision.
+
+    All of them, or one page of them: the revision is that of the page.
+    """
 
     revision: int
     entries: tuple[Entry, ...]
@@ -99,8 +105,15 @@ class Store(Protocol):
         """Return the entry of a key, if there is one."""
         ...
 
-    async def list_prefix(self, prefix: str) -> Listing:
-        """Return all keys that start with `prefix`, in order, at one revision."""
+    async def list_prefix(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        """Return the keys that start with `prefix` and come after `after`, in order.
+
+        At most `limit` of them (None: all), and all at one revision. To read what is too
+        large for one list: ask for page after page, each after the last key of the one
+        before, until a page is short; then watch from the revision of the *first* page. What
+        changed between two pages comes again in the watch, and whoever keeps the newest
+        revision of each key has it right.
+        """
         ...
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:

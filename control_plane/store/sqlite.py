@@ -22,7 +22,15 @@ from typing import Self
 
 from agent.errors import Busy, ConfigError, Conflict
 from control_plane.store.feed import HISTORY, Feed
-from control_plane.store.protocol import Change, Entry, Listing, Operation, Put, check_operations
+from control_plane.store.protocol import (
+    LAST,
+    Change,
+    Entry,
+    Listing,
+    Operation,
+    Put,
+    check_operations,
+)
 
 SCHEMA = 1
 _GROUP_MAX = 512
@@ -35,6 +43,12 @@ CREATE TABLE IF NOT EXISTS state (
 CREATE TABLE IF NOT EXISTS log (
   revision INTEGER NOT NULL, key TEXT NOT NULL, value BLOB, PRIMARY KEY (revision, key)
 ) WITHOUT ROWID;
+"""
+_GET = "SELECT key, value, revision FROM state WHERE key = ?"
+_LIST = """
+SELECT '', NULL, value FROM meta WHERE name = 'revision'
+UNION ALL SELECT * FROM (SELECT key, value, revision FROM state
+  WHERE key >= ? AND key < ? ORDER BY key LIMIT ?)
 """
 
 
@@ -113,18 +127,15 @@ class SqliteStore:
 
     async def get(self, key: str) -> Entry | None:
         """Return the entry of a key."""
-        rows = await self._read("SELECT key, value, revision FROM state WHERE key = ?", key)
+        rows = await self._read(_GET, (key,))
         return Entry(*rows[0]) if rows else None
 
-    async def list_prefix(self, prefix: str) -> Listing:
-        """Return all keys below a prefix, from one snapshot of the database."""
-        rows = await self._read(
-            "SELECT '', NULL, value FROM meta WHERE name = 'revision' UNION ALL"
-            " SELECT key, value, revision FROM state WHERE key >= ? AND key < ? ORDER BY 1",
-            prefix,
-            prefix + "\U0010ffff",
-        )
-        return Listing(revision=rows[0][2], entries=tuple(Entry(*row) for row in rows[1:]))
+    async def list_prefix(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        """Return the keys below a prefix and after a key, from one snapshot of the database."""
+        begin = max(prefix, after and after + "\0")  # the first that can follow
+        values = (begin, prefix + LAST, -1 if limit is None else limit)
+        (_, _, revision), *rows = await self._read(_LIST, values)
+        return Listing(revision=revision, entries=tuple(Entry(*row) for row in rows))
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
         """Return the new revision once it is on disk, or raise `Conflict`."""
@@ -188,7 +199,7 @@ class SqliteStore:
 
     # -- reading
 
-    async def _read(self, sql: str, *values: str) -> list[tuple[str, bytes, int]]:
+    async def _read(self, sql: str, values: tuple[str | int, ...]) -> list[tuple[str, bytes, int]]:
         if self._readers is None or self._reader is None:
             raise Busy("cannot use the store: it is not open")
         reader = self._reader

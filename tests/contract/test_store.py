@@ -106,6 +106,51 @@ def test_a_list_is_ordered_and_keeps_to_its_prefix(store):
     on(store, body)
 
 
+def test_pages_in_order_hold_what_one_list_holds(store):
+    async def body(s: Store):
+        keys = sorted(f"jobs/{n}" for n in range(25))
+        await s.txn({}, [Put(key, b"") for key in [*keys, "jobs", "jobt", "a/1"]])
+        pages, after = [], ""
+        while not pages or len(pages[-1]) == 10:
+            listing = await s.list_prefix("jobs/", after=after, limit=10)
+            pages.append([e.key for e in listing.entries])
+            after = pages[-1][-1]
+        assert [len(page) for page in pages] == [10, 10, 5]
+        assert sum(pages, []) == keys
+        assert (await s.list_prefix("jobs/", after="jobs/24", limit=1)).entries[0].key == "jobs/3"
+        assert (await s.list_prefix("jobs/", after="jobs/9")).entries == ()
+        assert (await s.list_prefix("jobs/", after="k")).entries == ()
+        assert (await s.list_prefix("jobs/", limit=0)).entries == ()
+
+    on(store, body)
+
+
+def test_pages_then_a_watch_from_the_first_page_miss_nothing(store):
+    """The recipe of the protocol, with writes between the pages."""
+
+    async def body(s: Store):
+        await s.txn({}, [Put(f"k/{n:02}", b"0") for n in range(20)])
+        known: dict[str, tuple[int, bytes | None]] = {}
+        after, begin, done = "", None, False
+        while not done:
+            page = await s.list_prefix("k/", after=after, limit=5)
+            begin = page.revision if begin is None else begin
+            known.update({e.key: (e.revision, e.value) for e in page.entries})
+            done = len(page.entries) < 5
+            after = page.entries[-1].key if page.entries else after
+            last = await s.txn({}, [Put("k/00", after.encode()), Delete("k/19"), Put("k/7", b"")])
+        async for change in s.watch("k/", begin):
+            if change.revision >= known.get(change.key, (0, b""))[0]:
+                known[change.key] = (change.revision, change.value)
+            if change.revision == last and change.key == "k/7":
+                break
+        found = {key: value for key, value in known.items() if value[1] is not None}
+        now = await s.list_prefix("k/")
+        assert found == {e.key: (e.revision, e.value) for e in now.entries}
+
+    on(store, body)
+
+
 def test_list_then_watch_misses_nothing_and_repeats_nothing(store):
     async def body(s: Store):
         await s.txn({}, [Put("jobs/a", b"0")])
