@@ -1,0 +1,173 @@
+"""Quotas against a region: never more is granted than there is, and nothing less is refused."""
+
+from fractions import Fraction
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.core.grants import MachineClass, asks_for_more, shortage, unkept
+from control_plane.core.pools import MICRO, Quota, pool_quotas
+
+TYPES = ["skylake", "icelake", "milan"]
+COUNT = st.integers(1, 12)
+SUPPLY = st.dictionaries(
+    st.builds(
+        MachineClass,
+        st.sampled_from(TYPES),
+        st.sampled_from(["dc1", "dc2"]),
+        st.sampled_from([MICRO, 2 * MICRO]),
+    ),
+    st.integers(0, 12),
+    min_size=1,
+    max_size=5,
+)
+
+
+@st.composite
+def counted(draw) -> EntitlementSpec:
+    """A quota in machines: of any type, of some, or by type under a bound for all."""
+    types = draw(st.lists(st.sampled_from(TYPES), unique=True))
+    datacenter = draw(st.sampled_from([None, None, "dc1"]))
+    if not types or draw(st.booleans()):
+        return EntitlementSpec(machines=draw(COUNT), machine_types=types, datacenter=datacenter)
+    per_type = {t: draw(COUNT) for t in types}
+    most = draw(st.none() | st.integers(1, sum(per_type.values())))
+    return EntitlementSpec(machines=most, per_type=per_type, datacenter=datacenter)
+
+
+def forced_into(quota: Quota, kinds: set[MachineClass], supply) -> int:
+    """How many machines of these classes a quota cannot do without: all others are taken."""
+    suited = {k for k in supply if quota.allows(k.machine_type, k.datacenter)}
+    outside = {k.machine_type for k in suited - kinds}
+    if not quota.per_type:
+        return 0 if outside else quota.machines
+    total = sum(quota.per_type.values())
+    amount = total if quota.machines is None else min(quota.machines, total)
+    return max(0, amount - sum(n for t, n in quota.per_type.items() if t in outside))
+
+
+def can_all_be_served(specs, supply) -> bool:
+    """Hall's condition, for every set of classes."""
+    kinds = list(supply)
+    return all(
+        sum(forced_into(quota, set(some), supply) for quota in pool_quotas(specs).values())
+        <= sum(supply[k] for k in some)
+        for size in range(len(kinds) + 1)
+        for some in combinations(kinds, size)
+    )
+
+
+@given(SUPPLY, st.lists(counted(), max_size=6))
+def test_what_hall_forbids_is_refused_and_nothing_else(supply, wanted):  # CP1 MO6
+    specs = {f"e{i}": spec for i, spec in enumerate(wanted)}
+    assert (not unkept(specs, supply)) == can_all_be_served(specs, supply)
+
+
+REQUESTS = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | counted()), max_size=12)
+
+
+@given(SUPPLY, REQUESTS)
+def test_no_sequence_of_accepted_requests_grants_more_than_there_is(supply, requests):  # CP1 CP7
+    """And each refusal was right: with that request, somebody could not be served."""
+    specs: dict[str, EntitlementSpec] = {}
+    for name, wanted in requests:
+        if wanted is None:
+            specs.pop(name, None)
+            continue
+        if not asks_for_more(specs.get(name), wanted) or not shortage(name, wanted, specs, supply):
+            specs[name] = wanted
+        else:
+            assert not can_all_be_served(specs | {name: wanted}, supply)
+        assert can_all_be_served(specs, supply)
+
+
+@given(SUPPLY, SUPPLY, REQUESTS)
+def test_after_machines_left_only_those_who_compete_for_the_rest_are_refused(
+    before, after, requests
+):
+    """A promise that cannot be kept any more is nobody else's: no growth makes it worse."""
+    specs: dict[str, EntitlementSpec] = {}
+    for name, wanted in requests:
+        if wanted is not None and not shortage(name, wanted, specs, before):
+            specs[name] = wanted
+    lacking = _lacking(specs, after)
+    for name, wanted in requests:
+        grown = specs | {name: wanted} if wanted is not None else specs
+        if wanted is not None and not shortage(name, wanted, specs, after) and name not in specs:
+            assert _lacking(grown, after) == lacking
+
+
+def _lacking(specs, supply) -> int:
+    kinds = list(supply)
+    return max(
+        sum(forced_into(quota, set(some), supply) for quota in pool_quotas(specs).values())
+        - sum(supply[k] for k in some)
+        for size in range(len(kinds) + 1)
+        for some in combinations(kinds, size)
+    )
+
+
+RRU = st.integers(1, 40)
+
+
+@given(
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    st.lists(st.tuples(st.sampled_from(["a", "b", "ab"]), st.booleans(), RRU), max_size=5),
+)
+def test_rru_and_machines_are_weighed_against_each_other_exactly(counts, sizes, wanted):  # MO6
+    """Against linear duality on two classes: prices 1 and t, t at each point of change."""
+    supply = {
+        MachineClass(t, "dc1", size * MICRO): count
+        for t, size, count in zip("ab", sizes, counts, strict=True)
+    }
+    specs = {
+        f"e{i}": EntitlementSpec(
+            machine_types=sorted(types),
+            machines=None if in_rru else amount,
+            rru=float(amount) if in_rru else None,
+        )
+        for i, (types, in_rru, amount) in enumerate(wanted)
+    }
+
+    def overpriced(prices: tuple[Fraction, Fraction]) -> bool:
+        price = dict(zip("ab", prices, strict=True))
+        size = dict(zip("ab", sizes, strict=True))
+        needed = sum(
+            amount * min(price[t] / (size[t] if in_rru else 1) for t in types)
+            for types, in_rru, amount in wanted
+        )
+        return needed > sum(p * count for p, count in zip(prices, counts, strict=True))
+
+    one, none = Fraction(1), Fraction(0)
+    prices = [(one, none), (none, one), (one, one), (one, Fraction(sizes[1], sizes[0]))]
+    assert bool(unkept(specs, supply)) == any(overpriced(p) for p in prices)
+
+
+@given(counted(), st.lists(st.tuples(st.sampled_from(TYPES), st.integers(1, 4)), max_size=30))
+def test_no_more_is_held_than_the_quota_and_no_limit_is_missed(spec, offered):  # CP3
+    quota = pool_quotas({"e": spec})["e"]
+    left = quota.left([])
+    held: list[tuple[str, float]] = []
+    for machine_type, rru in offered:
+        within = _within(quota, [*held, (machine_type, float(rru))])
+        assert left.allows(machine_type, rru) == within
+        assert quota.left(held).allows(machine_type, rru) == within
+        if within:
+            left.take(machine_type, rru)
+            held.append((machine_type, float(rru)))
+    for machine in held:
+        left.give_back(*machine)
+    assert all(left.allows(t, r) == _within(quota, [(t, float(r))]) for t, r in offered)
+
+
+def _within(quota: Quota, held: list[tuple[str, float]]) -> bool:
+    by_type = {t: sum(1 for found, _ in held if found == t) for t, _ in held}
+    return (
+        (quota.machines is None or len(held) <= quota.machines)
+        and all(quota.allows(t, quota.datacenter or "dc1") for t in by_type)
+        and all(n <= quota.per_type.get(t, n) for t, n in by_type.items())
+        and (quota.rru is None or sum(r for _, r in held) <= quota.rru)
+    )

@@ -1,0 +1,231 @@
+"""Quotas: what pools may hold, what a region can promise, and which sum does not come out."""
+
+import time
+
+import pytest
+
+from agent.api import Location
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.machines import (
+    EventKind,
+    Hardware,
+    MachineRecord,
+    MachineState,
+    UnavailabilityEvent,
+)
+from control_plane.api.policy import Overcommit
+from control_plane.core.grants import (
+    MachineClass,
+    asks_for_more,
+    shortage,
+    supply_of,
+    unkept,
+)
+from control_plane.core.pools import MICRO, Quota, members, pool_of, pool_quota
+
+SKYLAKE = MachineClass("skylake", "dc1", MICRO)
+ICELAKE = MachineClass("icelake", "dc1", 2 * MICRO)
+MILAN = MachineClass("milan", "dc2", 4 * MICRO)
+SUPPLY = {SKYLAKE: 140, ICELAKE: 50, MILAN: 30_000}
+
+
+def spec(**fields) -> EntitlementSpec:
+    return EntitlementSpec(**fields)
+
+
+def machine(name: str, kind: str = "skylake", rru: float = 1.0, **fields) -> MachineRecord:
+    return MachineRecord(
+        machine=name,
+        location=Location(datacenter="dc1"),
+        machine_type=kind,
+        hardware=Hardware(rru=rru),
+        **fields,
+    )
+
+
+def test_thirty_thousand_machines_are_granted_where_they_are():  # MO7 CP1
+    assert shortage("unit", spec(machines=30_000), {}, SUPPLY) is None
+    assert shortage("unit", spec(machines=30_191), {}, SUPPLY) is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (
+            spec(machines=30, machine_types=["skylake"]),
+            "type skylake in dc1: 120 machines granted to others + 30 machines asked"
+            " > 140 machines",
+        ),
+        (
+            spec(machines=90, datacenter="dc1"),
+            "types icelake, skylake in dc1: 120 machines granted to others + 90 machines asked"
+            " > 190 machines",
+        ),
+        (
+            spec(machines=30_090),
+            "the whole region: 120 machines granted to others + 30,090 machines asked"
+            " > 30,190 machines",
+        ),
+        (
+            spec(per_type={"skylake": 10, "icelake": 60}),
+            "type icelake in dc1: nothing granted to others + 60 machines asked > 50 machines",
+        ),
+        (
+            spec(machines=65, per_type={"skylake": 10, "icelake": 60}),
+            "type icelake in dc1: nothing granted to others + 55 machines asked > 50 machines",
+        ),
+        (
+            spec(rru=130.0, datacenter="dc1"),
+            "types icelake, skylake in dc1: 120 machines granted to others + 130 RRU asked"
+            " > 190 machines and 240 RRU in the same machines, by 10 machines",
+        ),
+        (
+            spec(rru=101.0, machine_types=["icelake"]),
+            "type icelake in dc1: nothing granted to others + 101 RRU asked > 100 RRU",
+        ),
+        (
+            spec(machines=1, machine_types=["milan"], datacenter="dc1"),
+            "types milan in dc1: nothing granted to others + 1 machines asked > 0 machines",
+        ),
+    ],
+)
+def test_a_refusal_names_the_machines_and_the_sum(wanted, words):  # CP1 CP10 MO6
+    specs = {"others": spec(machines=120, machine_types=["skylake"])}
+    found = shortage("web", wanted, specs, SUPPLY)
+    assert str(found) == words
+
+
+def test_a_refusal_says_how_much_there_is():
+    found = shortage("web", spec(machines=191, datacenter="dc1"), {}, SUPPLY)
+    assert found.hint == "190 machines could be granted of these"
+
+
+def test_any_of_these_types_makes_way_for_one_who_needs_a_certain_type():  # CP7
+    """A greedy sum would refuse: the flexible quota has to be moved to icelake in the mind."""
+    specs = {"flexible": spec(machines=150, machine_types=["skylake", "icelake"])}
+    assert shortage("fixed", spec(machines=40, machine_types=["skylake"]), specs, SUPPLY) is None
+    assert shortage("fixed", spec(machines=41, machine_types=["skylake"]), specs, SUPPLY)
+
+
+def test_machines_that_are_down_count_and_those_that_go_away_do_not():  # CP1
+    leaving = UnavailabilityEvent(
+        event_id="1", kind=EventKind.DECOMMISSION, reason="old", start=9e9
+    )
+    region = [
+        machine("m1"),
+        machine("m2", state=MachineState.DOWN),
+        machine("m3", unavailability=(leaving,)),
+        machine("m4", kind="icelake", rru=2.0),
+    ]
+    assert supply_of(region) == {SKYLAKE: 2, ICELAKE: 1}
+
+
+def test_who_lost_machines_is_named_and_others_may_grow():  # CP7
+    specs = {"a": spec(machines=140, machine_types=["skylake"]), "b": spec(machines=9)}
+    less = SUPPLY | {SKYLAKE: 100}
+    assert set(unkept(specs, less)) == {"a"}
+    assert shortage("b", spec(machines=20_000), specs, less) is None
+    assert shortage("b", spec(machines=1, machine_types=["skylake"]), specs, less)
+
+
+@pytest.mark.parametrize(
+    ("more", "before", "after"),
+    [
+        (True, {"machines": 3}, {"machines": 4}),
+        (False, {"machines": 3}, {"machines": 2}),
+        (False, {"machines": 3}, {"machines": 3, "host_profile": "web"}),
+        (False, {"machines": 3}, {"machines": 3, "rru": 9.0}),
+        (True, {"machines": 3, "rru": 9.0}, {"machines": 3}),
+        (True, {"machines": 3}, {"rru": 3.0}),
+        (True, {"rru": 3.0}, {"rru": 3.0, "machines": 99}),
+        (False, {"rru": 3.0}, {"rru": 2.5}),
+        (True, {"machines": 3}, {"machines": 3, "machine_types": ["a"]}),
+        (True, {"machines": 3, "machine_types": ["a"]}, {"machines": 3}),
+        (True, {"machines": 3}, {"machines": 3, "datacenter": "dc1"}),
+        (False, {"per_type": {"a": 3, "b": 2}}, {"per_type": {"a": 3}}),
+        (True, {"per_type": {"a": 3}}, {"per_type": {"a": 2, "b": 1}}),
+        (
+            True,
+            {"machines": 4, "per_type": {"a": 3, "b": 2}},
+            {"machines": 4, "per_type": {"a": 4}},
+        ),
+        (True, {"machines": 3}, {"machines": 3, "priority": 900}),
+        (False, {"machines": 3}, {"machines": 3, "priority": 100}),
+        (True, {"machines": 3}, {"machines": 3, "business_unit": "ads"}),
+        (True, {"machines": 3}, {"machines": 2, "overcommit": Overcommit(cpu=2.0)}),
+        (True, {"machines": 3}, {"machines": 2, "materialization": "big"}),
+    ],
+)
+def test_what_takes_nothing_from_others_is_not_growth(more, before, after):  # CP6 CP12
+    assert asks_for_more(spec(**before), spec(**after)) is more
+    assert asks_for_more(None, spec(**after))
+
+
+def test_two_reservations_stack_on_one_materialization():  # MO16
+    specs = {
+        "shared": spec(machines=1000, per_type={"skylake": 1000}, host_profile="web"),
+        "ads": spec(machines=30, per_type={"skylake": 30}, materialization="shared"),
+        "feed": spec(machines=12, per_type={"skylake": 12}, materialization="shared"),
+        "own": spec(machines=5),
+    }
+    assert {pool_of(name, s) for name, s in specs.items()} == {"shared", "own"}
+    assert members(specs) == {"shared": ["shared", "ads", "feed"], "own": ["own"]}
+    assert pool_quota("shared", specs) == Quota(1042, {"skylake": 1042})
+    assert pool_quota("own", specs) == Quota(5)
+    room = {SKYLAKE: 1042, MILAN: 5}
+    assert unkept(specs, room) == {}
+    found = shortage(
+        "feed", spec(machines=13, per_type={"skylake": 13}, materialization="shared"), specs, room
+    )
+    assert found is not None
+
+
+def test_a_quota_in_rru_and_one_by_type_are_both_enforced():  # MO6 CP3
+    left = Quota(machines=4, per_type={"a": 2, "b": 3}, rru=10.0).left([("a", 1.5)])
+    assert left.allows("a", 8.5)
+    assert "8.5 RRU are left of its quota of 10" in left.why_not("a", 8.6)
+    assert "no machines of type c" in left.why_not("c", 1)
+    assert "how many the machine has is not known" in left.why_not("a", 0)
+    left.take("a", 1)
+    assert "quota of 2 machines of type a is used up" in left.why_not("a", 1)
+    left.take("b", 1)
+    left.take("b", 1)
+    assert "quota of 4 machines is used up" in left.why_not("b", 1)
+    assert not left.over()
+    left.take("b", 1)
+    assert left.over()
+    left.give_back("b", 1)
+    left.give_back("a", 1)
+    assert left.allows("b", 1)
+
+
+def test_a_pool_of_types_and_a_data_center_allows_no_others():  # CP10
+    quota = pool_quota("e", {"e": spec(machines=3, machine_types=["a"], datacenter="dc1")})
+    assert quota.allows("a", "dc1")
+    assert not quota.allows("a", "dc2")
+    assert not quota.allows("b", "dc1")
+    assert "for machines of type a" in quota.left([]).why_not("b", 1)
+
+
+def test_fractions_of_rru_add_up_without_an_error():  # MO6
+    left = Quota(rru=1.0).left([])
+    for _ in range(10):
+        assert left.allows("a", 0.1)
+        left.take("a", 0.1)
+    assert not left.allows("a", 0.1)
+
+
+def test_a_region_of_three_thousand_entitlements_is_checked_in_a_moment():  # CP8
+    types = [f"t{i}" for i in range(10)]
+    supply = {MachineClass(t, f"dc{d}", MICRO): 20_000 for t in types for d in range(5)}
+    specs = {
+        f"e{i}": spec(
+            machines=10 if i % 2 else 600,
+            machine_types=[] if i % 3 else [types[i % 10], types[i % 7]],
+            datacenter=None if i % 5 else f"dc{i % 4}",
+        )
+        for i in range(3000)
+    }
+    started = time.perf_counter()
+    assert shortage("more", spec(machines=50_000), specs, supply) is None
+    assert time.perf_counter() - started < 2
