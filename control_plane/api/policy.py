@@ -51,6 +51,8 @@ class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     strategy: Strategy = Strategy.EVEN
     values: list[Annotated[str, Meta(min_length=1, max_length=128)]] = []
     """For `prefer` and `avoid`."""
+    at_most: Annotated[int, Meta(ge=1, le=15_000)] | None = None
+    """The hard part: no bin gets more tasks of the job than this."""
 
 
 class Requirement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

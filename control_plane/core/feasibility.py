@@ -1,0 +1,309 @@
+"""Can this machine take this task? The one function that answers, and its answer in words.
+
+The planner, the check at the commit, the check of a job before it is accepted and
+`twinectl job explain` all ask `judge`, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Protocol
+
+from agent.api import Location
+from control_plane.api.jobs import JobSpec
+from control_plane.api.machines import MachineRecord
+from control_plane.api.policy import Property, Requirement
+
+FIRST_PORT, LAST_PORT = 20_000, 29_999
+"""Ports of tasks: below the kernel's ephemeral range (32768-60999, ip-sysctl.rst)."""
+PORTS = LAST_PORT + 1 - FIRST_PORT
+_RESERVE_MIN_BYTES = 128 << 20
+_RESERVE_SHARE = 0.10
+_EPSILON = 1e-6
+"""Sums of fractions of a CPU are not exact."""
+
+
+class Lack(IntFlag):
+    """What keeps a machine from taking a task; several at once are possible."""
+
+    NOTHING = 0
+    EXCLUDED = 1
+    """A hard requirement of the job is not met."""
+    BLOCKED = 2
+    """The machine takes no tasks now."""
+    MEMORY = 4
+    CPU = 8
+    GPUS = 16
+    NETWORK = 32
+    PORTS = 64
+
+
+_EXCLUDED, _BLOCKED, _MEMORY, _CPU, _GPUS, _NETWORK, _PORTS = (int(lack) for lack in list(Lack))
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What machines of one kind offer to tasks; one object is shared by all that are alike."""
+
+    machine_type: str
+    rru: float
+    cpus: float
+    memory_bytes: int
+    """Usable by tasks."""
+    gpus: int = 0
+    network_mbps: int = 0
+    generation: str = ""
+    sku: str = ""
+    gpu_type: str = ""
+    power_w: int = 0
+    rru_per_cpu: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a machine is, with each level as a path that is unique in the region."""
+
+    region: str
+    datacenter: str
+    msb: str
+    """`datacenter/msb`."""
+    row: str
+    rack: str
+
+    @staticmethod
+    def of(location: Location) -> Place:
+        """Return the place of a location."""
+        msb = f"{location.datacenter}/{location.msb}"
+        row = f"{msb}/{location.row}"
+        rack = f"{row}/{location.rack}"
+        return Place(location.region, location.datacenter, msb, row, rack)
+
+
+class Room(Protocol):
+    """What is left on a machine."""
+
+    free_rru: float
+    free_memory: int
+    free_gpus: int
+    free_network: int
+
+    @property
+    def free_ports(self) -> int:
+        """How many ports no task has."""
+        ...
+
+
+class Candidate(Protocol):
+    """A machine as it is judged: what it is, where it is, and whether it takes tasks."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def capacity(self) -> Capacity: ...
+    @property
+    def place(self) -> Place: ...
+    @property
+    def blocked(self) -> str:
+        """Why it takes no tasks now, as a predicate ("is down"); empty: it does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one task of a job claims of a machine."""
+
+    memory_bytes: int = 0
+    cpus: float = 0.0
+    rru: float = 0.0
+    gpus: int = 0
+    network_mbps: int = 0
+    ports: tuple[str, ...] = ()
+    requires: tuple[tuple[Property, frozenset[str]], ...] = ()
+    size: tuple[object, ...] = field(init=False, compare=False, hash=False, repr=False)
+    """Equal for demands that fit equally well, whatever they require or name their ports."""
+
+    def __post_init__(self) -> None:
+        """Compute `size` once."""
+        size = (self.memory_bytes, self.cpus, self.rru, self.gpus, self.network_mbps)
+        object.__setattr__(self, "size", (*size, len(self.ports), self.requires))
+
+    def rru_on(self, capacity: Capacity) -> float:
+        """Return the relative resource units that the task claims on such a machine."""
+        return self.rru + self.cpus * capacity.rru_per_cpu
+
+
+def judge(demand: Demand, machine: Candidate, room: Room) -> int:
+    """Return every `Lack` that keeps the machine from taking one more such task; 0: it can.
+
+    `room` is what is left there: the machine itself, or a copy in which a plan has already
+    taken or freed something.
+    """
+    lacks = 0
+    if demand.requires and not admits(demand, machine):
+        lacks = _EXCLUDED
+    if machine.blocked:
+        lacks |= _BLOCKED
+    if demand.memory_bytes > room.free_memory:
+        lacks |= _MEMORY
+    if demand.rru + demand.cpus * machine.capacity.rru_per_cpu > room.free_rru + _EPSILON:
+        lacks |= _CPU
+    if demand.gpus > room.free_gpus:
+        lacks |= _GPUS
+    if demand.network_mbps > room.free_network:
+        lacks |= _NETWORK
+    if demand.ports and len(demand.ports) > room.free_ports:
+        lacks |= _PORTS
+    return lacks
+
+
+def bin_of(property_: Property, machine: Candidate) -> str:
+    """Return the bin of a property in which a machine is; places are paths from the DC on."""
+    return _BINS[property_](machine)
+
+
+def names(bin_: str, value: str) -> bool:
+    """Return whether a value that a person wrote means a bin: `msb3` or `dc1/msb3`."""
+    return bin_ == value or bin_.endswith("/" + value)
+
+
+def admits(demand: Demand, machine: Candidate) -> bool:
+    """Return whether a machine meets the hard requirements."""
+    for property_, values in demand.requires:
+        bin_ = _BINS[property_](machine)
+        if bin_ not in values and bin_.rpartition("/")[2] not in values:
+            return False
+    return True
+
+
+_BINS: Mapping[Property, Callable[[Candidate], str]] = {
+    Property.REGION: lambda m: m.place.region,
+    Property.DATACENTER: lambda m: m.place.datacenter,
+    Property.MSB: lambda m: m.place.msb,
+    Property.ROW: lambda m: m.place.row,
+    Property.RACK: lambda m: m.place.rack,
+    Property.MACHINE: lambda m: m.name,
+    Property.MACHINE_TYPE: lambda m: m.capacity.machine_type,
+    Property.GENERATION: lambda m: m.capacity.generation,
+    Property.SKU: lambda m: m.capacity.sku,
+    Property.GPU_TYPE: lambda m: m.capacity.gpu_type,
+}
+
+
+def demand_of(spec: JobSpec, datacenter: str | None = None) -> Demand:
+    """Return what one task of a job claims: its limits, less where it opted in to overcommit.
+
+    `datacenter` is where its entitlement is pinned to.
+    """
+    requires = [(r.property, frozenset(r.values)) for r in _requirements(spec)]
+    if datacenter is not None:
+        requires.append((Property.DATACENTER, frozenset({datacenter})))
+    cpu, memory = spec.overcommit.cpu, spec.overcommit.memory
+    return Demand(
+        memory_bytes=int(spec.limits.memory_max_bytes / memory),
+        cpus=0.0 if spec.rru else (spec.limits.cpu_max_cores or 0.0) / cpu,
+        rru=(spec.rru or 0.0) / cpu,
+        gpus=spec.gpus,
+        network_mbps=spec.network_mbps,
+        ports=tuple(spec.ports),
+        requires=tuple(requires),
+    )
+
+
+def _requirements(spec: JobSpec) -> list[Requirement]:
+    if not spec.machine_types:
+        return spec.requires
+    types = Requirement(property=Property.MACHINE_TYPE, values=spec.machine_types)
+    return [types, *spec.requires]
+
+
+def capacity_of(record: MachineRecord) -> Capacity:
+    """Return what a machine offers: as its agent says, else as the inventory says.
+
+    10 % of the memory, 128 MiB at least, stay with kernel and agent. A machine of which no
+    RRU are known has one per CPU.
+    """
+    hardware, facts = record.hardware, record.facts
+    memory = facts.memory_bytes if facts else hardware.memory_bytes if hardware else 0
+    cpus = facts.cpus if facts else hardware.cpus if hardware else 0
+    usable = max(0, memory - max(_RESERVE_MIN_BYTES, int(memory * _RESERVE_SHARE)))
+    rru = hardware.rru if hardware and hardware.rru else float(cpus)
+    return Capacity(
+        machine_type=record.machine_type,
+        rru=rru,
+        cpus=cpus,
+        memory_bytes=usable,
+        gpus=hardware.gpus if hardware else 0,
+        network_mbps=hardware.network_mbps if hardware else 0,
+        generation=hardware.generation if hardware else "",
+        sku=hardware.sku if hardware else "",
+        gpu_type=hardware.gpu_type if hardware else "",
+        power_w=hardware.power_w if hardware else 0,
+        rru_per_cpu=rru / cpus if cpus else 1.0,
+    )
+
+
+class Tally:
+    """Counts why machines cannot take a task, to tell its owner everything at once."""
+
+    def __init__(self, demand: Demand) -> None:
+        """Count nothing yet."""
+        self.machines = 0
+        self.fitting = 0
+        self._demand = demand
+        self._counts: Counter[str] = Counter()
+        self._most: dict[str, float] = {}
+
+    def add(self, machine: Candidate, room: Room) -> None:
+        """Judge one machine; one that lacks several things counts for each."""
+        self.machines += 1
+        lacks = judge(self._demand, machine, room)
+        if not lacks:
+            self.fitting += 1
+            return
+        for lack, key, free in self._details(machine, room):
+            if lacks & lack:
+                self._counts[key] += 1
+                self._most[key] = max(self._most.get(key, 0.0), free)
+
+    def reasons(self) -> tuple[str, ...]:
+        """Return one line per reason, the most frequent first."""
+        words = self._words()
+        return tuple(
+            f"{count} machine{'s' if count > 1 else ''}: {words.get(key, key)}"
+            for key, count in sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
+        )
+
+    def lacks(self) -> frozenset[str]:
+        """Return the kinds of reasons that occurred: `memory`, `cpu`, …"""
+        return frozenset(self._counts)
+
+    def _details(self, machine: Candidate, room: Room) -> Iterable[tuple[int, str, float]]:
+        yield _EXCLUDED, "excluded", 0.0
+        yield _BLOCKED, machine.blocked, 0.0
+        yield _MEMORY, "memory", room.free_memory
+        yield _CPU, "cpu", room.free_rru / machine.capacity.rru_per_cpu
+        yield _GPUS, "gpus", room.free_gpus
+        yield _NETWORK, "network", room.free_network
+        yield _PORTS, "ports", 0.0
+
+    def _words(self) -> Mapping[str, str]:
+        demand, most = self._demand, self._most
+        wanted = "; ".join(f"{p} {' or '.join(sorted(v))}" for p, v in demand.requires)
+        cpu = f"{demand.rru:g} RRU" if demand.rru else f"{demand.cpus:g} cores"
+        return {
+            "excluded": f"not as required ({wanted})",
+            "memory": f"memory: {_mib(demand.memory_bytes)} wanted,"
+            f" at most {_mib(most.get('memory', 0))} free",
+            "cpu": f"CPU: {cpu} wanted, at most {most.get('cpu', 0):g} cores free",
+            "gpus": f"GPUs: {demand.gpus} wanted, at most {most.get('gpus', 0):g} free",
+            "network": f"network: {demand.network_mbps} Mbit/s wanted,"
+            f" at most {most.get('network', 0):g} free",
+            "ports": "no free ports",
+        }
+
+
+def _mib(count: float) -> str:
+    return f"{count / (1 << 20):.0f} MiB"

@@ -1,0 +1,273 @@
+"""Machines as allocations see them: what is left on each, on shelves by how much that is.
+
+    pool (an entitlement, or the free pool)
+      └─ bucket: its machines of one type in one MSB
+           └─ shelf: those with about the same share of room left
+
+What allocations need to know of a machine lies in one small object; what many machines have
+in common (capacity, place, bucket) is shared. A million machines take about 300 MB.
+Only `core.region_index` changes what is here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from control_plane.api.policy import Property
+from control_plane.core.feasibility import (
+    FIRST_PORT,
+    LAST_PORT,
+    PORTS,
+    Capacity,
+    Demand,
+    Place,
+    bin_of,
+)
+
+if TYPE_CHECKING:
+    from control_plane.core.region_index import Claims
+
+FREE = ""
+"""The name of the free pool."""
+_STEPS = 8
+_EMPTY, _BLOCKED = _STEPS, _STEPS + 1
+"""Shelves 0-7 by eighths of room left; then the machines without tasks; then the unusable."""
+
+
+class Ports:
+    """Ports of one machine; made when the first task asks for one."""
+
+    __slots__ = ("next", "taken")
+
+    def __init__(self, taken: Iterable[int] = (), next_: int = FIRST_PORT) -> None:
+        """Begin the search for free ports at `next_`, so that old ones are not reused soon."""
+        self.taken = set(taken)
+        self.next = next_
+
+    def pick(self, names: Iterable[str]) -> dict[str, int]:
+        """Take a free port for each name; the caller judged that there are enough."""
+        found = {}
+        for name in names:
+            while self.next in self.taken:
+                self._advance()
+            found[name] = self.next
+            self.taken.add(self.next)
+            self._advance()
+        return found
+
+    def _advance(self) -> None:
+        self.next = FIRST_PORT if self.next >= LAST_PORT else self.next + 1
+
+
+class Machine:
+    """What allocations know of one machine. Only `RegionIndex` changes it."""
+
+    __slots__ = (
+        "at",
+        "blocked",
+        "bucket",
+        "capacity",
+        "free_gpus",
+        "free_memory",
+        "free_network",
+        "free_rru",
+        "jobs",
+        "name",
+        "place",
+        "ports",
+        "shelf",
+    )
+
+    def __init__(self, name: str, capacity: Capacity, place: Place, blocked: str) -> None:
+        """Make an empty machine that is on no shelf yet."""
+        self.name = name
+        self.capacity = capacity
+        self.place = place
+        self.blocked = blocked
+        self.free_rru = capacity.rru
+        self.free_memory = capacity.memory_bytes
+        self.free_gpus = capacity.gpus
+        self.free_network = capacity.network_mbps
+        self.jobs: tuple[Claims, ...] = ()
+        """The jobs with tasks here, once per task."""
+        self.ports: Ports | None = None
+        self.bucket: Bucket
+        self.shelf = 0
+        self.at = 0
+
+    @property
+    def free_ports(self) -> int:
+        """How many ports no task has."""
+        return PORTS - len(self.ports.taken) if self.ports else PORTS
+
+    @property
+    def pool(self) -> str:
+        """The entitlement that holds it, or `FREE`."""
+        return self.bucket.pool.name
+
+
+class Space:
+    """A copy of a machine's room, in which a plan takes and frees before it is sure."""
+
+    __slots__ = ("free_gpus", "free_memory", "free_network", "free_rru", "ports")
+
+    def __init__(self, machine: Machine) -> None:
+        """Copy what is left on a machine."""
+        self.free_rru = machine.free_rru
+        self.free_memory = machine.free_memory
+        self.free_gpus = machine.free_gpus
+        self.free_network = machine.free_network
+        ports = machine.ports
+        self.ports = Ports(ports.taken, ports.next) if ports else None
+
+    @property
+    def free_ports(self) -> int:
+        """How many ports no task has."""
+        return PORTS - len(self.ports.taken) if self.ports else PORTS
+
+    def take(self, demand: Demand, capacity: Capacity, times: int = 1) -> None:
+        """Subtract tasks; a negative number gives their room back. Ports are separate."""
+        self.free_rru -= demand.rru_on(capacity) * times
+        self.free_memory -= demand.memory_bytes * times
+        self.free_gpus -= demand.gpus * times
+        self.free_network -= demand.network_mbps * times
+
+    def pick_ports(self, demand: Demand) -> dict[str, int] | None:
+        """Take the ports of one task."""
+        if not demand.ports:
+            return None
+        if self.ports is None:
+            self.ports = Ports()
+        return self.ports.pick(demand.ports)
+
+
+class Bucket:
+    """The machines of one pool that have type and MSB in common."""
+
+    __slots__ = ("gain", "misses", "pool", "sample", "shelves", "size")
+
+    def __init__(self, pool: Pool, sample: Machine) -> None:
+        """Make an empty bucket; `sample` stands for the properties all its machines share."""
+        self.pool = pool
+        self.sample = sample
+        self.size = 0
+        self.shelves: list[list[Machine] | None] = [None] * (_BLOCKED + 1)
+        self.gain = 0
+        """Rises whenever a machine here gets more room or becomes usable."""
+        self.misses: dict[tuple[object, ...], int] | None = None
+        """Size of a demand → `gain` when no machine here had room for it."""
+
+    def put(self, machine: Machine) -> None:
+        """Put a machine on its shelf."""
+        shelf = shelf_of(machine)
+        row = self.shelves[shelf]
+        if row is None:
+            row = self.shelves[shelf] = []
+        machine.shelf, machine.at = shelf, len(row)
+        row.append(machine)
+
+    def drop(self, machine: Machine) -> None:
+        """Take a machine off its shelf: the last one there takes its position."""
+        row = self.shelves[machine.shelf]
+        assert row is not None
+        last = row.pop()
+        if last is not machine:
+            row[machine.at] = last
+            last.at = machine.at
+
+    def usable(self, *, fullest_first: bool = False) -> Iterator[Machine]:
+        """Yield the machines that take tasks, roughly ordered by room, while others change it."""
+        order = range(_EMPTY + 1) if fullest_first else range(_EMPTY, -1, -1)
+        for shelf in order:
+            row = self.shelves[shelf]
+            position = 0
+            while row is not None and position < len(row):
+                try:
+                    yield row[position]
+                except IndexError:  # another thread took the last one
+                    break
+                position += 1
+
+    def machines(self) -> Iterator[Machine]:
+        """Yield all machines, also those that take no tasks."""
+        for row in self.shelves:
+            yield from row or ()
+
+    def is_hopeless(self, demand: Demand) -> bool:
+        """Return whether nothing changed for the better since this demand found no room."""
+        return self.misses is not None and self.misses.get(demand.size) == self.gain
+
+    def missed(self, demand: Demand, gain: int) -> None:
+        """Remember that no machine had room while `gain` was as given."""
+        if self.misses is None or len(self.misses) >= _MISSES_KEPT:
+            self.misses = {}
+        self.misses[demand.size] = gain
+
+
+_MISSES_KEPT = 16
+
+
+def shelf_of(machine: Machine) -> int:
+    """Return the shelf on which a machine belongs."""
+    if machine.blocked:
+        return _BLOCKED
+    if not machine.jobs:
+        return _EMPTY
+    capacity = machine.capacity
+    share = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
+    if capacity.rru:
+        share = min(share, machine.free_rru / capacity.rru)
+    return max(0, min(_STEPS - 1, int(share * _STEPS)))
+
+
+Bins = tuple[str, ...]
+
+
+class Pool:
+    """The machines of one entitlement, or the free ones."""
+
+    __slots__ = ("_partitions", "buckets", "name", "per_type", "rru", "size")
+
+    def __init__(self, name: str) -> None:
+        """Hold nothing yet."""
+        self.name = name
+        self.size = 0
+        self.rru = 0.0
+        self.per_type: Counter[str] = Counter()
+        self.buckets: dict[tuple[str, ...], Bucket] = {}
+        self._partitions: dict[tuple[Property, ...], dict[Bins, list[Bucket]]] = {}
+
+    def bucket(self, machine: Machine) -> Bucket:
+        """Return the bucket of a machine's kind and MSB; makes it if need be."""
+        capacity, place = machine.capacity, machine.place
+        kind = (capacity.machine_type, capacity.generation, capacity.sku, capacity.gpu_type)
+        key = (*kind, place.region, place.msb)
+        found = self.buckets.get(key)
+        if found is None:
+            found = self.buckets[key] = Bucket(self, machine)
+            self._partitions = {}
+        return found
+
+    def partition(self, properties: tuple[Property, ...]) -> dict[Bins, list[Bucket]]:
+        """Return the buckets by the bins of properties that a bucket's machines share."""
+        found = self._partitions.get(properties)
+        if found is None:
+            found = {}
+            for bucket in list(self.buckets.values()):
+                bins = tuple(bin_of(p, bucket.sample) for p in properties)
+                found.setdefault(bins, []).append(bucket)
+            self._partitions[properties] = found
+        return found
+
+    def machines(self) -> Iterator[Machine]:
+        """Yield all its machines."""
+        for bucket in list(self.buckets.values()):
+            yield from bucket.machines()
+
+    def count(self, machine: Machine, sign: int) -> None:
+        """Add a machine to the sums, or take it out of them."""
+        self.size += sign
+        self.rru += sign * machine.capacity.rru
+        self.per_type[machine.capacity.machine_type] += sign

@@ -1,0 +1,426 @@
+"""Every machine of a region and every job's claims on them: what allocations plan on.
+
+Plans are made without a lock, on values that may change meanwhile; `reserve` takes the lock,
+judges every machine of the plan again and takes all of it or nothing (optimistic concurrency
+control, paper §2.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from control_plane.core.feasibility import FIRST_PORT, LAST_PORT, Capacity, Demand, Place, judge
+from control_plane.core.machine_pools import FREE, Bucket, Machine, Pool, Ports, shelf_of
+
+STEP = 500
+"""Tasks that are charged between two chances for others to run."""
+
+
+class Claim(NamedTuple):
+    """One task on one machine."""
+
+    task: int
+    """Its index in the job."""
+    machine: Machine
+    demand: Demand
+    ports: dict[str, int] | None = None
+
+
+class Claims:
+    """The machines of one job's tasks, by index: one object per job, not one per task."""
+
+    __slots__ = ("_others", "_ports", "demand", "job", "machines", "pool", "valid")
+
+    def __init__(self, job: str, pool: str) -> None:
+        """Claim nothing yet."""
+        self.job = job
+        self.pool = pool
+        self.machines: list[Machine | None] = []
+        self.demand: Demand | None = None
+        """Of all tasks but those in `_others`."""
+        self.valid = True
+        """Whether the machines are as they were when they were chosen (AL13)."""
+        self._others: dict[int, Demand] = {}
+        self._ports: dict[int, dict[str, int]] = {}
+
+    def set(self, claim: Claim) -> None:
+        """Add a task, or give it another machine."""
+        task, machine, demand, ports = claim
+        missing = task + 1 - len(self.machines)
+        if missing > 0:
+            self.machines.extend([None] * missing)
+        self.machines[task] = machine
+        if self.demand is None:
+            self.demand = demand
+        if demand is not self.demand and demand != self.demand:
+            self._others[task] = demand
+        elif self._others:
+            self._others.pop(task, None)
+        if ports:
+            self._ports[task] = ports
+        elif self._ports:
+            self._ports.pop(task, None)
+
+    def unset(self, index: int) -> None:
+        """Forget a task."""
+        self.machines[index] = None
+        self._others.pop(index, None)
+        self._ports.pop(index, None)
+        while self.machines and self.machines[-1] is None:
+            self.machines.pop()
+        if not self.machines:
+            self.demand = None
+
+    def get(self, index: int) -> Claim | None:
+        """Return the claim of a task."""
+        machine = self.machines[index] if index < len(self.machines) else None
+        if machine is None or self.demand is None:
+            return None
+        demand = self._others.get(index, self.demand) if self._others else self.demand
+        return Claim(index, machine, demand, self._ports.get(index) if self._ports else None)
+
+    def __iter__(self) -> Iterator[Claim]:
+        """Yield the claims of all tasks that have a machine, by index."""
+        for index in range(len(self.machines)):
+            claim = self.get(index)
+            if claim is not None:
+                yield claim
+
+    def __len__(self) -> int:
+        """Return how many tasks have a machine."""
+        return len(self.machines) - self.machines.count(None)
+
+
+class Credit:
+    """Room that a change frees on a machine: its own claims may use it, nobody else yet."""
+
+    __slots__ = ("_lent", "left", "total")
+
+    def __init__(self) -> None:
+        """Free nothing yet."""
+        self.total = (0.0, 0, 0, 0)
+        self.left = (0.0, 0, 0, 0)
+        self._lent = (0.0, 0, 0, 0)
+
+    def add(self, demand: Demand, capacity: Capacity) -> None:
+        """Add what one task had."""
+        rru, memory, gpus, network = self.total
+        self.total = self.left = (
+            rru + demand.rru_on(capacity),
+            memory + demand.memory_bytes,
+            gpus + demand.gpus,
+            network + demand.network_mbps,
+        )
+
+    def lend(self, machine: Machine) -> None:
+        """Show the machine with what is left of the credit."""
+        _add(machine, self.left, 1)
+        self._lent = _room(machine)
+
+    def take_back(self, machine: Machine) -> None:
+        """Hide it again; what was charged meanwhile is paid from the credit first."""
+        now = _room(machine)
+        rru, memory, gpus, network = (
+            max(type(left)(0), left - (lent - free))
+            for left, lent, free in zip(self.left, self._lent, now, strict=True)
+        )
+        self.left = (float(rru), int(memory), int(gpus), int(network))
+        _add(machine, self.left, -1)
+
+    def pay(self, machine: Machine) -> None:
+        """Charge the machine with what was used of the credit."""
+        rru, memory, gpus, network = self.total
+        _add(machine, self.left, 1)
+        _add(machine, (rru, memory, gpus, network), -1)
+        self.left = self.total
+
+
+def _room(machine: Machine) -> tuple[float, int, int, int]:
+    return machine.free_rru, machine.free_memory, machine.free_gpus, machine.free_network
+
+
+def _add(machine: Machine, room: tuple[float, int, int, int], sign: int) -> None:
+    rru, memory, gpus, network = room
+    machine.free_rru += sign * rru
+    machine.free_memory += sign * memory
+    machine.free_gpus += sign * gpus
+    machine.free_network += sign * network
+
+
+@dataclass(slots=True)
+class Change:
+    """What one allocation adds, frees and takes; made by a plan, applied here."""
+
+    job: str
+    pool: str
+    claims: list[Claim] = field(default_factory=list)
+    freed: list[Claim] = field(default_factory=list)
+    takes: list[Machine] = field(default_factory=list)
+    """Free machines that the pool gets."""
+    credits: dict[Machine, Credit] = field(default_factory=dict)
+    """What it frees on machines, as far as it may use that itself."""
+    charged: int = 0
+    """How many of the claims are charged to their machines."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing changes."""
+        return not (self.claims or self.freed or self.takes)
+
+
+class RegionIndex:
+    """Every machine of the region and every job's claims on them."""
+
+    def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
+        """Know nothing yet. `lock` is for planners in several threads; one loop needs none."""
+        self.machines: dict[str, Machine] = {}
+        self.pools: dict[str, Pool] = {FREE: Pool(FREE)}
+        self.claims: dict[str, Claims] = {}
+        self.gain = 0
+        """Rises whenever any machine gets more room or becomes usable."""
+        self._capacities: dict[Capacity, Capacity] = {}
+        self._places: dict[Place, Place] = {}
+        self._taking: dict[str, str] = {}
+        """Machine → pool that is taking it, while brokers still call it free."""
+        self._lock = lock or nullcontext()
+
+    def pool(self, name: str) -> Pool:
+        """Return a pool; one that holds nothing is made."""
+        found = self.pools.get(name)
+        if found is None:
+            found = self.pools[name] = Pool(name)
+        return found
+
+    # -- machines
+
+    def put(self, name: str, capacity: Capacity, place: Place, pool: str, blocked: str) -> None:
+        """Add a machine or take in what changed about it; results that rely on it are invalid."""
+        with self._lock:
+            capacity = self._capacities.setdefault(capacity, capacity)
+            place = self._places.setdefault(place, place)
+            machine = self.machines.get(name)
+            pool = self._taking.get(name, pool)
+            if machine is None:
+                machine = self.machines[name] = Machine(name, capacity, place, blocked)
+                self._enter(machine, pool)
+                return
+            if (machine.capacity, machine.place, machine.pool, machine.blocked) == (
+                capacity,
+                place,
+                pool,
+                blocked,
+            ):
+                return
+            self._leave(machine)
+            old, machine.capacity = machine.capacity, capacity
+            machine.free_rru += capacity.rru - old.rru
+            machine.free_memory += capacity.memory_bytes - old.memory_bytes
+            machine.free_gpus += capacity.gpus - old.gpus
+            machine.free_network += capacity.network_mbps - old.network_mbps
+            machine.place, machine.blocked = place, blocked
+            self._enter(machine, pool)
+            self._invalidate(machine)
+
+    def block(self, name: str, blocked: str) -> None:
+        """Say why a machine takes no tasks now; empty: it does."""
+        machine = self.machines.get(name)
+        if machine is not None and machine.blocked != blocked:
+            self.put(name, machine.capacity, machine.place, machine.pool, blocked)
+
+    def remove(self, name: str) -> None:
+        """Forget a machine; claims on it are gone."""
+        with self._lock:
+            machine = self.machines.pop(name, None)
+            if machine is None:
+                return
+            self._invalidate(machine)
+            for claims in set(machine.jobs):
+                for claim in list(claims):
+                    if claim.machine is machine:
+                        claims.unset(claim.task)
+            self._leave(machine)
+
+    def _enter(self, machine: Machine, pool_name: str) -> None:
+        pool = self.pool(pool_name)
+        machine.bucket = bucket = pool.bucket(machine)
+        pool.count(machine, 1)
+        bucket.size += 1
+        bucket.put(machine)
+        self._gained(bucket)
+
+    def _leave(self, machine: Machine) -> None:
+        bucket = machine.bucket
+        bucket.drop(machine)
+        bucket.size -= 1
+        bucket.pool.count(machine, -1)
+
+    def _gained(self, bucket: Bucket) -> None:
+        bucket.gain += 1
+        self.gain += 1
+
+    @staticmethod
+    def _invalidate(machine: Machine) -> None:
+        for claims in machine.jobs:
+            claims.valid = False
+
+    # -- claims
+
+    def restore(self, job: str, pool: str, claims: Iterable[Claim]) -> None:
+        """Take in claims that were decided earlier, whether or not they would fit today."""
+        with self._lock:
+            known = self.claims.setdefault(job, Claims(job, pool))
+            for claim in claims:
+                self._charge(known, claim)
+                known.set(claim)
+                self._reshelve(claim.machine)
+
+    def reserve(self, change: Change) -> tuple[str, ...]:
+        """Take the room of a plan, or nothing: then the names of machines that lack it.
+
+        What the same change frees on a machine can be used there at once; nobody else gets
+        it before `settle`, because until then a crash would bring it back.
+        """
+        steps = self.reserving(change)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                conflicts: tuple[str, ...] = stop.value
+                return conflicts
+
+    def reserving(self, change: Change) -> Generator[None, None, tuple[str, ...]]:
+        """Do `reserve` in steps of bounded time, between which others may run."""
+        with self._lock:
+            claims = self.claims.get(change.job)
+            if claims is None:
+                claims = self.claims[change.job] = Claims(change.job, change.pool)
+            conflicts = [m.name for m in change.takes if not self._is_takeable(m)]
+            if not conflicts:
+                for machine in change.takes:
+                    self._taking[machine.name] = change.pool
+                    self._leave(machine)
+                    self._enter(machine, change.pool)
+            self._grant(change)
+        for start in range(0, len(change.claims), STEP):
+            if conflicts:
+                break
+            if start:
+                yield
+            with self._lock:
+                for claim in change.claims[start : start + STEP]:
+                    if not self._try(change, claims, claim):
+                        conflicts.append(claim.machine.name)
+                        break
+        if conflicts:
+            self.rollback(change)
+        return tuple(conflicts)
+
+    def settle(self, change: Change) -> list[Machine]:
+        """Make a reserved change final; returns machines that have no tasks any more."""
+        with self._lock:
+            for machine in change.takes:
+                self._taking.pop(machine.name, None)
+            claims = self.claims[change.job]
+            for machine, credit in change.credits.items():
+                credit.pay(machine)
+            for claim in change.freed:
+                self._uncharge(claims, claim)
+                claims.unset(claim.task)
+                self._reshelve(claim.machine)
+            for claim in change.claims:
+                claims.set(claim)
+            if not claims.machines:
+                del self.claims[change.job]
+            return [m for m in dict.fromkeys(c.machine for c in change.freed) if not m.jobs]
+
+    def rollback(self, change: Change) -> None:
+        """Undo `reserve`, or what was done of it."""
+        with self._lock:
+            claims = self.claims[change.job]
+            for claim in change.claims[: change.charged]:
+                self._uncharge(claims, claim)
+            for machine, credit in change.credits.items():
+                credit.pay(machine)
+            for claim in change.claims[: change.charged]:
+                self._reshelve(claim.machine)
+            change.charged = 0
+            for machine in change.takes:
+                if self._taking.pop(machine.name, None) is not None:
+                    self._leave(machine)
+                    self._enter(machine, FREE)
+            if not claims.machines:
+                del self.claims[change.job]
+
+    def _grant(self, change: Change) -> None:
+        """Note what the change frees, as credit for what it claims on the same machines."""
+        for claim in change.freed:
+            credit = change.credits.get(claim.machine)
+            if credit is None:
+                credit = change.credits[claim.machine] = Credit()
+            credit.add(claim.demand, claim.machine.capacity)
+
+    def _try(self, change: Change, claims: Claims, claim: Claim) -> bool:
+        """Charge a machine for one task of a change, if it has room and is the pool's."""
+        machine, demand = claim.machine, claim.demand
+        if machine.bucket.pool.name != change.pool:
+            return False
+        taken = machine.ports.taken if machine.ports else ()
+        if claim.ports and not set(claim.ports.values()).isdisjoint(taken):
+            return False
+        credit = change.credits.get(machine) if change.credits else None
+        if credit is not None:
+            credit.lend(machine)
+        lacks = judge(demand, machine, machine)
+        if not lacks:
+            self._charge(claims, claim)
+            change.charged += 1
+        if credit is not None:
+            credit.take_back(machine)
+        self._reshelve(machine)
+        return not lacks
+
+    def _is_takeable(self, machine: Machine) -> bool:
+        return machine.pool == FREE and not machine.jobs and machine.name not in self._taking
+
+    def _charge(self, claims: Claims, claim: Claim) -> None:
+        machine, demand = claim.machine, claim.demand
+        machine.free_rru -= demand.rru_on(machine.capacity)
+        machine.free_memory -= demand.memory_bytes
+        machine.free_gpus -= demand.gpus
+        machine.free_network -= demand.network_mbps
+        machine.jobs += (claims,)
+        if claim.ports:
+            if machine.ports is None:
+                machine.ports = Ports()
+            machine.ports.taken.update(claim.ports.values())
+            last = max(claim.ports.values())
+            machine.ports.next = FIRST_PORT if last >= LAST_PORT else last + 1
+
+    def _uncharge(self, claims: Claims, claim: Claim) -> None:
+        machine, demand, capacity = claim.machine, claim.demand, claim.machine.capacity
+        machine.jobs = _without(machine.jobs, claims)
+        if claim.ports and machine.ports:
+            machine.ports.taken.difference_update(claim.ports.values())
+        machine.free_memory += demand.memory_bytes
+        machine.free_gpus += demand.gpus
+        machine.free_network += demand.network_mbps
+        machine.free_rru += demand.rru_on(capacity)
+        if not machine.jobs:
+            machine.free_rru = capacity.rru  # sums of fractions are not exact
+        self._gained(machine.bucket)
+
+    def _reshelve(self, machine: Machine) -> None:
+        if shelf_of(machine) != machine.shelf:
+            machine.bucket.drop(machine)
+            machine.bucket.put(machine)
+
+
+def _without(jobs: tuple[Claims, ...], claims: Claims | None) -> tuple[Claims, ...]:
+    """Return the jobs without one occurrence of a job."""
+    for position, job in enumerate(jobs):
+        if job is claims:
+            return jobs[:position] + jobs[position + 1 :]
+    return jobs
