@@ -20,7 +20,7 @@ from control_plane.api.settings import SchedulerSettings
 from control_plane.core.rollout import summarize
 from control_plane.services.agents import AgentFactory, AgentPool, Clock, FindImage
 from control_plane.services.allocator import Allocator
-from control_plane.services.broker import Broker
+from control_plane.services.brokers import Brokers
 from control_plane.services.discovery import Discovery
 from control_plane.services.dispatcher import Dispatcher
 from control_plane.services.fleet import Fleet
@@ -53,7 +53,7 @@ class ControlPlane:
         """Wire the services together; nothing is read or started yet."""
         self._store = store
         self._pool = AgentPool(agents)
-        self._broker = Broker(store, clock)
+        self._broker = Brokers(store, clock)
         self._portal = Portal(store, clock)
         self._jobs: Table[JobRecord] = Table(store, JOBS, JobRecord, "job")
         self._fleet = Fleet(self._broker)

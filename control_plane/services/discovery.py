@@ -11,7 +11,7 @@ from collections import defaultdict
 
 from agent.errors import NotFound
 from control_plane.api.jobs import Endpoint, Endpoints, JobRecord, task_id
-from control_plane.services.broker import Broker
+from control_plane.services.brokers import Brokers
 from control_plane.services.table import Table
 
 _WAIT_MAX_S = 60.0
@@ -20,7 +20,7 @@ _WAIT_MAX_S = 60.0
 class Discovery:
     """Serves endpoints and wakes those who wait for them to change."""
 
-    def __init__(self, jobs: Table[JobRecord], broker: Broker) -> None:
+    def __init__(self, jobs: Table[JobRecord], broker: Brokers) -> None:
         """List nothing until jobs are loaded."""
         self._jobs = jobs
         self._broker = broker

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.core.reconcile import SeenMachine
-from control_plane.services.broker import Broker
+from control_plane.services.brokers import Brokers
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Sight:
 class Fleet:
     """The sights of all machines, and who wants to know when one changes."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Brokers) -> None:
         """Start blind."""
         self._broker = broker
         self._sights: dict[str, Sight] = {}

@@ -14,8 +14,8 @@ from agent.api import Event, Events, ProfileState
 from agent.errors import Refused, TwineError
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.core.health import BrakePolicy, Signs, judge
+from control_plane.core.unavailability import open_event
 from control_plane.services.agents import AgentApi, AgentPool
-from control_plane.services.broker import open_event
 from control_plane.services.region import Region
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,9 @@ class HealthChecker:
                 await self._judge()
 
     def _follow_soon(self, name: str) -> None:
-        known = self._broker.table.find(name) is not None
-        if self._group is not None and known and name not in self._followed:
+        record = self._broker.table.find(name)
+        joined = record is not None and record.facts is not None
+        if self._group is not None and joined and name not in self._followed:
             self._followed.add(name)
             self._fleet.sight(name)
             self._group.create_task(self._follow(name))
@@ -144,7 +145,8 @@ class HealthChecker:
             grace_s=settings.partition_grace_s,
         )
         now = asyncio.get_running_loop().time()
-        signs = {r.machine: self._signs(r, now) for r in self._broker.table.records()}
+        joined = (r for r in self._broker.table.records() if r.facts is not None)
+        signs = {r.machine: self._signs(r, now) for r in joined}
         verdict = judge(signs, policy)
         if verdict.reason != self.brake:
             self.brake = verdict.reason

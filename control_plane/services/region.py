@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from control_plane.api.jobs import JobRecord
 from control_plane.api.settings import SchedulerSettings
 from control_plane.services.agents import Clock
-from control_plane.services.broker import Broker
+from control_plane.services.brokers import Brokers
 from control_plane.services.fleet import Fleet
 from control_plane.services.portal import Portal
 from control_plane.services.table import Table
@@ -17,7 +17,7 @@ from control_plane.services.table import Table
 class Region:
     """One region, as one process serves it."""
 
-    broker: Broker
+    broker: Brokers
     portal: Portal
     jobs: Table[JobRecord]
     fleet: Fleet

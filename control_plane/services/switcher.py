@@ -13,7 +13,7 @@ from agent.api import TaskState
 from agent.errors import TwineError
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.core.profile_switch import Step, Switch, next_step
-from control_plane.services.broker import open_event
+from control_plane.core.unavailability import open_event
 from control_plane.services.dispatcher import Dispatcher
 from control_plane.services.fleet import Sight
 from control_plane.services.region import Region

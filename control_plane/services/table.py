@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from bisect import bisect_right
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
-from agent.errors import NotFound
+from agent.errors import Conflict, NotFound
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
-from control_plane.store import Delete, Operation, Put, Store
+from control_plane.store import Compacted, Delete, Entry, Operation, Put, Store
 from control_plane.store.records import decode, encode
 
 T = TypeVar("T", MachineRecord, EntitlementRecord, JobRecord)
+Heard = Callable[[str, T | None, T | None], None]
+Item = tuple[str, T | None, int]
+"""A name, its record or None for one that is gone, and the revision of the table."""
+
+PAGE = 1000
+"""Records that are read before others get their turn: some 5 ms of work."""
+_LIFE = 32
+"""Bits of a table's revision that count changes; those above are the store's epoch."""
 
 
 class Table(Generic[T]):
@@ -22,31 +34,58 @@ class Table(Generic[T]):
 
     A change is visible to readers and listeners once it is durable, never before. Every
     write carries the revision that it was based on, so another writer on the same store
-    makes it fail instead of being overwritten.
+    makes it fail instead of being overwritten; what that writer wrote is then read.
     """
 
-    def __init__(self, store: Store, prefix: str, kind: type[T], word: str) -> None:
-        """Load nothing yet; `word` names the kind in messages."""
-        self._store = store
-        self._prefix = prefix
-        self._kind: type[T] = kind
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        kind: type[T],
+        word: str,
+        *,
+        read: Callable[[str, Entry], T] | None = None,
+        history: int = 0,
+    ) -> None:
+        """Load nothing yet; `word` names the kind in messages.
+
+        `read` decodes an entry, given its name; `history` is the number of changes that
+        `watch` can go back.
+        """
+        self.store = store
+        self.prefix = prefix
+        self.latest = 0
+        """Rises with each change; `watch` goes on from it."""
         self._word = word
+        self._read: Callable[[str, Entry], T] = read or (
+            lambda _, entry: decode(entry.value, kind, entry.key)
+        )
         self._records: dict[str, T] = {}
         self._revisions: dict[str, int] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._listeners: list[Callable[[str, T | None, T | None], None]] = []
+        self._names: list[str] | None = None
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._doubtful: set[str] = set()
+        """Names of which a write ended in a way that does not say whether it was made."""
+        self._listeners: list[Heard[T]] = []
+        self._history: deque[Item[T]] = deque(maxlen=history)
+        self._more: asyncio.Event | None = None
 
-    async def load(self) -> None:
-        """Read everything; listeners are told of each record."""
-        listing = await self._store.list_prefix(self._prefix)
-        for entry in listing.entries:
-            name = entry.key.removeprefix(self._prefix)
-            record = decode(entry.value, self._kind, entry.key)
-            self._accept(name, record, entry.revision)
+    async def load(self, after_page: Callable[[], None] | None = None) -> None:
+        """Read everything; listeners are told of each record.
 
-    def listen(self, heard: Callable[[str, T | None, T | None], None]) -> None:
-        """Call `heard(name, before, after)` after each change."""
-        self._listeners.append(heard)
+        The loop gets its turn after each page, and so does `after_page`.
+        """
+        async for page in pages(self.store, self.prefix):
+            for entry in page:
+                name = entry.key[len(self.prefix) :]
+                self._put(name, self._read(name, entry), entry.revision)
+            if after_page is not None:
+                after_page()
+            await asyncio.sleep(0)
+        self.latest = self.store.epoch() << _LIFE
+        self._history.clear()
+
+    # -- reading
 
     def find(self, name: str) -> T | None:
         """Return the record, if there is one."""
@@ -59,17 +98,32 @@ class Table(Generic[T]):
             raise NotFound(f"there is no {self._word} {name!r}")
         return record
 
+    def names(self) -> list[str]:
+        """Return all names, in order; the list is not changed later, nor may you."""
+        if self._names is None:
+            self._names = sorted(self._records)
+        return self._names
+
+    def after(self, name: str) -> Iterator[str]:
+        """Yield the names that come after this one, in order."""
+        names = self.names()
+        return islice(names, bisect_right(names, name), None)
+
     def __iter__(self) -> Iterator[str]:
         """Yield all names, in order."""
-        return iter(sorted(self._records))
+        return iter(self.names())
 
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._records)
 
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is such a record."""
+        return name in self._records
+
     def records(self) -> list[T]:
         """Return all records, by name."""
-        return [self._records[name] for name in self]
+        return [self._records[name] for name in self.names()]
 
     def revision(self, name: str) -> int:
         """Return the store revision of a record, 0 if there is none."""
@@ -77,11 +131,62 @@ class Table(Generic[T]):
 
     def expect(self, names: Sequence[str]) -> dict[str, int]:
         """Return comparisons that hold while these records stay as they are."""
-        return {self._prefix + name: self.revision(name) for name in names}
+        return {self.prefix + name: self.revision(name) for name in names}
 
-    def lock(self, name: str) -> AbstractAsyncContextManager[None]:
-        """Return the lock of one record; hold it from reading to `commit`."""
-        return self._locks.setdefault(name, asyncio.Lock())
+    # -- being told
+
+    def listen(self, heard: Heard[T]) -> None:
+        """Call `heard(name, before, after)` after each change."""
+        self._listeners.append(heard)
+
+    def changes(self, after: int, limit: int | None = None) -> list[Item[T]]:
+        """Return the changes after a revision of this table, oldest first.
+
+        Raises `Compacted` if they are not kept any more: list again.
+        """
+        missed = self.latest - after
+        if not 0 <= missed <= len(self._history):
+            raise Compacted(
+                f"cannot tell the changes of {self.prefix} after {after}: known are those from"
+                f" {self.latest - len(self._history)} to {self.latest}",
+                hint="list again, and go on from the revision of the list",
+            )
+        start = len(self._history) - missed
+        return list(islice(self._history, start, None if limit is None else start + limit))
+
+    async def changed(self, after: int) -> None:
+        """Return once there is a change after a revision, or never was that revision."""
+        while after == self.latest:
+            if self._more is None:
+                self._more = asyncio.Event()
+            await self._more.wait()
+
+    async def watch(self, after: int) -> AsyncIterator[Item[T]]:
+        """Yield each change after a revision, for ever, or raise `Compacted`."""
+        while True:
+            for change in self.changes(after):
+                after = change[2]
+                yield change
+            await self.changed(after)
+
+    # -- writing
+
+    @asynccontextmanager
+    async def lock(self, *names: str) -> AsyncIterator[None]:
+        """Hold the locks of these records, from reading to `commit`.
+
+        They are taken in one order by everybody, so nobody waits in a circle. Locks exist
+        only while somebody holds or awaits them.
+        """
+        async with AsyncExitStack() as stack:
+            for name in sorted(set(names)):
+                lock = self._locks.get(name)
+                if lock is None:
+                    lock = self._locks[name] = asyncio.Lock()
+                await stack.enter_async_context(lock)
+            if self._doubtful:
+                await self._refresh(self._doubtful.intersection(names))
+            yield
 
     async def commit(
         self,
@@ -94,22 +199,59 @@ class Table(Generic[T]):
 
         The caller holds the record's lock.
         """
-        key = self._prefix + name
-        operation: Operation = Delete(key) if record is None else Put(key, encode(record))
-        expected = {key: self.revision(name), **(compare or {})}
-        revision = await self._store.txn(expected, [operation, *also])
-        self._accept(name, record, revision)
+        await self.commit_many({name: record}, compare, also)
+
+    async def commit_many(
+        self,
+        changes: Mapping[str, T | None],
+        compare: Mapping[str, int] | None = None,
+        also: Sequence[Operation] = (),
+    ) -> None:
+        """Store several records in one transaction, all or none; the caller has the locks."""
+        operations: list[Operation] = [
+            Delete(self.prefix + name)
+            if record is None
+            else Put(self.prefix + name, encode(record))
+            for name, record in changes.items()
+        ]
+        expected = {**self.expect(list(changes)), **(compare or {})}
+        try:
+            revision = await self.store.txn(expected, [*operations, *also])
+        except Conflict:
+            self._doubtful |= changes.keys()
+            await self._refresh(changes)
+            raise
+        except BaseException:
+            self._doubtful |= changes.keys()
+            raise
+        for name, record in changes.items():
+            self._put(name, record, revision)
 
     async def update(self, name: str, change: Callable[[T], T]) -> T:
         """Change a record in place; returns it as stored. `NotFound` if there is none."""
-        async with self.lock(name):
-            before = self.get(name)
-            after = change(before)
-            if after != before:
-                await self.commit(name, after)
-            return after
+        return (await self.update_many([name], change))[0]
 
-    def _accept(self, name: str, record: T | None, revision: int) -> None:
+    async def update_many(self, names: Collection[str], change: Callable[[T], T]) -> list[T]:
+        """Change several records in one transaction; what `change` raises stops all of it."""
+        async with self.lock(*names):
+            after = {name: change(self.get(name)) for name in names}
+            different = {n: r for n, r in after.items() if r != self._records[n]}
+            if different:
+                await self.commit_many(different)
+            return list(after.values())
+
+    async def _refresh(self, names: Collection[str]) -> None:
+        """Read records again whose last write is in doubt, or that another writer changed."""
+        for name in sorted(names):
+            entry = await self.store.get(self.prefix + name)
+            self._doubtful.discard(name)
+            if entry is None:
+                if name in self._records:
+                    self._put(name, None, 0)
+            elif entry.revision != self.revision(name):
+                self._put(name, self._read(name, entry), entry.revision)
+
+    def _put(self, name: str, record: T | None, revision: int) -> None:
         before = self._records.get(name)
         if record is None:
             self._records.pop(name, None)
@@ -117,5 +259,24 @@ class Table(Generic[T]):
         else:
             self._records[name] = record
             self._revisions[name] = revision
+        if (before is None) is not (record is None):
+            self._names = None
+        self.latest += 1
+        if self._history.maxlen:
+            self._history.append((name, record, self.latest))
+        if self._more is not None:
+            self._more.set()
+            self._more = None
         for heard in self._listeners:
             heard(name, before, record)
+
+
+async def pages(store: Store, prefix: str) -> AsyncIterator[tuple[Entry, ...]]:
+    """Yield everything below a prefix, a thousand entries at a time."""
+    after, full = "", True
+    while full:
+        entries = (await store.list_prefix(prefix, after, PAGE)).entries
+        full = len(entries) == PAGE
+        if entries:
+            after = entries[-1].key
+            yield entries

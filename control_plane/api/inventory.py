@@ -1,0 +1,134 @@
+"""What is asked of the resource brokers, and what they answer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Name
+from control_plane.api.machines import EventKind, MachineRecord, MachineState, MachineView
+
+Text = Annotated[str, Meta(min_length=1, max_length=500)]
+Seconds = Annotated[float, Meta(ge=0, le=400 * 86_400)]
+
+
+class MachineScope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Machines by what they are and where: all that is given must hold (MO2, MO21)."""
+
+    region: str | None = None
+    datacenter: str | None = None
+    msb: str | None = None
+    row: str | None = None
+    rack: str | None = None
+    machine_type: str | None = None
+    entitlement: str | None = None
+    """Empty: the free pool."""
+    cluster: str | None = None
+    """The historic cluster that they were bought for."""
+    state: MachineState | None = None
+    unavailable: bool | None = None
+    """Whether an event keeps it from use, or will soon."""
+
+
+class MachineChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one machine."""
+
+    name: str
+    record: MachineRecord | None
+    """None: it is no longer this broker's."""
+    revision: int
+    """Pass the last one as `after` to be told what follows."""
+
+
+class MachinePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some machines, by name."""
+
+    machines: list[MachineView]
+    next: str = ""
+    """Pass it as `after` for the page that follows; empty: this was the last."""
+
+
+class BrokerMachines(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker's machines, or what changed about them.
+
+    Without `after`: a page of records; take `revision` from the first page, read all pages,
+    then ask for the changes after it. With `after`: the changes. A change may be older than
+    the record on a later page; those that follow make up for it.
+    """
+
+    revision: int
+    machines: list[MachineRecord] = []
+    next: str = ""
+    """Pass it as `from` for the page that follows; empty: this was the last."""
+    changes: list[MachineChange] = []
+    lost: bool = False
+    """Changes after the asked revision are gone: list again."""
+
+
+class BrokerView(msgspec.Struct, frozen=True, kw_only=True):
+    """One data center's broker."""
+
+    datacenter: str
+    machines: int
+    free: int
+    revision: int
+
+
+class BrokerViews(msgspec.Struct, frozen=True, kw_only=True):
+    """All brokers of the region."""
+
+    brokers: list[BrokerView]
+
+
+class Records(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines that a command changed, as they are now."""
+
+    machines: list[MachineRecord]
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Machines are going to be unavailable on purpose: named ones, or all of a scope."""
+
+    machines: list[Name] = []
+    scope: MachineScope | None = None
+    kind: EventKind = EventKind.MAINTENANCE
+    reason: Text
+    start_in_s: Seconds = 0.0
+    """When tasks begin to move away, from now."""
+    deadline_s: Seconds | None = None
+    """When it begins whatever still runs there, after the start."""
+    duration_s: Seconds | None = None
+
+
+class Undrain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was planned for these machines is over or called off."""
+
+    machines: list[Name] = []
+    scope: MachineScope | None = None
+
+
+class Lend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole, empty machine goes to another entitlement for a while (EL3)."""
+
+    machine: Name
+    borrower: Name
+    donor: str = ""
+    """Entitlement that has it now; empty: the free pool."""
+
+
+class Revoke(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Lent machines are called back."""
+
+    machines: Annotated[list[Name], Meta(min_length=1)]
+    return_within_s: Seconds = 300.0
+
+
+class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What an inventory changed, or would."""
+
+    added: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    dry_run: bool = False

@@ -1,0 +1,434 @@
+"""The resource brokers of a region as one: what is asked about a machine goes to its own.
+
+All brokers together form one free pool that every entitlement shares (RB7). A name is one
+machine in the whole region; a free one may move to another data center.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from agent.api import JoinRequest, MachineFacts, ProfileStatus
+from agent.errors import Conflict, FieldError, NotFound, TwineError
+from control_plane.api.inventory import ImportResult, MachineScope
+from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.core.assignment import taken
+from control_plane.core.inventory import InventoryMachine, against, imported, scope_test, updated
+from control_plane.services.agents import Clock
+from control_plane.services.broker import Broker, Take
+from control_plane.services.holds import refused
+from control_plane.services.region_table import RegionTable
+from control_plane.services.table import PAGE
+from control_plane.store import Delete, Entry, Operation, Put, Store
+from control_plane.store.protocol import LAST
+from control_plane.store.records import MACHINES, decode
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Heard = Callable[[str, MachineRecord | None, MachineRecord | None], None]
+
+
+class Brokers:
+    """The region's brokers, each made when the first machine of its data center comes."""
+
+    def __init__(
+        self, store: Store, clock: Clock, stores: Mapping[str, Store] | None = None
+    ) -> None:
+        """Load nothing yet; `stores` says which data centers have one of their own (RB9)."""
+        self.by_datacenter: dict[str, Broker] = {}
+        self.table = RegionTable(self.by_datacenter, store)
+        self._store = store
+        self._stores = dict(stores or {})
+        self._clock = clock
+        self._listeners: list[Heard] = []
+        self._membership = asyncio.Lock()
+        """Held while machines come, go or move, so that a name is in one place."""
+        self._silent: set[str] = set()
+        """Machines whose changes are steps of a move, which listeners see as one."""
+        self._twice: set[str] = set()
+        """Machines that two brokers have because a move was interrupted."""
+
+    async def load(self, after_page: Callable[[], None] | None = None) -> None:
+        """Read all machines of the region; see `Table.load`."""
+        for datacenter in sorted(await self._survey() | self._stores.keys()):
+            self.at(datacenter)
+        for broker in self.by_datacenter.values():
+            await broker.load(after_page)
+        await self._settle_moves()
+
+    def at(self, datacenter: str) -> Broker:
+        """Return the broker of a data center, a new one if there is none."""
+        broker = self.by_datacenter.get(datacenter)
+        if broker is None:
+            store = self._stores.get(datacenter, self._store)
+            broker = Broker(store, self._clock, datacenter)
+            broker.listen(self._heard)
+            self.by_datacenter[datacenter] = broker
+        return broker
+
+    def of(self, machine: str) -> Broker:
+        """Return the broker of a machine, or raise `NotFound`."""
+        home = self.table.home(machine)
+        if home is None:
+            raise NotFound(f"there is no machine {machine!r}")
+        return home
+
+    def listen(self, heard: Heard) -> None:
+        """Call `heard(machine, before, after)` after each change (RB4)."""
+        self._listeners.append(heard)
+
+    # -- finding
+
+    def held(self, entitlement: str) -> list[MachineRecord]:
+        """Return the machines of an entitlement; of the free pool for `FREE` (RB7)."""
+        parts = [broker.held(entitlement) for broker in self.by_datacenter.values()]
+        return list(heapq.merge(*parts, key=lambda record: record.machine))
+
+    def count(self, entitlement: str) -> int:
+        """Return how many machines an entitlement has in the region."""
+        return sum(broker.count(entitlement) for broker in self.by_datacenter.values())
+
+    def find_machines(
+        self,
+        *,
+        region: str | None = None,
+        datacenter: str | None = None,
+        msb: str | None = None,
+        row: str | None = None,
+        rack: str | None = None,
+        machine_type: str | None = None,
+        entitlement: str | None = None,
+        cluster: str | None = None,
+        state: MachineState | None = None,
+    ) -> list[MachineRecord]:
+        """Return the machines for which all of this holds, by name (MO2)."""
+        scope = MachineScope(
+            region=region,
+            datacenter=datacenter,
+            msb=msb,
+            row=row,
+            rack=rack,
+            machine_type=machine_type,
+            entitlement=entitlement,
+            cluster=cluster,
+            state=state,
+        )
+        return self.find_scope(scope)
+
+    def find_scope(self, scope: MachineScope) -> list[MachineRecord]:
+        """Return the machines of a scope, by name."""
+        suits = scope_test(scope)
+        if scope.entitlement is not None:
+            candidates: Iterator[MachineRecord] = iter(self.held(scope.entitlement))
+        elif scope.datacenter is not None:
+            broker = self.by_datacenter.get(scope.datacenter)
+            candidates = iter(broker.table.records() if broker else ())
+        else:
+            candidates = (self.table.get(name) for name in self.table)
+        return [record for record in candidates if suits(record)]
+
+    # -- coming, going and moving
+
+    async def join(self, request: JoinRequest) -> MachineRecord:
+        """Record a machine; one known elsewhere moves here if it is free, else `Conflict`."""
+        async with self._membership:
+            await self._settle_moves()
+            home = self.table.home(request.machine)
+            known = home.table.get(request.machine) if home is not None else None
+            if home is None:
+                home = self.at(request.location.datacenter)
+            elif known is not None and known.hardware is None:
+                home = await self._moved(known, request.location.datacenter)
+            return await home.join(request)
+
+    async def move(self, machine: str, datacenter: str) -> None:
+        """Let a free machine go to another data center, or raise `Conflict`."""
+        async with self._membership:
+            await self._settle_moves()
+            await self._moved(self.table.get(machine), datacenter)
+
+    async def remove(self, machine: str) -> None:
+        """Forget a free machine whose end was planned; see `Broker.remove`."""
+        async with self._membership:
+            await self._settle_moves()
+            await self.of(machine).remove(machine)
+
+    async def add(self, records: Mapping[str, MachineRecord]) -> None:
+        """Add new machines to the free pool (RB10), in transactions of a thousand."""
+        async with self._membership:
+            await self._settle_moves()
+            await self._add(records)
+
+    async def import_machines(
+        self,
+        machines: Sequence[InventoryMachine],
+        *,
+        simulated: bool = False,
+        dry_run: bool = False,
+    ) -> ImportResult:
+        """Bring the records in line with a list; `Conflict` names all that stands against it.
+
+        New machines are added, known ones become what the list says, others stay. An import
+        that was interrupted is made again.
+        """
+        async with self._membership:
+            await self._settle_moves()
+            new, changed = await self._compared(machines, simulated=simulated)
+            if not dry_run:
+                await self._add(new)
+                await self._update(changed)
+        same = len(machines) - len(new) - len(changed)
+        result = ImportResult(added=len(new), updated=len(changed), unchanged=same, dry_run=dry_run)
+        log.info("inventory imported", extra={"added": result.added, "updated": result.updated})
+        return result
+
+    # -- what each broker does for its own machines
+
+    async def assign(
+        self, machine: str, entitlement: str, profile: str, *, revision: int
+    ) -> MachineRecord:
+        """Give a free machine to an entitlement, unless anything changed since `revision`."""
+        return await self.of(machine).assign(machine, entitlement, profile, revision=revision)
+
+    async def release(self, machine: str, *, revision: int) -> MachineRecord:
+        """Give a machine back to the free pool, unless anything changed since `revision`."""
+        return await self.of(machine).release(machine, revision=revision)
+
+    async def release_many(self, machines: Mapping[str, int]) -> list[MachineRecord]:
+        """Free several, in one transaction per data center."""
+        freed = []
+        for broker, names in self.split(machines).items():
+            freed += await broker.release_many({name: machines[name] for name in names})
+        return freed
+
+    async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
+        """Hold all these machines at their brokers, or none and raise `Conflict` (AL12)."""
+        parts = self.split(takes).items()
+        try:
+            await _all(b.prepare(transaction, {n: takes[n] for n in names}) for b, names in parts)
+        except TwineError:
+            await self.abort(transaction)
+            raise
+
+    async def commit(self, transaction: str) -> list[MachineRecord]:
+        """Assign what a transaction holds at every broker; again changes nothing."""
+        done = await _all(broker.commit(transaction) for broker in self.by_datacenter.values())
+        return [record for records in done for record in records]
+
+    async def abort(self, transaction: str) -> None:
+        """Let go of what a transaction holds at every broker; again changes nothing."""
+        await _all(broker.abort(transaction) for broker in self.by_datacenter.values())
+
+    def in_doubt(self) -> dict[str, list[str]]:
+        """Return each transaction that holds machines, and which."""
+        found: dict[str, list[str]] = {}
+        for broker in self.by_datacenter.values():
+            for transaction, names in broker.in_doubt().items():
+                found[transaction] = sorted(found.get(transaction, []) + names)
+        return found
+
+    async def quarantine(self, machine: str, reason: str, until: float) -> None:
+        """Free a machine that cannot reach its profile; see `Broker.quarantine`."""
+        await self.of(machine).quarantine(machine, reason, until)
+
+    async def raise_generation(self, machine: str, above: int) -> None:
+        """Let the machine be asked for its profile once more, as a new request."""
+        await self.of(machine).raise_generation(machine, above)
+
+    async def profile_seen(self, machine: str, seen: ProfileStatus) -> None:
+        """Record what the agent proved about its profile; ends an expected reboot."""
+        await self.of(machine).profile_seen(machine, seen)
+
+    async def facts_seen(self, machine: str, facts: MachineFacts) -> None:
+        """Record what the machine has, as its agent says."""
+        await self.of(machine).facts_seen(machine, facts)
+
+    async def mark_down(self, machine: str, reason: str) -> None:
+        """Record a failure (RB3)."""
+        await self.of(machine).mark_down(machine, reason)
+
+    async def mark_up(self, machine: str) -> None:
+        """Record the end of a failure."""
+        await self.of(machine).mark_up(machine)
+
+    async def expect_reboot(self, machine: str, reason: str, deadline: float) -> None:
+        """Record that the machine will be away on purpose until a deadline at most."""
+        await self.of(machine).expect_reboot(machine, reason, deadline)
+
+    def split(self, names: Mapping[str, object] | Sequence[str]) -> dict[Broker, list[str]]:
+        """Return the machines by broker, or raise `NotFound`."""
+        parts: dict[Broker, list[str]] = {}
+        for name in names:
+            parts.setdefault(self.of(name), []).append(name)
+        return parts
+
+    # -- inside
+
+    async def _compared(
+        self, machines: Sequence[InventoryMachine], *, simulated: bool
+    ) -> tuple[dict[str, MachineRecord], dict[str, InventoryMachine]]:
+        now, errors = self._clock(), []
+        new: dict[str, MachineRecord] = {}
+        changed: dict[str, InventoryMachine] = {}
+        for number, machine in enumerate(machines):
+            if number % PAGE == 0:
+                await asyncio.sleep(0)
+            known = self.table.find(machine.machine)
+            if known is None:
+                new[machine.machine] = imported(machine, now, simulated=simulated)
+            elif why := against(known, machine):
+                errors.append(FieldError(field=machine.machine, reason=why))
+            elif updated(known, machine) != known:
+                changed[machine.machine] = machine
+        if errors:
+            raise refused(f"import {len(machines)} machines", errors)
+        return new, changed
+
+    async def _add(self, records: Mapping[str, MachineRecord]) -> None:
+        by_datacenter: dict[str, list[MachineRecord]] = defaultdict(list)
+        for record in records.values():
+            by_datacenter[record.location.datacenter].append(record)
+        for datacenter, added in by_datacenter.items():
+            for first in range(0, len(added), PAGE):
+                part = {record.machine: record for record in added[first : first + PAGE]}
+                await self.at(datacenter).put_many(part)
+                await asyncio.sleep(0)
+
+    async def _update(self, changed: Mapping[str, InventoryMachine]) -> None:
+        def change(record: MachineRecord) -> MachineRecord:
+            machine = changed[record.machine]
+            if why := against(record, machine):
+                raise Conflict(f"cannot import machine {record.machine!r}: it {why}")
+            return updated(record, machine)
+
+        for name, machine in changed.items():
+            await self._moved(self.table.get(name), machine.location.datacenter)
+        for broker, names in self.split(list(changed)).items():
+            for first in range(0, len(names), PAGE):
+                await broker.change_many(names[first : first + PAGE], change)
+
+    async def _moved(self, record: MachineRecord, datacenter: str) -> Broker:
+        """Return the broker of a data center once it has the machine.
+
+        It is put there before it is deleted here, perhaps in another store: a crash in
+        between leaves it twice, and the next load keeps the higher generation.
+        """
+        name, home, target = record.machine, self.of(record.machine), self.at(datacenter)
+        if home is target:
+            return home
+        async with home.table.lock(name), target.table.lock(name):
+            record = home.table.get(name)
+            if why := taken(record):
+                raise Conflict(
+                    f"cannot move machine {name!r} from {home.datacenter} to {datacenter}:"
+                    f" it {why}",
+                    hint="a machine moves to another data center only while it is free",
+                )
+            moved = replace(
+                record,
+                location=replace(record.location, datacenter=datacenter),
+                assignment_generation=record.assignment_generation + 1,
+            )
+            self._silent.add(name)
+            self._twice.add(name)
+            try:
+                await target.table.commit(name, moved)
+                await home.table.commit(name, None)
+                self._twice.discard(name)
+            finally:
+                self._silent.discard(name)
+                now = self.table.find(name) if name in self._twice else moved
+                self._tell(name, record, now)
+        log.info("machine moved", extra={"machine": name, "datacenter": datacenter})
+        return target
+
+    async def _settle_moves(self) -> None:
+        """Finish moves that were interrupted: the machine is where its generation is higher."""
+        for name in sorted(self._twice):
+            homes = [b for b in self.by_datacenter.values() if name in b.table]
+            homes.sort(key=lambda b: b.table.get(name).assignment_generation)
+            for stale in homes[:-1]:
+                self._silent.add(name)
+                try:
+                    async with stale.table.lock(name):
+                        await stale.table.commit(name, None)
+                finally:
+                    self._silent.discard(name)
+            self._twice.discard(name)
+
+    async def _survey(self) -> set[str]:
+        """Return the data centers with machines in the region's store.
+
+        Machines stored by an earlier release, right below `machines/`, are moved first.
+        """
+        found: set[str] = set()
+        after = ""
+        while entries := (await self._store.list_prefix(MACHINES, after, PAGE)).entries:
+            old = [entry for entry in entries if not _datacenter_of(entry.key)]
+            if old:
+                found |= await self._migrate(old)
+            found |= {_datacenter_of(entry.key) for entry in entries}
+            after = entries[-1].key
+            if datacenter := _datacenter_of(after):  # the rest of it is for its broker to read
+                after = f"{MACHINES}{datacenter}/{LAST}"
+        found.discard("")
+        return found
+
+    async def _migrate(self, entries: Sequence[Entry]) -> set[str]:
+        """Move machines to the keys of their data centers, and return which these are."""
+        compare: dict[str, int] = {}
+        operations: list[Operation] = []
+        found = set()
+        for entry in entries:
+            record = decode(entry.value, MachineRecord, entry.key)
+            datacenter = record.location.datacenter
+            key = f"{MACHINES}{datacenter}/{record.machine}"
+            found.add(datacenter)
+            compare |= {entry.key: entry.revision, key: 0}
+            operations += [Delete(entry.key), Put(key, entry.value)]
+        await self._store.txn(compare, operations)
+        log.info("machines moved to their data centers' keys", extra={"machines": len(entries)})
+        return found
+
+    def _heard(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
+        if name in self._silent:
+            return
+        if before is None and after is not None and len(self.by_datacenter) > 1:
+            known = [b.table.get(name) for b in self.by_datacenter.values() if name in b.table]
+            if len(known) > 1:  # a move was interrupted; see _settle_moves
+                self._twice.add(name)
+                known.sort(key=lambda record: record.assignment_generation)
+                if after is not known[-1]:
+                    return
+                before = known[-2]
+        self._tell(name, before, after)
+
+    def _tell(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
+        for heard in self._listeners:
+            heard(name, before, after)
+
+
+def _datacenter_of(key: str) -> str:
+    """Return the data center in a key; empty for one that an earlier release wrote."""
+    datacenter, slash, _ = key.removeprefix(MACHINES).partition("/")
+    return datacenter if slash else ""
+
+
+async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results once all have ended; if some failed, raise what says most."""
+    outcomes = await asyncio.gather(*work, return_exceptions=True)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if not failures:
+        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    errors = [e for failure in failures if isinstance(failure, Conflict) for e in failure.errors]
+    others = [failure for failure in failures if not isinstance(failure, Conflict)]
+    if others or not errors:
+        raise (others or failures)[0]
+    raise refused("reach all brokers", errors) if len(failures) > 1 else failures[0]

@@ -1,0 +1,97 @@
+"""Reads stored machines so that what they have in common is in memory once.
+
+A million machines have some 30,000 places and a few hundred kinds of hardware between
+them. Decoding each machine's own copies would take four times the memory.
+"""
+
+from __future__ import annotations
+
+from sys import intern
+from typing import Any
+
+import msgspec
+
+from agent.api import Location
+from control_plane.api.machines import Hardware, MachineRecord
+from control_plane.store import Entry
+from control_plane.store.records import SCHEMAS, decode
+
+_WORDS = ("machine_type", "cluster", "entitlement", "profile_wanted", "profile")
+"""Fields with few different values."""
+_TIMES = ("joined_at", "quarantined_until")
+
+
+def _raw_record() -> Any:
+    """Return the type of a machine whose place and hardware stay as they are stored."""
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(MachineRecord):
+        kind = msgspec.Raw if field.name in ("location", "hardware") else field.type
+        if field.required:
+            fields.append((field.name, kind))
+        else:
+            fields.append((field.name, kind, field.default))
+    return msgspec.defstruct("StoredMachine", fields, frozen=True, kw_only=True, gc=False)
+
+
+class MachineReader:
+    """Decodes machines; equal places, hardware and words are the same objects."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_raw_record())
+        self._locations: dict[bytes | Location, Location] = {}
+        self._hardware: dict[bytes | Hardware, Hardware | None] = {}
+
+    def read(self, name: str, entry: Entry) -> MachineRecord:
+        """Return a stored machine; what cannot be read is refused as by `records.decode`."""
+        try:
+            raw = self._decoder.decode(entry.value)
+            if raw.schema > SCHEMAS[MachineRecord]:
+                return decode(entry.value, MachineRecord, entry.key)
+            fields = msgspec.structs.asdict(raw)
+            fields["machine"] = name
+            fields["location"] = self._location(raw.location)
+            if raw.hardware is not None:
+                fields["hardware"] = self._hardware_of(raw.hardware)
+        except msgspec.DecodeError:
+            return decode(entry.value, MachineRecord, entry.key)
+        for word in _WORDS:
+            fields[word] = intern(fields[word])
+        for time in _TIMES:
+            fields[time] = fields[time] or 0.0
+        return MachineRecord(**fields)
+
+    def shared(self, record: MachineRecord) -> MachineRecord:
+        """Return a new record with the parts that others have already."""
+        location = self._locations.setdefault(record.location, record.location)
+        hardware = record.hardware
+        if hardware is not None:
+            hardware = self._hardware.setdefault(hardware, hardware)
+        return msgspec.structs.replace(
+            record,
+            location=location,
+            hardware=hardware,
+            **{word: intern(getattr(record, word)) for word in _WORDS},
+        )
+
+    def forget_text(self) -> None:
+        """Drop what only helps while everything is read."""
+        self._locations = {v: v for v in self._locations.values()}
+        self._hardware = {v: v for v in self._hardware.values() if v is not None}
+
+    def _location(self, raw: msgspec.Raw) -> Location:
+        text = bytes(raw)
+        known = self._locations.get(text)
+        if known is None:
+            value = msgspec.json.decode(text, type=Location)
+            known = self._locations[text] = self._locations.setdefault(value, value)
+        return known
+
+    def _hardware_of(self, raw: msgspec.Raw) -> Hardware | None:
+        text = bytes(raw)
+        if text in self._hardware:
+            return self._hardware[text]
+        value = msgspec.json.decode(text, type=Hardware | None)
+        known = value if value is None else self._hardware.setdefault(value, value)
+        self._hardware[text] = known
+        return known

@@ -1,0 +1,186 @@
+"""A machine is free or in exactly one entitlement, whatever is done and restarted (MO9)."""
+
+import asyncio
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from agent.api import Location
+from agent.errors import Conflict, NotFound
+from control_plane.api.machines import MachineRecord
+from control_plane.services.broker import FREE
+from control_plane.services.brokers import Brokers
+from control_plane.services.holds import Take
+from control_plane.store import Store
+from control_plane.store.memory import MemoryStore
+from control_plane.store.sqlite import SqliteStore
+
+NAMES = ["m1", "m2", "m3", "m4", "m5"]
+MACHINE = st.sampled_from(NAMES)
+SOME = st.lists(MACHINE, min_size=1, max_size=4, unique=True)
+ENTITLEMENT = st.sampled_from(["a", "b"])
+TRANSACTION = st.sampled_from(["t1", "t2"])
+Work = Coroutine[Any, Any, object]
+
+
+class BrokerModel(RuleBasedStateMachine):
+    """The brokers of three data centers beside a dictionary that says what must be true."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.folder = tempfile.TemporaryDirectory()
+        self.store = self.make_store()
+        self.run(self.store.__aenter__())
+        self.owner: dict[str, str] = {}
+        self.holds: dict[str, tuple[str, str]] = {}
+        self.load()
+        self.run(self.brokers.add({name: _machine(name, i % 3) for i, name in enumerate(NAMES)}))
+        self.owner = dict.fromkeys(NAMES, FREE)
+
+    def make_store(self) -> Store:
+        return MemoryStore()
+
+    def run(self, work: Work) -> Any:
+        return self.runner.run(work)
+
+    def load(self) -> None:
+        self.brokers = Brokers(self.store, lambda: 0.0)
+        self.heard: dict[str, str] = {}
+        self.brokers.listen(self.listen)
+        self.run(self.brokers.load())
+
+    def listen(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
+        assert (before.entitlement if before else None) == self.heard.get(name)
+        if after is None:
+            del self.heard[name]
+        else:
+            self.heard[name] = after.entitlement
+
+    def succeeds(self, work: Work) -> bool:
+        try:
+            self.run(work)
+        except (Conflict, NotFound):
+            return False
+        return True
+
+    def revision(self, name: str) -> int:
+        return self.brokers.table.revision(name)
+
+    def takeable(self, name: str) -> bool:
+        return self.owner[name] == FREE and name not in self.holds
+
+    @rule(name=MACHINE, entitlement=ENTITLEMENT, stale=st.booleans())
+    def assign(self, name: str, entitlement: str, stale: bool) -> None:
+        revision = self.revision(name) - stale
+        done = self.succeeds(self.brokers.assign(name, entitlement, "p", revision=revision))
+        assert done == (self.takeable(name) and not stale)
+        if done:
+            self.owner[name] = entitlement
+
+    @rule(names=SOME, stale=st.booleans())
+    def release(self, names: list[str], stale: bool) -> None:
+        """Within one data center, so that it is one transaction."""
+        home = self.brokers.of(names[0])
+        names = [name for name in names if self.brokers.of(name) is home]
+        revisions = {name: self.revision(name) - stale for name in names}
+        done = self.succeeds(home.release_many(revisions))
+        assert done == (all(self.owner[n] != FREE for n in names) and not stale)
+        if done:
+            self.owner |= dict.fromkeys(names, FREE)
+
+    @rule(transaction=TRANSACTION, names=SOME, entitlement=ENTITLEMENT)
+    def prepare(self, transaction: str, names: list[str], entitlement: str) -> None:
+        if transaction in {t for t, _ in self.holds.values()}:
+            return
+        takes = dict.fromkeys(names, Take(entitlement, "p"))
+        done = self.succeeds(self.brokers.prepare(transaction, takes))
+        assert done == all(self.takeable(name) for name in names)
+        if done:
+            self.holds |= dict.fromkeys(names, (transaction, entitlement))
+
+    @rule(transaction=TRANSACTION)
+    def commit(self, transaction: str) -> None:
+        mine = {n: e for n, (t, e) in self.holds.items() if t == transaction}
+        done = self.run(self.brokers.commit(transaction))
+        assert isinstance(done, list)
+        assert {record.machine for record in done} == mine.keys()
+        self.owner |= mine
+        self.holds = {n: h for n, h in self.holds.items() if n not in mine}
+
+    @rule(transaction=TRANSACTION)
+    def abort(self, transaction: str) -> None:
+        self.run(self.brokers.abort(transaction))
+        self.holds = {n: h for n, h in self.holds.items() if h[0] != transaction}
+
+    @rule(name=MACHINE, datacenter=st.integers(0, 2))
+    def move(self, name: str, datacenter: int) -> None:
+        here = self.brokers.of(name).datacenter == f"dc{datacenter}"
+        done = self.succeeds(self.brokers.move(name, f"dc{datacenter}"))
+        assert done == (here or self.takeable(name))
+
+    @rule(name=MACHINE)
+    def quarantine(self, name: str) -> None:
+        if self.owner[name] != FREE:
+            self.run(self.brokers.quarantine(name, "test", 0.0))
+            self.owner[name] = FREE
+
+    @rule(name=MACHINE)
+    def fail_and_return(self, name: str) -> None:
+        self.run(self.brokers.mark_down(name, "test"))
+        self.run(self.brokers.mark_up(name))
+
+    @rule()
+    def restart(self) -> None:
+        self.run(self.store.__aexit__(None, None, None))
+        self.run(self.store.__aenter__())
+        self.load()
+
+    @invariant()
+    def each_machine_is_where_it_belongs(self) -> None:
+        owners = {record.machine: record.entitlement for record in self.brokers.table.records()}
+        assert owners == self.owner == self.heard
+        for entitlement in (FREE, "a", "b"):
+            held = [record.machine for record in self.brokers.held(entitlement)]
+            assert held == sorted(n for n, owner in self.owner.items() if owner == entitlement)
+
+    @invariant()
+    def no_hold_is_lost_or_doubled(self) -> None:
+        expected: dict[str, list[str]] = {}
+        for name, (transaction, _) in sorted(self.holds.items()):
+            expected.setdefault(transaction, []).append(name)
+        assert self.brokers.in_doubt() == expected
+
+    @invariant()
+    def the_store_has_what_is_in_memory(self) -> None:
+        keys = [e.key for e in self.run(self.store.list_prefix("machines/")).entries]
+        assert sorted(key.rpartition("/")[2] for key in keys) == NAMES
+
+    def teardown(self) -> None:
+        self.run(self.store.__aexit__(None, None, None))
+        self.runner.close()
+        self.folder.cleanup()
+
+
+class BrokerModelOnSqlite(BrokerModel):
+    """The same on the durable engine."""
+
+    def make_store(self) -> Store:
+        return SqliteStore(Path(self.folder.name))
+
+
+def _machine(name: str, datacenter: int) -> MachineRecord:
+    location = Location(datacenter=f"dc{datacenter}")
+    return MachineRecord(machine=name, location=location, machine_type="web")
+
+
+_SHORT = settings(max_examples=30, stateful_step_count=30, deadline=None)
+BrokerModel.TestCase.settings = _SHORT
+BrokerModelOnSqlite.TestCase.settings = settings(_SHORT, max_examples=8)
+test_brokers_in_memory = BrokerModel.TestCase
+test_brokers_on_sqlite = BrokerModelOnSqlite.TestCase

@@ -1,0 +1,283 @@
+"""Brokers: one per data center, one free pool, machines found again after every restart."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from inventory import a_join, a_machine, a_region_of, loaded
+
+from agent.errors import Conflict, NotFound
+from control_plane.api.machines import MachineState
+from control_plane.services.broker import FREE, Broker
+from control_plane.services.brokers import Brokers
+from control_plane.services.holds import Take
+from control_plane.store import Compacted, Put, Store
+from control_plane.store.memory import MemoryStore
+from control_plane.store.records import encode
+from control_plane.store.sqlite import SqliteStore
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "db")
+
+
+async def test_each_data_center_has_a_broker_with_keys_of_its_own(store: Store) -> None:  # RB1
+    async with store:
+        brokers = await loaded(store)
+        await brokers.join(a_join("m1", "dc1"))
+        await brokers.join(a_join("m2", "dc2"))
+        assert sorted(brokers.by_datacenter) == ["dc1", "dc2"]
+        keys = [entry.key for entry in (await store.list_prefix("machines/")).entries]
+        assert keys == ["machines/dc1/m1", "machines/dc2/m2"]
+        again = await loaded(store)
+        assert sorted(again.by_datacenter) == ["dc1", "dc2"]
+        assert again.table.records() == brokers.table.records()
+
+
+async def test_machines_of_an_earlier_release_are_moved_to_their_keys(store: Store) -> None:
+    async with store:
+        names = ["a", *(f"m{i}" for i in range(1200))]
+        old = {n: a_machine(n, f"dc{i % 3}", entitlement="front") for i, n in enumerate(names)}
+        await store.txn({}, [Put(f"machines/{n}", encode(r)) for n, r in old.items()])
+        new = a_machine("m1200", "dc2")
+        await store.txn({}, [Put("machines/dc2/m1200", encode(new))])
+        old["m1200"] = new
+        brokers = await loaded(store)
+        assert {r.machine: r for r in brokers.table.records()} == old
+        keys = [entry.key for entry in (await store.list_prefix("machines/")).entries]
+        assert keys == sorted(f"machines/{r.location.datacenter}/{n}" for n, r in old.items())
+
+
+async def test_a_data_center_may_have_a_store_of_its_own() -> None:  # RB9
+    async with MemoryStore() as main, MemoryStore() as other:
+        brokers = await loaded(main, {"dc2": other})
+        await brokers.add({r.machine: r for r in (a_machine("m1"), a_machine("m2", "dc2"))})
+        assert len((await main.list_prefix("machines/")).entries) == 1
+        assert len((await other.list_prefix("machines/")).entries) == 1
+        assert brokers.table.expect(["m1", "m2"]).keys() == {"machines/dc1/m1"}
+        again = await loaded(main, {"dc2": other})
+        assert list(again.table) == ["m1", "m2"]
+
+
+async def test_machines_are_found_by_every_level_of_the_topology() -> None:  # MO2
+    async with MemoryStore() as store:
+        brokers = await loaded(store)
+        await brokers.add(a_region_of(datacenters=2, msbs=2, rows=2, racks=2, machines=2))
+        total = len(brokers.table)
+        assert total == 32
+        assert len(brokers.find_machines(region="local")) == total
+        assert len(brokers.find_machines(datacenter="dc1")) == total // 2
+        assert len(brokers.find_machines(msb="dc1-msb0")) == total // 4
+        assert len(brokers.find_machines(row="dc1-msb0-row1")) == total // 8
+        assert len(brokers.find_machines(rack="dc0-msb1-row1-rack0")) == total // 16
+        assert len(brokers.find_machines(datacenter="dc0", machine_type="web")) == total // 2
+        assert brokers.find_machines(datacenter="dc0", rack="dc1-msb0-row0-rack0") == []
+        assert brokers.find_machines(datacenter="elsewhere") == []
+        revision = brokers.table.revision("m00001")
+        await brokers.assign("m00001", "front", "web", revision=revision)
+        assert [m.machine for m in brokers.find_machines(entitlement="front")] == ["m00001"]
+        assert len(brokers.find_machines(entitlement=FREE)) == total - 1
+        await brokers.mark_down("m00003", "test")
+        assert [m.machine for m in brokers.find_machines(state=MachineState.DOWN)] == ["m00003"]
+
+
+async def test_all_brokers_form_one_free_pool() -> None:  # RB2 RB7 MO9 MO10
+    async with MemoryStore() as store:
+        brokers = await loaded(store)
+        await brokers.add({f"m{i}": a_machine(f"m{i}", f"dc{i % 3}") for i in range(6)})
+        assert [r.machine for r in brokers.held(FREE)] == [f"m{i}" for i in range(6)]
+        for name in ("m1", "m2"):
+            revision = brokers.table.revision(name)
+            await brokers.assign(name, "front", "web", revision=revision)
+        assert [r.machine for r in brokers.held("front")] == ["m1", "m2"]
+        assert (brokers.count(FREE), brokers.count("front")) == (4, 2)
+        await brokers.release_many({n: brokers.table.revision(n) for n in ("m1", "m2")})
+        assert brokers.count(FREE) == 6
+
+
+async def test_a_free_machine_moves_to_another_data_center_and_no_other() -> None:
+    async with MemoryStore() as store:
+        brokers = await loaded(store)
+        await brokers.join(a_join("m1", "dc1"))
+        seen = []
+        brokers.listen(lambda name, before, after: seen.append((name, before, after)))
+        moved = await brokers.join(a_join("m1", "dc2"))
+        assert moved.location.datacenter == "dc2"
+        assert brokers.of("m1").datacenter == "dc2"
+        assert all(before is not None and after is not None for _, before, after in seen)
+        revision = brokers.table.revision("m1")
+        await brokers.assign("m1", "front", "web", revision=revision)
+        with pytest.raises(Conflict, match=r"cannot move machine 'm1' from dc2 to dc1: it is in"):
+            await brokers.join(a_join("m1", "dc1"))
+        assert brokers.of("m1").datacenter == "dc2"
+
+
+async def test_a_move_that_is_interrupted_leaves_one_machine() -> None:
+    async with MemoryStore() as main, MemoryStore() as other:
+        stores = {"dc2": other}
+        brokers = await loaded(main, stores)
+        await brokers.join(a_join("m1", "dc1"))
+
+        brokers.of("m1").table.store, real = _Failing(), brokers.of("m1").table.store
+        with pytest.raises(ConnectionError):
+            await brokers.join(a_join("m1", "dc2"))
+        assert len((await main.list_prefix("machines/")).entries) == 1
+        assert len((await other.list_prefix("machines/")).entries) == 1
+        heard = []
+        again = Brokers(main, lambda: 0.0, stores)
+        again.listen(lambda name, before, after: heard.append((before, after)))
+        await again.load()
+        assert again.of("m1").datacenter == "dc2"
+        assert (await main.list_prefix("machines/")).entries == ()
+        assert heard[-1][1].location.datacenter == "dc2"
+        brokers.by_datacenter["dc1"].table.store = real
+        await brokers.join(a_join("m2", "dc1"))  # the first process goes on, too
+        assert brokers.of("m1").datacenter == "dc2"
+
+
+async def test_a_name_is_one_machine_even_if_two_join_at_once() -> None:
+    async with MemoryStore() as store:
+        brokers = await loaded(store)
+        await asyncio.gather(*(brokers.join(a_join("m1", f"dc{i}")) for i in range(5)))
+        assert len(brokers.table) == 1
+        assert len((await store.list_prefix("machines/")).entries) == 1
+
+
+async def test_subscribers_are_told_every_change_after_the_list(store: Store) -> None:  # RB4 AL2
+    async with store:
+        broker = Broker(store, lambda: 1.0, "dc1")
+        await broker.load()
+        await broker.put_many({f"m{i}": a_machine(f"m{i}") for i in range(3)})
+        revision, machines = broker.list()
+        assert [m.machine for m in machines] == ["m0", "m1", "m2"]
+        await broker.mark_down("m1", "test")
+        await broker.assign("m0", "front", "web", revision=broker.table.revision("m0"))
+        told = []
+        async for change in broker.watch(revision):
+            told.append(change)
+            if len(told) == 2:
+                break
+        assert [change.name for change in told] == ["m1", "m0"]
+        assert told[1].record is broker.table.get("m0")  # the same object, decoded once
+        waiting = asyncio.create_task(anext(aiter(broker.watch(told[1].revision))))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await broker.mark_up("m1")
+        assert (await waiting).name == "m1"
+
+
+async def test_a_subscriber_too_far_behind_is_told_to_list_again() -> None:  # RB4 AL2
+    async with MemoryStore() as store:
+        broker = Broker(store, lambda: 1.0, "dc1")
+        await broker.load()
+        await broker.put_many({"m1": a_machine("m1")})
+        revision, _ = broker.list()
+        broker.table._history.clear()
+        await broker.mark_down("m1", "test")
+        broker.table._history.clear()
+        with pytest.raises(Compacted):
+            await anext(aiter(broker.watch(revision)))
+    async with store:  # another life of the broker: what was counted then says nothing now
+        again = Broker(store, lambda: 1.0, "dc1")
+        await again.load()
+        with pytest.raises(Compacted):
+            await anext(aiter(again.watch(revision)))
+
+
+async def test_two_allocators_never_get_the_same_machine(store: Store) -> None:  # RB12 AL11
+    async with store:
+        brokers = await loaded(store)
+        await brokers.add({f"m{i:02}": a_machine(f"m{i:02}", f"dc{i % 3}") for i in range(30)})
+
+        async def allocator(number: int) -> list[str]:
+            """Take six machines: from the pool by itself, or by holding several at once."""
+            got: list[str] = []
+            for attempt in range(60):
+                names = [r.machine for r in brokers.held(FREE) if r.hold is None][:3]
+                if not names or len(got) >= 6:
+                    break
+                await asyncio.sleep(0)
+                try:
+                    if number % 2:
+                        name = names[0]
+                        revision = brokers.table.revision(name)
+                        await brokers.assign(name, f"e{number}", "web", revision=revision)
+                        got.append(name)
+                    else:
+                        transaction = f"t{number}-{attempt}"
+                        takes = dict.fromkeys(names, Take(f"e{number}", "web"))
+                        await brokers.prepare(transaction, takes)
+                        got += [r.machine for r in await brokers.commit(transaction)]
+                except Conflict:
+                    await asyncio.sleep(0)
+            return got
+
+        got = await asyncio.gather(*(allocator(number) for number in range(12)))
+        names = [name for part in got for name in part]
+        assert len(names) == len(set(names)) == 30
+        for number, part in enumerate(got):
+            assert sorted(part) == [r.machine for r in brokers.held(f"e{number}")]
+        assert brokers.in_doubt() == {}
+
+
+async def test_two_processes_on_one_store_never_assign_one_machine_twice() -> None:  # RB12
+    async with MemoryStore() as store:
+        first, second = Broker(store, lambda: 1.0, "dc1"), Broker(store, lambda: 1.0, "dc1")
+        await first.load()
+        await first.put_many({f"m{i:02}": a_machine(f"m{i:02}") for i in range(20)})
+        await second.load()
+
+        async def take_all(broker: Broker, entitlement: str) -> list[str]:
+            got = []
+            for name in broker.table:
+                try:
+                    revision = broker.table.revision(name)
+                    await broker.assign(name, entitlement, "web", revision=revision)
+                    got.append(name)
+                except Conflict:  # it has now read what the other one wrote
+                    assert broker.table.get(name).entitlement not in (FREE, entitlement)
+                await asyncio.sleep(0)
+            return got
+
+        one, two = await asyncio.gather(take_all(first, "a"), take_all(second, "b"))
+        assert len(one) + len(two) == 20
+        assert not set(one) & set(two)
+
+
+async def test_a_cancelled_writer_leaves_no_doubt_about_what_it_wrote(tmp_path: Path) -> None:
+    async with SqliteStore(tmp_path) as store:
+        broker = Broker(store, lambda: 1.0, "dc1")
+        await broker.load()
+        await broker.put_many({"m1": a_machine("m1")})
+        writer = asyncio.create_task(broker.mark_down("m1", "test"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        writer.cancel()
+        await asyncio.wait([writer])
+        for _ in range(3):
+            try:
+                await broker.mark_down("m1", "again")
+                break
+            except Conflict:
+                continue
+        entry = await store.get("machines/dc1/m1")
+        assert entry is not None
+        assert entry.revision == broker.table.revision("m1")
+        assert broker.table.get("m1").state is MachineState.DOWN
+
+
+async def test_what_is_not_known_cannot_be_asked_for() -> None:
+    async with MemoryStore() as store:
+        brokers = await loaded(store)
+        with pytest.raises(NotFound, match="there is no machine 'm9'"):
+            brokers.table.get("m9")
+        with pytest.raises(NotFound):
+            await brokers.mark_down("m9", "test")
+        with pytest.raises(Conflict):
+            await store.txn(brokers.table.expect(["m9"]), [])
+
+
+class _Failing:
+    async def txn(self, *_: object) -> int:
+        raise ConnectionError("killed")
