@@ -18,7 +18,7 @@ from msgspec import Meta
 from agent.api import Name
 from agent.errors import ConfigError, InvalidInput
 from agent.wire.violations import violations
-from control_plane.api.settings import SchedulerSettings
+from control_plane.api.settings import PortalSettings, SchedulerSettings
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])")
@@ -49,6 +49,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Largest image that may be pushed."""
     log_level: str = "info"
     scheduler: SchedulerSettings = SchedulerSettings()
+    portal: PortalSettings = PortalSettings()
 
     @property
     def state_path(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -54,11 +55,73 @@ class EntitlementView(msgspec.Struct, frozen=True, kw_only=True):
 
     record: EntitlementRecord
     held: list[str] = []
-    """Machines assigned to it now."""
+    """Machines assigned to it now; to its materialization, where it is a reservation."""
     jobs: list[str] = []
+    pending: list[str] = []
+    """Requests for it that wait for a decision."""
 
 
 class Entitlements(msgspec.Struct, frozen=True, kw_only=True):
     """All entitlements of the region."""
 
     entitlements: list[EntitlementView]
+
+
+class RequestState(StrEnum):
+    """How far a request is."""
+
+    PENDING = "pending"
+    """It waits for somebody who may decide."""
+    APPROVED = "approved"
+    """It is in force, and was when this was stored."""
+    DENIED = "denied"
+    WITHDRAWN = "withdrawn"
+    """Whoever asked wants it no more."""
+
+
+Note = Annotated[str, Meta(max_length=1000)]
+
+
+class EntitlementWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request to create or change an entitlement, or to remove it."""
+
+    spec: EntitlementSpec | None = None
+    """What is wanted; None: remove it."""
+    reason: Note = ""
+    """For whoever decides."""
+    queue: bool = False
+    """Leave it to somebody else even where it would be granted at once, or does not fit yet."""
+
+
+class DecisionNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is said beside a decision."""
+
+    note: Note = ""
+
+
+class EntitlementRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as it is stored (CP1, CP12)."""
+
+    schema: int = 1
+    request_id: str
+    entitlement: str
+    spec: EntitlementSpec | None
+    """None: remove it."""
+    based_on: int = 0
+    """Generation of the entitlement that the requester saw; 0: there was none."""
+    requester: str
+    reason: str = ""
+    created_at: float
+    state: RequestState = RequestState.PENDING
+    why_pending: str = ""
+    """What kept it from being granted at once."""
+    decided_by: str = ""
+    """Empty where the rules granted it, or while nobody has."""
+    decided_at: float | None = None
+    note: str = ""
+
+
+class EntitlementRequests(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests, the oldest first."""
+
+    requests: list[EntitlementRequest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -50,3 +51,31 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """… after at most this many at once."""
     concurrent_calls: Annotated[int, Meta(ge=1)] = 64
     """Calls to agents that may be in flight together."""
+
+
+class Approval(StrEnum):
+    """Which requests for more capacity are granted without anybody looking at them."""
+
+    FITS = "fits"
+    """Those for which there are machines that nobody else was promised."""
+    ALWAYS = "always"
+    """None: every one waits in the queue. What gives capacity back does not."""
+
+
+class Overgrant(StrEnum):
+    """What becomes of a request that the region's machines cannot satisfy."""
+
+    REFUSE = "refuse"
+    ALLOW = "allow"
+    """Whoever comes first gets machines: for regions in which not all quotas are used at once."""
+
+
+class PortalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rules of the capacity portal."""
+
+    approval: Approval = Approval.FITS
+    overgrant: Overgrant = Overgrant.REFUSE
+    approvers: list[Annotated[str, Meta(min_length=1, max_length=63)]] = []
+    """Users who decide requests, besides the operators at the socket."""
+    keep_requests: Annotated[int, Meta(ge=10)] = 10_000
+    """Decided requests that are kept, for the record."""

@@ -7,18 +7,24 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from agent.errors import ConfigError
-from control_plane.api.capacity import EntitlementRecord
+from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 
-SCHEMAS: dict[type, int] = {MachineRecord: 1, EntitlementRecord: 1, JobRecord: 1}
+SCHEMAS: dict[type, int] = {
+    MachineRecord: 1,
+    EntitlementRecord: 1,
+    EntitlementRequest: 1,
+    JobRecord: 1,
+}
 """The newest schema of each kind that this release reads and writes."""
 
 MACHINES = "machines/"
 ENTITLEMENTS = "entitlements/"
+REQUESTS = "entitlement-requests/"
 JOBS = "jobs/"
 
-T = TypeVar("T", MachineRecord, EntitlementRecord, JobRecord)
+T = TypeVar("T", MachineRecord, EntitlementRecord, EntitlementRequest, JobRecord)
 
 
 class _Numbered(Protocol):

@@ -1,0 +1,95 @@
+"""What the fields of an entitlement get wrong about each other, for command line and front end.
+
+What a single field may hold is in its type. What only the region knows (its machine types,
+other entitlements) is checked by `core.entitlement_check`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeGuard
+
+from agent.errors import FieldError
+
+_UNIT_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")
+MAX_DEPTH = 10
+_NAMED = ("prefer", "avoid")
+
+
+def entitlement_relations(document: Any, where: str = "") -> list[FieldError]:
+    """Return what is wrong between the fields of an `EntitlementSpec`, as plain values."""
+    if not isinstance(document, dict):
+        return []
+    found = [*_quota_errors(document), *_unit_errors(document), *_preference_errors(document)]
+    return [FieldError(field=where + e.field, reason=e.reason) for e in found]
+
+
+def wish_relations(document: Any) -> list[FieldError]:
+    """Return what is wrong between the fields of an `EntitlementWish`."""
+    if not isinstance(document, dict):
+        return []
+    return entitlement_relations(document.get("spec"), "spec.")
+
+
+def _quota_errors(document: dict[Any, Any]) -> list[FieldError]:
+    machines, rru = document.get("machines"), document.get("rru")
+    per_type, types = document.get("per_type", {}), document.get("machine_types", [])
+    if machines is None and rru is None and not per_type:
+        return [_error("machines", "a quota is missing: machines, per_type, or rru")]
+    if not isinstance(per_type, dict) or not isinstance(types, list):
+        return []
+    found = []
+    if types and (strays := sorted({str(t) for t in per_type if t not in types})):
+        listed = ", ".join(str(t) for t in types)
+        found.append(
+            _error("per_type", f"{', '.join(strays)} is not one of machine_types ({listed})")
+        )
+    counts = [count for count in per_type.values() if _is_count(count)]
+    most = sum(counts)
+    if per_type and len(counts) == len(per_type) and _is_count(machines) and machines > most:
+        found.append(_error("machines", f"{machines} is more than per_type sums up to, {most}"))
+    return found
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _unit_errors(document: dict[Any, Any]) -> list[FieldError]:
+    unit = document.get("business_unit", "")
+    if not isinstance(unit, str) or not unit:
+        return []
+    parts = unit.split("/")
+    if len(parts) > MAX_DEPTH:
+        return [_error("business_unit", f"{len(parts)} levels, more than {MAX_DEPTH}")]
+    if all(_UNIT_PART.fullmatch(part) for part in parts):
+        return []
+    return [
+        _error(
+            "business_unit",
+            f"{unit!r} is no path such as ads/ranking: parts of letters, digits, space, . _ -"
+            " between single slashes",
+        )
+    ]
+
+
+def _preference_errors(document: dict[Any, Any]) -> list[FieldError]:
+    listed = document.get("preferences")
+    if not isinstance(listed, list):
+        return []
+    found = []
+    for i, preference in enumerate(listed):
+        if isinstance(preference, dict):
+            strategy, values = preference.get("strategy"), preference.get("values", [])
+            named = isinstance(strategy, str) and strategy in _NAMED
+            if named and values == []:
+                found.append(_error(f"preferences[{i}].values", f"{strategy} needs values"))
+            elif not named and isinstance(values, list) and values:
+                found.append(
+                    _error(f"preferences[{i}].values", "only for prefer and avoid, not for this")
+                )
+    return found
+
+
+def _error(field: str, reason: str) -> FieldError:
+    return FieldError(field=field, reason=reason)

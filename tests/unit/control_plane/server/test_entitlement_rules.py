@@ -1,0 +1,68 @@
+"""A bad entitlement gets all its errors at once, with field and reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.errors import InvalidInput
+from agent.wire.routes import decode_json
+from control_plane.api.capacity import EntitlementSpec, EntitlementWish
+from control_plane.api.entitlement_rules import entitlement_relations, wish_relations
+
+
+@pytest.mark.parametrize(
+    ("document", "fields"),
+    [
+        ({"machines": 30_000, "business_unit": "ads/ranking"}, set()),  # MO7 MO13
+        ({"rru": 2.5}, set()),  # MO6
+        ({"per_type": {"skylake": 2000}, "machine_types": ["skylake", "milan"]}, set()),
+        ({}, {"machines"}),
+        ({"per_type": {}}, {"machines"}),
+        ({"per_type": {"a": 1}, "machine_types": ["b"]}, {"per_type"}),
+        ({"per_type": {"a": 1, "b": 2}, "machines": 4}, {"machines"}),
+        ({"machines": 1, "business_unit": "/ads"}, {"business_unit"}),
+        ({"machines": 1, "business_unit": "ads//x"}, {"business_unit"}),
+        ({"machines": 1, "business_unit": "ads/\x1b[31m"}, {"business_unit"}),
+        ({"machines": 1, "business_unit": "/".join("a" * 11)}, {"business_unit"}),
+        (
+            {"business_unit": "/", "preferences": [{"strategy": "avoid"}, {"values": ["x"]}]},
+            {"machines", "business_unit", "preferences[0].values", "preferences[1].values"},
+        ),
+    ],
+)
+def test_relations_between_fields(document: dict[str, Any], fields: set[str]) -> None:
+    assert {e.field for e in entitlement_relations(document)} == fields
+    inner = {e.field for e in wish_relations({"spec": document})}
+    assert inner == {f"spec.{field}" for field in fields}
+
+
+def test_errors_of_types_and_relations_come_together() -> None:
+    body = msgspec.json.encode({"spec": {"priority": 9999, "business_unit": "/"}, "color": 1})
+    with pytest.raises(InvalidInput) as refusal:
+        decode_json(body, EntitlementWish, "it", wish_relations)
+    assert {e.field for e in refusal.value.errors} == {
+        "spec.priority",
+        "spec.machines",
+        "spec.business_unit",
+        "color",
+    }
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*EntitlementSpec.__struct_fields__, "x"]), ANY))
+def test_no_document_breaks_the_rules(document: dict[str, Any]) -> None:
+    for error in entitlement_relations(document):
+        assert error.field
+        assert error.reason
+    entitlement_relations(document.get("x"))

@@ -1,0 +1,309 @@
+"""The capacity portal: what is granted at once, what waits, what is refused, what survives."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual_time import clock, run
+
+from agent.api import Location
+from agent.errors import Conflict, Forbidden, InvalidInput, NotFound, TwineError, Unprocessable
+from control_plane.api.capacity import EntitlementSpec, EntitlementWish, RequestState
+from control_plane.api.machines import Hardware, MachineRecord
+from control_plane.api.settings import PortalSettings
+from control_plane.core.grants import unkept
+from control_plane.services.portal import NOTHING, Person, Portal, Use
+from control_plane.store.memory import MemoryStore
+
+ANN, BOB, ROOT = Person("ann"), Person("bob"), Person("local:0", is_operator=True)
+MANUAL = {"approval": "always", "approvers": ["bob"]}
+
+
+def machine(i: int, kind: str = "small", datacenter: str = "dc1") -> MachineRecord:
+    place = Location(datacenter=datacenter)
+    hardware = Hardware(rru=2.0)
+    return MachineRecord(machine=f"m{i}", location=place, machine_type=kind, hardware=hardware)
+
+
+def wish(**fields) -> EntitlementWish:
+    return EntitlementWish(spec=EntitlementSpec(**fields))
+
+
+REMOVE = EntitlementWish(spec=None)
+
+
+@asynccontextmanager
+async def a_portal(store: MemoryStore | None = None, machines: int = 10, **rules):
+    async with store or MemoryStore() as opened:
+        portal = Portal(opened, clock, msgspec.convert(rules, PortalSettings))
+        for i in range(machines):
+            portal.supply.heard(f"m{i}", None, machine(i))
+        await portal.load()
+        yield portal
+
+
+def scenario(**rules):
+    def decorate(body):
+        def test() -> None:
+            async def main() -> None:
+                async with a_portal(**rules) as portal:
+                    await body(portal)
+
+            run(main())
+
+        test.__name__, test.__doc__ = body.__name__, body.__doc__
+        return test
+
+    return decorate
+
+
+@scenario()
+async def test_entitlements_are_created_grown_shrunk_and_deleted(p: Portal):  # CP1
+    for machines in (3, 10, 1):
+        request = await p.request("front", wish(machines=machines), ANN, NOTHING)
+        assert request.state is RequestState.APPROVED
+        assert p.specs()["front"].machines == machines
+    assert p.table.get("front").generation == 3
+    assert (await p.request("front", REMOVE, ANN, NOTHING)).state is RequestState.APPROVED
+    assert p.specs() == {}
+    assert [r.requester for r in p.requests] == ["ann"] * 4
+
+
+@scenario()
+async def test_more_than_the_region_has_is_refused_with_the_sum(p: Portal):  # CP1 CP7
+    await p.request("front", wish(machines=7), ANN, NOTHING)
+    with pytest.raises(Unprocessable, match="7 machines granted to others") as refusal:
+        await p.request("back", wish(machines=4), ANN, NOTHING)
+    assert refusal.value.hint == "3 machines could be granted of these"
+    with pytest.raises(Unprocessable):
+        await p.put("front", EntitlementSpec(machines=11), jobs=[])
+    assert p.specs() == {"front": EntitlementSpec(machines=7)}
+    await p.request("back", wish(rru=6.0), ANN, NOTHING)
+    with pytest.raises(Unprocessable, match="RRU"):
+        await p.request("back", wish(rru=6.5), ANN, NOTHING)
+
+
+@scenario()
+async def test_two_grants_that_fit_alone_are_not_both_made(p: Portal):  # CP1
+    asked = [p.request(f"e{i}", wish(machines=4), ANN, NOTHING) for i in range(5)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [isinstance(a, Unprocessable) for a in answers] == [False, False, True, True, True]
+    assert len(p.specs()) == 2
+
+
+@scenario(overgrant="allow")
+async def test_a_region_may_promise_more_than_it_has_if_its_operator_says_so(p: Portal):
+    await p.put("front", EntitlementSpec(machines=10), jobs=[])
+    await p.put("back", EntitlementSpec(machines=10), jobs=[])
+
+
+@scenario(machines=0)
+async def test_a_region_that_has_no_machines_yet_can_be_set_up(p: Portal):
+    spec = EntitlementSpec(machines=3, machine_types=["later"], datacenter="later")
+    await p.put("front", spec, jobs=[])
+
+
+@scenario()
+async def test_machines_that_left_do_not_keep_an_entitlement_from_shrinking(p: Portal):
+    await p.request("front", wish(machines=10, machine_types=["small"]), ANN, NOTHING)
+    for i in range(10):
+        p.supply.heard(f"m{i}", machine(i), machine(i, "large", "dc2"))
+    with pytest.raises(InvalidInput, match="no machines of type small; it has: large"):
+        await p.request("back", wish(per_type={"small": 1}), ANN, NOTHING)
+    await p.request("front", wish(machines=5, machine_types=["small"]), ANN, NOTHING)
+    await p.request("back", wish(machines=10, datacenter="dc2"), ANN, NOTHING)
+
+
+@scenario()
+async def test_everything_wrong_is_said_at_once(p: Portal):
+    bad = wish(machines=1, machine_types=["huge"], datacenter="dc9", materialization="none")
+    with pytest.raises(InvalidInput) as refusal:
+        await p.request("front", bad, ANN, NOTHING)
+    fields = {e.field: e.reason for e in refusal.value.errors}
+    assert fields == {
+        "machine_types": "the region has no machines of type huge; it has: small",
+        "datacenter": "the region has no data center dc9; it has: dc1",
+        "materialization": "there is no entitlement 'none'",
+    }
+
+
+@scenario()
+async def test_what_jobs_stand_on_is_not_changed_under_them(p: Portal):  # MO11 MO16
+    await p.put("front", EntitlementSpec(machines=2), jobs=[])
+    await p.put("pool", EntitlementSpec(machines=2, host_profile="web"), jobs=[])
+    moved = EntitlementSpec(machines=2, host_profile="web", materialization="pool")
+    with pytest.raises(Conflict, match="while jobs run on its machines: calc") as refusal:
+        await p.put("front", moved, jobs=["calc"])
+    assert {e.field for e in refusal.value.errors} == {"host_profile", "materialization"}
+    await p.put("front", moved, jobs=[])
+    with pytest.raises(Conflict, match="job calc, machine m1"):
+        await p.request("front", REMOVE, ANN, Use(["calc"], ["m1"]))
+    with pytest.raises(NotFound):
+        await p.request("nothing", REMOVE, ANN, NOTHING)
+
+
+@scenario()
+async def test_reservations_fit_their_materialization(p: Portal):  # MO16
+    await p.put("pool", EntitlementSpec(machines=4, host_profile="web"), jobs=[])
+
+    async def errors(name: str = "ads", **fields) -> set[str]:
+        values = {"machines": 2, "host_profile": "web", "materialization": "pool"} | fields
+        try:
+            await p.put(name, EntitlementSpec(**values), jobs=[])
+        except TwineError as e:
+            return {f.field for f in e.errors}
+        return set()
+
+    assert await errors() == set()
+    assert await errors(name="feed", machines=3) == set()
+    assert await errors(name="feed", materialization="ads") == {"materialization"}
+    assert await errors(name="pool") == {"materialization"}
+    assert await errors(name="x", host_profile="base") == {"host_profile"}
+    assert await errors(name="x", machines=None, rru=2.0) == {"machines"}
+    assert await errors(name="x", machine_types=["small"]) == {"machine_types"}
+    assert await errors(name="x", datacenter="dc1") == {"datacenter"}
+    with pytest.raises(InvalidInput, match="the reservation 'ads' would not fit it any more"):
+        await p.put("pool", EntitlementSpec(machines=4, host_profile="base"), jobs=[])
+    with pytest.raises(Conflict, match="reservation ads, reservation feed"):
+        await p.delete("pool", jobs=[], held=[])
+    with pytest.raises(Unprocessable):  # 4 + 2 + 3 of 10 are promised already
+        await p.put("x", EntitlementSpec(machines=2), jobs=[])
+
+
+@scenario(**MANUAL)
+async def test_more_waits_for_approval_and_less_does_not(p: Portal):  # CP6 CP12
+    asked = await p.request("front", wish(machines=5), ANN, NOTHING)
+    assert (asked.state, asked.why_pending) == (
+        RequestState.PENDING,
+        "more capacity has to be approved",
+    )
+    assert p.specs() == {}
+    assert p.requests.pending("front") == [asked.request_id]
+    with pytest.raises(Forbidden, match="ann may not decide"):
+        await p.approve(asked.request_id, ANN, "", NOTHING)
+    decided = await p.approve(asked.request_id, BOB, "in the budget", NOTHING)
+    assert (decided.state, decided.decided_by, decided.note) == (
+        RequestState.APPROVED,
+        "bob",
+        "in the budget",
+    )
+    assert p.specs()["front"].machines == 5
+    shrunk = await p.request("front", wish(machines=2), ANN, NOTHING)
+    assert shrunk.state is RequestState.APPROVED
+    with pytest.raises(Forbidden, match="has to approve"):
+        await p.put("front", EntitlementSpec(machines=3), jobs=[])
+    with pytest.raises(Conflict, match="is approved already"):
+        await p.deny(asked.request_id, ROOT, "")
+
+
+@scenario(**MANUAL)
+async def test_requests_are_denied_and_withdrawn(p: Portal):  # CP12
+    one = await p.request("front", wish(machines=5), ANN, NOTHING)
+    two = await p.request("front", wish(machines=6), ANN, NOTHING)
+    denied = await p.deny(one.request_id, ROOT, "no budget")
+    assert (denied.state, denied.decided_by) == (RequestState.DENIED, "local:0")
+    with pytest.raises(Forbidden, match="made by ann"):
+        await p.withdraw(two.request_id, BOB, "")
+    assert (await p.withdraw(two.request_id, ANN, "")).state is RequestState.WITHDRAWN
+    assert p.requests.pending("front") == []
+    with pytest.raises(NotFound):
+        await p.deny("r99", ROOT, "")
+    assert p.specs() == {}
+
+
+@scenario()
+async def test_a_request_for_machines_that_are_still_to_be_bought_waits(p: Portal):  # CP12
+    later = EntitlementWish(spec=EntitlementSpec(machines=12), queue=True)
+    asked = await p.request("front", later, ANN, NOTHING)
+    assert "the region has too few machines: the whole region" in asked.why_pending
+    with pytest.raises(Unprocessable):
+        await p.approve(asked.request_id, ROOT, "", NOTHING)
+    for i in (10, 11):
+        p.supply.heard(f"m{i}", None, machine(i))
+    await p.approve(asked.request_id, ROOT, "", NOTHING)
+    assert p.specs()["front"].machines == 12
+
+
+@scenario(**MANUAL)
+async def test_a_request_that_was_overtaken_is_not_approved(p: Portal):
+    first = await p.request("front", wish(machines=5), ANN, NOTHING)
+    second = await p.request("front", wish(machines=2), ANN, NOTHING)
+    await p.approve(second.request_id, BOB, "", NOTHING)
+    with pytest.raises(Conflict, match="has changed since"):
+        await p.approve(first.request_id, BOB, "", NOTHING)
+
+
+def test_requests_and_their_effect_survive_a_restart_together():  # CP12
+    async def main() -> None:
+        store = MemoryStore()
+        async with a_portal(store, **MANUAL) as portal:
+            for i in range(12):
+                await portal.request(f"e{i}", wish(machines=1), ANN, NOTHING)
+            await portal.approve("r1", BOB, "", NOTHING)
+        async with a_portal(store, **MANUAL) as portal:
+            assert portal.specs().keys() == {"e0"}
+            assert [r.request_id for r in portal.requests] == [f"r{i}" for i in range(1, 13)]
+            assert (await portal.request("e0", wish(machines=2), ANN, NOTHING)).request_id == "r13"
+            assert portal.requests.pending("e5") == ["r6"]
+
+    run(main())
+
+
+def test_old_decided_requests_are_forgotten():
+    async def main() -> None:
+        store = MemoryStore()
+        async with a_portal(store, keep_requests=10) as portal:
+            later = EntitlementWish(spec=EntitlementSpec(machines=1), queue=True)
+            await portal.request("waits", later, ANN, NOTHING)
+            for i in range(15):
+                await portal.request("front", wish(machines=10 - i % 2), ANN, NOTHING)
+        async with a_portal(store, keep_requests=10) as portal:
+            found = [r.request_id for r in portal.requests]
+            assert found == ["r1", *(f"r{i}" for i in range(7, 17))]
+
+    run(main())
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "c"]),
+        st.none()
+        | st.builds(EntitlementSpec, machines=st.integers(1, 9))
+        | st.builds(EntitlementSpec, rru=st.integers(1, 20).map(float))
+        | st.builds(
+            EntitlementSpec,
+            per_type=st.dictionaries(
+                st.sampled_from(["small", "large"]), st.integers(1, 5), min_size=1
+            ),
+        ),
+        st.booleans(),
+        st.sampled_from(["approve", "deny", "leave"]),
+    ),
+    max_size=15,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(STEPS)
+def test_whatever_is_asked_and_decided_never_more_is_granted_than_there_is(steps):  # CP1 CP7
+    async def main() -> None:
+        async with a_portal(machines=0) as portal:
+            for i in range(8):
+                portal.supply.heard(f"m{i}", None, machine(i, "large" if i < 3 else "small"))
+            for name, spec, queue, then in steps:
+                try:
+                    request = await portal.request(
+                        name, EntitlementWish(spec=spec, queue=queue), ANN, NOTHING
+                    )
+                    if request.state is RequestState.PENDING and then == "approve":
+                        await portal.approve(request.request_id, ROOT, "", NOTHING)
+                    elif request.state is RequestState.PENDING and then == "deny":
+                        await portal.deny(request.request_id, ROOT, "")
+                except (Unprocessable, NotFound, Conflict):
+                    pass
+                assert unkept(portal.specs(), portal.supply.counts()) == {}
+
+    run(main())
