@@ -1,0 +1,105 @@
+"""The capacity report: what is granted, held and used, by whom, and what is left over."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Amount(msgspec.Struct, frozen=True, kw_only=True):
+    """Machines, and what they are made of."""
+
+    machines: int = 0
+    rru: float = 0.0
+    memory_bytes: int = 0
+    power_w: int = 0
+    """Nominal."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One entitlement, business unit, machine type, data center or MSB."""
+
+    name: str
+    granted_machines: int = 0
+    """Quotas in machines; only for entitlements and business units."""
+    granted_rru: float = 0.0
+    """Quotas in RRU."""
+    all: Amount = Amount()
+    """Every machine there is; only for types, data centers and MSBs."""
+    held: Amount = Amount()
+    """Machines assigned to entitlements."""
+    used: Amount = Amount()
+    """What tasks were promised on them; machines: those with tasks."""
+    free: Amount = Amount()
+    """Machines of the free pool; only for types, data centers and MSBs."""
+
+
+class LargestTask(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest task for which one machine of a type has room now."""
+
+    machine_type: str
+    memory_bytes: int
+    rru: float
+
+
+class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
+    """How much capacity is cut into pieces that are hard to use (CP8)."""
+
+    entitlements: int = 0
+    small: int = 0
+    """Entitlements with a quota of ten machines at most …"""
+    small_share: float = 0.0
+    """… as a share of all …"""
+    small_held: int = 0
+    """… and the machines that they hold."""
+    held: int = 0
+    half_empty: int = 0
+    """Machines held of which less than half is used, of RRU and of memory."""
+    idle: int = 0
+    """Those of them without any task."""
+    stranded_rru: float = 0.0
+    """Free, on held machines without free memory."""
+    stranded_memory_bytes: int = 0
+    """Free, on held machines without free RRU."""
+    largest: list[LargestTask] = []
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """Every machine in exactly one class (CP11, EL6, EL10).
+
+    Opportunistic is what others may use until it is called back: `lent`, `idle`,
+    `unused_quota` and `buffer`.
+    """
+
+    all: Amount = Amount()
+    guaranteed: Amount = Amount()
+    """Held against a quota, with tasks."""
+    lent: Amount = Amount()
+    """In use as loans already."""
+    idle: Amount = Amount()
+    """Held against a quota, without tasks: freed by a job that shrank."""
+    unused_quota: Amount = Amount()
+    """Free, but promised to entitlements that hold less than they may."""
+    buffer: Amount = Amount()
+    """Free and promised to nobody."""
+    unusable: Amount = Amount()
+    """Down, or about to leave."""
+    opportunistic_share: float = 0.0
+    """Of all usable machines, by RRU."""
+    guaranteed_share: float = 0.0
+
+
+class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The region at one moment."""
+
+    at: float
+    entitlements: list[Line] = []
+    units: list[Line] = []
+    """Each node of the hierarchy with all below it; the first, without a name, is the whole."""
+    types: list[Line] = []
+    datacenters: list[Line] = []
+    msbs: list[Line] = []
+    """Named `datacenter/msb`."""
+    fragmentation: Fragmentation = Fragmentation()
+    split: Split = Split()
+    short: list[str] = []
+    """Quotas that the machines do not suffice for any more, in words."""
