@@ -188,15 +188,24 @@ def completed(known: MachineRecord | None, request: JoinRequest, now: float) -> 
 
 
 def scope_test(scope: MachineScope) -> Callable[[MachineRecord], bool]:
-    """Return what tells whether a machine is in a scope."""
+    """Return what tells whether a machine is in a scope, for one look at the machines."""
     places = {level: v for level in _PLACE if (v := getattr(scope, level)) is not None}
     own = ("machine_type", "entitlement", "cluster", "state")
     fields = {field: v for field in own if (v := getattr(scope, field)) is not None}
 
+    near: dict[int, bool] = {}
+    """Verdict on each place by its identity: many machines share one object."""
+
+    def is_near(location: Location) -> bool:
+        verdict = all(getattr(location, level) == value for level, value in places.items())
+        near[id(location)] = verdict
+        return verdict
+
     def suits(record: MachineRecord) -> bool:
-        for level, value in places.items():
-            if getattr(record.location, level) != value:
-                return False
+        location = record.location
+        verdict = near.get(id(location))
+        if not (is_near(location) if verdict is None else verdict):
+            return False
         for field, value in fields.items():
             if getattr(record, field) != value:
                 return False

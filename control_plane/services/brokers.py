@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -25,12 +25,14 @@ from control_plane.services.agents import Clock
 from control_plane.services.broker import Broker, Take
 from control_plane.services.holds import refused
 from control_plane.services.region_table import RegionTable
-from control_plane.services.table import PAGE
+from control_plane.services.table import PAGE, pages
 from control_plane.store import Delete, Entry, Operation, Put, Store
 from control_plane.store.protocol import LAST
 from control_plane.store.records import MACHINES, decode
 
 log = logging.getLogger(__name__)
+_MOVES = "machine-moves/"
+"""Notes of machines that may be at two brokers."""
 T = TypeVar("T")
 Heard = Callable[[str, MachineRecord | None, MachineRecord | None], None]
 
@@ -59,6 +61,9 @@ class Brokers:
         """Read all machines of the region; see `Table.load`."""
         for datacenter in sorted(await self._survey() | self._stores.keys()):
             self.at(datacenter)
+        for store in self._all_stores():
+            async for page in pages(store, _MOVES):
+                self._twice |= {entry.key.removeprefix(_MOVES) for entry in page}
         for broker in self.by_datacenter.values():
             await broker.load(after_page)
         await self._settle_moves()
@@ -125,14 +130,15 @@ class Brokers:
     def find_scope(self, scope: MachineScope) -> list[MachineRecord]:
         """Return the machines of a scope, by name."""
         suits = scope_test(scope)
-        if scope.entitlement is not None:
-            candidates: Iterator[MachineRecord] = iter(self.held(scope.entitlement))
-        elif scope.datacenter is not None:
-            broker = self.by_datacenter.get(scope.datacenter)
-            candidates = iter(broker.table.records() if broker else ())
-        else:
-            candidates = (self.table.get(name) for name in self.table)
-        return [record for record in candidates if suits(record)]
+        found = []
+        for broker in self.by_datacenter.values():
+            if scope.datacenter not in (None, broker.datacenter):
+                continue
+            if scope.entitlement is not None:
+                found += [r for r in broker.held(scope.entitlement) if suits(r)]
+            else:
+                found += [r for r in broker.table.values() if suits(r)]
+        return sorted(found, key=lambda record: record.machine)
 
     # -- coming, going and moving
 
@@ -318,7 +324,8 @@ class Brokers:
         """Return the broker of a data center once it has the machine.
 
         It is put there before it is deleted here, perhaps in another store: a crash in
-        between leaves it twice, and the next load keeps the higher generation.
+        between leaves it twice and a note of it, and the next load keeps the higher
+        generation.
         """
         name, home, target = record.machine, self.of(record.machine), self.at(datacenter)
         if home is target:
@@ -339,13 +346,14 @@ class Brokers:
             self._silent.add(name)
             self._twice.add(name)
             try:
-                await target.table.commit(name, moved)
+                await target.table.commit(name, moved, also=[Put(_MOVES + name, b"")])
                 await home.table.commit(name, None)
                 self._twice.discard(name)
             finally:
                 self._silent.discard(name)
                 now = self.table.find(name) if name in self._twice else moved
                 self._tell(name, record, now)
+            await target.table.store.txn({}, [Delete(_MOVES + name)])
         log.info("machine moved", extra={"machine": name, "datacenter": datacenter})
         return target
 
@@ -361,6 +369,9 @@ class Brokers:
                         await stale.table.commit(name, None)
                 finally:
                     self._silent.discard(name)
+            for store in self._all_stores():
+                if await store.get(_MOVES + name) is not None:
+                    await store.txn({}, [Delete(_MOVES + name)])
             self._twice.discard(name)
 
     async def _survey(self) -> set[str]:
@@ -400,15 +411,18 @@ class Brokers:
     def _heard(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
         if name in self._silent:
             return
-        if before is None and after is not None and len(self.by_datacenter) > 1:
+        if name in self._twice and before is None and after is not None:
             known = [b.table.get(name) for b in self.by_datacenter.values() if name in b.table]
             if len(known) > 1:  # a move was interrupted; see _settle_moves
-                self._twice.add(name)
                 known.sort(key=lambda record: record.assignment_generation)
                 if after is not known[-1]:
                     return
                 before = known[-2]
-        self._tell(name, before, after)
+        for heard in self._listeners:
+            heard(name, before, after)
+
+    def _all_stores(self) -> list[Store]:
+        return list(dict.fromkeys([self._store, *self._stores.values()]))
 
     def _tell(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
         for heard in self._listeners:

@@ -10,6 +10,7 @@ from sys import intern
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from agent.api import Location
 from control_plane.api.machines import Hardware, MachineRecord
@@ -48,17 +49,22 @@ class MachineReader:
             raw = self._decoder.decode(entry.value)
             if raw.schema > SCHEMAS[MachineRecord]:
                 return decode(entry.value, MachineRecord, entry.key)
-            fields = msgspec.structs.asdict(raw)
+            fields = asdict(raw)
             fields["machine"] = name
-            fields["location"] = self._location(raw.location)
+            text = bytes(raw.location)
+            fields["location"] = self._locations.get(text) or self._location(text)
             if raw.hardware is not None:
-                fields["hardware"] = self._hardware_of(raw.hardware)
+                text = bytes(raw.hardware)
+                known = self._hardware.get(text)
+                fields["hardware"] = known or self._hardware_of(text)
         except msgspec.DecodeError:
             return decode(entry.value, MachineRecord, entry.key)
         for word in _WORDS:
-            fields[word] = intern(fields[word])
+            if text := fields[word]:
+                fields[word] = intern(text)
         for time in _TIMES:
-            fields[time] = fields[time] or 0.0
+            if not fields[time]:
+                fields[time] = 0.0
         return MachineRecord(**fields)
 
     def shared(self, record: MachineRecord) -> MachineRecord:
@@ -79,18 +85,12 @@ class MachineReader:
         self._locations = {v: v for v in self._locations.values()}
         self._hardware = {v: v for v in self._hardware.values() if v is not None}
 
-    def _location(self, raw: msgspec.Raw) -> Location:
-        text = bytes(raw)
-        known = self._locations.get(text)
-        if known is None:
-            value = msgspec.json.decode(text, type=Location)
-            known = self._locations[text] = self._locations.setdefault(value, value)
+    def _location(self, text: bytes) -> Location:
+        value = msgspec.json.decode(text, type=Location)
+        known = self._locations[text] = self._locations.setdefault(value, value)
         return known
 
-    def _hardware_of(self, raw: msgspec.Raw) -> Hardware | None:
-        text = bytes(raw)
-        if text in self._hardware:
-            return self._hardware[text]
+    def _hardware_of(self, text: bytes) -> Hardware | None:
         value = msgspec.json.decode(text, type=Hardware | None)
         known = value if value is None else self._hardware.setdefault(value, value)
         self._hardware[text] = known

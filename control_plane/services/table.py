@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from typing import Generic, TypeVar
@@ -75,15 +83,19 @@ class Table(Generic[T]):
 
         The loop gets its turn after each page, and so does `after_page`.
         """
+        start = len(self.prefix)
         async for page in pages(self.store, self.prefix):
             for entry in page:
-                name = entry.key[len(self.prefix) :]
-                self._put(name, self._read(name, entry), entry.revision)
+                name = entry.key[start:]
+                record = self._records[name] = self._read(name, entry)
+                self._revisions[name] = entry.revision
+                for heard in self._listeners:
+                    heard(name, None, record)
             if after_page is not None:
                 after_page()
             await asyncio.sleep(0)
         self.latest = self.store.epoch() << _LIFE
-        self._history.clear()
+        self._names = None
 
     # -- reading
 
@@ -124,6 +136,10 @@ class Table(Generic[T]):
     def records(self) -> list[T]:
         """Return all records, by name."""
         return [self._records[name] for name in self.names()]
+
+    def values(self) -> ValuesView[T]:
+        """Return all records as a view, in no order."""
+        return self._records.values()
 
     def revision(self, name: str) -> int:
         """Return the store revision of a record, 0 if there is none."""
