@@ -1,0 +1,214 @@
+"""Loans come back, in time; what is planned is announced, ends, and lets machines go."""
+
+import asyncio
+
+import pytest
+from inventory import a_join, a_machine, loaded
+from virtual_time import clock, run
+
+from agent.errors import Conflict, InvalidInput, NotFound
+from control_plane.api.inventory import MachineScope
+from control_plane.api.machines import EventKind, MachineRecord
+from control_plane.core.unavailability import blocking, leaving, open_event
+from control_plane.services.broker import FREE
+from control_plane.services.brokers import Brokers
+from control_plane.services.loans import Loans, revoke_times_s
+from control_plane.services.outages import Outages
+from control_plane.store.memory import MemoryStore
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def four(store: MemoryStore, time: Time | None = None) -> tuple[Brokers, Outages, Loans]:
+    clock = time or Time()
+    brokers = Brokers(store, clock)
+    outages, loans = Outages(brokers, clock), Loans(brokers, clock)
+    await brokers.load()
+    await brokers.add(
+        {f"m{i}": a_machine(f"m{i}", f"dc{i % 2}", cluster=f"c{i // 2}") for i in range(4)}
+    )
+    return brokers, outages, loans
+
+
+async def assign(brokers: Brokers, name: str, entitlement: str) -> None:
+    revision = brokers.table.revision(name)
+    await brokers.assign(name, entitlement, entitlement, revision=revision)
+
+
+async def test_a_whole_machine_is_lent_and_comes_back_to_its_donor() -> None:  # EL1 EL3 EL4 RB8
+    time = Time()
+    async with MemoryStore() as store:
+        brokers, _, loans = await four(store, time)
+        await assign(brokers, "m0", "online")
+        record = await loans.lend("m0", "batch", "offline", donor="online", empty=True)
+        assert (record.entitlement, record.profile_wanted) == ("batch", "offline")
+        assert record.assignment_generation == 2
+        assert record.loan is not None
+        assert (record.loan.donor, record.loan.since) == ("online", 1000.0)
+        assert [r.machine for r in loans.lent()] == ["m0"]
+        revision = brokers.table.revision("m0")
+        with pytest.raises(Conflict, match="on loan from entitlement 'online'"):
+            await brokers.release("m0", revision=revision)
+        time.now = 1100.0
+        (record,) = await loans.revoke(["m0"], 60.0)
+        assert leaving(record, time.now)
+        event = open_event(record, EventKind.REVOKED)
+        assert event is not None
+        assert (event.start, event.deadline) == (1100.0, 1160.0)
+        with pytest.raises(Conflict, match="still runs tasks of the borrower"):
+            await loans.give_back("m0", "online", empty=False)
+        time.now = 1112.0
+        record = await loans.give_back("m0", "online", empty=True)
+        assert (record.entitlement, record.profile_wanted, record.loan) == ("online",) * 2 + (None,)
+        assert record.assignment_generation == 3
+        assert not leaving(record, time.now)
+        assert revoke_times_s(record) == [12.0]  # EL2
+        assert loans.lent() == []
+
+
+async def test_after_its_deadline_a_loan_ends_by_force() -> None:  # EL2 RB8
+    time = Time()
+    async with MemoryStore() as store:
+        _, _, loans = await four(store, time)
+        await loans.lend("m0", "batch", "offline", donor=FREE, empty=True)
+        await loans.revoke(["m0"], 60.0)
+        await loans.revoke(["m0"], 600.0)  # a later deadline does not help the borrower
+        assert loans.overdue_loans(1059.0) == []
+        assert loans.overdue_loans(1060.0) == ["m0"]
+        time.now = 1060.0
+        record = await loans.give_back("m0", "", empty=False)
+        assert (record.entitlement, record.profile_wanted) == (FREE, "")
+        again = Loans(again_brokers := Brokers(store, time), time)
+        await again_brokers.load()
+        assert again.lent() == []
+
+
+async def test_what_cannot_be_lent_is_refused_with_the_reason() -> None:
+    async with MemoryStore() as store:
+        brokers, outages, loans = await four(store)
+        await assign(brokers, "m0", "online")
+        cases = {
+            "is in the free pool, not in entitlement 'online'": ("m1", "batch", "online", True),
+            "is in entitlement 'online', not in the free pool": ("m0", "batch", "", True),
+            "is in entitlement 'online' already": ("m0", "online", "online", True),
+            "still runs tasks": ("m0", "batch", "online", False),
+        }
+        for why, (machine, borrower, donor, empty) in cases.items():
+            with pytest.raises(Conflict, match=f"cannot lend machine '{machine}': it {why}"):
+                await loans.lend(machine, borrower, "p", donor=donor, empty=empty)
+        await outages.plan_unavailability(["m2"], EventKind.MAINTENANCE, "fan", start=1500.0)
+        with pytest.raises(Conflict, match="is going to be taken for maintenance: fan"):
+            await loans.lend("m2", "batch", "p", donor="", empty=True)
+        await loans.lend("m1", "batch", "p", donor="", empty=True)
+        with pytest.raises(Conflict, match="is on loan already, to entitlement 'batch'"):
+            await loans.lend("m1", "other", "p", donor="batch", empty=True)
+        with pytest.raises(Conflict, match="m0 is not on loan; m3 is not on loan"):
+            await loans.revoke(["m0", "m1", "m3"], 1.0)
+        assert brokers.table.get("m1").loan == (await loaded(store)).table.get("m1").loan
+
+
+def test_revoked_machines_go_back_by_themselves() -> None:  # EL2
+    async def main() -> None:
+        async with MemoryStore() as store:
+            brokers = Brokers(store, clock)
+            loans = Loans(brokers, clock)
+            await brokers.load()
+            await brokers.add({n: a_machine(n) for n in ("m1", "m2", "m3")})
+            await assign(brokers, "m1", "online")
+            for name, donor in (("m1", "online"), ("m2", ""), ("m3", "")):
+                await loans.lend(name, "batch", "offline", donor=donor, empty=True)
+            busy = {"m1", "m2"}
+            keeper = asyncio.create_task(
+                loans.run(lambda name: name not in busy, lambda donor: f"{donor}-profile")
+            )
+            await asyncio.sleep(5)
+            assert len(loans.lent()) == 3  # nobody has revoked them
+            await loans.revoke(["m1", "m2"], 100.0)
+            await asyncio.sleep(10)
+            busy.discard("m1")
+            await asyncio.sleep(2)
+            record = brokers.table.get("m1")
+            assert (record.entitlement, record.profile_wanted) == ("online", "online-profile")
+            assert 10 <= revoke_times_s(record)[0] <= 12
+            assert brokers.table.get("m2").entitlement == "batch"
+            await asyncio.sleep(100)
+            assert brokers.table.get("m2").entitlement == FREE  # by force
+            assert [r.machine for r in loans.lent()] == ["m3"]
+            keeper.cancel()
+            await asyncio.wait([keeper])
+
+    run(main())
+
+
+async def test_planned_events_carry_start_deadline_and_duration() -> None:  # RB3 MO18
+    async with MemoryStore() as store:
+        brokers, outages, _ = await four(store)
+        await outages.plan_unavailability(
+            ["m0", "m1"], EventKind.MAINTENANCE, "new fan", 9000.0, 9600.0, 1800.0
+        )
+        for record in (await loaded(store)).table.records()[:2]:
+            (event,) = record.unavailability
+            assert (event.reason, event.start, event.deadline) == ("new fan", 9000.0, 9600.0)
+            assert event.expected_duration_s == 1800.0
+            assert blocking(record, 1000.0) == ""
+            assert blocking(record, 6000.0) == "is going to be taken for maintenance: new fan"
+            assert not leaving(record, 8999.0)
+            assert leaving(record, 9000.0)
+        await outages.plan_unavailability(["m0"], EventKind.MAINTENANCE, "and a board")
+        (event,) = brokers.table.get("m0").unavailability
+        assert (event.reason, event.start) == ("and a board", 1000.0)
+        await outages.undrain(["m0"])
+        assert not leaving(brokers.table.get("m0"), 2000.0)
+        assert brokers.table.get("m0").unavailability[0].end == 1000.0
+        event_id = brokers.table.get("m1").unavailability[0].event_id
+        record = await outages.end_unavailability("m1", event_id=event_id)
+        assert record.unavailability[0].end == 1000.0
+        with pytest.raises(InvalidInput, match="the deadline is before the start"):
+            await outages.plan_unavailability(["m0"], EventKind.REFRESH, "x", 10.0, 5.0)
+        with pytest.raises(InvalidInput, match="failure cannot be planned"):
+            await outages.plan_unavailability(["m0"], EventKind.FAILURE, "x")
+
+
+async def test_a_cluster_is_decommissioned_as_one_event_and_then_gone() -> None:  # RB11 HC14 MO21
+    async with MemoryStore() as store:
+        brokers, outages, _ = await four(store)
+        names = outages.machines([], MachineScope(cluster="c1"))
+        assert names == ["m2", "m3"]
+        await assign(brokers, "m2", "front")
+        with pytest.raises(Conflict, match="is not being decommissioned"):
+            await brokers.remove("m3")
+        await outages.plan_unavailability(names, EventKind.DECOMMISSION, "site closes")
+        assert all(leaving(brokers.table.get(name), 1000.0) for name in names)
+        with pytest.raises(Conflict, match="is in entitlement 'front'"):
+            await brokers.remove("m2")
+        await brokers.release("m2", revision=brokers.table.revision("m2"))
+        for name in names:
+            await brokers.remove(name)
+        assert list(brokers.table) == ["m0", "m1"]
+        assert list((await loaded(store)).table) == ["m0", "m1"]
+        await brokers.join(a_join("m9", "dc1"))  # its successor comes into the pool (RB10)
+        assert "m9" in [record.machine for record in brokers.held(FREE)]
+        with pytest.raises(NotFound, match="'m2'"):
+            outages.machines(["m0", "m2"], None)
+        with pytest.raises(NotFound, match="no machine is in this scope"):
+            outages.machines([], MachineScope(cluster="c1"))
+        with pytest.raises(InvalidInput, match="an empty one is the whole region"):
+            outages.machines([], MachineScope())
+
+
+async def test_open_events_are_never_forgotten_and_old_ones_are() -> None:
+    async with MemoryStore() as store:
+        brokers, outages, _ = await four(store)
+        await outages.plan_unavailability(["m0"], EventKind.REFRESH, "next year", 9e6)
+        for _ in range(30):
+            await brokers.mark_down("m0", "test")
+            await brokers.mark_up("m0")
+        record: MachineRecord = brokers.table.get("m0")
+        assert len(record.unavailability) <= 21
+        assert open_event(record, EventKind.REFRESH) is not None
