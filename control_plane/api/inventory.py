@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Name
-from control_plane.api.machines import EventKind, MachineRecord, MachineState, MachineView
+from control_plane.api.machines import EventKind, MachineRecord, MachineState
 
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
 Seconds = Annotated[float, Meta(ge=0, le=400 * 86_400)]
@@ -42,14 +42,6 @@ class MachineChange(msgspec.Struct, frozen=True, kw_only=True):
     """Pass the last one as `after` to be told what follows."""
 
 
-class MachinePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some machines, by name."""
-
-    machines: list[MachineView]
-    next: str = ""
-    """Pass it as `after` for the page that follows; empty: this was the last."""
-
-
 class BrokerMachines(msgspec.Struct, frozen=True, kw_only=True):
     """A broker's machines, or what changed about them.
 
@@ -61,7 +53,7 @@ class BrokerMachines(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     machines: list[MachineRecord] = []
     next: str = ""
-    """Pass it as `from` for the page that follows; empty: this was the last."""
+    """Pass it as `name_after` for the page that follows; empty: this was the last."""
     changes: list[MachineChange] = []
     lost: bool = False
     """Changes after the asked revision are gone: list again."""

@@ -137,9 +137,11 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):
-    """All machines of the region."""
+    """Machines of the region, by name."""
 
     machines: list[MachineView]
+    next: str = ""
+    """Pass it as `after` for those that follow; empty: these were the last."""
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -52,6 +52,7 @@ class Brokers:
         self._listeners: list[Heard] = []
         self._membership = asyncio.Lock()
         """Held while machines come, go or move, so that a name is in one place."""
+        self._loaded = False
         self._silent: set[str] = set()
         """Machines whose changes are steps of a move, which listeners see as one."""
         self._twice: set[str] = set()
@@ -67,6 +68,7 @@ class Brokers:
         for broker in self.by_datacenter.values():
             await broker.load(after_page)
         await self._settle_moves()
+        self._loaded = True
 
     def at(self, datacenter: str) -> Broker:
         """Return the broker of a data center, a new one if there is none."""
@@ -76,6 +78,8 @@ class Brokers:
             broker = Broker(store, self._clock, datacenter)
             broker.listen(self._heard)
             self.by_datacenter[datacenter] = broker
+            if self._loaded:
+                broker.table.begin()
         return broker
 
     def of(self, machine: str) -> Broker:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from agent.errors import NotFound
 from control_plane.api.machines import MachineRecord
@@ -53,6 +55,11 @@ class RegionTable:
             merged = list(heapq.merge(*parts))
             self._names = (parts, merged)
         return merged
+
+    def after(self, name: str) -> Iterator[str]:
+        """Yield the names that come after this one, in order."""
+        names = self.names()
+        return islice(names, bisect_right(names, name), None)
 
     def __iter__(self) -> Iterator[str]:
         """Yield all names, in order."""

@@ -94,8 +94,12 @@ class Table(Generic[T]):
             if after_page is not None:
                 after_page()
             await asyncio.sleep(0)
-        self.latest = self.store.epoch() << _LIFE
         self._names = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Count changes from here on, above all that other lives of this table counted."""
+        self.latest = self.store.epoch() << _LIFE
 
     # -- reading
 

@@ -1,0 +1,105 @@
+"""The front end's routes about machines and their brokers; joined into `api.routes`."""
+
+from __future__ import annotations
+
+from agent.api import Ack
+from agent.wire.routes import Route
+from control_plane.api.inventory import (
+    BrokerMachines,
+    BrokerViews,
+    Drain,
+    ImportResult,
+    Lend,
+    MachineScope,
+    Records,
+    Revoke,
+    Undrain,
+)
+from control_plane.api.machines import MachineRecord, Machines, MachineView
+
+_USER = ("user", "local")
+_MACHINE = "/v1/machines/{machine}"
+
+MACHINE_ROUTES: tuple[Route, ...] = (
+    Route(
+        "list_machines",
+        "GET",
+        "/v1/machines",
+        query=(*MachineScope.__struct_fields__, "after", "limit"),
+        response=Machines,
+        roles=_USER,
+        summary="Machines by place, type, owner and state; page after page",
+    ),
+    Route("get_machine", "GET", _MACHINE, response=MachineView, roles=_USER, summary="One machine"),
+    Route(
+        "remove_machine",
+        "DELETE",
+        _MACHINE,
+        response=Ack,
+        roles=_USER,
+        summary="Forget a free machine that is decommissioned or was replaced",
+    ),
+    Route(
+        "import_machines",
+        "POST",
+        "/v1/machines:import",
+        query=("format", "dry_run", "simulated"),
+        stream_in=True,
+        response=ImportResult,
+        roles=_USER,
+        summary="Bring the machines in line with a list, CSV or JSON",
+    ),
+    Route(
+        "drain_machines",
+        "POST",
+        "/v1/machines:drain",
+        request=Drain,
+        response=Records,
+        roles=_USER,
+        summary="Announce that machines will be away; their tasks move",
+    ),
+    Route(
+        "undrain_machines",
+        "POST",
+        "/v1/machines:undrain",
+        request=Undrain,
+        response=Records,
+        roles=_USER,
+        summary="End what was planned for machines",
+    ),
+    Route(
+        "lend_machine",
+        "POST",
+        "/v1/machines:lend",
+        request=Lend,
+        response=MachineRecord,
+        roles=_USER,
+        summary="Give an empty machine to another entitlement for a while",
+    ),
+    Route(
+        "revoke_machines",
+        "POST",
+        "/v1/machines:revoke",
+        request=Revoke,
+        response=Records,
+        roles=_USER,
+        summary="Call lent machines back",
+    ),
+    Route(
+        "list_brokers",
+        "GET",
+        "/v1/brokers",
+        response=BrokerViews,
+        roles=_USER,
+        summary="The resource brokers, one per data center",
+    ),
+    Route(
+        "broker_machines",
+        "GET",
+        "/v1/brokers/{datacenter}/machines",
+        query=("after", "wait_s", "name_after", "limit"),
+        response=BrokerMachines,
+        roles=_USER,
+        summary="A broker's machines, or what changed after a revision; waits up to wait_s",
+    ),
+)
