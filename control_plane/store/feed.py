@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import islice
 
 from control_plane.store.protocol import Change, Compacted
 
 HISTORY = 10_000
-"""Transactions that are kept for watchers; a reader further behind must list again."""
+"""Changes that are kept for watchers; a reader further behind must list again."""
+HISTORY_BYTES = 64 << 20
+"""The most that their values take, so that a few very large records do not fill memory."""
 
 
 class Feed:
@@ -25,24 +27,26 @@ class Feed:
         self.compacted = compacted
         self._history = history
         self._batches: deque[tuple[int, tuple[Change, ...]]] = deque()
+        self._changes = self._bytes = 0
         self._more = asyncio.Event()
 
-    def append(self, revision: int, changes: Sequence[Change]) -> None:
-        """Add one transaction and wake the watchers."""
-        self._batches.append((revision, tuple(changes)))
-        self.revision = revision
-        while len(self._batches) > self._history:
-            self.compacted = self._batches.popleft()[0]
-        self._more.set()
-        self._more = asyncio.Event()
+    def extend(self, transactions: Iterable[Sequence[Change]]) -> None:
+        """Add transactions, none of them empty, and wake the watchers."""
+        for changes in transactions:
+            self.revision = changes[0].revision
+            self._batches.append((self.revision, tuple(changes)))
+            self._changes += len(changes)
+            self._bytes += _size(changes)
+            while self._changes > self._history or self._bytes > HISTORY_BYTES:
+                self.compacted = self._forget()
+        self._wake()
 
     def compact(self, revision: int) -> None:
         """Forget everything up to a revision; watchers that still need it are told."""
         self.compacted = max(self.compacted, min(revision, self.revision))
         while self._batches and self._batches[0][0] <= self.compacted:
-            self._batches.popleft()
-        self._more.set()
-        self._more = asyncio.Event()
+            self._forget()
+        self._wake()
 
     async def follow(self, prefix: str, after: int) -> AsyncIterator[Change]:
         """Yield all changes below a prefix after a revision, for ever."""
@@ -63,8 +67,22 @@ class Feed:
             if not batches:
                 await more.wait()
 
+    def _forget(self) -> int:
+        revision, changes = self._batches.popleft()
+        self._changes -= len(changes)
+        self._bytes -= _size(changes)
+        return revision
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()
+
     def _after(self, revision: int) -> list[tuple[int, tuple[Change, ...]]]:
         """Return the kept transactions after a revision; revisions have no gaps."""
         if not self._batches:
             return []
         return list(islice(self._batches, max(0, revision + 1 - self._batches[0][0]), None))
+
+
+def _size(changes: Sequence[Change]) -> int:
+    return sum(len(change.value) for change in changes if change.value is not None)

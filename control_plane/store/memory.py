@@ -20,7 +20,7 @@ from control_plane.store.protocol import (
     Listing,
     Operation,
     Put,
-    check_operations,
+    check_transaction,
 )
 
 
@@ -77,7 +77,7 @@ class MemoryStore:
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
         """Apply all operations, or none and raise `Conflict`."""
-        check_operations(operations)
+        check_transaction(compare, operations)
         for key, expected in compare.items():
             entry = self._entries.get(key)
             if (entry.revision if entry else 0) != expected:
@@ -97,7 +97,7 @@ class MemoryStore:
                 if self._entries.pop(operation.key, None):
                     self._order = None
                 changes.append(Change(operation.key, None, self._revision))
-        self._follow().append(self._revision, changes)
+        self._follow().extend([changes])
         return self._revision
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Change]:

@@ -16,6 +16,8 @@ from agent.errors import TwineError
 
 LAST = "\U0010ffff"
 """Sorts after every character that a key may hold: `prefix + LAST` ends a prefix."""
+OPERATIONS_MAX = 1 << 20
+"""Operations of one transaction."""
 
 
 class Compacted(TwineError):
@@ -74,11 +76,16 @@ class Change:
     revision: int
 
 
-def check_operations(operations: Sequence[Operation]) -> None:
-    """Raise `ValueError` if a transaction touches a key twice: that is a bug of the caller."""
+def check_transaction(compare: Mapping[str, int], operations: Sequence[Operation]) -> None:
+    """Raise `ValueError` for what no engine takes: each of these is a bug of the caller."""
     keys = [operation.key for operation in operations]
     if len(set(keys)) != len(keys):
         raise ValueError(f"a transaction may touch each key once: {keys}")
+    if len(keys) > OPERATIONS_MAX:
+        raise ValueError(f"a transaction has at most {OPERATIONS_MAX} operations: {len(keys)}")
+    for key in (*keys, *compare):
+        if not key.isprintable():
+            raise ValueError(f"a key is printable text: {key!r}")
 
 
 class Store(Protocol):

@@ -1,0 +1,34 @@
+"""Writes very many keys: an inventory that is imported, a region that is generated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from itertools import islice
+
+from control_plane.store.protocol import Put, Store
+
+_BATCH = 1000
+"""Keys of one transaction."""
+_IN_FLIGHT = 2
+"""One is made while the other is written; more would only hold memory."""
+
+
+async def put_all(store: Store, items: Iterable[tuple[str, bytes]]) -> int:
+    """Write all items, whatever was there; return how many.
+
+    Not one transaction but many: after a crash a part of them is there, and writing them
+    again is how to go on.
+    """
+    total = 0
+    waiting: set[asyncio.Task[int]] = set()
+    left = iter(items)
+    async with asyncio.TaskGroup() as group:
+        while batch := [Put(key, value) for key, value in islice(left, _BATCH)]:
+            total += len(batch)
+            waiting.add(group.create_task(store.txn({}, batch)))
+            if len(waiting) == _IN_FLIGHT:
+                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(0)
+    return total
