@@ -13,7 +13,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.api import Name
+Value = Annotated[str, Meta(min_length=1, max_length=255)]
+"""A bin: `skylake`, `msb3`, or a place as a path from any level on: `dc1/msb3`."""
 
 
 class Property(StrEnum):
@@ -49,7 +50,7 @@ class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     property: Property
     strategy: Strategy = Strategy.EVEN
-    values: list[Annotated[str, Meta(min_length=1, max_length=128)]] = []
+    values: list[Value] = []
     """For `prefer` and `avoid`."""
     at_most: Annotated[int, Meta(ge=1, le=15_000)] | None = None
     """The hard part: no bin gets more tasks of the job than this."""
@@ -59,7 +60,7 @@ class Requirement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One hard requirement: the property has one of these values."""
 
     property: Property
-    values: Annotated[list[Name], Meta(min_length=1, max_length=1000)]
+    values: Annotated[list[Value], Meta(min_length=1, max_length=1000)]
 
 
 Factor = Annotated[float, Meta(ge=1, le=10)]

@@ -49,11 +49,16 @@ class BinOrder:
             if not heap:
                 heapq.heappop(self._heaps)
                 continue
+            first, growing, tie, bins = heap[0]
+            now = self._first(bins)
+            if now != first:  # tasks came to the same bin by way of another heap
+                heapq.heapreplace(heap, (now, growing, tie, bins))
+                continue
             key = self._key(heap)
             if key[:4] > self._heaps[0][:4]:
                 heapq.heapreplace(self._heaps, key)
                 continue
-            return heap[0][3], heap[0][1]
+            return bins, growing
         return None
 
     def must_grow(self) -> None:

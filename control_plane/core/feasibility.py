@@ -23,7 +23,10 @@ PORTS = LAST_PORT + 1 - FIRST_PORT
 _RESERVE_MIN_BYTES = 128 << 20
 _RESERVE_SHARE = 0.10
 _EPSILON = 1e-6
-"""Sums of fractions of a CPU are not exact."""
+"""A task that wants all of a machine fits it, whatever the rounding."""
+_GRAIN = 1 << 20
+"""Claims are whole multiples of 1/`_GRAIN` RRU: then sums of them are exact, and what was
+taken and given back a million times leaves a machine as it was."""
 
 
 class Lack(IntFlag):
@@ -132,7 +135,7 @@ class Demand:
 
     def rru_on(self, capacity: Capacity) -> float:
         """Return the relative resource units that the task claims on such a machine."""
-        return self.rru + self.cpus * capacity.rru_per_cpu
+        return round((self.rru + self.cpus * capacity.rru_per_cpu) * _GRAIN) / _GRAIN
 
 
 def judge(demand: Demand, machine: Candidate, room: Room) -> int:
@@ -171,11 +174,23 @@ def names(bin_: str, value: str) -> bool:
 
 def admits(demand: Demand, machine: Candidate) -> bool:
     """Return whether a machine meets the hard requirements."""
-    for property_, values in demand.requires:
-        bin_ = _BINS[property_](machine)
-        if bin_ not in values and bin_.rpartition("/")[2] not in values:
-            return False
-    return True
+    return all(_is_among(_BINS[p](machine), values) for p, values in demand.requires)
+
+
+def admits_any_of(demand: Demand, bucket: Candidate) -> bool:
+    """Return whether machines can meet the hard requirements that are like this in `SHARED`."""
+    return all(
+        property_ not in SHARED or _is_among(_BINS[property_](bucket), values)
+        for property_, values in demand.requires
+    )
+
+
+def _is_among(bin_: str, values: frozenset[str]) -> bool:
+    return bin_ in values or ("/" in bin_ and any(names(bin_, value) for value in values))
+
+
+SHARED = frozenset(Property) - {Property.ROW, Property.RACK, Property.MACHINE}
+"""Properties that all machines of one type in one MSB have in common."""
 
 
 _BINS: Mapping[Property, Callable[[Candidate], str]] = {
@@ -219,22 +234,25 @@ def _requirements(spec: JobSpec) -> list[Requirement]:
     return [types, *spec.requires]
 
 
+def usable_memory(memory_bytes: int) -> int:
+    """Return what tasks may use: all but 10 %, at least 128 MiB, for kernel and agent."""
+    return max(0, memory_bytes - max(_RESERVE_MIN_BYTES, int(memory_bytes * _RESERVE_SHARE)))
+
+
 def capacity_of(record: MachineRecord) -> Capacity:
     """Return what a machine offers: as its agent says, else as the inventory says.
 
-    10 % of the memory, 128 MiB at least, stay with kernel and agent. A machine of which no
-    RRU are known has one per CPU.
+    A machine of which no RRU are known has one per CPU.
     """
     hardware, facts = record.hardware, record.facts
     memory = facts.memory_bytes if facts else hardware.memory_bytes if hardware else 0
     cpus = facts.cpus if facts else hardware.cpus if hardware else 0
-    usable = max(0, memory - max(_RESERVE_MIN_BYTES, int(memory * _RESERVE_SHARE)))
     rru = hardware.rru if hardware and hardware.rru else float(cpus)
     return Capacity(
         machine_type=record.machine_type,
         rru=rru,
         cpus=cpus,
-        memory_bytes=usable,
+        memory_bytes=usable_memory(memory),
         gpus=hardware.gpus if hardware else 0,
         network_mbps=hardware.network_mbps if hardware else 0,
         generation=hardware.generation if hardware else "",
@@ -256,17 +274,18 @@ class Tally:
         self._counts: Counter[str] = Counter()
         self._most: dict[str, float] = {}
 
-    def add(self, machine: Candidate, room: Room) -> None:
-        """Judge one machine; one that lacks several things counts for each."""
+    def add(self, machine: Candidate, room: Room) -> int:
+        """Judge one machine and return what it lacks; each of several things is counted."""
         self.machines += 1
         lacks = judge(self._demand, machine, room)
         if not lacks:
             self.fitting += 1
-            return
+            return 0
         for lack, key, free in self._details(machine, room):
             if lacks & lack:
                 self._counts[key] += 1
                 self._most[key] = max(self._most.get(key, 0.0), free)
+        return lacks
 
     def reasons(self) -> tuple[str, ...]:
         """Return one line per reason, the most frequent first."""
@@ -284,7 +303,8 @@ class Tally:
         yield _EXCLUDED, "excluded", 0.0
         yield _BLOCKED, machine.blocked, 0.0
         yield _MEMORY, "memory", room.free_memory
-        yield _CPU, "cpu", room.free_rru / machine.capacity.rru_per_cpu
+        per_unit = 1.0 if self._demand.rru else machine.capacity.rru_per_cpu or 1.0
+        yield _CPU, "cpu", room.free_rru / per_unit
         yield _GPUS, "gpus", room.free_gpus
         yield _NETWORK, "network", room.free_network
         yield _PORTS, "ports", 0.0
@@ -292,12 +312,13 @@ class Tally:
     def _words(self) -> Mapping[str, str]:
         demand, most = self._demand, self._most
         wanted = "; ".join(f"{p} {' or '.join(sorted(v))}" for p, v in demand.requires)
-        cpu = f"{demand.rru:g} RRU" if demand.rru else f"{demand.cpus:g} cores"
+        unit = "RRU" if demand.rru else "cores"
         return {
             "excluded": f"not as required ({wanted})",
             "memory": f"memory: {_mib(demand.memory_bytes)} wanted,"
             f" at most {_mib(most.get('memory', 0))} free",
-            "cpu": f"CPU: {cpu} wanted, at most {most.get('cpu', 0):g} cores free",
+            "cpu": f"CPU: {demand.rru or demand.cpus:g} {unit} wanted,"
+            f" at most {most.get('cpu', 0):g} {unit} free",
             "gpus": f"GPUs: {demand.gpus} wanted, at most {most.get('gpus', 0):g} free",
             "network": f"network: {demand.network_mbps} Mbit/s wanted,"
             f" at most {most.get('network', 0):g} free",

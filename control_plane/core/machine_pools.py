@@ -36,6 +36,9 @@ _EMPTY, _BLOCKED = _STEPS, _STEPS + 1
 """Shelves 0-7 by eighths of room left; then the machines without tasks; then the unusable."""
 
 
+_NOWHERE = Place("", "", "", "", "")
+
+
 class Ports:
     """Ports of one machine; made when the first task asks for one."""
 
@@ -122,6 +125,11 @@ class Space:
         ports = machine.ports
         self.ports = Ports(ports.taken, ports.next) if ports else None
 
+    @staticmethod
+    def whole(capacity: Capacity) -> Space:
+        """Return the room of a machine on which there is nothing."""
+        return Space(Machine("", capacity, _NOWHERE, ""))
+
     @property
     def free_ports(self) -> int:
         """How many ports no task has."""
@@ -144,18 +152,25 @@ class Space:
 
 
 class Bucket:
-    """The machines of one pool that have type and MSB in common."""
+    """The machines of one pool that have type, RRU and MSB in common.
 
-    __slots__ = ("gain", "misses", "pool", "sample", "shelves", "size")
+    It can be asked like a machine for the properties that they share.
+    """
 
-    def __init__(self, pool: Pool, sample: Machine) -> None:
-        """Make an empty bucket; `sample` stands for the properties all its machines share."""
+    __slots__ = ("capacity", "gain", "misses", "moves", "place", "pool", "shelves", "size")
+    name = blocked = ""
+
+    def __init__(self, pool: Pool, capacity: Capacity, place: Place) -> None:
+        """Make an empty bucket for machines like this."""
         self.pool = pool
-        self.sample = sample
+        self.capacity = capacity
+        self.place = place
         self.size = 0
         self.shelves: list[list[Machine] | None] = [None] * (_BLOCKED + 1)
         self.gain = 0
         """Rises whenever a machine here gets more room or becomes usable."""
+        self.moves = 0
+        """Rises before and after a machine changes shelves: odd while it does."""
         self.misses: dict[tuple[object, ...], int] | None = None
         """Size of a demand → `gain` when no machine here had room for it."""
 
@@ -199,8 +214,13 @@ class Bucket:
         """Return whether nothing changed for the better since this demand found no room."""
         return self.misses is not None and self.misses.get(demand.size) == self.gain
 
-    def missed(self, demand: Demand, gain: int) -> None:
-        """Remember that no machine had room while `gain` was as given."""
+    def missed(self, demand: Demand, gain: int, moves: int) -> None:
+        """Remember that no machine had room while `gain` and `moves` were as given.
+
+        Where machines changed shelves meanwhile, one may have been passed over unseen.
+        """
+        if moves != self.moves or moves % 2:
+            return
         if self.misses is None or len(self.misses) >= _MISSES_KEPT:
             self.misses = {}
         self.misses[demand.size] = gain
@@ -236,29 +256,30 @@ class Pool:
         self.size = 0
         self.rru = 0.0
         self.per_type: Counter[str] = Counter()
-        self.buckets: dict[tuple[str, ...], Bucket] = {}
+        self.buckets: dict[tuple[object, ...], Bucket] = {}
         self._partitions: dict[tuple[Property, ...], dict[Bins, list[Bucket]]] = {}
 
     def bucket(self, machine: Machine) -> Bucket:
         """Return the bucket of a machine's kind and MSB; makes it if need be."""
         capacity, place = machine.capacity, machine.place
         kind = (capacity.machine_type, capacity.generation, capacity.sku, capacity.gpu_type)
-        key = (*kind, place.region, place.msb)
+        key = (*kind, capacity.rru, place.region, place.msb)
         found = self.buckets.get(key)
         if found is None:
-            found = self.buckets[key] = Bucket(self, machine)
+            found = self.buckets[key] = Bucket(self, capacity, place)
             self._partitions = {}
         return found
 
     def partition(self, properties: tuple[Property, ...]) -> dict[Bins, list[Bucket]]:
         """Return the buckets by the bins of properties that a bucket's machines share."""
-        found = self._partitions.get(properties)
+        partitions = self._partitions  # another thread's new bucket may replace them
+        found = partitions.get(properties)
         if found is None:
             found = {}
             for bucket in list(self.buckets.values()):
-                bins = tuple(bin_of(p, bucket.sample) for p in properties)
+                bins = tuple(bin_of(p, bucket) for p in properties)
                 found.setdefault(bins, []).append(bucket)
-            self._partitions[properties] = found
+            partitions[properties] = found
         return found
 
     def machines(self) -> Iterator[Machine]:

@@ -2,7 +2,8 @@
 
 To add a strategy, add a member to `api.policy.Strategy` and its score here. To add a
 property, add it to `api.policy.Property` and to `core.feasibility.bin_of`; it belongs in
-`SHARED` if all machines of one type in one MSB have it in common.
+`SHARED` there if all machines of one type in one MSB have it in common: then whole buckets
+are ordered by it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from control_plane.api.policy import Preference, Property, Strategy
-from control_plane.core.feasibility import Candidate, bin_of, names
+from control_plane.core.feasibility import SHARED, Candidate, bin_of, names
 
 DEFAULT = (
     Preference(property=Property.MSB, strategy=Strategy.EVEN),
     Preference(property=Property.DATACENTER, strategy=Strategy.EVEN),
 )
 """Over MSBs first, data centers between equals (docs/adr/0007-spread-by-msb.md)."""
-
-SHARED = frozenset(Property) - {Property.ROW, Property.RACK, Property.MACHINE}
-"""Properties that machines of one bucket have in common: whole buckets are ordered by them."""
 
 Score = Callable[[int, int, int], int]
 """(tasks of the job in the bin, position of the bin among `values`, how many values) → score.

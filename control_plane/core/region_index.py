@@ -12,7 +12,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from control_plane.core.feasibility import FIRST_PORT, LAST_PORT, Capacity, Demand, Place, judge
+from control_plane.core.credit import Credit
+from control_plane.core.feasibility import (
+    FIRST_PORT,
+    LAST_PORT,
+    Capacity,
+    Demand,
+    Place,
+    admits_any_of,
+    judge,
+)
 from control_plane.core.machine_pools import FREE, Bucket, Machine, Pool, Ports, shelf_of
 
 STEP = 500
@@ -32,7 +41,7 @@ class Claim(NamedTuple):
 class Claims:
     """The machines of one job's tasks, by index: one object per job, not one per task."""
 
-    __slots__ = ("_others", "_ports", "demand", "job", "machines", "pool", "valid")
+    __slots__ = ("_others", "_ports", "demand", "job", "machines", "pool", "reserved", "valid")
 
     def __init__(self, job: str, pool: str) -> None:
         """Claim nothing yet."""
@@ -43,6 +52,8 @@ class Claims:
         """Of all tasks but those in `_others`."""
         self.valid = True
         """Whether the machines are as they were when they were chosen (AL13)."""
+        self.reserved: Change | None = None
+        """What is charged to machines already, but not settled."""
         self._others: dict[int, Demand] = {}
         self._ports: dict[int, dict[str, int]] = {}
 
@@ -94,62 +105,6 @@ class Claims:
         return len(self.machines) - self.machines.count(None)
 
 
-class Credit:
-    """Room that a change frees on a machine: its own claims may use it, nobody else yet."""
-
-    __slots__ = ("_lent", "left", "total")
-
-    def __init__(self) -> None:
-        """Free nothing yet."""
-        self.total = (0.0, 0, 0, 0)
-        self.left = (0.0, 0, 0, 0)
-        self._lent = (0.0, 0, 0, 0)
-
-    def add(self, demand: Demand, capacity: Capacity) -> None:
-        """Add what one task had."""
-        rru, memory, gpus, network = self.total
-        self.total = self.left = (
-            rru + demand.rru_on(capacity),
-            memory + demand.memory_bytes,
-            gpus + demand.gpus,
-            network + demand.network_mbps,
-        )
-
-    def lend(self, machine: Machine) -> None:
-        """Show the machine with what is left of the credit."""
-        _add(machine, self.left, 1)
-        self._lent = _room(machine)
-
-    def take_back(self, machine: Machine) -> None:
-        """Hide it again; what was charged meanwhile is paid from the credit first."""
-        now = _room(machine)
-        rru, memory, gpus, network = (
-            max(type(left)(0), left - (lent - free))
-            for left, lent, free in zip(self.left, self._lent, now, strict=True)
-        )
-        self.left = (float(rru), int(memory), int(gpus), int(network))
-        _add(machine, self.left, -1)
-
-    def pay(self, machine: Machine) -> None:
-        """Charge the machine with what was used of the credit."""
-        rru, memory, gpus, network = self.total
-        _add(machine, self.left, 1)
-        _add(machine, (rru, memory, gpus, network), -1)
-        self.left = self.total
-
-
-def _room(machine: Machine) -> tuple[float, int, int, int]:
-    return machine.free_rru, machine.free_memory, machine.free_gpus, machine.free_network
-
-
-def _add(machine: Machine, room: tuple[float, int, int, int], sign: int) -> None:
-    rru, memory, gpus, network = room
-    machine.free_rru += sign * rru
-    machine.free_memory += sign * memory
-    machine.free_gpus += sign * gpus
-    machine.free_network += sign * network
-
-
 @dataclass(slots=True)
 class Change:
     """What one allocation adds, frees and takes; made by a plan, applied here."""
@@ -164,6 +119,8 @@ class Change:
     """What it frees on machines, as far as it may use that itself."""
     charged: int = 0
     """How many of the claims are charged to their machines."""
+    took: bool = False
+    """Whether the machines of `takes` are in the pool because of this change."""
 
     @property
     def is_empty(self) -> bool:
@@ -185,6 +142,8 @@ class RegionIndex:
         self._places: dict[Place, Place] = {}
         self._taking: dict[str, str] = {}
         """Machine → pool that is taking it, while brokers still call it free."""
+        self._told: dict[str, str] = {}
+        """Machine that is being taken → the pool that its broker named meanwhile."""
         self._lock = lock or nullcontext()
 
     def pool(self, name: str) -> Pool:
@@ -202,7 +161,9 @@ class RegionIndex:
             capacity = self._capacities.setdefault(capacity, capacity)
             place = self._places.setdefault(place, place)
             machine = self.machines.get(name)
-            pool = self._taking.get(name, pool)
+            if name in self._taking:
+                self._told[name] = pool
+                pool = self._taking[name]
             if machine is None:
                 machine = self.machines[name] = Machine(name, capacity, place, blocked)
                 self._enter(machine, pool)
@@ -216,7 +177,10 @@ class RegionIndex:
                 return
             self._leave(machine)
             old, machine.capacity = machine.capacity, capacity
-            machine.free_rru += capacity.rru - old.rru
+            machine.free_rru = capacity.rru - (old.rru - machine.free_rru)
+            if capacity.rru_per_cpu != old.rru_per_cpu:
+                for claim in _charged(machine):
+                    machine.free_rru += claim.demand.rru_on(old) - claim.demand.rru_on(capacity)
             machine.free_memory += capacity.memory_bytes - old.memory_bytes
             machine.free_gpus += capacity.gpus - old.gpus
             machine.free_network += capacity.network_mbps - old.network_mbps
@@ -241,7 +205,10 @@ class RegionIndex:
                 for claim in list(claims):
                     if claim.machine is machine:
                         claims.unset(claim.task)
+                if not claims.machines and claims.reserved is None:
+                    del self.claims[claims.job]
             self._leave(machine)
+            machine.blocked = "is gone"  # plans that were made with it fail
 
     def _enter(self, machine: Machine, pool_name: str) -> None:
         pool = self.pool(pool_name)
@@ -253,7 +220,9 @@ class RegionIndex:
 
     def _leave(self, machine: Machine) -> None:
         bucket = machine.bucket
+        bucket.moves += 1
         bucket.drop(machine)
+        bucket.moves += 1
         bucket.size -= 1
         bucket.pool.count(machine, -1)
 
@@ -265,6 +234,30 @@ class RegionIndex:
     def _invalidate(machine: Machine) -> None:
         for claims in machine.jobs:
             claims.valid = False
+
+    def kinds(self) -> list[Machine]:
+        """Return one machine for each kind and data center that the region has."""
+        found: dict[tuple[Capacity, str], Machine] = {}
+        for pool in list(self.pools.values()):
+            for bucket in list(pool.buckets.values()):
+                sample = next(bucket.machines(), None)
+                if sample is not None:
+                    found.setdefault((sample.capacity, sample.place.datacenter), sample)
+        return list(found.values())
+
+    def fitting(self, demand: Demand, pools: Iterable[str] | None = None) -> Iterator[Machine]:
+        """Yield the machines that could take such a task now, of some pools or of all (AL6).
+
+        Whole buckets are passed over that a requirement excludes or where nothing has room.
+        """
+        for name in list(self.pools) if pools is None else pools:
+            pool = self.pools.get(name)
+            for bucket in list(pool.buckets.values()) if pool is not None else ():
+                if bucket.is_hopeless(demand) or not admits_any_of(demand, bucket):
+                    continue
+                for machine in bucket.usable():
+                    if not judge(demand, machine, machine):
+                        yield machine
 
     # -- claims
 
@@ -297,8 +290,10 @@ class RegionIndex:
             claims = self.claims.get(change.job)
             if claims is None:
                 claims = self.claims[change.job] = Claims(change.job, change.pool)
+            claims.reserved = change
             conflicts = [m.name for m in change.takes if not self._is_takeable(m)]
             if not conflicts:
+                change.took = True
                 for machine in change.takes:
                     self._taking[machine.name] = change.pool
                     self._leave(machine)
@@ -322,18 +317,20 @@ class RegionIndex:
         """Make a reserved change final; returns machines that have no tasks any more."""
         with self._lock:
             for machine in change.takes:
-                self._taking.pop(machine.name, None)
+                self._taken(machine, change.pool)
             claims = self.claims[change.job]
             for machine, credit in change.credits.items():
                 credit.pay(machine)
             for claim in change.freed:
-                self._uncharge(claims, claim)
-                claims.unset(claim.task)
-                self._reshelve(claim.machine)
+                if self._is_here(claim.machine):
+                    self._uncharge(claims, claim)
+                    claims.unset(claim.task)
+                    self._reshelve(claim.machine)
+            claims.pool = change.pool
             for claim in change.claims:
-                claims.set(claim)
-            if not claims.machines:
-                del self.claims[change.job]
+                if self._is_here(claim.machine):
+                    claims.set(claim)
+            self._close(claims)
             return [m for m in dict.fromkeys(c.machine for c in change.freed) if not m.jobs]
 
     def rollback(self, change: Change) -> None:
@@ -347,12 +344,20 @@ class RegionIndex:
             for claim in change.claims[: change.charged]:
                 self._reshelve(claim.machine)
             change.charged = 0
-            for machine in change.takes:
-                if self._taking.pop(machine.name, None) is not None:
-                    self._leave(machine)
-                    self._enter(machine, FREE)
-            if not claims.machines:
-                del self.claims[change.job]
+            if change.took:
+                for machine in change.takes:
+                    self._taken(machine, FREE)
+            change.took = False
+            change.credits = {}
+            self._close(claims)
+
+    def _close(self, claims: Claims) -> None:
+        claims.reserved = None
+        if not claims.machines:
+            del self.claims[claims.job]
+
+    def _is_here(self, machine: Machine) -> bool:
+        return self.machines.get(machine.name) is machine
 
     def _grant(self, change: Change) -> None:
         """Note what the change frees, as credit for what it claims on the same machines."""
@@ -382,8 +387,26 @@ class RegionIndex:
         self._reshelve(machine)
         return not lacks
 
+    def _taken(self, machine: Machine, pool: str) -> None:
+        """End the taking of a machine: from now on it is where its broker says."""
+        if self._taking.pop(machine.name, None) is None:
+            return
+        pool = self._told.pop(machine.name, pool)
+        if pool != machine.pool and self._is_here(machine):
+            self._leave(machine)
+            self._enter(machine, pool)
+            self._invalidate(machine)
+
+    def loosened(self) -> None:
+        """Note that more may fit than before for another reason than room: a larger quota."""
+        self.gain += 1
+
     def _is_takeable(self, machine: Machine) -> bool:
-        return machine.pool == FREE and not machine.jobs and machine.name not in self._taking
+        return (
+            machine.pool == FREE
+            and not (machine.jobs or machine.blocked)
+            and machine.name not in self._taking
+        )
 
     def _charge(self, claims: Claims, claim: Claim) -> None:
         machine, demand = claim.machine, claim.demand
@@ -413,9 +436,20 @@ class RegionIndex:
         self._gained(machine.bucket)
 
     def _reshelve(self, machine: Machine) -> None:
-        if shelf_of(machine) != machine.shelf:
-            machine.bucket.drop(machine)
-            machine.bucket.put(machine)
+        if shelf_of(machine) != machine.shelf and self._is_here(machine):
+            bucket = machine.bucket
+            bucket.moves += 1
+            bucket.drop(machine)
+            bucket.put(machine)
+            bucket.moves += 1
+
+
+def _charged(machine: Machine) -> Iterator[Claim]:
+    """Yield the claims that are charged to a machine, those of unsettled changes too."""
+    for claims in set(machine.jobs):
+        change = claims.reserved
+        reserved = change.claims[: change.charged] if change is not None else []
+        yield from (claim for claim in [*claims, *reserved] if claim.machine is machine)
 
 
 def _without(jobs: tuple[Claims, ...], claims: Claims | None) -> tuple[Claims, ...]:

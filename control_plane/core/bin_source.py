@@ -1,0 +1,226 @@
+"""The machines of equal bins, best first, for tasks of a job that are alike."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from control_plane.core.feasibility import admits_any_of, judge
+from control_plane.core.machine_pools import Bucket, Machine
+
+if TYPE_CHECKING:
+    from control_plane.core.planner import Group, Planning
+
+LOOK_AHEAD = 64
+"""Fitting machines of equal bins that are compared where single machines differ."""
+LOOK_MOST = 256
+"""Machines without room that one search in a bucket passes over before it gives the bucket
+up. Only if tasks are left over in the end are those buckets searched to their end."""
+_PAUSE_AFTER = 2_000
+"""Machines that are judged between two chances for others to run."""
+
+
+class Source:
+    """Offers the machines of equal bins: those of the entitlement, and those it could take."""
+
+    __slots__ = (
+        "_again",
+        "_ahead",
+        "_compares",
+        "_demand",
+        "_free",
+        "_free_ahead",
+        "_fresh",
+        "_group",
+        "_judged",
+        "_offered",
+        "_order",
+        "_thorough",
+        "_work",
+        "paused",
+    )
+
+    def __init__(
+        self,
+        work: Planning,
+        group: Group,
+        own: Sequence[Bucket],
+        free: Sequence[Bucket],
+        *,
+        thorough: bool,
+    ) -> None:
+        """Offer the machines of some buckets; `thorough`: however many have to be judged."""
+        ranking = work.ranking
+        self._work = work
+        self._group = group
+        self._demand = group.demand
+        self._thorough = thorough
+        self.paused = False
+        """Nothing was found yet, but may be if asked again once others had a chance to run."""
+        self._judged = 0
+        self._order = 0
+        self._again: list[tuple[int, int, Machine]] = []
+        """Machines with tasks of the job, fewest first: (tasks, order, machine)."""
+        self._compares = ranking.looks_ahead
+        self._ahead: list[Machine] = []
+        self._free_ahead: list[Machine] = []
+        self._offered = ranking.looks_ahead or ranking.packs_machines
+        """Whether machines with tasks of the job are offered before those without."""
+        if self._offered:
+            for bucket in own:
+                for machine in work.mine_in.get(bucket, ()):
+                    self.used(machine)
+        self._fresh = self._own(own)
+        self._free = self._takeable(free)
+
+    def pick(self) -> Machine | None:
+        """Return the best machine of the pool that has room."""
+        if self._compares:
+            return self._pick_best()
+        if self._offered and (machine := self._pick_again(most=True)):
+            return machine
+        machine = next(self._fresh, None)
+        if machine is None and not self.paused:
+            machine = self._pick_again(most=False)
+        return machine
+
+    def take_free(self) -> Machine | None:
+        """Take the best machine of the free pool that has room."""
+        machine = self._best_free() if self._compares else next(self._free, None)
+        if machine is not None:
+            self._work.take(machine)
+        return machine
+
+    def used(self, machine: Machine) -> None:
+        """Offer a machine again, after those with fewer tasks of the job."""
+        self._order += 1
+        heapq.heappush(self._again, (self._work.mine[machine], self._order, machine))
+
+    def _pick_again(self, *, most: bool) -> Machine | None:
+        while self._again:
+            if most:
+                entry = max(self._again, key=lambda e: e[0])
+                self._again.remove(entry)
+                heapq.heapify(self._again)
+            else:
+                entry = heapq.heappop(self._again)
+            if self._fits(entry[2]):
+                return entry[2]
+        return None
+
+    def _pick_best(self) -> Machine | None:
+        """Return the best by preferences about single machines of the next ones."""
+        work = self._work
+        while len(self._ahead) < LOOK_AHEAD and (machine := next(self._fresh, None)):
+            self._ahead.append(machine)
+        if self.paused:
+            return None
+        while self._ahead or self._again:
+            again = [machine for _, _, machine in self._again[:LOOK_AHEAD]]
+            best = min(
+                [*self._ahead, *again],
+                key=lambda m: (work.ranking.score_single(m), work.mine.get(m, 0)),
+            )
+            if best in self._ahead:
+                self._ahead.remove(best)
+            else:
+                self._again = [entry for entry in self._again if entry[2] is not best]
+                heapq.heapify(self._again)
+            if self._fits(best):
+                return best
+        return None
+
+    def _best_free(self) -> Machine | None:
+        work, ranking = self._work, self._work.ranking
+        self._free_ahead = [
+            machine
+            for machine in self._free_ahead
+            if not work.allowance.lacks(machine) and not ranking.is_single_full(machine)
+        ]
+        while len(self._free_ahead) < LOOK_AHEAD and (machine := next(self._free, None)):
+            self._free_ahead.append(machine)
+        if self.paused or not self._free_ahead:
+            return None
+        best = min(self._free_ahead, key=ranking.score_single)
+        self._free_ahead.remove(best)
+        return best
+
+    def _fits(self, machine: Machine) -> bool:
+        work = self._work
+        if judge(self._demand, machine, work.spaces.get(machine) or machine):
+            return False
+        if machine.name == self._group.leave:
+            return False
+        if machine.name == self._group.avoid and not self._thorough:
+            work.gave_up = True
+            return False
+        return not (work.ranking.limited and work.ranking.is_single_full(machine))
+
+    @property
+    def _plain(self) -> bool:
+        """Whether a machine is fit if it has room."""
+        return not (self._group.leave or self._group.avoid or self._work.ranking.limited)
+
+    def _pauses(self) -> bool:
+        self._judged += 1
+        self.paused = self._judged % _PAUSE_AFTER == 0
+        return self.paused
+
+    def _own(self, buckets: Sequence[Bucket]) -> Iterator[Machine | None]:
+        """Yield fitting machines of the pool on which the job has no task yet."""
+        work, demand, spaces, plain = self._work, self._demand, self._work.spaces, self._plain
+        for bucket in buckets:
+            if not bucket.size or (bucket not in work.gained and bucket.is_hopeless(demand)):
+                continue
+            if demand.requires and not admits_any_of(demand, bucket):
+                continue
+            gain, moves, barren, passed = bucket.gain, bucket.moves, True, 0
+            for machine in bucket.usable(fullest_first=work.ranking.packs_machines):
+                if machine in work.mine:
+                    barren = False
+                    if not self._offered:
+                        self.used(machine)
+                elif (
+                    not judge(demand, machine, spaces.get(machine) or machine)
+                    if plain
+                    else self._fits(machine)
+                ):
+                    barren = False
+                    yield machine
+                else:
+                    barren = barren and machine not in spaces
+                    passed += 1
+                    if passed > LOOK_MOST and not self._thorough:
+                        barren = False
+                        work.gave_up = True
+                        break
+                if self._pauses():
+                    yield None
+                    self.paused = False
+            if barren and plain:
+                bucket.missed(demand, gain, moves)
+
+    def _takeable(self, buckets: Sequence[Bucket]) -> Iterator[Machine | None]:
+        """Yield fitting machines of the free pool that the entitlement may take."""
+        work, allowance, demand, plain = self._work, self._work.allowance, self._demand, self._plain
+        for bucket in buckets:
+            if not bucket.size or bucket.is_hopeless(demand):
+                continue
+            if demand.requires and not admits_any_of(demand, bucket):
+                continue
+            gain, moves, barren = bucket.gain, bucket.moves, True
+            for machine in bucket.usable():
+                if allowance.lacks(machine):  # then it lacks the same for all of this bucket
+                    barren = False
+                    break
+                if machine in work.taken or machine.jobs or work.refuses(machine):
+                    barren = False
+                elif self._fits(machine):
+                    barren = False
+                    yield machine
+                if self._pauses():
+                    yield None
+                    self.paused = False
+            if barren and plain:
+                bucket.missed(demand, gain, moves)

@@ -1,0 +1,188 @@
+"""Regions of a few machines in memory for tests of allocations; name what a test is about."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from agent.api import Location
+from control_plane.core.feasibility import Capacity, Demand, Place
+from control_plane.core.machine_pools import FREE, Machine
+from control_plane.core.planner import Allowance, Group, Plan, Request, plan
+from control_plane.core.region_index import Change, RegionIndex
+
+GIB = 1 << 30
+TASK = Demand(memory_bytes=GIB, cpus=1.0)
+POOL = "e1"
+
+
+def a_capacity(machine_type: str = "small", **fields: Any) -> Capacity:
+    """Return what a machine offers: room for four of `TASK`."""
+    return Capacity(
+        **{"machine_type": machine_type, "rru": 4.0, "cpus": 4.0, "memory_bytes": 4 * GIB, **fields}
+    )
+
+
+def a_place(msb: str = "msb1", dc: str = "dc1", rack: str = "rack1", row: str = "row1") -> Place:
+    """Return a place in the region."""
+    return Place.of(Location(datacenter=dc, msb=msb, row=row, rack=rack))
+
+
+def add(
+    index: RegionIndex,
+    names: str | Iterable[str],
+    msb: str = "msb1",
+    dc: str = "dc1",
+    pool: str = POOL,
+    *,
+    rack: str = "rack1",
+    row: str = "row1",
+    blocked: str = "",
+    capacity: Capacity | None = None,
+    **fields: Any,
+) -> list[Machine]:
+    """Put machines that are alike into a region; several names are parted by blanks."""
+    names = names.split() if isinstance(names, str) else list(names)
+    for name in names:
+        place = a_place(msb, dc, rack, row)
+        index.put(name, capacity or a_capacity(**fields), place, pool, blocked)
+    return [index.machines[name] for name in names]
+
+
+def a_region(
+    datacenters: int = 1,
+    msbs: int = 3,
+    machines: int = 2,
+    pool: str = POOL,
+    lock: AbstractContextManager[object] | None = None,
+    **fields: Any,
+) -> RegionIndex:
+    """Return a region with so many MSBs per data center and machines (`dc1-msb2-0`) per MSB."""
+    index = RegionIndex(lock)
+    for dc in range(1, datacenters + 1):
+        for msb in range(1, msbs + 1):
+            names = [f"dc{dc}-msb{msb}-{i}" for i in range(machines)]
+            add(index, names, f"msb{msb}", f"dc{dc}", pool, **fields)
+    return index
+
+
+def a_request(
+    tasks: int | Sequence[int] = 3,
+    job: str = "web",
+    pool: str = POOL,
+    demand: Demand = TASK,
+    *,
+    leave: str = "",
+    avoid: str = "",
+    running: bool = True,
+    **fields: Any,
+) -> Request:
+    """Return a request for one group of tasks that are alike."""
+    indices = tuple(range(tasks)) if isinstance(tasks, int) else tuple(tasks)
+    group = Group(demand, indices, leave=leave, avoid=avoid, running=running)
+    return Request(job, pool, (group,) if indices else (), **fields)
+
+
+def settle(index: RegionIndex, made: Plan) -> list[Machine]:
+    """Carry a plan out; returns the machines that it leaves without tasks."""
+    assert index.reserve(made.change) == ()
+    return index.settle(made.change)
+
+
+def allocate(index: RegionIndex, request: Request, allowance: Allowance | None = None) -> Plan:
+    """Plan a request and carry it out; without an allowance nothing is taken."""
+    made = plan(index, request, allowance or Allowance(machines=0))
+    settle(index, made)
+    return made
+
+
+def where(index: RegionIndex, job: str = "web") -> dict[int, str]:
+    """Return the machine of each task of a job."""
+    claims = index.claims.get(job)
+    return {claim.task: claim.machine.name for claim in claims} if claims is not None else {}
+
+
+def per(index: RegionIndex, level: str, job: str = "web") -> list[int]:
+    """Return how many tasks of a job are in each place of a level that has machines, sorted."""
+    count = Counter({_bin(machine, level): 0 for machine in index.machines.values()})
+    claims = index.claims.get(job)
+    count.update(_bin(claim.machine, level) for claim in claims or ())
+    return sorted(count.values())
+
+
+def _bin(machine: Machine, level: str) -> str:
+    return machine.name if level == "machine" else str(getattr(machine.place, level))
+
+
+def state(index: RegionIndex) -> object:
+    """Return all that allocations may change, in a form that can be compared."""
+    machines = {
+        m.name: (
+            m.pool,
+            m.blocked,
+            (m.free_rru, m.free_memory, m.free_gpus, m.free_network),
+            sorted(claims.job for claims in m.jobs),
+            frozenset(m.ports.taken) if m.ports else frozenset(),
+        )
+        for m in index.machines.values()
+    }
+    claims = {
+        job: [(c.task, c.machine.name, c.demand, c.ports) for c in claims]
+        for job, claims in index.claims.items()
+    }
+    pools = {
+        name: (pool.size, round(pool.rru, 6), {t: n for t, n in pool.per_type.items() if n})
+        for name, pool in index.pools.items()
+        if pool.size
+    }
+    return machines, claims, pools
+
+
+def check(index: RegionIndex, unsettled: Iterable[Change] = ()) -> None:
+    """Fail unless the index agrees with itself, and no machine is over its capacity.
+
+    Claims of changes that are reserved and not settled count as well.
+    """
+    unsettled = list(unsettled)
+    charged: dict[str, list[Any]] = {name: [] for name in index.machines}
+    for job, claims in index.claims.items():
+        assert claims.job == job
+        for claim in claims:
+            assert index.machines.get(claim.machine.name) is claim.machine
+            assert claim.machine.pool == claims.pool or not claims.valid
+            charged[claim.machine.name].append((claims, claim))
+    for change in unsettled:
+        for claim in change.claims:
+            charged[claim.machine.name].append((index.claims[change.job], claim))
+    for machine in index.machines.values():
+        _check_machine(machine, charged[machine.name], spent_twice=bool(unsettled))
+    for pool in index.pools.values():
+        found = list(pool.machines())
+        assert pool.size == len(found) == sum(b.size for b in pool.buckets.values())
+        assert all(machine.pool == pool.name for machine in found)
+    shelved = [machine.name for pool in index.pools.values() for machine in pool.machines()]
+    assert sorted(shelved) == sorted(index.machines)
+
+
+def _check_machine(machine: Machine, charged: list[Any], *, spent_twice: bool) -> None:
+    capacity = machine.capacity
+    demands = [claim.demand for _, claim in charged]
+    ports = [port for _, claim in charged for port in (claim.ports or {}).values()]
+    assert len(set(ports)) == len(ports)
+    assert (machine.ports.taken if machine.ports else set()) == set(ports)
+    assert Counter(map(id, machine.jobs)) == Counter(id(claims) for claims, _ in charged)
+    assert machine.free_memory >= 0
+    assert machine.free_rru >= -1e-6
+    assert machine.free_gpus >= 0
+    assert machine.free_network >= 0
+    if spent_twice:  # what changes free is theirs until they are settled
+        return
+    assert machine.free_rru == capacity.rru - sum(d.rru_on(capacity) for d in demands)
+    assert machine.free_memory == capacity.memory_bytes - sum(d.memory_bytes for d in demands)
+    assert machine.free_gpus == capacity.gpus - sum(d.gpus for d in demands)
+    assert machine.free_network == capacity.network_mbps - sum(d.network_mbps for d in demands)
+
+
+__all__ = ["FREE", "Allowance", "Group", "Machine", "RegionIndex", "Request", "plan"]

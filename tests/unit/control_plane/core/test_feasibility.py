@@ -1,0 +1,311 @@
+"""Whether a machine can take a task, and every reason why not."""
+
+from dataclasses import replace
+
+import pytest
+from regions import GIB, TASK, a_capacity, add
+
+from agent.api import Limits, Location, MachineFacts
+from control_plane.api.jobs import JobSpec
+from control_plane.api.machines import Hardware, MachineRecord
+from control_plane.api.policy import Overcommit, Property, Requirement
+from control_plane.core.feasibility import (
+    FIRST_PORT,
+    PORTS,
+    SHARED,
+    Capacity,
+    Demand,
+    Lack,
+    Tally,
+    admits,
+    admits_any_of,
+    bin_of,
+    capacity_of,
+    demand_of,
+    judge,
+    names,
+)
+from control_plane.core.machine_pools import Machine, Ports, Space
+from control_plane.core.region_index import RegionIndex
+
+MIB = 1 << 20
+
+
+def a_machine(name: str = "m1", **fields) -> Machine:
+    defaults = {"gpus": 2, "network_mbps": 1000, "gpu_type": "h100", "generation": "skylake"}
+    return add(
+        RegionIndex(),
+        name,
+        "msb3",
+        "dc1",
+        rack="rack7",
+        row="row2",
+        **(defaults | {"sku": "web-1s"} | fields),
+    )[0]
+
+
+def requiring(property_: Property, *values: str) -> Demand:
+    return Demand(requires=((property_, frozenset(values)),))
+
+
+ALL_PORTS = tuple(f"p{i}" for i in range(PORTS + 1))
+
+
+@pytest.mark.parametrize(
+    ("demand", "lack", "words"),
+    [
+        (
+            requiring(Property.SKU, "db", "ai"),
+            Lack.EXCLUDED,
+            "1 machine: not as required (sku ai or db)",
+        ),
+        (
+            Demand(memory_bytes=5 * GIB),
+            Lack.MEMORY,
+            "1 machine: memory: 5120 MiB wanted, at most 4096 MiB free",
+        ),
+        (Demand(cpus=4.5), Lack.CPU, "1 machine: CPU: 4.5 cores wanted, at most 4 cores free"),
+        (Demand(rru=4.5), Lack.CPU, "1 machine: CPU: 4.5 RRU wanted, at most 4 RRU free"),
+        (Demand(gpus=3), Lack.GPUS, "1 machine: GPUs: 3 wanted, at most 2 free"),
+        (
+            Demand(network_mbps=1001),
+            Lack.NETWORK,
+            "1 machine: network: 1001 Mbit/s wanted, at most 1000 free",
+        ),
+        (Demand(ports=ALL_PORTS), Lack.PORTS, "1 machine: no free ports"),
+    ],
+)
+def test_each_lack_has_its_words(demand, lack, words):
+    machine = a_machine()
+    tally = Tally(demand)
+    tally.add(machine, machine)
+    assert judge(demand, machine, machine) == lack
+    assert tally.reasons() == (words,)
+    assert (tally.machines, tally.fitting) == (1, 0)
+
+
+def test_all_lacks_of_a_machine_are_found_at_once():
+    machine = a_machine(blocked="is in maintenance")
+    demand = Demand(
+        5 * GIB,
+        cpus=5,
+        gpus=3,
+        network_mbps=2000,
+        ports=ALL_PORTS,
+        requires=((Property.DATACENTER, frozenset({"dc2"})),),
+    )
+    assert judge(demand, machine, machine) == sum(Lack)
+    tally = Tally(demand)
+    tally.add(machine, machine)
+    assert len(tally.reasons()) == 7
+    assert "1 machine: is in maintenance" in tally.reasons()
+    assert tally.lacks() >= {"excluded", "memory", "cpu", "gpus", "network", "ports"}
+
+
+def test_reasons_are_counted_over_machines_the_most_frequent_first():
+    index = RegionIndex()
+    add(index, "a b", memory_bytes=GIB)
+    add(index, "c", memory_bytes=2 * GIB, blocked="is down")
+    add(index, "d", machine_type="large", memory_bytes=9 * GIB)
+    add(index, "e", memory_bytes=9 * GIB)
+    demand = Demand(3 * GIB, requires=((Property.MACHINE_TYPE, frozenset({"small", "gpu"})),))
+    tally = Tally(demand)
+    for machine in index.machines.values():
+        tally.add(machine, machine)
+    assert tally.reasons() == (
+        "3 machines: memory: 3072 MiB wanted, at most 2048 MiB free",
+        "1 machine: not as required (machine_type gpu or small)",
+        "1 machine: is down",
+    )
+    assert tally.fitting == 1
+
+
+def test_a_task_may_want_all_of_a_machine():
+    machine = a_machine()
+    everything = Demand(4 * GIB, cpus=4, gpus=2, network_mbps=1000)
+    assert judge(everything, machine, machine) == Lack.NOTHING
+    full = Space(machine)
+    full.take(everything, machine.capacity)
+    assert judge(Demand(), machine, full) == Lack.NOTHING
+    lacks = Lack.MEMORY | Lack.CPU | Lack.GPUS | Lack.NETWORK
+    assert judge(everything, machine, full) == lacks
+
+
+def test_rru_are_the_same_everywhere_and_cores_are_not():  # MO6
+    fast = a_capacity(rru=8.0, cpus=4.0, rru_per_cpu=2.0)
+    assert Demand(cpus=1).rru_on(fast) == 2.0
+    assert Demand(rru=1).rru_on(fast) == 1.0
+    assert Demand(cpus=1).rru_on(a_capacity()) == 1.0
+
+
+def test_what_is_taken_and_given_back_leaves_nothing_behind():
+    machine = a_machine(rru=24.1, cpus=36.0, rru_per_cpu=24.1 / 36)
+    room = Space(machine)
+    demands = [Demand(cpus=0.1), Demand(cpus=1 / 3), Demand(rru=0.7), Demand(cpus=2.3)]
+    for demand in demands:
+        room.take(demand, machine.capacity)
+    for demand in demands:
+        room.take(demand, machine.capacity, -1)
+    assert room.free_rru == machine.free_rru
+
+
+PROPERTIES = [
+    (Property.REGION, "local", "local"),
+    (Property.DATACENTER, "dc1", "dc1"),
+    (Property.MSB, "dc1/msb3", "msb3"),
+    (Property.ROW, "dc1/msb3/row2", "row2"),
+    (Property.RACK, "dc1/msb3/row2/rack7", "rack7"),
+    (Property.MACHINE, "m1", "m1"),
+    (Property.MACHINE_TYPE, "small", "small"),
+    (Property.GENERATION, "skylake", "skylake"),
+    (Property.SKU, "web-1s", "web-1s"),
+    (Property.GPU_TYPE, "h100", "h100"),
+]
+
+
+@pytest.mark.parametrize(("property_", "bin_", "value"), PROPERTIES)
+def test_a_requirement_can_be_made_on_every_property(property_, bin_, value):  # AL5 AL23
+    machine = a_machine()
+    assert bin_of(property_, machine) == bin_
+    assert admits(requiring(property_, value), machine)
+    assert admits(requiring(property_, "other", bin_), machine)
+    assert not admits(requiring(property_, "other"), machine)
+    assert not admits(requiring(property_, value[1:]), machine)
+
+
+def test_every_property_is_known():
+    assert {p for p, _, _ in PROPERTIES} == set(Property)
+
+
+def test_a_place_may_be_named_by_any_end_of_its_path():
+    machine = a_machine()
+    for value in ("msb3", "dc1/msb3"):
+        assert admits(requiring(Property.MSB, value), machine)
+    for value in ("rack7", "row2/rack7", "msb3/row2/rack7", "dc1/msb3/row2/rack7"):
+        assert admits(requiring(Property.RACK, value), machine)
+        assert names("dc1/msb3/row2/rack7", value)
+    for value in ("dc2/msb3", "sb3", "msb3/", "dc1"):
+        assert not admits(requiring(Property.MSB, value), machine)
+    assert Requirement(property=Property.MSB, values=["dc1/msb3"]).values == ["dc1/msb3"]
+
+
+def test_a_bucket_is_excluded_only_by_what_its_machines_share():
+    bucket = a_machine().bucket
+    for property_, _, value in PROPERTIES:
+        assert admits_any_of(requiring(property_, value), bucket)
+        assert admits_any_of(requiring(property_, "other"), bucket) == (property_ not in SHARED)
+
+
+def test_requirements_hold_together():
+    machine = a_machine()
+    both = (
+        (Property.GENERATION, frozenset({"skylake"})),
+        (Property.DATACENTER, frozenset({"dc2"})),
+    )
+    assert not admits(Demand(requires=both), machine)
+    assert admits(Demand(requires=both[:1]), machine)
+
+
+def test_power_is_not_a_constraint():  # AL22
+    for power_w in (0, 1, 100_000):
+        machine = a_machine(power_w=power_w)
+        assert judge(TASK, machine, machine) == Lack.NOTHING
+
+
+def a_job(**fields) -> JobSpec:
+    return JobSpec(
+        **{
+            "name": "web",
+            "entitlement": "e1",
+            "tasks": 3,
+            "image": "sha256:" + "1" * 64,
+            "command": ["/bin/server"],
+            "limits": Limits(memory_max_bytes=3 * GIB, cpu_max_cores=1.5),
+            **fields,
+        }
+    )
+
+
+def test_a_task_claims_its_limits():
+    demand = demand_of(a_job(ports=["http"], gpus=1, network_mbps=10))
+    assert demand == Demand(3 * GIB, cpus=1.5, gpus=1, network_mbps=10, ports=("http",))
+    assert demand_of(a_job(rru=2.5)) == Demand(3 * GIB, rru=2.5)
+
+
+def test_overcommit_is_by_opt_in_only():  # AL21
+    assert demand_of(a_job()).memory_bytes == 3 * GIB
+    over = demand_of(a_job(overcommit=Overcommit(cpu=3.0, memory=2.0)))
+    assert over == Demand(3 * GIB // 2, cpus=0.5)
+    assert demand_of(a_job(rru=3.0, overcommit=Overcommit(cpu=2.0))).rru == 1.5
+
+
+def test_types_requirements_and_the_pinned_data_center_all_hold():  # CP10 AL23
+    spec = a_job(
+        machine_types=["small"],
+        requires=[Requirement(property=Property.GENERATION, values=["skylake"])],
+    )
+    assert demand_of(spec, "dc1").requires == (
+        (Property.MACHINE_TYPE, frozenset({"small"})),
+        (Property.GENERATION, frozenset({"skylake"})),
+        (Property.DATACENTER, frozenset({"dc1"})),
+    )
+
+
+FACTS = MachineFacts(
+    machine_id="m",
+    boot_id="b",
+    kernel="",
+    cpu_model="",
+    cpus=8,
+    sockets=1,
+    numa_nodes=1,
+    memory_bytes=20 * GIB,
+    disk_bytes=0,
+    disk_free_bytes=0,
+    agent_version="",
+)
+
+
+def a_record(**fields) -> MachineRecord:
+    return MachineRecord(
+        machine="m1", location=Location(datacenter="dc1"), machine_type="small", **fields
+    )
+
+
+def test_a_reserve_stays_with_the_host():
+    assert capacity_of(a_record(facts=FACTS)).memory_bytes == 18 * GIB
+    little = replace_facts(memory_bytes=1024 * MIB)
+    assert capacity_of(a_record(facts=little)).memory_bytes == 896 * MIB
+    none = replace_facts(memory_bytes=64 * MIB)
+    assert capacity_of(a_record(facts=none)).memory_bytes == 0
+
+
+def replace_facts(**fields) -> MachineFacts:
+    return MachineFacts(**{f: getattr(FACTS, f) for f in FACTS.__struct_fields__} | fields)
+
+
+def test_the_agent_is_believed_before_the_inventory():
+    hardware = Hardware(
+        generation="skylake", sku="web", rru=4.0, cpus=4, memory_bytes=GIB, gpus=1, power_w=300
+    )
+    capacity = capacity_of(a_record(facts=FACTS, hardware=hardware))
+    assert (capacity.cpus, capacity.memory_bytes) == (8, 18 * GIB)
+    assert (capacity.rru, capacity.rru_per_cpu) == (4.0, 0.5)
+    assert (capacity.generation, capacity.sku, capacity.gpus) == ("skylake", "web", 1)
+
+
+def test_a_machine_of_unknown_power_has_one_rru_per_cpu_and_an_unknown_one_nothing():
+    assert capacity_of(a_record(facts=FACTS)).rru == 8.0
+    assert capacity_of(a_record()) == Capacity("small", 0.0, 0.0, 0)
+
+
+def test_ports_go_round_and_skip_those_in_use():
+    ports = Ports({FIRST_PORT, FIRST_PORT + 2}, FIRST_PORT + PORTS - 1)
+    picked = ports.pick(["x", "y", "z"])
+    assert picked == {"x": FIRST_PORT + PORTS - 1, "y": FIRST_PORT + 1, "z": FIRST_PORT + 3}
+
+
+def test_the_size_of_a_demand_leaves_out_the_names_of_ports():
+    assert Demand(1, ports=("a",)).size == Demand(1, ports=("b",)).size
+    assert Demand(1, ports=("a",)).size != Demand(1).size
+    assert replace(TASK, gpus=1).size != TASK.size
