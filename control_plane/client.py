@@ -11,7 +11,16 @@ from typing import TypeVar
 from agent.api import ImageFormat, ImageInfo, Images, Liveness
 from agent.wire.client import WireClient
 from agent.wire.routes import Route
-from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
+from control_plane.api.capacity import (
+    DecisionNote,
+    EntitlementRequest,
+    EntitlementRequests,
+    Entitlements,
+    EntitlementSpec,
+    EntitlementView,
+    EntitlementWish,
+)
+from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machines import Machines, MachineView, Token, TokenRequest
 from control_plane.api.routes import ROUTES
@@ -84,14 +93,52 @@ class ControlPlaneClient(WireClient):
         """Return all entitlements."""
         return _as(Entitlements, await self.call(_ROUTE["list_entitlements"]))
 
+    async def get_entitlement(self, name: str) -> EntitlementView:
+        """Return an entitlement, or raise `NotFound`."""
+        return _as(EntitlementView, await self.call(_ROUTE["get_entitlement"], entitlement=name))
+
     async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
-        """Create an entitlement or change it."""
+        """Create an entitlement or change it, at once or not at all."""
         answer = await self.call(_ROUTE["put_entitlement"], spec, entitlement=name)
         return _as(EntitlementView, answer)
 
     async def delete_entitlement(self, name: str) -> None:
         """Remove an entitlement that has no jobs."""
         await self.call(_ROUTE["delete_entitlement"], entitlement=name)
+
+    async def request_entitlement(self, name: str, wish: EntitlementWish) -> EntitlementRequest:
+        """Ask for an entitlement, a change or a removal; the answer says what became of it."""
+        answer = await self.call(_ROUTE["request_entitlement"], wish, entitlement=name)
+        return _as(EntitlementRequest, answer)
+
+    async def list_requests(self, *, decided: bool = False) -> EntitlementRequests:
+        """Return the requests that wait for a decision, or all of them."""
+        answer = await self.call(_ROUTE["list_requests"], all="true" if decided else None)
+        return _as(EntitlementRequests, answer)
+
+    async def get_request(self, request_id: str) -> EntitlementRequest:
+        """Return a request, or raise `NotFound`."""
+        return _as(EntitlementRequest, await self.call(_ROUTE["get_request"], request=request_id))
+
+    async def approve_request(self, request_id: str, note: str = "") -> EntitlementRequest:
+        """Grant a request."""
+        return await self._decide("approve_request", request_id, note)
+
+    async def deny_request(self, request_id: str, note: str = "") -> EntitlementRequest:
+        """Refuse a request."""
+        return await self._decide("deny_request", request_id, note)
+
+    async def withdraw_request(self, request_id: str, note: str = "") -> EntitlementRequest:
+        """Take one's own request back."""
+        return await self._decide("withdraw_request", request_id, note)
+
+    async def _decide(self, route: str, request_id: str, note: str) -> EntitlementRequest:
+        answer = await self.call(_ROUTE[route], DecisionNote(note=note), request=request_id)
+        return _as(EntitlementRequest, answer)
+
+    async def get_capacity(self) -> CapacityReport:
+        """Return what is granted, held, used and left over."""
+        return _as(CapacityReport, await self.call(_ROUTE["get_capacity"], timeout_s=120.0))
 
     async def list_images(self) -> Images:
         """Return all images of the image store."""

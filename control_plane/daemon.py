@@ -92,7 +92,7 @@ async def _build(
 
     images = ImageStore(config.state_path / "images", time.time, config.image_max_bytes)
     control_plane = await stack.enter_async_context(
-        ControlPlane(store, agent_client, time.time, config.scheduler, images.find)
+        ControlPlane(store, agent_client, time.time, config.scheduler, images.find, config.portal)
     )
     registrar = Registrar(store, authority, control_plane, url, time.time)
     front_end = FrontEnd(control_plane, registrar, images, authority.ca_pem)

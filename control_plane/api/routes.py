@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from agent.api import Ack, ImageInfo, Images, Liveness
+from agent.api import ImageInfo, Images, Liveness
 from agent.routes import JOIN_ROUTES
 from agent.wire.routes import Route
-from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
+from control_plane.api.capacity_routes import CAPACITY_ROUTES
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machines import Machines, MachineView, Token, TokenRequest
 from control_plane.api.validate import job_relations
 
 _USER = ("user", "local")
 _JOB = "/v1/jobs/{job}"
-_ENTITLEMENT = "/v1/entitlements/{entitlement}"
 
 ROUTES: tuple[Route, ...] = (
     *JOIN_ROUTES,
@@ -64,31 +63,7 @@ ROUTES: tuple[Route, ...] = (
         roles=_USER,
         summary="One machine",
     ),
-    Route(
-        "list_entitlements",
-        "GET",
-        "/v1/entitlements",
-        response=Entitlements,
-        roles=_USER,
-        summary="All entitlements",
-    ),
-    Route(
-        "put_entitlement",
-        "PUT",
-        _ENTITLEMENT,
-        request=EntitlementSpec,
-        response=EntitlementView,
-        roles=_USER,
-        summary="Create an entitlement or change it",
-    ),
-    Route(
-        "delete_entitlement",
-        "DELETE",
-        _ENTITLEMENT,
-        response=Ack,
-        roles=_USER,
-        summary="Remove an entitlement that has no jobs",
-    ),
+    *CAPACITY_ROUTES,
     Route(
         "list_store_images",
         "GET",

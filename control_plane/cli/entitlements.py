@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-import click
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
-from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
+import click
+import msgspec
+
+from agent.wire.routes import invalid
+from agent.wire.violations import violations
+from control_plane.api.capacity import (
+    EntitlementRequest,
+    EntitlementRequests,
+    Entitlements,
+    EntitlementSpec,
+    EntitlementView,
+    EntitlementWish,
+    RequestState,
+)
+from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.cli import show
+from control_plane.cli.jobfile import read_document
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COUNT = click.IntRange(1, 1_000_000)
 
 
 @click.group()
@@ -15,33 +36,95 @@ def entitlement() -> None:
     """Who may use how many machines, of which types, under which host profile."""
 
 
+class _TypeQuota(click.ParamType[tuple[str, int]]):
+    """A quota for one machine type: skylake=2000."""
+
+    name = "type=n"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        """Return type and count."""
+        kind, _, count = str(value).partition("=")
+        if not kind or not (count.isascii() and count.isdigit()):
+            self.fail(f"{value!r} is not TYPE=N, for instance skylake=2000", param, ctx)
+        return kind, int(count)
+
+
+_OPTIONS = (
+    click.option("--machines", type=_COUNT, help="Quota: machines of any of its types."),
+    click.option(
+        "--quota", "per_type", type=_TypeQuota(), multiple=True, help="Quota by type; repeat."
+    ),
+    click.option("--rru", type=float, help="Quota in relative resource units."),
+    click.option("--type", "machine_types", metavar="T", multiple=True, help="Only these; repeat."),
+    click.option("--datacenter", metavar="DC", help="Pins machines and jobs to it."),
+    click.option("--host-profile", metavar="P", help="What its machines run [default: base]."),
+    click.option("--business-unit", metavar="PATH", help="Who pays, such as ads/ranking."),
+    click.option("--priority", type=click.IntRange(0, 1000), help="Higher first [default: 500]."),
+    click.option("--materialization", metavar="NAME", help="Stack on this one's machines."),
+    click.option("--unset", metavar="FIELD", multiple=True, help="Back to its default; repeat."),
+    click.option(
+        "--file",
+        "file",
+        type=click.Path(path_type=Path),
+        help="TOML, YAML or JSON with all fields; the options above are put over it.",
+    ),
+    click.option("--reason", default="", help="For whoever decides."),
+)
+
+
+def _spec_options(command: F) -> F:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
 @entitlement.command("create")
 @click.argument("name")
-@click.option("--machines", required=True, type=click.IntRange(1, 1_000_000), help="Quota.")
-@click.option("--type", "types", metavar="T", multiple=True, help="Only these types; repeat.")
-@click.option("--host-profile", default="base", show_default=True, help="What its machines run.")
-@click.option("--business-unit", default="", help="Who pays.")
+@_spec_options
 @output_option
 @click.pass_obj
-def entitlement_create(
-    target: Target,
-    name: str,
-    machines: int,
-    types: tuple[str, ...],
-    host_profile: str,
-    business_unit: str,
-    output: str,
-) -> None:
-    """Create an entitlement, or change the one that has this NAME."""
-    spec = EntitlementSpec(
-        machines=machines,
-        machine_types=list(types),
-        host_profile=host_profile,
-        business_unit=business_unit,
-    )
-    found: EntitlementView = target.ask(lambda client: client.put_entitlement(name, spec))
-    line = f"entitlement {name}: up to {machines} machine(s), profile {host_profile}"
-    show.emit(output, found, lambda: click.echo(show.printable(line)))
+def entitlement_create(target: Target, /, name: str, output: str, **given: Any) -> None:
+    """Create an entitlement, or give the one that has this NAME exactly these properties."""
+    _ask(target, name, _wish({}, given), output)
+
+
+@entitlement.command("update")
+@click.argument("name")
+@_spec_options
+@output_option
+@click.pass_obj
+def entitlement_update(target: Target, /, name: str, output: str, **given: Any) -> None:
+    """Grow, shrink or change an entitlement; what is not given stays."""
+    _ask(target, name, _wish(_present(target, name), given), output)
+
+
+@entitlement.command("request")
+@click.argument("name")
+@click.option("--delete", is_flag=True, help="Ask for its removal.")
+@_spec_options
+@output_option
+@click.pass_obj
+def entitlement_request(target: Target, /, name: str, output: str, **given: Any) -> None:
+    """Like update or create, but leave it to somebody else, or to a later day, to grant it."""
+    if given.pop("delete"):
+        wish = EntitlementWish(spec=None, reason=given["reason"], queue=True)
+    else:
+        known: Entitlements = target.ask(lambda client: client.list_entitlements())
+        exists = any(view.record.name == name for view in known.entitlements)
+        wish = _wish(_present(target, name) if exists else {}, given, queue=True)
+    _ask(target, name, wish, output)
+
+
+@entitlement.command("delete")
+@click.argument("name")
+@click.option("--reason", default="", help="For the record.")
+@output_option
+@click.pass_obj
+def entitlement_delete(target: Target, name: str, reason: str, output: str) -> None:
+    """Remove an entitlement that has no jobs."""
+    _ask(target, name, EntitlementWish(spec=None, reason=reason), output)
 
 
 @entitlement.command("list")
@@ -53,25 +136,148 @@ def entitlement_list(target: Target, output: str) -> None:
     rows = [
         (
             view.record.name,
-            f"{len(view.held)}/{view.record.spec.machines}",
+            len(view.held),
+            _quota(view.record.spec),
             ",".join(view.record.spec.machine_types) or "(any)",
+            view.record.spec.datacenter or "(any)",
             view.record.spec.host_profile,
+            view.record.spec.priority,
             view.record.spec.business_unit or "-",
             ",".join(view.jobs) or "-",
-            ",".join(view.held) or "-",
         )
         for view in found.entitlements
     ]
-    columns = ("entitlement", "held", "types", "profile", "business unit", "jobs", "machines")
+    place = ("types", "datacenter", "profile")
+    columns = ("entitlement", "held", "quota", *place, "priority", "business unit", "jobs")
     show.emit(output, found, lambda: show.table(columns, rows))
 
 
-@entitlement.command("delete")
+@entitlement.command("show")
 @click.argument("name")
 @output_option
 @click.pass_obj
-def entitlement_delete(target: Target, name: str, output: str) -> None:
-    """Remove an entitlement that has no jobs."""
-    target.ask(lambda client: client.delete_entitlement(name))
-    line = f"entitlement {name}: removed"
-    show.emit(output, {"deleted": name}, lambda: click.echo(show.printable(line)))
+def entitlement_show(target: Target, name: str, output: str) -> None:
+    """Show one entitlement: its quota, its machines, its jobs, and what is asked for it."""
+    found: EntitlementView = target.ask(lambda client: client.get_entitlement(name))
+    spec = found.record.spec
+    rows = [
+        ("quota", _quota(spec)),
+        ("held", f"{len(found.held)}: {', '.join(found.held[:50]) or '-'}"),
+        ("types", ", ".join(spec.machine_types) or "(any)"),
+        ("datacenter", spec.datacenter or "(any)"),
+        ("host profile", spec.host_profile),
+        ("business unit", spec.business_unit or "-"),
+        ("priority", spec.priority),
+        ("stacks on", spec.materialization or "- (a pseudo cluster of its own)"),
+        ("overcommit", f"cpu {spec.overcommit.cpu:g}, memory {spec.overcommit.memory:g}"),
+        ("jobs", ", ".join(found.jobs) or "-"),
+        ("waiting", ", ".join(found.pending) or "-"),
+        ("created", show.ago(found.record.created_at) + " ago"),
+    ]
+    show.emit(output, found, lambda: show.table(("entitlement", name), rows))
+
+
+@entitlement.command("requests")
+@click.option("--all", "decided", is_flag=True, help="Decided ones too.")
+@output_option
+@click.pass_obj
+def entitlement_requests(target: Target, decided: bool, output: str) -> None:
+    """Show the requests that wait for a decision."""
+    found: EntitlementRequests = target.ask(lambda client: client.list_requests(decided=decided))
+    rows = [
+        (
+            request.request_id,
+            request.entitlement,
+            _quota(request.spec) if request.spec else "(remove)",
+            request.requester,
+            show.ago(request.created_at),
+            request.state.value,
+            request.decided_by or "-",
+            request.note or request.reason or request.why_pending or "-",
+        )
+        for request in found.requests
+    ]
+    columns = ("request", "entitlement", "quota", "by", "age", "state", "decided by", "why")
+    show.emit(output, found, lambda: show.table(columns, rows))
+
+
+@entitlement.command("approve")
+@click.argument("request")
+@click.option("--note", default="", help="For the record.")
+@output_option
+@click.pass_obj
+def entitlement_approve(target: Target, request: str, note: str, output: str) -> None:
+    """Grant a REQUEST; it counts from now on."""
+    _say(target.ask(lambda client: client.approve_request(request, note)), output)
+
+
+@entitlement.command("deny")
+@click.argument("request")
+@click.option("--note", default="", help="For whoever asked.")
+@output_option
+@click.pass_obj
+def entitlement_deny(target: Target, request: str, note: str, output: str) -> None:
+    """Refuse a REQUEST."""
+    _say(target.ask(lambda client: client.deny_request(request, note)), output)
+
+
+@entitlement.command("withdraw")
+@click.argument("request")
+@click.option("--note", default="", help="For the record.")
+@output_option
+@click.pass_obj
+def entitlement_withdraw(target: Target, request: str, note: str, output: str) -> None:
+    """Take your own REQUEST back."""
+    _say(target.ask(lambda client: client.withdraw_request(request, note)), output)
+
+
+def _ask(target: Target, name: str, wish: EntitlementWish, output: str) -> None:
+    _say(target.ask(lambda client: client.request_entitlement(name, wish)), output)
+
+
+def _say(made: EntitlementRequest, output: str) -> None:
+    show.emit(output, made, lambda: click.echo(show.printable(_in_words(made))))
+
+
+def _in_words(made: EntitlementRequest) -> str:
+    what = f"entitlement {made.entitlement}"
+    if made.state is RequestState.PENDING:
+        return f"{what}: request {made.request_id} waits: {made.why_pending}"
+    if made.state is not RequestState.APPROVED:
+        return f"{what}: request {made.request_id} is {made.state.value}"
+    if made.spec is None:
+        return f"{what}: removed"
+    return f"{what}: up to {_quota(made.spec)}, profile {made.spec.host_profile}"
+
+
+def _present(target: Target, name: str) -> dict[str, Any]:
+    view: EntitlementView = target.ask(lambda client: client.get_entitlement(name))
+    present = msgspec.to_builtins(view.record.spec)
+    assert isinstance(present, dict)
+    return present
+
+
+def _wish(base: dict[str, Any], given: dict[str, Any], *, queue: bool = False) -> EntitlementWish:
+    """Return the wish for what a file and options say, put over what there is."""
+    document = dict(base)
+    reason, file, unset = given.pop("reason"), given.pop("file"), given.pop("unset")
+    if file is not None:
+        read = read_document(file)
+        document = document | read if isinstance(read, dict) else read
+    if isinstance(document, dict):
+        for field in unset:
+            document.pop(field, None)
+        given["per_type"] = dict(given["per_type"])
+        given["machine_types"] = list(given["machine_types"])
+        document |= {field: value for field, value in given.items() if value not in (None, {}, [])}
+    if found := violations(document, EntitlementSpec) + entitlement_relations(document):
+        raise invalid(found, "the entitlement")
+    spec = msgspec.convert(document, EntitlementSpec)
+    return EntitlementWish(spec=spec, reason=reason, queue=queue)
+
+
+def _quota(spec: EntitlementSpec) -> str:
+    parts = [f"{spec.machines} machines"] if spec.machines is not None else []
+    parts += [f"{count} {kind}" for kind, count in sorted(spec.per_type.items())]
+    parts += [f"{spec.rru:g} RRU"] if spec.rru is not None else []
+    return ", ".join(parts)

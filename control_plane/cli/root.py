@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from control_plane.cli.capacity import capacity
 from control_plane.cli.entitlements import entitlement
 from control_plane.cli.images import image
 from control_plane.cli.jobs import job
@@ -38,5 +39,5 @@ def main(context: click.Context, endpoint: str | None, credential: Path | None) 
     context.obj = Target(endpoint, credential)
 
 
-for _command in (job, machine, entitlement, image, token):
+for _command in (job, machine, entitlement, capacity, image, token):
     main.add_command(_command)

@@ -136,6 +136,11 @@ def size(count: int) -> str:
     raise AssertionError
 
 
+def share(part: float, whole: float) -> str:
+    """Return a part in per cent; `-` of nothing."""
+    return f"{part / whole:.0%}" if whole else "-"
+
+
 def ago(at: float) -> str:
     """Return how long ago a moment was, roughly; `-` for never."""
     return duration(time.time() - at) if at else "-"

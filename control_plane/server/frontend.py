@@ -5,14 +5,11 @@ Handlers translate; they decide nothing. Who may call what is in `access`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 
 from aiohttp import web
 
 from agent.api import (
-    ID_PATTERN,
-    Ack,
     Authority,
     Certificate,
     ImageFormat,
@@ -23,10 +20,10 @@ from agent.api import (
 from agent.errors import Busy, InvalidInput
 from agent.wire.peers import principal
 from agent.wire.server import Authorize, Call, Handler, make_app
-from control_plane.api.capacity import Entitlements, EntitlementView
 from control_plane.api.jobs import Endpoints, Jobs, JobStatus
 from control_plane.api.machines import Machines, MachineView, Token
 from control_plane.api.routes import ROUTES
+from control_plane.server.capacity_handlers import CapacityHandlers
 from control_plane.server.metrics import Metrics
 from control_plane.services.control_plane import ControlPlane
 from control_plane.services.identity import Registrar
@@ -34,16 +31,16 @@ from control_plane.services.image_store import ImageStore
 
 MAX_WAIT_S = 60.0
 MAX_TAIL_LINES = 100_000
-_NAME = re.compile(ID_PATTERN)
 
 
-class FrontEnd:
+class FrontEnd(CapacityHandlers):
     """A handler for each row of the table."""
 
     def __init__(
         self, control_plane: ControlPlane, registrar: Registrar, images: ImageStore, ca_pem: str
     ) -> None:
         """Take what the handlers call."""
+        super().__init__(control_plane.capacity)
         self._control_plane = control_plane
         self._registrar = registrar
         self._images = images
@@ -148,22 +145,6 @@ class FrontEnd:
     async def get_machine(self, call: Call) -> MachineView:
         """Show a machine."""
         return await self._control_plane.get_machine(call.path["machine"])
-
-    async def list_entitlements(self, _: Call) -> Entitlements:
-        """List the entitlements."""
-        return await self._control_plane.list_entitlements()
-
-    async def put_entitlement(self, call: Call) -> EntitlementView:
-        """Create or change an entitlement."""
-        name = call.path["entitlement"]
-        if not _NAME.fullmatch(name):
-            raise InvalidInput(f"{name!r} is no name: a-z, 0-9 and -, at most 63 characters")
-        return await self._control_plane.put_entitlement(name, call.body)
-
-    async def delete_entitlement(self, call: Call) -> Ack:
-        """Remove an entitlement."""
-        await self._control_plane.delete_entitlement(call.path["entitlement"])
-        return Ack()
 
     async def healthz(self, _: Call) -> Liveness:
         """Answer at all."""

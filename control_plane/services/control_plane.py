@@ -8,19 +8,17 @@ from types import TracebackType
 from typing import Self
 
 from agent.api import JoinRequest, Liveness
-from control_plane.api.capacity import (
-    EntitlementRecord,
-    Entitlements,
-    EntitlementSpec,
-    EntitlementView,
-)
+from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
 from control_plane.api.jobs import Endpoints, JobRecord, Jobs, JobSpec, JobStatus
 from control_plane.api.machines import MachineRecord, Machines, MachineView
-from control_plane.api.settings import SchedulerSettings
+from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.core.capacity_report import Used
+from control_plane.core.feasibility import capacity_of
 from control_plane.core.rollout import summarize
 from control_plane.services.agents import AgentFactory, AgentPool, Clock, FindImage
 from control_plane.services.allocator import Allocator
 from control_plane.services.brokers import Brokers
+from control_plane.services.capacity_desk import CapacityDesk, Sources
 from control_plane.services.discovery import Discovery
 from control_plane.services.dispatcher import Dispatcher
 from control_plane.services.fleet import Fleet
@@ -49,12 +47,14 @@ class ControlPlane:
         clock: Clock,
         settings: SchedulerSettings,
         find_image: FindImage,
+        portal: PortalSettings | None = None,
     ) -> None:
         """Wire the services together; nothing is read or started yet."""
         self._store = store
         self._pool = AgentPool(agents)
         self._broker = Brokers(store, clock)
-        self._portal = Portal(store, clock)
+        self._portal = Portal(store, clock, portal)
+        self._broker.listen(self._portal.supply.heard)
         self._jobs: Table[JobRecord] = Table(store, JOBS, JobRecord, "job")
         self._fleet = Fleet(self._broker)
         region = Region(self._broker, self._portal, self._jobs, self._fleet, settings, clock)
@@ -65,6 +65,14 @@ class ControlPlane:
         self._health = HealthChecker(region, self._pool)
         self._switcher = Switcher(region, self._dispatcher)
         self._scheduler = Scheduler(region, self._allocator, self._dispatcher)
+        sources = Sources(
+            machines=self._broker.table,
+            held=self._broker.held,
+            jobs_of=self._allocator.jobs_of,
+            release_idle=self._allocator.release_idle,
+            used=self._used,
+        )
+        self.capacity = CapacityDesk(self._portal, sources, clock)
         self._loops: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -164,22 +172,15 @@ class ControlPlane:
 
     async def list_entitlements(self) -> Entitlements:
         """Return all entitlements, by name."""
-        records = self._portal.table.records()
-        return Entitlements(entitlements=[self._entitlement(record) for record in records])
+        return await self.capacity.list_entitlements()
 
     async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
         """Create an entitlement or change it."""
-        record = await self._portal.put(name, spec, jobs=self._allocator.jobs_of(name))
-        return self._entitlement(record)
+        return await self.capacity.put_entitlement(name, spec)
 
     async def delete_entitlement(self, name: str) -> None:
         """Remove an entitlement; `Conflict` while it has jobs."""
-        self._portal.table.get(name)
-        jobs = self._allocator.jobs_of(name)
-        if not jobs:
-            await self._allocator.release_idle(name)
-        held = [record.machine for record in self._broker.held(name)]
-        await self._portal.delete(name, jobs=jobs, held=held)
+        await self.capacity.delete_entitlement(name)
 
     async def ready(self) -> Liveness:
         """Return whether everything is loaded and every loop runs."""
@@ -189,12 +190,11 @@ class ControlPlane:
             return Liveness(ok=False, detail="a loop has failed; see the log")
         return Liveness(ok=True, detail=self._health.brake)
 
-    def _entitlement(self, record: EntitlementRecord) -> EntitlementView:
-        return EntitlementView(
-            record=record,
-            held=[machine.machine for machine in self._broker.held(record.name)],
-            jobs=self._allocator.jobs_of(record.name),
-        )
+    def _used(self, name: str) -> Used:
+        load = self._allocator.usage.load(name)
+        record = self._broker.table.find(name)
+        rru_per_cpu = capacity_of(record).rru_per_cpu if record is not None else 1.0
+        return Used(load.cpu_cores * rru_per_cpu, load.memory_bytes)
 
     def _view(self, record: MachineRecord) -> MachineView:
         sight = self._fleet.sight(record.machine)

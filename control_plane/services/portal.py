@@ -275,6 +275,8 @@ class Portal:
             known = self.table.find(name)
             if known is None:
                 record = EntitlementRecord(name=name, spec=spec, created_at=self._clock())
+            elif known.spec == spec:
+                record = known
             else:
                 record = replace(known, spec=spec, generation=known.generation + 1)
             await self.table.commit(name, record, also=also)

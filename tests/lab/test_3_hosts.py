@@ -11,7 +11,9 @@ import sys
 import tarfile
 import time
 
-from tests.lab.the_lab import BIN, NAME, ROOT, TheLab
+import pytest
+
+from tests.lab.the_lab import BIN, NAME, ROOT, Failed, TheLab
 
 
 def test_tasks_and_agent_are_as_little_exposed_as_promised(web: TheLab) -> None:  # AG8
@@ -91,6 +93,9 @@ def test_a_machine_that_changes_hands_runs_the_other_profile(
         lambda: all(not m["record"]["entitlement"] for m in web.ctl("machine", "list")["machines"]),
         timeout_s=240,
     )
+    with pytest.raises(Failed, match="3 machines granted to others"):
+        web.ctl("entitlement", "create", "data", "--machines", "1", "--host-profile", "cache")
+    web.ctl("entitlement", "update", "demo", "--machines", "2")  # CP1
     web.ctl("entitlement", "create", "data", "--machines", "1", "--host-profile", "cache")
     web.apply(images["v1"], "name=data", "entitlement=data", "tasks=1", name="data")
     held = [

@@ -19,15 +19,9 @@ import msgspec
 import pytest
 
 from agent.api import Health, JoinRequest, Liveness, MachineFacts, TaskState
-from agent.errors import Conflict, HostError, InvalidInput, NotFound
+from agent.errors import HostError, InvalidInput, NotFound
 from agent.wire import tls
 from agent.wire.client import WireClient
-from control_plane.api.capacity import (
-    EntitlementRecord,
-    Entitlements,
-    EntitlementSpec,
-    EntitlementView,
-)
 from control_plane.api.jobs import (
     Endpoint,
     Endpoints,
@@ -42,13 +36,18 @@ from control_plane.api.jobs import (
     task_id,
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.api.settings import PortalSettings
+from control_plane.core.capacity_report import Used
 from control_plane.server.access import Access
 from control_plane.server.frontend import FrontEnd
 from control_plane.server.listen import serving, tcp_socket, unix_socket
 from control_plane.services.authority import Authority, OwnIdentity, Subject, open_authority
+from control_plane.services.capacity_desk import CapacityDesk, Sources
 from control_plane.services.control_plane import ControlPlane
 from control_plane.services.identity import Registrar
 from control_plane.services.image_store import ImageStore
+from control_plane.services.portal import Portal
+from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
 
 T = TypeVar("T")
@@ -68,12 +67,38 @@ FACTS = MachineFacts(
 )
 
 
-class CannedControlPlane(ControlPlane):
-    """Answers at once, as if every task started everywhere; `phase` can be overridden."""
+class CannedMachines:
+    """The broker's table, as far as a report reads it."""
 
-    def __init__(self) -> None:
+    def __init__(self, machines: dict[str, MachineRecord]) -> None:
+        self.find = machines.get
+        self._machines = machines
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._machines)
+
+
+async def _nothing_to_release(entitlement: str) -> None:
+    return None
+
+
+class CannedControlPlane(ControlPlane):
+    """Answers at once, as if every task started everywhere; `phase` can be overridden.
+
+    The capacity portal is the real one, with bob as an approver.
+    """
+
+    def __init__(self, store: Store) -> None:
         self.machines: dict[str, MachineRecord] = {}
-        self.entitlements: dict[str, EntitlementRecord] = {}
+        self.portal = Portal(store, time.time, PortalSettings(approvers=["bob"]))
+        sources = Sources(
+            machines=CannedMachines(self.machines),
+            held=lambda name: [m for m in self.machines.values() if m.entitlement == name],
+            jobs_of=lambda name: [j for j, spec in self.jobs.items() if spec.entitlement == name],
+            release_idle=_nothing_to_release,
+            used=lambda name: Used(),
+        )
+        self.capacity = CapacityDesk(self.portal, sources, time.time)
         self.jobs: dict[str, JobSpec] = {}
         self.phase: JobPhase = JobPhase.STABLE
         self.reason = ""
@@ -82,7 +107,7 @@ class CannedControlPlane(ControlPlane):
         self.is_ready = True
 
     async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
-        if spec.entitlement not in self.entitlements:
+        if spec.entitlement not in self.portal.specs():
             raise InvalidInput(f"job {spec.name}: there is no entitlement {spec.entitlement}")
         if not dry_run:
             self.jobs[spec.name] = spec
@@ -140,24 +165,9 @@ class CannedControlPlane(ControlPlane):
             address=request.address,
             facts=request.facts,
         )
+        self.portal.supply.heard(record.machine, self.machines.get(record.machine), record)
         self.machines[request.machine] = record
         return record
-
-    async def list_entitlements(self) -> Entitlements:
-        return Entitlements(
-            entitlements=[EntitlementView(record=r) for r in self.entitlements.values()]
-        )
-
-    async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
-        self.entitlements[name] = EntitlementRecord(name=name, spec=spec)
-        return EntitlementView(record=self.entitlements[name])
-
-    async def delete_entitlement(self, name: str) -> None:
-        if name not in self.entitlements:
-            raise NotFound(f"there is no entitlement {name}")
-        if any(spec.entitlement == name for spec in self.jobs.values()):
-            raise Conflict(f"entitlement {name} still has jobs", hint="twinectl job list")
-        del self.entitlements[name]
 
     async def ready(self) -> Liveness:
         return Liveness(ok=self.is_ready, detail="" if self.is_ready else "loading")
@@ -224,8 +234,8 @@ class Region:
 
 def start_region(folder: Path) -> Iterator[Region]:
     authority = open_authority(folder / "authority.pem", "twine")
-    canned = CannedControlPlane()
     store = MemoryStore()
+    canned = CannedControlPlane(store)
     tcp, local = tcp_socket("127.0.0.1", 0), unix_socket(folder / "cp.sock")
     url = f"https://127.0.0.1:{tcp.getsockname()[1]}"
     images = ImageStore(folder / "images", time.time, max_bytes=8 << 20)

@@ -257,8 +257,8 @@ def test_machines_and_entitlements_are_listed(ctl: Ctl, region: Region) -> None:
     request = JoinRequest(
         token="", machine="vm1", csr_pem="", address="a:1", location=Location(), facts=FACTS
     )
-    region.run(region.control_plane.joined(request))
     an_entitlement(ctl)
+    region.run(region.control_plane.joined(request))
     assert ctl("machine", "list").stdout.splitlines()[1].split()[:2] == ["vm1", "up"]
     assert "local/dc1/msb1/row1/rack1" in ctl("machine", "show", "vm1").stdout
     assert "(any)" in ctl("entitlement", "list").stdout
@@ -268,12 +268,15 @@ def test_machines_and_entitlements_are_listed(ctl: Ctl, region: Region) -> None:
 
 def test_names_cannot_steer_a_terminal(ctl: Ctl, region: Region) -> None:
     evil = "\x1b]0;owned\x07\x9b2J\u202e"
-    ctl("entitlement", "create", "front", "--machines", "1", "--business-unit", evil)
+    refused = ctl("entitlement", "create", "front", "--machines", "1", "--business-unit", evil)
+    assert refused.exit_code == 64
+    ctl("entitlement", "request", "front", "--machines", "1", "--reason", evil)
     for form in ("table", "json"):
-        shown = ctl("entitlement", "list", "-o", form).stdout
-        assert not set(evil) & {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
-    decoded = json.loads(ctl("entitlement", "list", "-o", "json").stdout)
-    assert decoded["entitlements"][0]["record"]["spec"]["business_unit"] == evil
+        shown = ctl("entitlement", "requests", "-o", form).stdout
+        for text in (shown, refused.output):
+            assert not set(evil) & {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
+    decoded = json.loads(ctl("entitlement", "requests", "-o", "json").stdout)
+    assert decoded["requests"][0]["reason"] == evil
 
 
 def credential(region: Region, path: Path, life_s: float = 3600.0) -> Path:
@@ -326,8 +329,8 @@ def test_what_is_in_use_is_refused(ctl: Ctl, jobfile: Path) -> None:
     result = ctl("entitlement", "delete", "front")
     assert result.exit_code == 5
     assert result.stderr.splitlines() == [
-        "error: entitlement front still has jobs",
-        "try:   twinectl job list",
+        "error: cannot delete entitlement 'front': it is used by job web",
+        "try:   stop its jobs; machines that still hold tasks are freed after that",
     ]
 
 

@@ -31,6 +31,14 @@ MAY_CALL: dict[str, set[str]] = {
     "list_entitlements": USER,
     "put_entitlement": USER,
     "delete_entitlement": USER,
+    "get_entitlement": USER,
+    "request_entitlement": USER,
+    "list_requests": USER,
+    "get_request": USER,
+    "approve_request": USER,
+    "deny_request": USER,
+    "withdraw_request": USER,
+    "get_capacity": USER,
     "list_store_images": USER,
     "push_image": USER,
     "create_token": USER,
@@ -42,6 +50,7 @@ PATH = {
     "index": "0",
     "machine": "nothing",
     "entitlement": "nothing",
+    "request": "nothing",
     "digest": "sha256:" + "0" * 64,
 }
 

@@ -1,0 +1,121 @@
+"""`twinectl capacity`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+
+from control_plane.api.capacity_report import Amount, CapacityReport, Line
+from control_plane.cli import show
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+
+_MACHINES_OF = {"type": "types", "datacenter": "datacenters", "msb": "msbs"}
+
+
+@click.group()
+def capacity() -> None:
+    """What is granted, held, used and left over."""
+
+
+@capacity.command("report")
+@click.option(
+    "--by",
+    type=click.Choice(["unit", "entitlement", "type", "datacenter", "msb"]),
+    help="One table; without it, the whole region in short.",
+)
+@output_option
+@click.pass_obj
+def capacity_report(target: Target, by: str | None, output: str) -> None:
+    """Show the capacity of the region, of its entitlements, or of its parts."""
+    found: CapacityReport = target.ask(lambda client: client.get_capacity())
+    show.emit(output, found, lambda: _print(found, by))
+
+
+def _print(found: CapacityReport, by: str | None) -> None:
+    if by is None:
+        _print_whole(found)
+    elif by in _MACHINES_OF:
+        _print_places(by, getattr(found, _MACHINES_OF[by]))
+    else:
+        _print_owners(by, found.units if by == "unit" else found.entitlements)
+
+
+def _print_owners(by: str, lines: Iterable[Line]) -> None:
+    rows = [
+        (
+            line.name or "(all)",
+            line.granted_machines,
+            f"{line.granted_rru:g}",
+            line.held.machines,
+            f"{line.held.rru:g}",
+            show.share(line.used.rru, line.held.rru),
+            show.size(line.held.memory_bytes),
+            show.share(line.used.memory_bytes, line.held.memory_bytes),
+        )
+        for line in lines
+    ]
+    granted = ("granted", "granted rru")
+    held = ("held", "held rru", "used", "held memory", "used")
+    show.table((by, *granted, *held), rows)
+
+
+def _print_places(by: str, lines: Iterable[Line]) -> None:
+    rows = [
+        (
+            line.name,
+            line.all.machines,
+            line.held.machines,
+            line.free.machines,
+            f"{line.free.rru:g}",
+            show.size(line.free.memory_bytes),
+            show.share(line.used.rru, line.held.rru),
+            show.share(line.used.memory_bytes, line.held.memory_bytes),
+            f"{line.held.power_w / 1000:.1f}/{line.all.power_w / 1000:.1f}",
+        )
+        for line in lines
+    ]
+    free = ("free", "free rru", "free memory")
+    used = ("used rru", "used memory", "kW held/all")
+    show.table((by, "machines", "held", *free, *used), rows)
+
+
+def _print_whole(found: CapacityReport) -> None:
+    split, pieces = found.split, found.fragmentation
+    rows = [
+        _row("all machines", split.all, split.all),
+        _row("guaranteed: held, with tasks", split.guaranteed, split.all),
+        _row("opportunistic: lent", split.lent, split.all),
+        _row("opportunistic: held, no tasks", split.idle, split.all),
+        _row("opportunistic: unused quota", split.unused_quota, split.all),
+        _row("opportunistic: buffer", split.buffer, split.all),
+        _row("down or leaving", split.unusable, split.all),
+    ]
+    show.table(("capacity", "machines", "rru", "share", "memory"), rows)
+    click.echo()
+    show.table(
+        ("fragmentation", "value"),
+        [
+            (
+                "entitlements of 10 machines at most",
+                f"{pieces.small} of {pieces.entitlements} ({pieces.small_share:.0%})",
+            ),
+            ("machines that they hold", pieces.small_held),
+            ("machines held, less than half used", f"{pieces.half_empty} of {pieces.held}"),
+            ("machines held, without tasks", pieces.idle),
+            ("stranded RRU", f"{pieces.stranded_rru:g}"),
+            ("stranded memory", show.size(pieces.stranded_memory_bytes)),
+            *(
+                (f"largest task on {t.machine_type}", f"{show.size(t.memory_bytes)}, {t.rru:g} RRU")
+                for t in pieces.largest
+            ),
+        ],
+    )
+    for words in found.short:
+        click.echo(f"\nshort: {show.printable(words)}")
+
+
+def _row(name: str, part: Amount, whole: Amount) -> tuple[object, ...]:
+    share = show.share(part.rru, whole.rru)
+    return name, part.machines, f"{part.rru:g}", share, show.size(part.memory_bytes)
