@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import EventKind, MachineRecord
@@ -104,14 +104,14 @@ def shortage(
     nobody from growing elsewhere.
     """
     pool = pool_of(name, wanted)
-    found = _Promises(pool_quotas({**specs, name: wanted}), supply)
+    found = Promises(pool_quotas({**specs, name: wanted}), supply)
     return found.shortage(pool)
 
 
 def unkept(specs: Mapping[str, EntitlementSpec], supply: Supply) -> dict[str, Shortage]:
     """Return the pools that are promised more than there is, each with its shortage."""
     quotas = pool_quotas(specs)
-    found = _Promises(quotas, supply)
+    found = Promises(quotas, supply)
     return {pool: short for pool in quotas if (short := found.shortage(pool)) is not None}
 
 
@@ -155,6 +155,20 @@ def _unit(spec: EntitlementSpec) -> str:
     return "RRU" if spec.machines is None and not spec.per_type else "machines"
 
 
+def quota_left(quota: Quota, held: Mapping[MachineClass, int]) -> Quota:
+    """Return what of a quota is not held yet, for `Promises`."""
+    machines, rru = sum(held.values()), sum(n * kind.micro_rru for kind, n in held.items())
+    per_type = Counter(quota.per_type)
+    for kind, count in held.items():
+        per_type[kind.machine_type] -= count
+    return replace(
+        quota,
+        machines=None if quota.machines is None else max(0, quota.machines - machines),
+        per_type={t: max(0, per_type[t]) for t in quota.per_type},
+        rru=None if quota.rru is None else max(0, micro(quota.rru) - rru) / MICRO,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Demand:
     """What one pool is promised of machines that suit it equally."""
@@ -191,7 +205,7 @@ def _demands_of(quota: Quota) -> list[_Demand]:
     return []
 
 
-class _Promises:
+class Promises:
     """All promises of a region laid upon its machines.
 
     Demands that suit the same machines are one node of the network, so its size depends on
@@ -199,6 +213,7 @@ class _Promises:
     """
 
     def __init__(self, quotas: Mapping[str, Quota], supply: Supply) -> None:
+        """Take the quotas of all pools and all machines, or what is left of both."""
         self._supply = supply
         self._network = Network()
         self._classes: dict[int, MachineClass] = {}
@@ -206,6 +221,8 @@ class _Promises:
         self._amounts: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self._outlets: dict[int, int] = {}
         self._gates: dict[int, list[tuple[int, int]]] = {}
+        self._inlets: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        self._short: set[int] | None = None
         self._build(quotas)
         self._network.fill()
 
@@ -238,14 +255,33 @@ class _Promises:
         for at, kind in self._classes.items():
             if demand.suits(kind):
                 gain = kind.micro_rru if demand.unit == "RRU" else 1
-                network.arc(at, gates.get(kind.machine_type, node), None, gain)
+                head = gates.get(kind.machine_type, node)
+                self._inlets[node].append((at, head, network.arc(at, head, None, gain)))
+
+    def takeable(self, pool: str) -> set[MachineClass]:
+        """Return the classes of which a pool may take a machine with all promises still kept.
+
+        For an allocator, on what is left: quotas less what is held, and the free machines. A
+        pool of "any type" must not use up a type that others have nothing in place of (CP7).
+        Where promises are short already, no take that this allows makes it worse.
+        """
+        found: set[MachineClass] = set()
+        for node, amounts in self._amounts.items():
+            if amounts[pool] > 0:
+                reached: dict[int, set[int]] = {}
+                for at, head, arc in self._inlets[node]:
+                    if head not in reached:
+                        reached[head] = self._network.reachable(head)
+                    if self._network.flow(arc) > 0 or at in reached[head]:
+                        found.add(self._classes[at])
+        return found
 
     def shortage(self, pool: str) -> Shortage | None:
         """Return the unmet promises that this pool takes part in, or None."""
-        unmet = {node for node in self._groups if self._lacking(node) > 0}
-        if not unmet:
-            return None
-        short = self._network.reaching(unmet)
+        if self._short is None:
+            unmet = {node for node in self._groups if self._lacking(node) > 0}
+            self._short = self._network.reaching(unmet)
+        short = self._short
         groups = [node for node in self._groups if node in short]
         if not any(self._amounts[node][pool] for node in groups):
             return None

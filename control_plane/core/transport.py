@@ -63,6 +63,17 @@ class Network:
             while (path := self._path(best)) is not None:
                 self._push(path)
 
+    def reachable(self, start: int) -> set[int]:
+        """Return the nodes to which more flow could still go from a node, but by the sink."""
+        found, waiting = {start}, deque([start])
+        while waiting:
+            for number in self.arcs[waiting.popleft()]:
+                head = self._head[number]
+                if head not in found and head != 1 and self._room[number] != 0:
+                    found.add(head)
+                    waiting.append(head)
+        return found
+
     def reaching(self, goals: set[int]) -> set[int]:
         """Return the nodes from which more flow could still go to one of these nodes."""
         found, waiting = set(goals), deque(goals)

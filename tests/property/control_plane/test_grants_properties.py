@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.core.grants import MachineClass, asks_for_more, shortage, unkept
+from control_plane.core.grants import (
+    MachineClass,
+    Promises,
+    asks_for_more,
+    quota_left,
+    shortage,
+    unkept,
+)
 from control_plane.core.pools import MICRO, Quota, pool_quotas
 
 TYPES = ["skylake", "icelake", "milan"]
@@ -50,9 +57,13 @@ def forced_into(quota: Quota, kinds: set[MachineClass], supply) -> int:
 
 def can_all_be_served(specs, supply) -> bool:
     """Hall's condition, for every set of classes."""
+    return quotas_fit(pool_quotas(specs), supply)
+
+
+def quotas_fit(quotas, supply) -> bool:
     kinds = list(supply)
     return all(
-        sum(forced_into(quota, set(some), supply) for quota in pool_quotas(specs).values())
+        sum(forced_into(quota, set(some), supply) for quota in quotas.values())
         <= sum(supply[k] for k in some)
         for size in range(len(kinds) + 1)
         for some in combinations(kinds, size)
@@ -107,6 +118,50 @@ def _lacking(specs, supply) -> int:
         for size in range(len(kinds) + 1)
         for some in combinations(kinds, size)
     )
+
+
+@given(SUPPLY, st.lists(counted(), max_size=4), st.data())
+def test_machines_are_taken_so_that_everybody_else_can_still_come(supply, wanted, data):  # CP7
+    """Any order of takes that are allowed ends with every quota held in full."""
+    specs: dict[str, EntitlementSpec] = {}
+    for i, spec in enumerate(wanted):
+        if not shortage(f"e{i}", spec, specs, supply):
+            specs[f"e{i}"] = spec
+    quotas, free = pool_quotas(specs), dict(supply)
+    held: dict[str, dict[MachineClass, int]] = {pool: {} for pool in quotas}
+    for _ in range(60):
+        left = {pool: quota_left(quota, held[pool]) for pool, quota in quotas.items()}
+        promises = Promises(left, free)
+        allowed = {pool: promises.takeable(pool) for pool in quotas}
+        takes = sorted((pool, kind) for pool, kinds in allowed.items() for kind in kinds)
+        if not takes:
+            break
+        pool, kind = data.draw(st.sampled_from(takes))
+        held[pool][kind] = held[pool].get(kind, 0) + 1
+        free[kind] -= 1
+        after = {p: quota_left(quota, held[p]) for p, quota in quotas.items()}
+        assert quotas_fit(after, free)
+    else:
+        return
+    for pool, quota in quotas.items():
+        total = sum(quota.per_type.values()) or 10**9
+        assert sum(held[pool].values()) == min(total, quota.machines or total)
+
+
+@given(SUPPLY, st.lists(counted(), min_size=1, max_size=4))
+def test_a_take_that_is_not_allowed_would_cost_somebody_a_promise(supply, wanted):  # CP7
+    specs: dict[str, EntitlementSpec] = {}
+    for i, spec in enumerate(wanted):
+        if not shortage(f"e{i}", spec, specs, supply):
+            specs[f"e{i}"] = spec
+    quotas = pool_quotas(specs)
+    promises = Promises(quotas, supply)
+    for pool, quota in quotas.items():
+        allowed = promises.takeable(pool)
+        for kind in supply:
+            if supply[kind] and quota.allows(kind.machine_type, kind.datacenter):
+                after = quotas | {pool: quota_left(quota, {kind: 1})}
+                assert (kind in allowed) == quotas_fit(after, supply | {kind: supply[kind] - 1})
 
 
 RRU = st.integers(1, 40)
