@@ -1,0 +1,90 @@
+"""Capacity through the whole control plane: grant, deploy, refuse, report."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+from world import World, a_job, scenario
+
+from agent.errors import InvalidInput, NotFound, Unprocessable
+from control_plane.api.capacity import EntitlementSpec, EntitlementWish, RequestState
+from control_plane.api.settings import Approval
+from control_plane.services.portal import Person
+
+ANN, ROOT = Person("ann"), Person("local:0", is_operator=True)
+
+
+def wish(**fields) -> EntitlementWish:
+    return EntitlementWish(spec=EntitlementSpec(**({"host_profile": "web"} | fields)))
+
+
+async def joined(w: World) -> None:
+    for machine in w.region.machines.values():
+        await w.cp.joined(machine.join())
+
+
+@scenario()
+async def test_a_job_runs_once_its_entitlement_is_approved(w: World):  # CP1 CP2 CP12 MO8
+    await joined(w)
+    portal = w.cp.capacity._portal
+    portal.settings = replace(portal.settings, approval=Approval.ALWAYS)
+    asked = await w.cp.capacity.request("front", wish(machines=3), ANN)
+    assert asked.state is RequestState.PENDING
+    with pytest.raises(InvalidInput, match="there is no entitlement 'front'"):
+        await w.cp.apply_job(a_job())
+    with pytest.raises(NotFound, match=f"{asked.request_id} waits for approval"):
+        await w.cp.capacity.get_entitlement("front")
+    await w.cp.capacity.approve(asked.request_id, ROOT, "")
+    await w.cp.apply_job(a_job())
+    await w.stable()
+
+
+@scenario(give_back_after_s=5)
+async def test_a_smaller_quota_counts_at_once_and_machines_go_back_as_they_empty(
+    w: World,
+):  # CP1 CP3
+    await joined(w)
+    await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.apply_job(a_job(3))
+    await w.stable()
+    with pytest.raises(Unprocessable, match="3 machines granted to others"):
+        await w.cp.put_entitlement("back", EntitlementSpec(machines=1))
+    await w.cp.put_entitlement("front", EntitlementSpec(machines=1, host_profile="web"))
+    await w.cp.put_entitlement("back", EntitlementSpec(machines=2))  # CP7
+    await w.cp.stop_job("web")
+
+    async def given_back() -> bool:
+        return (await w.cp.capacity.get_entitlement("front")).held == []
+
+    await w.until(given_back, within_s=300)
+
+
+@scenario()
+async def test_the_report_shows_what_tasks_were_promised(w: World):  # MO13 CP8 CP11
+    await joined(w)
+    spec = EntitlementSpec(machines=2, host_profile="web", business_unit="ads/rank")
+    await w.cp.put_entitlement("front", spec)
+    await w.cp.apply_job(a_job(4))
+    await w.stable()
+    await asyncio.sleep(1)
+    report = await w.cp.capacity.report()
+    units = {line.name: line for line in report.units}
+    assert (units["ads"].granted_machines, units["ads"].held.machines) == (2, 2)
+    assert units["ads"].used.memory_bytes == 4 * (128 << 20)
+    assert report.split.guaranteed.machines == 2
+    assert report.split.buffer.machines == 1
+    assert report.fragmentation.small == 1
+    assert report.short == []
+
+
+@scenario()
+async def test_quotas_that_machines_do_not_suffice_for_any_more_are_reported(w: World):  # CP1
+    await joined(w)
+    await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
+    portal = w.cp.capacity._portal
+    lost = w.cp._broker.table.get("m3")
+    portal.supply.heard("m3", lost, None)
+    report = await w.cp.capacity.report()
+    assert report.short == [
+        "front: the whole region: nothing granted to others + 3 machines asked > 2 machines"
+    ]
