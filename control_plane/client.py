@@ -21,13 +21,25 @@ from control_plane.api.capacity import (
     EntitlementWish,
 )
 from control_plane.api.capacity_report import CapacityReport
+from control_plane.api.inventory import (
+    BrokerMachines,
+    BrokerViews,
+    Drain,
+    ImportResult,
+    Lend,
+    MachineScope,
+    Records,
+    Revoke,
+    Undrain,
+)
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
-from control_plane.api.machines import Machines, MachineView, Token, TokenRequest
+from control_plane.api.machines import MachineRecord, Machines, MachineView, Token, TokenRequest
 from control_plane.api.routes import ROUTES
 
 _T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 PUSH_TIMEOUT_S = 3600.0
+_CHUNK = 1 << 18
 
 
 class ControlPlaneClient(WireClient):
@@ -81,13 +93,87 @@ class ControlPlaneClient(WireClient):
         )
         return _as(Endpoints, answer)
 
-    async def list_machines(self) -> Machines:
-        """Return all machines."""
-        return _as(Machines, await self.call(_ROUTE["list_machines"]))
+    async def list_machines(self, scope: MachineScope | None = None) -> Machines:
+        """Return all machines, or those of a scope, however many pages they are."""
+        scope = scope or MachineScope()
+        given = {name: getattr(scope, name) for name in MachineScope.__struct_fields__}
+        if scope.unavailable is not None:
+            given["unavailable"] = "true" if scope.unavailable else "false"
+        machines: list[MachineView] = []
+        after: str | None = None
+        while after != "":
+            answer = await self.call(_ROUTE["list_machines"], after=after, **given)
+            page = _as(Machines, answer)
+            machines += page.machines
+            after = page.next
+        return Machines(machines=machines)
 
     async def get_machine(self, machine: str) -> MachineView:
         """Return a machine, or raise `NotFound`."""
         return _as(MachineView, await self.call(_ROUTE["get_machine"], machine=machine))
+
+    async def remove_machine(self, machine: str) -> None:
+        """Forget a free machine that is decommissioned or was replaced."""
+        await self.call(_ROUTE["remove_machine"], machine=machine)
+
+    async def import_machines(
+        self, data: bytes, format_: str = "csv", *, dry_run: bool = False, simulated: bool = False
+    ) -> ImportResult:
+        """Bring the region's machines in line with a list, all of it or nothing."""
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for start in range(0, len(data), _CHUNK):
+                yield data[start : start + _CHUNK]
+
+        answer = await self.call(
+            _ROUTE["import_machines"],
+            stream=chunks(),
+            timeout_s=PUSH_TIMEOUT_S,
+            format=format_,
+            dry_run="true" if dry_run else None,
+            simulated="true" if simulated else None,
+        )
+        return _as(ImportResult, answer)
+
+    async def drain_machines(self, wish: Drain) -> Records:
+        """Announce that machines will be away: their tasks move, and no new ones come."""
+        return _as(Records, await self.call(_ROUTE["drain_machines"], wish))
+
+    async def undrain_machines(self, wish: Undrain) -> Records:
+        """End what was planned for machines."""
+        return _as(Records, await self.call(_ROUTE["undrain_machines"], wish))
+
+    async def lend_machine(self, wish: Lend) -> MachineRecord:
+        """Give a whole, empty machine to another entitlement for a while."""
+        return _as(MachineRecord, await self.call(_ROUTE["lend_machine"], wish))
+
+    async def revoke_machines(self, wish: Revoke) -> Records:
+        """Call lent machines back."""
+        return _as(Records, await self.call(_ROUTE["revoke_machines"], wish))
+
+    async def list_brokers(self) -> BrokerViews:
+        """Return the resource brokers, one per data center."""
+        return _as(BrokerViews, await self.call(_ROUTE["list_brokers"]))
+
+    async def broker_machines(self, datacenter: str, name_after: str = "") -> BrokerMachines:
+        """Return a page of a broker's machines, and the revision from which to watch them."""
+        answer = await self.call(
+            _ROUTE["broker_machines"], datacenter=datacenter, name_after=name_after or None
+        )
+        return _as(BrokerMachines, answer)
+
+    async def broker_changes(
+        self, datacenter: str, after: int, wait_s: float = 0.0
+    ) -> BrokerMachines:
+        """Return a broker's changes after a revision; waits for the first."""
+        answer = await self.call(
+            _ROUTE["broker_machines"],
+            timeout_s=wait_s + 30.0,
+            datacenter=datacenter,
+            after=after,
+            wait_s=wait_s,
+        )
+        return _as(BrokerMachines, answer)
 
     async def list_entitlements(self) -> Entitlements:
         """Return all entitlements."""

@@ -7,7 +7,8 @@ from agent.routes import JOIN_ROUTES
 from agent.wire.routes import Route
 from control_plane.api.capacity_routes import CAPACITY_ROUTES
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
-from control_plane.api.machines import Machines, MachineView, Token, TokenRequest
+from control_plane.api.machine_routes import MACHINE_ROUTES
+from control_plane.api.machines import Token, TokenRequest
 from control_plane.api.validate import job_relations
 
 _USER = ("user", "local")
@@ -47,22 +48,7 @@ ROUTES: tuple[Route, ...] = (
         roles=("user", "local", "host", "anyone"),
         summary="Healthy tasks of a job; waits up to wait_s for a revision above `after`",
     ),
-    Route(
-        "list_machines",
-        "GET",
-        "/v1/machines",
-        response=Machines,
-        roles=_USER,
-        summary="All machines",
-    ),
-    Route(
-        "get_machine",
-        "GET",
-        "/v1/machines/{machine}",
-        response=MachineView,
-        roles=_USER,
-        summary="One machine",
-    ),
+    *MACHINE_ROUTES,
     *CAPACITY_ROUTES,
     Route(
         "list_store_images",

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
 import click
 
 from agent.api import MachineFacts
-from control_plane.api.machines import Machines, MachineView, Token, TokenRequest
+from agent.errors import InvalidInput
+from control_plane.api.inventory import (
+    Drain,
+    ImportResult,
+    Lend,
+    MachineScope,
+    Records,
+    Revoke,
+    Undrain,
+)
+from control_plane.api.machines import (
+    EventKind,
+    Hardware,
+    MachineRecord,
+    MachineState,
+    MachineView,
+    Token,
+    TokenRequest,
+    UnavailabilityEvent,
+)
 from control_plane.cli import show
 from control_plane.cli.program import Seconds, Target
 from control_plane.cli.show import output_option
+
+_KINDS = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
+_LEVELS = ("region", "datacenter", "msb", "row", "rack")
+_SCOPE = (*_LEVELS, "machine_type", "entitlement", "cluster")
 
 
 @click.group()
@@ -16,12 +45,50 @@ def machine() -> None:
     """The region's machines."""
 
 
+def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose machines."""
+    options = [
+        *(
+            click.option(f"--{level}", metavar="NAME", help=f"In this {level}.")
+            for level in _LEVELS
+        ),
+        click.option("--type", "machine_type", metavar="T", help="Of this machine type."),
+        click.option("--cluster", metavar="NAME", help="Of this historic cluster."),
+        click.option("--entitlement", metavar="E", help="Assigned to this entitlement."),
+        click.option("--free", is_flag=True, help="In the free pool."),
+        click.option("--state", type=click.Choice([s.value for s in MachineState])),
+        click.option("--unavailable", is_flag=True, help="Down, or an event is open."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @machine.command("list")
+@_filters
 @output_option
 @click.pass_obj
-def machine_list(target: Target, output: str) -> None:
-    """Show all machines."""
-    found: Machines = target.ask(lambda client: client.list_machines())
+def machine_list(
+    target: Target,
+    /,
+    output: str,
+    free: bool,
+    state: str | None,
+    unavailable: bool,
+    **given: str | None,
+) -> None:
+    """Show machines; all filters that are given must hold."""
+    if free and given["entitlement"]:
+        raise click.UsageError("a machine of an entitlement is not free: give one of both")
+    if free:
+        given["entitlement"] = ""
+    values: dict[str, Any] = {
+        **given,
+        "state": MachineState(state) if state else None,
+        "unavailable": True if unavailable else None,
+    }
+    scope = MachineScope(**values)
+    found = target.ask(lambda client: client.list_machines(scope))
     rows = [
         (
             view.record.machine,
@@ -34,12 +101,25 @@ def machine_list(target: Target, output: str) -> None:
             view.record.profile or "-",
             len(view.tasks),
             show.duration(view.last_seen_s),
+            ",".join(event.kind.value for event in _open(view.record)) or "-",
         )
         for view in found.machines
     ]
     place = ("type", "datacenter", "msb")
-    columns = ("machine", "state", "ready", *place, "entitlement", "profile", "tasks", "seen ago")
-    show.emit(output, found, lambda: show.table(columns, rows))
+    use = ("entitlement", "profile", "tasks", "seen ago", "events")
+    show.emit(output, found, lambda: show.table(("machine", "state", "ready", *place, *use), rows))
+    if output == "table":
+        show.progress(_summary([view.record for view in found.machines]))
+
+
+def _summary(records: Sequence[MachineRecord]) -> str:
+    states = Counter(record.state.value for record in records)
+    free = sum(1 for record in records if not record.entitlement)
+    owners = len({record.entitlement for record in records if record.entitlement})
+    parts = [f"{count} {state}" for state, count in sorted(states.items(), reverse=True)]
+    parts += [f"{free} free", f"{len(records) - free} in {owners} entitlement(s)"]
+    parts += [f"{lent} on loan"] if (lent := sum(1 for r in records if r.loan)) else []
+    return f"{len(records)} machine(s): {', '.join(parts)}"
 
 
 @machine.command("show")
@@ -47,31 +127,50 @@ def machine_list(target: Target, output: str) -> None:
 @output_option
 @click.pass_obj
 def machine_show(target: Target, name: str, output: str) -> None:
-    """Show one machine: what it has, where it is, what it runs."""
+    """Show one machine: what it has, where it is, what it runs, what became of it."""
     found: MachineView = target.ask(lambda client: client.get_machine(name))
     show.emit(output, found, lambda: _print_machine(found))
 
 
 def _print_machine(view: MachineView) -> None:
     record, facts, place = view.record, view.record.facts, view.record.location
-    events = [f"{e.kind.value}: {e.reason}" for e in record.unavailability if e.end is None]
-    rows = [
+    levels = [getattr(place, level) for level in _LEVELS]
+    rows: list[tuple[str, object]] = [
         ("state", record.state.value + ("" if view.ready else ", not ready")),
         ("last seen", show.duration(view.last_seen_s) + " ago"),
-        ("address", record.address),
+        ("address", record.address or "-"),
         ("type", record.machine_type),
-        ("place", f"{place.region}/{place.datacenter}/{place.msb}/{place.row}/{place.rack}"),
+        ("place", "/".join([*levels, record.machine])),
+        *([("cluster", record.cluster)] if record.cluster else []),
+        *_hardware(record.hardware),
+        *(_facts(facts) if facts else [("agent", "has not joined yet")]),
         ("entitlement", record.entitlement or "(free pool)"),
+        *_promises(record),
         ("profile", f"{record.profile or '-'} ({record.profile_state.value})"),
         ("profile wanted", record.profile_wanted or "-"),
-        *(_facts(facts) if facts else [("agent", "has not joined yet")]),
         ("tasks", ", ".join(view.tasks) or "-"),
-        *(("unavailable", event) for event in events),
+        *(("event", _event(event)) for event in record.unavailability),
     ]
     show.table(("machine", record.machine), rows)
 
 
-def _facts(facts: MachineFacts) -> list[tuple[str, str]]:
+def _hardware(hardware: Hardware | None) -> list[tuple[str, object]]:
+    if hardware is None:
+        return []
+    parts = [
+        (hardware.generation, ""),
+        (hardware.sku, "SKU "),
+        (f"{hardware.rru:g}" if hardware.rru else "", "RRU "),
+        (str(hardware.cpus or ""), "CPUs "),
+        (show.size(hardware.memory_bytes) if hardware.memory_bytes else "", "memory "),
+        (f"{hardware.gpus} x {hardware.gpu_type}" if hardware.gpus else "", "GPUs "),
+        (f"{hardware.network_mbps} Mbit/s" if hardware.network_mbps else "", ""),
+        (f"{hardware.power_w} W" if hardware.power_w else "", ""),
+    ]
+    return [("hardware", ", ".join(f"{word}{value}" for value, word in parts if value) or "-")]
+
+
+def _facts(facts: MachineFacts) -> list[tuple[str, object]]:
     return [
         ("cpus", f"{facts.cpus} ({facts.sockets} socket(s), {facts.cpu_model})"),
         ("memory", show.size(facts.memory_bytes)),
@@ -79,6 +178,205 @@ def _facts(facts: MachineFacts) -> list[tuple[str, str]]:
         ("kernel", facts.kernel),
         ("agent", facts.agent_version),
     ]
+
+
+def _promises(record: MachineRecord) -> list[tuple[str, object]]:
+    """Return what the assignment rests on: a loan, or a hold."""
+    rows: list[tuple[str, object]] = []
+    if record.loan is not None:
+        owner = record.loan.donor or "the free pool"
+        back = "" if record.loan.return_by is None else f", back by {_at(record.loan.return_by)}"
+        rows.append(("on loan", f"from {owner} since {_at(record.loan.since)}{back}"))
+    if record.hold is not None:
+        hold = record.hold
+        text = f"for {hold.entitlement} by transaction {hold.transaction} since {_at(hold.since)}"
+        rows.append(("held", text))
+    return rows
+
+
+def _event(event: UnavailabilityEvent) -> str:
+    text = f"{event.kind.value}: {event.reason}; from {_at(event.start)}"
+    if event.end is not None:
+        return f"{text}, ended {_at(event.end)}"
+    if event.deadline is not None:
+        text += f", deadline {_at(event.deadline)}"
+    if event.expected_duration_s is not None:
+        text += f", takes {show.duration(event.expected_duration_s)}"
+    return text
+
+
+def _at(moment: float) -> str:
+    """Return a moment as people read it: UTC, and how far away it is."""
+    text = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(moment))
+    away = moment - time.time()
+    return f"{text} (in {show.duration(away)})" if away > 0 else f"{text} ({show.ago(moment)} ago)"
+
+
+def _open(record: MachineRecord) -> list[UnavailabilityEvent]:
+    return [event for event in record.unavailability if event.end is None]
+
+
+scope_option = click.option(
+    "--scope",
+    "scopes",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help=f"All machines with this {', '.join(_SCOPE)}; repeat to narrow.",
+)
+
+
+def _scope(settings: Sequence[str]) -> MachineScope | None:
+    """Return the scope that --scope describes."""
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        key = "machine_type" if key == "type" else key
+        if not equals or key not in _SCOPE or key in values:
+            raise InvalidInput(
+                f"cannot use --scope {setting!r}", hint=f"KEY=VALUE with one of {', '.join(_SCOPE)}"
+            )
+        values[key] = value
+    return MachineScope(**values) if values else None
+
+
+def _chosen(names: Sequence[str], scopes: Sequence[str]) -> tuple[list[str], MachineScope | None]:
+    if not names and not scopes:
+        raise click.UsageError("name machines, or give --scope")
+    return list(names), _scope(scopes)
+
+
+def _print_plans(records: Iterable[MachineRecord]) -> None:
+    rows = [
+        (
+            record.machine,
+            record.entitlement or "(free)",
+            event.kind.value if event else "-",
+            _at(event.start) if event else "-",
+            _at(event.deadline) if event and event.deadline is not None else "-",
+            event.reason if event else "-",
+        )
+        for record in records
+        for event in (_open(record) or (None,))
+    ]
+    show.table(("machine", "entitlement", "event", "from", "deadline", "reason"), rows)
+
+
+@machine.command("drain")
+@click.argument("names", nargs=-1)
+@scope_option
+@click.option("--reason", required=True, help="Shown to everybody who asks why.")
+@click.option(
+    "--kind", type=click.Choice([k.value for k in _KINDS]), default="maintenance", show_default=True
+)
+@click.option("--start", type=Seconds(), default="0s", help="When tasks begin to move, from now.")
+@click.option("--deadline", type=Seconds(), help="It begins then whatever still runs there.")
+@click.option("--duration", type=Seconds(), help="How long it is expected to take.")
+@output_option
+@click.pass_obj
+def machine_drain(
+    target: Target,
+    names: tuple[str, ...],
+    scopes: tuple[str, ...],
+    reason: str,
+    kind: str,
+    start: float,
+    deadline: float | None,
+    duration: float | None,
+    output: str,
+) -> None:
+    """Announce that machines will be away: their tasks move, and no new ones come."""
+    machines, scope = _chosen(names, scopes)
+    wish = Drain(
+        machines=machines,
+        scope=scope,
+        kind=EventKind(kind),
+        reason=reason,
+        start_in_s=start,
+        deadline_s=deadline,
+        duration_s=duration,
+    )
+    found: Records = target.ask(lambda client: client.drain_machines(wish))
+    show.emit(output, found, lambda: _print_plans(found.machines))
+
+
+@machine.command("undrain")
+@click.argument("names", nargs=-1)
+@scope_option
+@output_option
+@click.pass_obj
+def machine_undrain(
+    target: Target, names: tuple[str, ...], scopes: tuple[str, ...], output: str
+) -> None:
+    """End what was planned for machines: they are back, or it was called off."""
+    machines, scope = _chosen(names, scopes)
+    wish = Undrain(machines=machines, scope=scope)
+    found: Records = target.ask(lambda client: client.undrain_machines(wish))
+    show.emit(output, found, lambda: _print_plans(found.machines))
+
+
+@machine.command("import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--format", "format_", type=click.Choice(["csv", "json"]), help="Or by its name.")
+@click.option("--dry-run", is_flag=True, help="Only check and count.")
+@click.option("--simulated", is_flag=True, help="They have no agents: count them as up at once.")
+@output_option
+@click.pass_obj
+def machine_import(
+    target: Target, file: Path, format_: str | None, dry_run: bool, simulated: bool, output: str
+) -> None:
+    """Bring the region's machines in line with a list, all of it or nothing.
+
+    New machines are down until their agents have joined; known ones get the list's place,
+    type, hardware and cluster; machines that are not in the list stay.
+    """
+    chosen = format_ or ("json" if file.suffix.lower() == ".json" else "csv")
+    data = file.read_bytes()
+    found: ImportResult = target.ask(
+        lambda client: client.import_machines(data, chosen, dry_run=dry_run, simulated=simulated)
+    )
+    verb = "would be " if found.dry_run else ""
+    line = (
+        f"{found.added} machine(s) {verb}added, {found.updated} {verb}updated,"
+        f" {found.unchanged} unchanged"
+    )
+    show.emit(output, found, lambda: click.echo(line))
+
+
+@machine.command("lend")
+@click.argument("name")
+@click.option("--to", "borrower", required=True, metavar="E", help="Entitlement that borrows it.")
+@click.option("--from", "donor", default="", metavar="E", help="Has it now [default: nobody].")
+@output_option
+@click.pass_obj
+def machine_lend(target: Target, name: str, borrower: str, donor: str, output: str) -> None:
+    """Give a whole, empty machine to another entitlement for a while."""
+    wish = Lend(machine=name, borrower=borrower, donor=donor)
+    found: MachineRecord = target.ask(lambda client: client.lend_machine(wish))
+    line = f"machine {name}: lent to {borrower} by {donor or 'the free pool'}"
+    show.emit(output, found, lambda: click.echo(show.printable(line)))
+
+
+@machine.command("revoke")
+@click.argument("names", nargs=-1, required=True)
+@click.option("--within", type=Seconds(), default="5m", show_default=True, help="By force then.")
+@output_option
+@click.pass_obj
+def machine_revoke(target: Target, names: tuple[str, ...], within: float, output: str) -> None:
+    """Call lent machines back: the borrower's tasks move away, then they return."""
+    wish = Revoke(machines=list(names), return_within_s=within)
+    found: Records = target.ask(lambda client: client.revoke_machines(wish))
+    show.emit(output, found, lambda: _print_plans(found.machines))
+
+
+@machine.command("remove")
+@click.argument("name")
+@output_option
+@click.pass_obj
+def machine_remove(target: Target, name: str, output: str) -> None:
+    """Forget a machine that is free and decommissioned or replaced."""
+    target.ask(lambda client: client.remove_machine(name))
+    line = f"machine {name}: removed"
+    show.emit(output, {"removed": name}, lambda: click.echo(show.printable(line)))
 
 
 @click.group()

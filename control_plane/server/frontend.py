@@ -21,9 +21,10 @@ from agent.errors import Busy, InvalidInput
 from agent.wire.peers import principal
 from agent.wire.server import Authorize, Call, Handler, make_app
 from control_plane.api.jobs import Endpoints, Jobs, JobStatus
-from control_plane.api.machines import Machines, MachineView, Token
+from control_plane.api.machines import Token
 from control_plane.api.routes import ROUTES
 from control_plane.server.capacity_handlers import CapacityHandlers
+from control_plane.server.machine_handlers import MachineHandlers
 from control_plane.server.metrics import Metrics
 from control_plane.services.control_plane import ControlPlane
 from control_plane.services.identity import Registrar
@@ -33,14 +34,15 @@ MAX_WAIT_S = 60.0
 MAX_TAIL_LINES = 100_000
 
 
-class FrontEnd(CapacityHandlers):
+class FrontEnd(CapacityHandlers, MachineHandlers):
     """A handler for each row of the table."""
 
     def __init__(
         self, control_plane: ControlPlane, registrar: Registrar, images: ImageStore, ca_pem: str
     ) -> None:
         """Take what the handlers call."""
-        super().__init__(control_plane.capacity)
+        CapacityHandlers.__init__(self, control_plane.capacity)
+        MachineHandlers.__init__(self, control_plane.inventory)
         self._control_plane = control_plane
         self._registrar = registrar
         self._images = images
@@ -137,14 +139,6 @@ class FrontEnd(CapacityHandlers):
         return await self._control_plane.endpoints(
             call.path["job"], int(after or 0), min(wait_s or 0.0, MAX_WAIT_S)
         )
-
-    async def list_machines(self, _: Call) -> Machines:
-        """List the machines."""
-        return await self._control_plane.list_machines()
-
-    async def get_machine(self, call: Call) -> MachineView:
-        """Show a machine."""
-        return await self._control_plane.get_machine(call.path["machine"])
 
     async def healthz(self, _: Call) -> Liveness:
         """Answer at all."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from agent.api import Ack
@@ -28,22 +26,22 @@ FORMATS = ("csv", "json")
 class MachineHandlers:
     """A handler for each row of `api.machine_routes`."""
 
-    def __init__(self, desk: Callable[[], MachineDesk]) -> None:
-        """Take where the desk is found; it may be made later than this."""
-        self._desk = desk
+    def __init__(self, desk: MachineDesk) -> None:
+        """Take what the handlers call."""
+        self._inventory = desk
 
     async def list_machines(self, call: Call) -> Machines:
         """List machines."""
         scope = _scope(call)
-        return await self._desk().page(scope, call.query.get("after", ""), _limit(call))
+        return await self._inventory.page(scope, call.query.get("after", ""), _limit(call))
 
     async def get_machine(self, call: Call) -> MachineView:
         """Show a machine."""
-        return self._desk().get(call.path["machine"])
+        return self._inventory.get(call.path["machine"])
 
     async def remove_machine(self, call: Call) -> Ack:
         """Forget a machine."""
-        await self._desk().remove(call.path["machine"])
+        await self._inventory.remove(call.path["machine"])
         return Ack()
 
     async def import_machines(self, call: Call) -> ImportResult:
@@ -57,29 +55,29 @@ class MachineHandlers:
             data += chunk
             if len(data) > MAX_INVENTORY_BYTES:
                 raise TooLarge(f"the list is over {MAX_INVENTORY_BYTES} bytes")
-        return await self._desk().import_inventory(
+        return await self._inventory.import_inventory(
             bytes(data), format_, simulated=call.flag("simulated"), dry_run=call.flag("dry_run")
         )
 
     async def drain_machines(self, call: Call) -> Records:
         """Announce that machines will be away."""
-        return await self._desk().drain(call.body)
+        return await self._inventory.drain(call.body)
 
     async def undrain_machines(self, call: Call) -> Records:
         """End what was planned."""
-        return await self._desk().undrain(call.body)
+        return await self._inventory.undrain(call.body)
 
     async def lend_machine(self, call: Call) -> MachineRecord:
         """Lend a machine."""
-        return await self._desk().lend(call.body)
+        return await self._inventory.lend(call.body)
 
     async def revoke_machines(self, call: Call) -> Records:
         """Call machines back."""
-        return await self._desk().revoke(call.body)
+        return await self._inventory.revoke(call.body)
 
     async def list_brokers(self, _: Call) -> BrokerViews:
         """List the brokers."""
-        return self._desk().brokers()
+        return self._inventory.brokers()
 
     async def broker_machines(self, call: Call) -> BrokerMachines:
         """Show a broker's machines, or what changed."""
@@ -87,9 +85,9 @@ class MachineHandlers:
         after = call.number("after")
         if after is None:
             name_after = call.query.get("name_after", "")
-            return await self._desk().broker_page(datacenter, name_after, limit)
+            return await self._inventory.broker_page(datacenter, name_after, limit)
         wait_s = min(call.number("wait_s", 0.0) or 0.0, MAX_WAIT_S)
-        return await self._desk().broker_changes(datacenter, int(after), limit, wait_s)
+        return await self._inventory.broker_changes(datacenter, int(after), limit, wait_s)
 
 
 def _limit(call: Call) -> int:

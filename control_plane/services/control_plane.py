@@ -24,6 +24,7 @@ from control_plane.services.dispatcher import Dispatcher
 from control_plane.services.fleet import Fleet
 from control_plane.services.health_checker import HealthChecker
 from control_plane.services.job_control import JobControl
+from control_plane.services.machine_desk import MachineDesk
 from control_plane.services.portal import Portal
 from control_plane.services.region import Region
 from control_plane.services.scheduler import Scheduler
@@ -55,6 +56,7 @@ class ControlPlane:
         self._broker = Brokers(store, clock)
         self._portal = Portal(store, clock, portal)
         self._broker.listen(self._portal.supply.heard)
+        self.inventory = MachineDesk(self._broker, clock, self._view, self._profile_of)
         self._jobs: Table[JobRecord] = Table(store, JOBS, JobRecord, "job")
         self._fleet = Fleet(self._broker)
         region = Region(self._broker, self._portal, self._jobs, self._fleet, settings, clock)
@@ -115,6 +117,7 @@ class ControlPlane:
             group.create_task(self._switcher.run())
             group.create_task(self._allocator.run())
             group.create_task(self._health.run())
+            group.create_task(self.inventory.run())
 
     # -- jobs
 
@@ -162,7 +165,7 @@ class ControlPlane:
 
     async def get_machine(self, name: str) -> MachineView:
         """Return a machine, or raise `NotFound`."""
-        return self._view(self._broker.table.get(name))
+        return self.inventory.get(name)
 
     async def joined(self, request: JoinRequest) -> MachineRecord:
         """Record a host whose identity was proved; again for one that is known."""
@@ -195,6 +198,11 @@ class ControlPlane:
         record = self._broker.table.find(name)
         rru_per_cpu = capacity_of(record).rru_per_cpu if record is not None else 1.0
         return Used(load.cpu_cores * rru_per_cpu, load.memory_bytes)
+
+    def _profile_of(self, entitlement: str) -> str:
+        """Return the profile of an entitlement that has machines of its own."""
+        record = self._portal.table.find(entitlement)
+        return "" if record is None or record.spec.materialization else record.spec.host_profile
 
     def _view(self, record: MachineRecord) -> MachineView:
         sight = self._fleet.sight(record.machine)

@@ -145,7 +145,8 @@ class MachineDesk:
         profile = self._profile_of(wish.borrower)
         if not profile:
             raise NotFound(
-                f"there is no entitlement {wish.borrower!r}", hint="twinectl entitlement list"
+                f"there is no entitlement {wish.borrower!r} with machines of its own",
+                hint="twinectl entitlement list",
             )
         empty = self._is_empty(wish.machine)
         return await self.loans.lend(

@@ -22,6 +22,7 @@ from agent.api import Health, JoinRequest, Liveness, MachineFacts, TaskState
 from agent.errors import HostError, InvalidInput, NotFound
 from agent.wire import tls
 from agent.wire.client import WireClient
+from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import (
     Endpoint,
     Endpoints,
@@ -42,10 +43,12 @@ from control_plane.server.access import Access
 from control_plane.server.frontend import FrontEnd
 from control_plane.server.listen import serving, tcp_socket, unix_socket
 from control_plane.services.authority import Authority, OwnIdentity, Subject, open_authority
+from control_plane.services.brokers import Brokers
 from control_plane.services.capacity_desk import CapacityDesk, Sources
 from control_plane.services.control_plane import ControlPlane
 from control_plane.services.identity import Registrar
 from control_plane.services.image_store import ImageStore
+from control_plane.services.machine_desk import MachineDesk
 from control_plane.services.portal import Portal
 from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
@@ -67,17 +70,6 @@ FACTS = MachineFacts(
 )
 
 
-class CannedMachines:
-    """The broker's table, as far as a report reads it."""
-
-    def __init__(self, machines: dict[str, MachineRecord]) -> None:
-        self.find = machines.get
-        self._machines = machines
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._machines)
-
-
 async def _nothing_to_release(entitlement: str) -> None:
     return None
 
@@ -85,15 +77,17 @@ async def _nothing_to_release(entitlement: str) -> None:
 class CannedControlPlane(ControlPlane):
     """Answers at once, as if every task started everywhere; `phase` can be overridden.
 
-    The capacity portal is the real one, with bob as an approver.
+    Broker and capacity portal are real, with bob as an approver.
     """
 
     def __init__(self, store: Store) -> None:
-        self.machines: dict[str, MachineRecord] = {}
+        self.brokers = Brokers(store, time.time)
+        self.inventory = MachineDesk(self.brokers, time.time, self._view, lambda _: "base")
         self.portal = Portal(store, time.time, PortalSettings(approvers=["bob"]))
+        self.brokers.listen(self.portal.supply.heard)
         sources = Sources(
-            machines=CannedMachines(self.machines),
-            held=lambda name: [m for m in self.machines.values() if m.entitlement == name],
+            machines=self.brokers.table,
+            held=self.brokers.held,
             jobs_of=lambda name: [j for j, spec in self.jobs.items() if spec.entitlement == name],
             release_idle=_nothing_to_release,
             used=lambda name: Used(),
@@ -150,24 +144,14 @@ class CannedControlPlane(ControlPlane):
         return Endpoints(job=job, revision=1, endpoints=found)
 
     async def list_machines(self) -> Machines:
-        return Machines(machines=[MachineView(record=r) for r in self.machines.values()])
-
-    async def get_machine(self, name: str) -> MachineView:
-        if name not in self.machines:
-            raise NotFound(f"there is no machine {name}", hint="twinectl machine list")
-        return MachineView(record=self.machines[name], tasks=["web-0"], ready=True)
+        return await self.inventory.page(MachineScope(), "", 1000)
 
     async def joined(self, request: JoinRequest) -> MachineRecord:
-        record = MachineRecord(
-            machine=request.machine,
-            location=request.location,
-            machine_type=request.machine_type,
-            address=request.address,
-            facts=request.facts,
-        )
-        self.portal.supply.heard(record.machine, self.machines.get(record.machine), record)
-        self.machines[request.machine] = record
-        return record
+        return await self.brokers.join(request)
+
+    def _view(self, record: MachineRecord) -> MachineView:
+        tasks = ["web-0"] if record.machine == "vm1" else []
+        return MachineView(record=record, tasks=tasks, ready=True)
 
     async def ready(self) -> Liveness:
         return Liveness(ok=self.is_ready, detail="" if self.is_ready else "loading")
@@ -247,6 +231,7 @@ def start_region(folder: Path) -> Iterator[Region]:
 
     async def serve() -> None:
         async with store, serving(app, tcp, identity.server_context(), local):
+            await canned.brokers.load()
             ready.set()
             await stop.wait()
 

@@ -22,7 +22,7 @@ from agent.wire import tls
 from agent.wire.client import WireClient
 from agent.wire.peers import peer_of
 from agent.wire.tls import Credential
-from control_plane.api.machines import Token, TokenRequest
+from control_plane.api.machines import EventKind, Token, TokenRequest
 from control_plane.services.authority import SKEW_S, Authority, Subject, open_authority
 
 from .conftest import FACTS, Region
@@ -54,7 +54,7 @@ def test_a_host_joins_and_is_recorded_with_its_place(region: Region, tmp_path: P
     assert host.find() == joined
     assert joined.machine == "vm1"
     assert joined.control_plane_url == region.url
-    record = region.control_plane.machines["vm1"]
+    record = region.control_plane.brokers.table.get("vm1")
     assert (record.address, record.location.msb) == ("127.0.0.1:7443", "msb2")
     assert (tmp_path / "identity").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "identity/identity.json").stat().st_mode & 0o777 == 0o600
@@ -118,7 +118,7 @@ def test_two_hosts_racing_with_one_token_get_one_certificate(
 def test_a_token_is_bound_to_its_host(region: Region, tmp_path: Path) -> None:
     with pytest.raises(Forbidden, match="made for another host"):
         asyncio.run(HostIdentity(tmp_path).join(invitation(region, "vm2"), candidate("vm1")))
-    assert region.control_plane.machines == {}
+    assert len(region.control_plane.brokers.table) == 0
 
 
 def test_who_guesses_has_to_wait(region: Region, tmp_path: Path) -> None:
@@ -272,7 +272,9 @@ def _serial_of(pem: str) -> str:
 def test_a_machine_that_was_removed_cannot_renew(region: Region, tmp_path: Path) -> None:
     host = HostIdentity(tmp_path)
     asyncio.run(host.join(invitation(region), candidate()))
-    del region.control_plane.machines["vm1"]
+    planned = region.control_plane.inventory.outages.plan_unavailability
+    region.run(planned(["vm1"], EventKind.DECOMMISSION, "sold"))
+    region.run(region.control_plane.brokers.remove("vm1"))
     with pytest.raises(Forbidden, match="not part of the region"):
         asyncio.run(host.renew())
 

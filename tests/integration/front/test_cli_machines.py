@@ -1,0 +1,138 @@
+"""`twinectl machine` against a front end: lists, plans, loans and imports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from control_plane.cli import main
+from control_plane.client import ControlPlaneClient
+
+from .conftest import Region
+
+Ctl = Callable[..., Result]
+LIST = """machine,region,datacenter,msb,row,rack,machine_type,generation,sku,rru,cpus,memory,cluster
+m1,prn,prn1,msb1,row1,rack1,web,skylake,web-1s-64g,1.5,36,64G,c1
+m2,prn,prn1,msb1,row1,rack2,web,skylake,web-1s-64g,1.5,36,64G,c1
+m3,prn,prn2,msb2,row1,rack1,gpu,,,,,,c2
+"""
+
+
+@pytest.fixture
+def ctl(region: Region) -> Ctl:
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(
+            main, arguments, env={"TWINE_ENDPOINT": f"unix:{region.socket}", "TZ": "UTC"}
+        )
+
+    return run
+
+
+@pytest.fixture
+def imported(ctl: Ctl, tmp_path: Path) -> Path:
+    path = tmp_path / "machines.csv"
+    path.write_text(LIST)
+    result = ctl("machine", "import", str(path), "--simulated")
+    assert result.stdout == "3 machine(s) added, 0 updated, 0 unchanged\n"
+    return path
+
+
+def names(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.stderr
+    return [line.split()[0] for line in result.stdout.splitlines()[1:]]
+
+
+@pytest.mark.usefixtures("imported")
+def test_machines_are_listed_by_every_filter(ctl: Ctl) -> None:  # MO2
+    everything = ctl("machine", "list")
+    assert names(everything) == ["m1", "m2", "m3"]
+    assert everything.stderr == "3 machine(s): 3 up, 3 free, 0 in 0 entitlement(s)\n"
+    assert names(ctl("machine", "list", "--datacenter", "prn1")) == ["m1", "m2"]
+    assert names(ctl("machine", "list", "--msb", "msb2")) == ["m3"]
+    assert names(ctl("machine", "list", "--rack", "rack1", "--type", "web")) == ["m1"]
+    assert names(ctl("machine", "list", "--cluster", "c1", "--free")) == ["m1", "m2"]
+    assert names(ctl("machine", "list", "--state", "down")) == []
+    assert names(ctl("machine", "list", "--unavailable")) == []
+    shown = json.loads(ctl("machine", "list", "--region", "prn", "-o", "json").stdout)
+    assert [view["record"]["machine"] for view in shown["machines"]] == ["m1", "m2", "m3"]
+
+
+@pytest.mark.usefixtures("imported")
+def test_a_machine_is_shown_with_place_hardware_and_events(ctl: Ctl) -> None:  # MO18
+    drained = ctl(
+        *("machine", "drain", "m1", "--reason", "new fan", "--start", "1h"),
+        *("--deadline", "30m", "--duration", "2h"),
+    )
+    assert "maintenance" in drained.stdout
+    shown = ctl("machine", "show", "m1").stdout
+    assert "prn/prn1/msb1/row1/rack1/m1" in shown
+    assert "skylake, SKU web-1s-64g, RRU 1.5, CPUs 36, memory 64.0 GiB" in shown
+    assert "maintenance: new fan; from 20" in shown
+    assert "takes 2h" in shown
+    assert "agent has not joined yet" in " ".join(shown.split())
+
+
+@pytest.mark.usefixtures("imported")
+def test_a_cluster_is_drained_undrained_and_removed(ctl: Ctl) -> None:  # RB11 HC14
+    drain = ("machine", "drain", "--scope", "cluster=c1", "--reason", "old")
+    found = json.loads(ctl(*drain, "--kind", "decommission", "-o", "json").stdout)
+    assert [record["machine"] for record in found["machines"]] == ["m1", "m2"]
+    assert names(ctl("machine", "list", "--unavailable")) == ["m1", "m2"]
+    assert names(ctl("machine", "undrain", "m2")) == ["m2"]
+    refused = ctl("machine", "remove", "m2")
+    assert refused.exit_code == 5
+    assert "it is not being decommissioned or replaced" in refused.stderr
+    assert ctl("machine", "remove", "m1").stdout == "machine m1: removed\n"
+    assert names(ctl("machine", "list")) == ["m2", "m3"]
+
+
+@pytest.mark.usefixtures("imported")
+def test_a_machine_is_lent_and_called_back(ctl: Ctl) -> None:  # EL1 EL4
+    assert ctl("machine", "lend", "m1", "--to", "batch").stdout == (
+        "machine m1: lent to batch by the free pool\n"
+    )
+    assert "from the free pool since" in ctl("machine", "show", "m1").stdout
+    again = ctl("machine", "lend", "m1", "--to", "other", "--from", "batch")
+    assert (again.exit_code, "is on loan already" in again.stderr) == (5, True)
+    assert "its loan to batch was revoked" in ctl("machine", "revoke", "m1").stdout
+
+
+def test_a_wrong_list_is_refused_with_all_its_lines(ctl: Ctl, imported: Path) -> None:
+    imported.write_text(LIST.replace("64G", "lots").replace("m3", "M3"))
+    refused = ctl("machine", "import", str(imported))
+    assert refused.exit_code == 64
+    assert refused.stderr.splitlines()[0] == "error: cannot import the list, nothing was changed:"
+    assert [line.split(":")[0].strip() for line in refused.stderr.splitlines()[1:]] == [
+        "line 2",
+        "line 3",
+        "line 4",
+    ]
+    imported.write_text(LIST.replace("rack2", "rack3"))
+    dry = ctl("machine", "import", str(imported), "--dry-run", "-o", "json")
+    assert json.loads(dry.stdout) == {"added": 0, "updated": 1, "unchanged": 2, "dry_run": True}
+
+
+@pytest.mark.usefixtures("imported")
+def test_a_subscriber_follows_a_broker_over_http(ctl: Ctl, region: Region) -> None:  # RB1 RB4
+    async def follow() -> list[str]:
+        async with ControlPlaneClient(f"unix:{region.socket}") as client:
+            brokers = (await client.list_brokers()).brokers
+            assert [(b.datacenter, b.machines, b.free) for b in brokers] == [
+                ("prn1", 2, 2),
+                ("prn2", 1, 1),
+            ]
+            page = await client.broker_machines("prn1")
+            assert [record.machine for record in page.machines] == ["m1", "m2"]
+            waiting = asyncio.ensure_future(client.broker_changes("prn1", page.revision, 20.0))
+            await asyncio.sleep(0)
+            region.run(region.control_plane.brokers.mark_down("m2", "test"))
+            news = await waiting
+            assert (await client.broker_changes("prn1", 1)).lost
+            return [change.name for change in news.changes]
+
+    assert asyncio.run(follow()) == ["m2"]
