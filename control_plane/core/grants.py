@@ -7,7 +7,8 @@ whether everybody can be served at once is the transport problem of `core.transp
 classes of like machines: a region of a million machines has a few hundred.
 
 What a pool that limits both is promised: its machines; the RRU then only bound what it holds.
-Machines that are down count, since they are there. Those that are to be decommissioned do not.
+Machines that are down count, since they are there. Those that are to be decommissioned do
+not; those that are to be replaced do.
 """
 
 from __future__ import annotations
@@ -45,6 +46,14 @@ def class_of(record: MachineRecord) -> MachineClass | None:
     if leaving:
         return None
     return MachineClass(record.machine_type, record.location.datacenter, micro(rru_of(record)))
+
+
+def is_leaving(record: MachineRecord) -> bool:
+    """Return whether a machine is to be decommissioned, now or later."""
+    return any(
+        event.kind is EventKind.DECOMMISSION and event.end is None
+        for event in record.unavailability
+    )
 
 
 def rru_of(record: MachineRecord) -> float:

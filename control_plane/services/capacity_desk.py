@@ -23,10 +23,10 @@ from control_plane.api.capacity import (
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.machines import MachineRecord
 from control_plane.core.capacity_report import Report, Used
-from control_plane.core.grants import unkept
+from control_plane.core.grants import Shortage, Supply, unkept
 from control_plane.core.pools import pool_of
 from control_plane.services.agents import Clock
-from control_plane.services.portal import Person, Portal, Use
+from control_plane.services.portal import MANY, Person, Portal, Use
 
 _CHUNK = 500
 """Machines that a report reads before others have their turn: a few milliseconds."""
@@ -136,9 +136,11 @@ class CapacityDesk:
             record = self._sources.machines.find(name)
             if record is not None:
                 report.add(record, self._sources.used(name))
-        found = report.finish(self._portal.table.records())
-        supply = dict(self._portal.supply.counts())
-        short = unkept(self._portal.specs(), supply) if supply else {}
+        records, supply = self._portal.table.records(), self._portal.supply.counts()
+        if len(records) < MANY:
+            found, short = _summed_up(report, records, supply)
+        else:
+            found, short = await asyncio.to_thread(_summed_up, report, records, supply)
         return replace(found, short=[f"{pool}: {why}" for pool, why in sorted(short.items())])
 
     def _jobs(self, name: str) -> list[str]:
@@ -162,3 +164,10 @@ class CapacityDesk:
             jobs=self._jobs(record.name),
             pending=self._portal.requests.pending(record.name),
         )
+
+
+def _summed_up(
+    report: Report, records: list[EntitlementRecord], supply: Supply
+) -> tuple[CapacityReport, dict[str, Shortage]]:
+    specs = {record.name: record.spec for record in records}
+    return report.finish(records), unkept(specs, supply) if supply else {}

@@ -33,7 +33,7 @@ from control_plane.store import Put, Store
 from control_plane.store.records import ENTITLEMENTS
 
 log = logging.getLogger(__name__)
-_IN_A_THREAD = 200
+MANY = 200
 """Entitlements from which on the sums take longer than the event loop should stand still."""
 
 
@@ -196,7 +196,7 @@ class Portal:
         self, name: str, spec: EntitlementSpec, jobs: Sequence[str]
     ) -> _TooMuch | None:
         """Raise what is wrong with a specification; return what it asks for in vain."""
-        specs, supply = self.specs(), dict(self.supply.counts())
+        specs, supply = self.specs(), self.supply.counts()
         before = specs.get(name)
         fixed = fixed_by_jobs(before, spec, jobs)
         errors = (*check_entitlement(name, spec, specs, supply), *fixed)
@@ -206,7 +206,7 @@ class Portal:
             return None
         if not asks_for_more(before, spec):
             return None
-        if len(specs) < _IN_A_THREAD:
+        if len(specs) < MANY:
             short = shortage(name, spec, specs, supply)
         else:
             short = await asyncio.to_thread(shortage, name, spec, specs, supply)

@@ -1,21 +1,30 @@
 """The capacity portal: what is granted at once, what waits, what is refused, what survives."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
+from itertools import product
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from virtual_time import clock, run
 
 from agent.api import Location
 from agent.errors import Conflict, Forbidden, InvalidInput, NotFound, TwineError, Unprocessable
 from control_plane.api.capacity import EntitlementSpec, EntitlementWish, RequestState
-from control_plane.api.machines import Hardware, MachineRecord
+from control_plane.api.machines import (
+    EventKind,
+    Hardware,
+    MachineRecord,
+    UnavailabilityEvent,
+)
 from control_plane.api.settings import PortalSettings
-from control_plane.core.grants import unkept
+from control_plane.core.grants import supply_of, unkept
 from control_plane.services.portal import NOTHING, Person, Portal, Use
+from control_plane.services.supply import SupplyIndex
 from control_plane.store.memory import MemoryStore
 
 ANN, BOB, ROOT = Person("ann"), Person("bob"), Person("local:0", is_operator=True)
@@ -250,6 +259,42 @@ def test_requests_and_their_effect_survive_a_restart_together():  # CP12
             assert portal.requests.pending("e5") == ["r6"]
 
     run(main())
+
+
+def test_the_index_of_supply_agrees_with_a_count_of_all_machines():  # CP1
+    leaving = UnavailabilityEvent(
+        event_id="1", kind=EventKind.DECOMMISSION, reason="old", start=0.0
+    )
+    index = SupplyIndex()
+    now: dict[str, MachineRecord] = {}
+    changes = [machine(i, kind, dc) for i, (kind, dc) in enumerate(product("ab", "xyz"))]
+    changes += [machine(0, "b", "x"), replace(changes[1], unavailability=(leaving,))]
+    changes += [replace(changes[2], hardware=None), replace(changes[3], entitlement="e")]
+    changes += [replace(changes[3], entitlement="f"), changes[1]]
+    for record in changes:
+        index.heard(record.machine, now.get(record.machine), record)
+        now[record.machine] = record
+        assert index.counts() == supply_of(now.values())
+    for name in list(now):
+        index.heard(name, now.pop(name), None)
+        assert index.counts() == supply_of(now.values())
+    assert index.counts() == {}
+
+
+def test_a_large_portal_does_its_sums_beside_the_loop():  # CP8
+    """On a real loop: the sums of many entitlements are done in a thread."""
+
+    async def main() -> None:
+        async with MemoryStore() as store:
+            portal = Portal(store, time.time)
+            for i in range(300):
+                portal.supply.heard(f"m{i}", None, machine(i))
+            for i in range(300):
+                await portal.request(f"e{i}", wish(machines=1), ANN, NOTHING)
+            with pytest.raises(Unprocessable, match="300 machines granted"):
+                await portal.request("more", wish(machines=1), ANN, NOTHING)
+
+    asyncio.run(main())
 
 
 def test_old_decided_requests_are_forgotten():
