@@ -155,7 +155,8 @@ def check(index: RegionIndex, unsettled: Iterable[Change] = ()) -> None:
             charged[claim.machine.name].append((claims, claim))
     for change in unsettled:
         for claim in change.claims:
-            charged[claim.machine.name].append((index.claims[change.job], claim))
+            if index.machines.get(claim.machine.name) is claim.machine:
+                charged[claim.machine.name].append((index.claims[change.job], claim))
     for machine in index.machines.values():
         _check_machine(machine, charged[machine.name], spent_twice=bool(unsettled))
     for pool in index.pools.values():

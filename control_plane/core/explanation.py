@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from control_plane.core.feasibility import Tally
-from control_plane.core.machine_pools import Bins, Bucket, Machine, Pool
+from control_plane.core.feasibility import Tally, bin_of
+from control_plane.core.machine_pools import Bins, Bucket, Machine
 
 if TYPE_CHECKING:
     from control_plane.core.planner import Group, Planning
 
+_Machines = Iterator[tuple[Bins, Machine]]
 _EXPLAINED = 20_000
 """Machines of one pool that are judged for it."""
 _PAUSE_AFTER = 1_000
@@ -21,11 +23,11 @@ _PAUSE_AFTER = 1_000
 def explaining(work: Planning, group: Group) -> Generator[None, None, list[str]]:
     """Find every reason, in steps of bounded time."""
     held, limits = Tally(group.demand), Counter[str]()
-    yield from _judge(work, group, work.pool, held, limits)
+    yield from _judge(work, group, _held(work), held, limits)
     reasons = list(held.reasons()) if held.machines else ["the entitlement holds no machine yet"]
     reasons += _counted(limits, "machine")
     free, limits = Tally(group.demand), Counter[str]()
-    yield from _judge(work, group, work.free, free, limits)
+    yield from _judge(work, group, _free(work, limits), free, limits)
     if not work.free.size:
         reasons.append("the free pool is empty")
     reasons += _counted(limits, "free machine")
@@ -33,22 +35,12 @@ def explaining(work: Planning, group: Group) -> Generator[None, None, list[str]]
 
 
 def _judge(
-    work: Planning, group: Group, pool: Pool, tally: Tally, limits: Counter[str]
+    work: Planning, group: Group, machines: _Machines, tally: Tally, limits: Counter[str]
 ) -> Generator[None, None, None]:
-    number = 0
-    for bins, machine in _machines(pool.partition(work.ranking.properties)):
-        number += 1
-        if number > _EXPLAINED:
-            return
-        if number % _PAUSE_AFTER == 0:
+    for number, (bins, machine) in enumerate(islice(machines, _EXPLAINED)):
+        if number % _PAUSE_AFTER == _PAUSE_AFTER - 1:
             yield
-        if machine in work.taken and pool is work.free:
-            continue
-        refusal = _refusal(work, machine) if pool is work.free else ""
-        if refusal:
-            limits[refusal] += 1
-        else:
-            tally.add(machine, work.spaces.get(machine) or machine)
+        tally.add(machine, work.spaces.get(machine) or machine)
         full = work.ranking.is_full(bins) or work.ranking.is_single_full(machine)
         if full is not None and full.at_most is not None:
             limits[f"{full.property} would get {full.at_most + 1} tasks > {full.at_most}"] += 1
@@ -56,16 +48,34 @@ def _judge(
             limits["is to be left"] += 1
 
 
-def _machines(partition: dict[Bins, list[Bucket]]) -> Iterable[tuple[Bins, Machine]]:
+def _held(work: Planning) -> _Machines:
+    """Yield the machines of the entitlement, those of this plan too."""
+    yield from _all(work.pool.partition(work.ranking.properties))
+    for machine in work.taken:
+        yield tuple(bin_of(p, machine) for p in work.ranking.properties), machine
+
+
+def _free(work: Planning, limits: Counter[str]) -> _Machines:
+    """Yield the free machines that the entitlement may take, and count the others."""
+    judged = 0
+    for bins, machine in _all(work.free.partition(work.ranking.properties)):
+        if machine in work.taken:
+            continue
+        refusal = work.allowance.lacks(machine) or work.refuses(machine)
+        if not refusal:
+            yield bins, machine
+        elif judged < _EXPLAINED:
+            judged += 1
+            limits[refusal] += 1
+        else:
+            return
+
+
+def _all(partition: dict[Bins, list[Bucket]]) -> _Machines:
     for bins, buckets in list(partition.items()):
         for bucket in buckets:
             for machine in bucket.machines():
                 yield bins, machine
-
-
-def _refusal(work: Planning, machine: Machine) -> str:
-    """Return why the entitlement may not take a free machine, whether or not it would fit."""
-    return work.allowance.lacks(machine) or work.refuses(machine)
 
 
 def _counted(limits: Counter[str], what: str) -> list[str]:

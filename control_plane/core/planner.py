@@ -264,15 +264,17 @@ class Planning:
         return tasks[position:]
 
     def _claim(self, group: Group, task: int, machine: Machine, bins: Bins) -> None:
-        demand = group.demand
-        space = self._space(machine)
-        space.take(demand, machine.capacity)
-        moving = self._moving.get(task) if self._moving else None
-        if moving is not None:
-            self._free(moving)
-        self.change.claims.append(Claim(task, machine, demand, space.pick_ports(demand)))
         self.mine[machine] = self.mine.get(machine, 0) + 1
         self.ranking.add_bins(bins, machine)
+        demand = group.demand
+        moving = self._moving.get(task) if self._moving else None
+        if moving is not None:
+            if moving.machine is machine:  # there is no better one
+                return
+            self._free(moving)
+        space = self._space(machine)
+        space.take(demand, machine.capacity)
+        self.change.claims.append(Claim(task, machine, demand, space.pick_ports(demand)))
 
     def take(self, machine: Machine) -> None:
         """Take a machine from the free pool."""

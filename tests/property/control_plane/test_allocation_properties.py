@@ -1,0 +1,325 @@
+"""Allocations on any small region: what holds whatever is asked for, fails and comes back."""
+
+from collections import Counter
+
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from regions import FREE, Allowance, RegionIndex, a_capacity, a_place, check, plan, state
+
+from control_plane.api.policy import Preference, Property, Strategy
+from control_plane.core.feasibility import Demand, judge
+from control_plane.core.machine_pools import Space
+from control_plane.core.planner import Group, Plan, Request
+from control_plane.core.preferences import DEFAULT
+from control_plane.core.region_index import Change
+
+POOLS = ["e1", "e2"]
+JOBS = ["a", "b", "c"]
+PLACES = [a_place(f"msb{1 + i % 3}", f"dc{1 + i // 3}", f"rack{r}") for i in range(5) for r in "12"]
+CAPACITIES = [
+    a_capacity("small", memory_bytes=4),
+    a_capacity("small", memory_bytes=6, rru=5.3, rru_per_cpu=5.3 / 4, generation="new"),
+    a_capacity("large", memory_bytes=9, cpus=8.0, rru=11.1, rru_per_cpu=11.1 / 8, gpus=1),
+]
+DEMANDS = st.builds(
+    Demand,
+    memory_bytes=st.integers(0, 4),
+    cpus=st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.5]),
+    rru=st.sampled_from([0.0, 0.0, 0.7]),
+    gpus=st.sampled_from([0, 0, 0, 1]),
+    ports=st.sampled_from([(), (), ("http",)]),
+    requires=st.sampled_from(
+        [
+            (),
+            (),
+            (),
+            ((Property.MACHINE_TYPE, frozenset({"small"})),),
+            ((Property.DATACENTER, frozenset({"dc1"})),),
+            ((Property.RACK, frozenset({"msb1/row1/rack1", "rack2"})),),
+        ]
+    ),
+)
+PREFERENCES = st.one_of(
+    st.just(DEFAULT),
+    st.lists(
+        st.builds(
+            Preference,
+            property=st.sampled_from(list(Property)),
+            strategy=st.sampled_from(list(Strategy)),
+            values=st.lists(
+                st.sampled_from(["dc1", "msb2", "dc2/msb1", "rack1", "m3", "new", "small"]),
+                max_size=2,
+            ),
+            at_most=st.sampled_from([None, None, 1, 3]),
+        ),
+        max_size=3,
+    ).map(tuple),
+)
+GROUPS = st.lists(
+    st.tuples(DEMANDS, st.integers(0, 6), st.sampled_from(["", "", "m1", "m4"]), st.booleans()),
+    max_size=2,
+)
+ALLOWANCES = st.builds(
+    Allowance,
+    machines=st.sampled_from([None, 0, 1, 3]),
+    rru=st.sampled_from([None, None, 9.0]),
+    per_type=st.sampled_from([None, None, {"small": 1}, {"large": 1, "small": 1}]),
+    datacenter=st.sampled_from([None, None, "dc1"]),
+)
+
+
+def a_request_of(job: str, pool: str, groups, preferences, gang: bool) -> Request:
+    found, first = [], 0
+    for demand, tasks, leave, avoids in groups:
+        named = {"avoid": leave} if avoids else {"leave": leave}
+        found.append(Group(demand, tuple(range(first, first + tasks)), **named))
+        first += tasks
+    return Request(job, pool, tuple(found), preferences, gang)
+
+
+@st.composite
+def regions(draw, most: int = 10) -> RegionIndex:
+    index = RegionIndex()
+    for i in range(draw(st.integers(0, most))):
+        index.put(
+            f"m{i}",
+            draw(st.sampled_from(CAPACITIES)),
+            draw(st.sampled_from(PLACES)),
+            draw(st.sampled_from([*POOLS, FREE])),
+            draw(st.sampled_from(["", "", "", "is down"])),
+        )
+    return index
+
+
+REQUESTS = st.builds(
+    a_request_of,
+    st.sampled_from(JOBS),
+    st.sampled_from(POOLS),
+    GROUPS,
+    PREFERENCES,
+    st.sampled_from([False, False, True]),
+)
+
+
+class Region(RuleBasedStateMachine):
+    """Jobs come, change and go; machines fail, return, move and leave; plans meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = RegionIndex()
+        self.waiting: dict[str, tuple[Request, Plan]] = {}
+        """Planned, not reserved."""
+        self.reserved: dict[str, Change] = {}
+        self.added = 0
+
+    @rule(
+        capacity=st.sampled_from(CAPACITIES),
+        place=st.sampled_from(PLACES),
+        pool=st.sampled_from([*POOLS, FREE, FREE]),
+        count=st.integers(1, 4),
+    )
+    def join(self, capacity, place, pool, count) -> None:
+        for _ in range(count if self.added < 12 else 0):
+            self.index.put(f"m{self.added}", capacity, place, pool, "")
+            self.added += 1
+
+    def machine(self, number: int):
+        names = sorted(self.index.machines)
+        return self.index.machines[names[number % len(names)]] if names else None
+
+    @rule(number=st.integers(0, 99), why=st.sampled_from(["", "is down"]))
+    def block(self, number, why) -> None:
+        if machine := self.machine(number):
+            self.index.block(machine.name, why)
+
+    @rule(number=st.integers(0, 99))
+    def leave(self, number) -> None:
+        if machine := self.machine(number):
+            self.index.remove(machine.name)
+
+    @rule(number=st.integers(0, 99), place=st.sampled_from(PLACES))
+    def carry(self, number, place) -> None:
+        if machine := self.machine(number):
+            self.index.put(machine.name, machine.capacity, place, machine.pool, machine.blocked)
+
+    @rule(number=st.integers(0, 99), pool=st.sampled_from([*POOLS, FREE]))
+    def assign(self, number, pool) -> None:
+        machine = self.machine(number)
+        if machine and not machine.jobs:
+            self.index.put(machine.name, machine.capacity, machine.place, pool, machine.blocked)
+
+    @rule(request=REQUESTS, allowance=ALLOWANCES)
+    def plan(self, request, allowance) -> None:
+        if request.job in self.reserved:
+            return  # one change of a job at a time
+        before, left = state(self.index), self.index.gain
+        made = plan(self.index, request, allowance)
+        assert (state(self.index), self.index.gain) == (before, left)
+        self.waiting[request.job] = request, made
+        self.check_plan(request, made)
+
+    def check_plan(self, request: Request, made: Plan) -> None:
+        change = made.change
+        had = {c.task for c in self.index.claims.get(request.job, ())}
+        wanted = {task for group in request.groups for task in group.tasks}
+        after = had - {c.task for c in change.freed} | {c.task for c in change.claims}
+        assert after | set(made.unplaced) == wanted | (after - wanted)
+        assert after <= wanted
+        assert bool(made.reasons) == bool(made.unplaced)
+        if request.gang and made.unplaced:
+            assert not change.claims
+            assert not change.takes
+        used = {c.machine for c in change.claims}
+        assert set(change.takes) <= used
+        assert len({c.task for c in change.claims}) == len(change.claims)
+        groups = {task: group for group in request.groups for task in group.tasks}
+        assert all(c.machine.name != groups[c.task].leave for c in change.claims)
+        for machine in change.takes:
+            assert machine.pool == FREE
+            assert not machine.jobs
+
+    @precondition(lambda self: self.waiting)
+    @rule(number=st.integers(0, 2), fresh=st.booleans())
+    def reserve(self, number, fresh) -> None:
+        job = sorted(self.waiting)[number % len(self.waiting)]
+        request, made = self.waiting.pop(job)
+        if fresh:
+            made = plan(self.index, request, Allowance())
+        before = state(self.index)
+        conflicts = self.index.reserve(made.change)
+        note(f"{job}: {conflicts}")
+        if conflicts:
+            assert not fresh  # planner and committer agree
+            assert state(self.index) == before
+        else:
+            self.reserved[job] = made.change
+
+    @precondition(lambda self: self.reserved)
+    @rule(number=st.integers(0, 2))
+    def settle(self, number) -> None:
+        job = sorted(self.reserved)[number % len(self.reserved)]
+        emptied = self.index.settle(self.reserved.pop(job))
+        assert all(not machine.jobs for machine in emptied)
+
+    @precondition(lambda self: self.reserved)
+    @rule(number=st.integers(0, 2))
+    def roll_back(self, number) -> None:
+        job = sorted(self.reserved)[number % len(self.reserved)]
+        self.index.rollback(self.reserved.pop(job))
+
+    @rule(job=st.sampled_from(JOBS))
+    def release(self, job) -> None:
+        if job not in self.reserved:
+            self.waiting.pop(job, None)
+            made = plan(self.index, Request(job, "e1"), Allowance(machines=0))
+            assert self.index.reserve(made.change) == ()
+            self.index.settle(made.change)
+            assert job not in self.index.claims
+
+    @invariant()
+    def all_agrees(self) -> None:  # MO9 MO12 AL21
+        check(self.index, self.reserved.values())
+
+
+Region.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+test_a_region_agrees_with_itself_whatever_happens = Region.TestCase
+
+
+@given(regions(), st.lists(st.tuples(REQUESTS, ALLOWANCES), max_size=6))
+def test_the_committer_agrees_with_the_planner(index, requests):  # MO9 MO12 AL11 AL21
+    for request, allowance in requests:
+        made = plan(index, request, allowance)
+        assert index.reserve(made.change) == ()
+        index.settle(made.change)
+        check(index)
+
+
+@given(regions(), REQUESTS, ALLOWANCES.filter(lambda a: a.machines != 1))
+def test_the_same_request_again_changes_nothing(index, request, allowance):  # AL13
+    made = plan(index, request, allowance)
+    assert index.reserve(made.change) == ()
+    index.settle(made.change)
+    again = plan(index, request, Allowance(machines=0))
+    assert again.change.is_empty
+    assert again.unplaced == made.unplaced
+
+
+FREELY = st.builds(Demand, st.integers(1, 3), cpus=st.sampled_from([0.0, 0.3, 1.0]))
+
+
+@given(regions(), FREELY, st.lists(st.integers(0, 25), min_size=1, max_size=4), st.booleans())
+def test_no_msb_with_room_has_two_tasks_fewer_than_another(index, demand, sizes, grows):  # AL8
+    """As a new job comes and as it grows: room is that of machines held and, if it may take
+    machines, of free ones. An MSB may be behind only if it has no room for one more task."""
+    allowance = Allowance(machines=None if grows else 0)
+    for tasks in sorted(sizes):
+        made = plan(index, Request("a", "e1", (Group(demand, tuple(range(tasks))),)), allowance)
+        assert index.reserve(made.change) == ()
+        index.settle(made.change)
+        count = Counter(claim.machine.place.msb for claim in index.claims.get("a", ()))
+        for machine in index.machines.values():
+            usable = machine.pool == "e1" or (grows and machine.pool == FREE and not machine.jobs)
+            if usable and not judge(demand, machine, machine):
+                assert max(count.values(), default=0) - count[machine.place.msb] <= 1
+
+
+def most_by_hand(index: RegionIndex, demand: Demand, pool: str, *, grows: bool) -> int:
+    """How many such tasks fit, by trying all machines."""
+    found = 0
+    for machine in index.machines.values():
+        if machine.pool != pool and not (grows and machine.pool == FREE and not machine.jobs):
+            continue
+        room = Space(machine)
+        while found < 100 and not judge(demand, machine, room):
+            room.take(demand, machine.capacity)
+            found += 1
+    return found
+
+
+@given(regions(), st.lists(st.tuples(REQUESTS, DEMANDS, st.booleans()), min_size=1, max_size=6))
+def test_no_machine_that_fits_is_hidden_by_what_was_found_earlier(index, turns):  # AL17
+    """Whatever searches in vain left behind: as many tasks are placed as fit by hand."""
+    for request, demand, grows in turns:
+        allowance = Allowance(machines=None if grows else 0)
+        for _ in range(2):
+            many = Request("probe", "e1", (Group(demand, tuple(range(100))),))
+            made = plan(index, many, allowance)
+            most = most_by_hand(index, demand, "e1", grows=grows)
+            assert len(made.change.claims) == min(100, most)
+        assert not made.unplaced or made.reasons
+        made = plan(index, request, Allowance())
+        assert index.reserve(made.change) == ()
+        index.settle(made.change)
+
+
+@given(regions(), REQUESTS, ALLOWANCES)
+def test_no_more_is_taken_than_allowed(index, request, allowance):  # CP3 MO6
+    machines, rru, per_type = allowance.machines, allowance.rru, allowance.per_type
+    takes = plan(index, request, allowance).change.takes
+    assert machines is None or len(takes) <= machines
+    assert rru is None or sum(m.capacity.rru for m in takes) <= rru
+    kinds = Counter(m.capacity.machine_type for m in takes)
+    assert per_type is None or all(n <= per_type.get(kind, 0) for kind, n in kinds.items())
+    assert allowance.datacenter is None or all(
+        m.place.datacenter == allowance.datacenter for m in takes
+    )
+
+
+@given(regions(), REQUESTS, ALLOWANCES)
+def test_no_bin_gets_more_than_at_most_and_requirements_hold(index, request, allowance):  # AL5
+    made = plan(index, request, allowance)
+    for preference in request.preferences:
+        if preference.at_most is None:
+            continue
+        count = Counter(_bin(preference.property, c.machine) for c in made.change.claims)
+        assert max(count.values(), default=0) <= preference.at_most
+    for claim in made.change.claims:
+        assert not judge(claim.demand, claim.machine, Space(claim.machine))
+
+
+def _bin(property_: Property, machine) -> str:
+    if property_ is Property.MACHINE:
+        return machine.name
+    found = getattr(machine.place, property_, None)
+    return found if found is not None else getattr(machine.capacity, property_)
