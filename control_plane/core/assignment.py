@@ -59,9 +59,10 @@ def assigned(record: MachineRecord, entitlement: str, profile: str) -> MachineRe
     )
 
 
-def released(record: MachineRecord) -> MachineRecord:
-    """Return the record as back in the free pool."""
-    return replace(record, entitlement=FREE, profile_wanted="")
+def released(record: MachineRecord, now: float) -> MachineRecord:
+    """Return the record as back in the free pool; a loan ends with it."""
+    record = ended(record, now, (EventKind.REVOKED,))
+    return replace(record, entitlement=FREE, profile_wanted="", loan=None)
 
 
 def not_releasable(record: MachineRecord) -> str:
@@ -129,7 +130,7 @@ def returned(record: MachineRecord, profile: str, now: float) -> MachineRecord:
     """
     loan = record.loan
     assert loan is not None
-    record = ended(replace(record, loan=None), now, (EventKind.REVOKED,))
+    record = released(record, now)
     if loan.donor == FREE or not profile:
-        return released(record)
+        return record
     return assigned(record, loan.donor, profile)

@@ -173,13 +173,13 @@ class Broker:
     async def release_many(self, machines: Mapping[str, int]) -> Machines:
         """Free several in one transaction, unless any changed since its revision."""
         async with self.table.lock(*machines):
+            now, freed = self._clock(), []
             changes: dict[str, MachineRecord | None] = {}
-            freed = []
             for name, revision in machines.items():
                 record = self.table.get(name)
                 self._require(name, revision, not_releasable(record))
-                changes[name] = released(record)
-                freed.append(released(record))
+                changes[name] = free = released(record, now)
+                freed.append(free)
                 fields = {"machine": name, "entitlement": record.entitlement}
                 log.info("machine released", extra=fields)
             await self.table.commit_many(changes)
@@ -210,8 +210,7 @@ class Broker:
         def change(record: MachineRecord) -> MachineRecord:
             now = self._clock()
             return replace(
-                released(ended(record, now, (EventKind.PLANNED, EventKind.REVOKED))),
-                loan=None,
+                released(ended(record, now, (EventKind.PLANNED,)), now),
                 quarantined_profile=record.profile_wanted,
                 quarantined_until=until,
                 quarantine_reason=reason,

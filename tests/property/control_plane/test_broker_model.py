@@ -16,6 +16,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.services.broker import FREE
 from control_plane.services.brokers import Brokers
 from control_plane.services.holds import Take
+from control_plane.services.loans import Loans
 from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
@@ -39,6 +40,9 @@ class BrokerModel(RuleBasedStateMachine):
         self.run(self.store.__aenter__())
         self.owner: dict[str, str] = {}
         self.holds: dict[str, tuple[str, str]] = {}
+        self.donors: dict[str, str] = {}
+        """Machine on loan → who gets it back."""
+        self.overdue: set[str] = set()
         self.load()
         self.run(self.brokers.add({name: _machine(name, i % 3) for i, name in enumerate(NAMES)}))
         self.owner = dict.fromkeys(NAMES, FREE)
@@ -51,6 +55,7 @@ class BrokerModel(RuleBasedStateMachine):
 
     def load(self) -> None:
         self.brokers = Brokers(self.store, lambda: 0.0)
+        self.loans = Loans(self.brokers, lambda: 0.0)
         self.heard: dict[str, str] = {}
         self.brokers.listen(self.listen)
         self.run(self.brokers.load())
@@ -90,9 +95,12 @@ class BrokerModel(RuleBasedStateMachine):
         names = [name for name in names if self.brokers.of(name) is home]
         revisions = {name: self.revision(name) - stale for name in names}
         done = self.succeeds(home.release_many(revisions))
-        assert done == (all(self.owner[n] != FREE for n in names) and not stale)
+        mine = all(self.owner[n] != FREE and not self.donors.get(n) for n in names)
+        assert done == (mine and not stale)
         if done:
             self.owner |= dict.fromkeys(names, FREE)
+            self.donors = {n: d for n, d in self.donors.items() if n not in names}
+            self.overdue -= set(names)
 
     @rule(transaction=TRANSACTION, names=SOME, entitlement=ENTITLEMENT)
     def prepare(self, transaction: str, names: list[str], entitlement: str) -> None:
@@ -129,6 +137,27 @@ class BrokerModel(RuleBasedStateMachine):
         if self.owner[name] != FREE:
             self.run(self.brokers.quarantine(name, "test", 0.0))
             self.owner[name] = FREE
+            self.donors.pop(name, None)
+            self.overdue.discard(name)
+
+    @rule(name=MACHINE, donor=st.sampled_from([FREE, "a", "b"]), borrower=ENTITLEMENT)
+    def lend(self, name: str, donor: str, borrower: str) -> None:
+        done = self.succeeds(self.loans.lend(name, borrower, "p", donor=donor, empty=True))
+        mine = self.owner[name] == donor and name not in self.holds and name not in self.donors
+        assert done == (mine and donor != borrower)
+        if done:
+            self.owner[name], self.donors[name] = borrower, donor
+
+    @rule(name=MACHINE, empty=st.booleans(), revoked=st.booleans())
+    def give_back(self, name: str, empty: bool, revoked: bool) -> None:
+        if revoked:
+            assert self.succeeds(self.loans.revoke([name], 0.0)) == (name in self.donors)
+            self.overdue |= {name} & self.donors.keys()
+        done = self.succeeds(self.loans.give_back(name, "p", empty=empty))
+        assert done == (name in self.donors and (empty or name in self.overdue))
+        if done:
+            self.owner[name] = self.donors.pop(name)
+            self.overdue.discard(name)
 
     @rule(name=MACHINE)
     def fail_and_return(self, name: str) -> None:
@@ -148,6 +177,11 @@ class BrokerModel(RuleBasedStateMachine):
         for entitlement in (FREE, "a", "b"):
             held = [record.machine for record in self.brokers.held(entitlement)]
             assert held == sorted(n for n, owner in self.owner.items() if owner == entitlement)
+
+    @invariant()
+    def a_loan_is_known_until_it_ends(self) -> None:
+        lent = {r.machine: r.loan.donor for r in self.loans.lent() if r.loan is not None}
+        assert lent == self.donors
 
     @invariant()
     def no_hold_is_lost_or_doubled(self) -> None:
