@@ -1,0 +1,427 @@
+"""What the allocator is measured against: two simple allocators, the optimum, a day's churn.
+
+    scan   numpy looks at every machine for every job and spreads it evenly over MSBs
+    heap   the tightest machine that fits, from sorted lists; no spread
+    HiGHS  the best there is, on instances small enough to solve
+
+Both simple ones keep to entitlements and take from the free pool, hold everything in memory
+and store nothing. `quality` judges any of them by what was placed where.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+from msgspec.structs import replace
+
+from control_plane.api.machines import MachineRecord
+from vm_lab.region.generator import BY_NAME, GIB, make_region
+
+SOLVE_S = 10.0
+"""Seconds that the solver may take for each of three goals."""
+FREE = 0
+"""Number of the free pool among entitlements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What each task of a job needs."""
+
+    rru: float
+    memory_bytes: int
+    cpus: float = 0.0
+    gpus: int = 0
+
+
+class Machines:
+    """A region as columns."""
+
+    def __init__(self, records: Iterable[MachineRecord]) -> None:
+        names, rru, memory, owner, msb, kind = [], [], [], [], [], []
+        self.owners: dict[str, int] = {"": FREE}
+        self.msbs: dict[str, int] = {}
+        self.kinds: dict[str, int] = {}
+        for record in records:
+            assert record.hardware
+            names.append(record.machine)
+            rru.append(record.hardware.rru)
+            memory.append(record.hardware.memory_bytes)
+            owner.append(self.owners.setdefault(record.entitlement, len(self.owners)))
+            msb.append(self.msbs.setdefault(record.location.msb, len(self.msbs)))
+            kind.append(self.kinds.setdefault(record.machine_type, len(self.kinds)))
+        self.names = names
+        self.number = {name: number for number, name in enumerate(names)}
+        self.rru = np.array(rru)
+        self.memory = np.array(memory, dtype=np.int64)
+        self.owner = np.array(owner, dtype=np.int32)
+        self.msb = np.array(msb, dtype=np.int32)
+        self.kind = np.array(kind, dtype=np.int32)
+
+
+class FullScan:
+    """Looks at every machine for every job; own machines before free ones, MSBs evenly."""
+
+    def __init__(self, machines: Machines) -> None:
+        self.machines = machines
+        self.free_rru = machines.rru.copy()
+        self.free_memory = machines.memory.copy()
+        self.owner = machines.owner.copy()
+        self.up = np.ones(len(machines.names), dtype=bool)
+        self.kinds = len(machines.kinds)
+
+    def place(self, owner: int, kinds: Sequence[int], demand: Demand, tasks: int) -> list[int]:
+        """Return machine numbers, one per task as far as there is room, and commit them."""
+        placed: list[int] = []
+        suits = np.zeros(self.kinds, dtype=bool)
+        suits[list(kinds)] = True
+        while len(placed) < tasks:
+            fits = (self.free_rru >= demand.rru) & (self.free_memory >= demand.memory_bytes)
+            fits &= self.up & suits[self.machines.kind]
+            fits &= (self.owner == owner) | (self.owner == FREE)
+            found = np.flatnonzero(fits)
+            if not len(found):
+                break
+            msb = self.machines.msb[found]
+            found = found[np.lexsort((self.owner[found] == FREE, msb))]
+            msb = self.machines.msb[found]
+            first = np.searchsorted(msb, np.arange(len(self.machines.msbs)))
+            had = np.bincount(self.machines.msb[placed], minlength=len(first)) if placed else 0
+            turn = np.arange(len(found)) - first[msb] + (had[msb] if placed else 0)
+            wanted = min(tasks - len(placed), len(found))
+            chosen = found[np.argpartition(turn, wanted - 1)[:wanted]]
+            self.free_rru[chosen] -= demand.rru
+            self.free_memory[chosen] -= demand.memory_bytes
+            self.owner[chosen] = owner
+            placed += chosen.tolist()
+        return placed
+
+    def free(self, placed: Sequence[int], demand: Demand) -> None:
+        """Give back what a job has."""
+        np.add.at(self.free_rru, placed, demand.rru)
+        np.add.at(self.free_memory, placed, demand.memory_bytes)
+
+    def set_up(self, machine: int, *, up: bool) -> None:
+        """Take a machine out, or back in."""
+        self.up[machine] = up
+
+
+class BestFit:
+    """Keeps machines sorted by what is left of them; takes the tightest that fits."""
+
+    def __init__(self, machines: Machines) -> None:
+        self.machines = machines
+        self.free_rru: list[float] = machines.rru.tolist()
+        self.free_memory: list[int] = machines.memory.tolist()
+        self.owner: list[int] = machines.owner.tolist()
+        self.kind: list[int] = machines.kind.tolist()
+        self.lists: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
+        for number, (owner, kind) in enumerate(zip(self.owner, self.kind, strict=True)):
+            self.lists[owner, kind].append((self.free_rru[number], number))
+        for listed in self.lists.values():
+            listed.sort()
+
+    def place(self, owner: int, kinds: Sequence[int], demand: Demand, tasks: int) -> list[int]:
+        """Return machine numbers, one per task as far as there is room, and commit them."""
+        placed: list[int] = []
+        for pool, kind in product((owner, FREE), kinds):
+            while len(placed) < tasks:
+                number = self._tightest(self.lists[pool, kind], demand)
+                if number is None:
+                    break
+                self.owner[number] = owner
+                self.free_memory[number] -= demand.memory_bytes
+                self._put(number, self.free_rru[number] - demand.rru)
+                placed.append(number)
+        return placed
+
+    def free(self, placed: Sequence[int], demand: Demand) -> None:
+        """Give back what a job has."""
+        for number in placed:
+            self.free_memory[number] += demand.memory_bytes
+            self._take(number)
+            self._put(number, self.free_rru[number] + demand.rru)
+
+    def set_up(self, machine: int, *, up: bool) -> None:
+        """Take a machine out, or back in."""
+        if up:
+            self._put(machine, self.free_rru[machine])
+        else:
+            self._take(machine)
+
+    def _tightest(self, listed: list[tuple[float, int]], demand: Demand) -> int | None:
+        for at in range(bisect.bisect_left(listed, (demand.rru, -1)), len(listed)):
+            if self.free_memory[listed[at][1]] >= demand.memory_bytes:
+                return listed.pop(at)[1]
+        return None
+
+    def _take(self, number: int) -> None:
+        listed = self.lists[self.owner[number], self.kind[number]]
+        at = bisect.bisect_left(listed, (self.free_rru[number], number))
+        if at < len(listed) and listed[at][1] == number:
+            listed.pop(at)
+
+    def _put(self, number: int, free: float) -> None:
+        self.free_rru[number] = free = max(0.0, round(free, 6))
+        bisect.insort(self.lists[self.owner[number], self.kind[number]], (free, number))
+
+
+# ── quality
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A job as it was placed: machine names, one per task that has one."""
+
+    tasks: int
+    demand: Demand
+    machines: Sequence[str]
+
+
+def quality(machines: Machines, placed: Mapping[str, Placed]) -> dict[str, float]:
+    """Return how well jobs were placed, by measures that all allocators share.
+
+    `spread`: mean of max - min tasks per MSB, over the MSBs of the region; `even`: the share
+    of jobs with at most 1. `stranded_rru`: what is left on used machines that have too little
+    memory for a middling task, of all that used machines have; `stranded_memory`: likewise.
+    """
+    free_rru, free_memory = machines.rru.copy(), machines.memory.astype(float)
+    spreads, count, wanted = [], 0, 0
+    used: set[int] = set()
+    for job in placed.values():
+        numbers = [machines.number[name] for name in job.machines]
+        np.subtract.at(free_rru, numbers, job.demand.rru)
+        np.subtract.at(free_memory, numbers, job.demand.memory_bytes)
+        bins = np.bincount(machines.msb[numbers], minlength=len(machines.msbs))
+        spreads.append(int(bins.max() - bins.min()))
+        used |= set(numbers)
+        count += len(numbers)
+        wanted += job.tasks
+    at = np.array(sorted(used), dtype=int)
+    rru = float(np.median([job.demand.rru for job in placed.values()]))
+    memory = float(np.median([job.demand.memory_bytes for job in placed.values()]))
+    no_memory, no_rru = free_memory[at] < memory, free_rru[at] < rru
+    return {
+        "placed": round(count / max(1, wanted), 4),
+        "spread": round(float(np.mean(spreads)), 2),
+        "even": round(float(np.mean(np.array(spreads) <= 1)), 4),
+        "machines_used": len(used),
+        "stranded_rru": round(float(free_rru[at][no_memory].sum() / machines.rru[at].sum()), 4),
+        "stranded_memory": round(
+            float(free_memory[at][no_rru].sum() / machines.memory[at].sum()), 4
+        ),
+        "overcommitted": int(((free_rru < -1e-6) | (free_memory < -1)).sum()),
+    }
+
+
+# ── the optimum
+
+
+def optimum(machines: Machines, jobs: Sequence[tuple[Demand, int]]) -> dict[str, float]:
+    """Return the best for one entitlement that holds all machines: placed, spread, machines used.
+
+    Most tasks first, then the smallest sum of max - min tasks per MSB, then fewest machines.
+    Equal machines of an MSB are one class, and what one of them may hold is a pattern, so the
+    solver counts machines per (class, pattern) and never tells two of them apart. The first
+    two goals take a second; if the last runs out of time it has a value and a bound.
+    """
+    import highspy  # 29 MB: not in the process whose memory is measured
+
+    model = highspy.Highs()
+    model.setOptionValue("output_flag", False)
+    model.setOptionValue("time_limit", SOLVE_S)
+    inf = highspy.kHighsInf
+
+    def column(upper: float, cost: float = 0, *, whole: bool = True) -> int:
+        model.addCol(cost, 0, upper, 0, [], [])
+        at = model.getNumCol() - 1
+        if whole:
+            model.changeColIntegrality(at, highspy.HighsVarType.kInteger)
+        return at
+
+    def row(low: float, high: float, terms: Mapping[int, float]) -> None:
+        model.addRow(low, high, len(terms), list(terms), list(terms.values()))
+
+    classes = Counter(
+        zip(machines.msb.tolist(), machines.rru.tolist(), machines.memory.tolist(), strict=True)
+    )
+    per_bin: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)  # (job, MSB) -> terms
+    used: dict[int, float] = {}
+    for (msb, rru, memory), count in classes.items():
+        own = {}
+        for pattern in _patterns([demand for demand, _ in jobs], rru, memory):
+            at = column(count)
+            own[at] = 1.0
+            for job, tasks in enumerate(pattern):
+                if tasks:
+                    per_bin[job, msb][at] = tasks
+        row(0, count, own)
+        used |= own
+    spread: dict[int, float] = {}
+    placed: dict[int, float] = {}
+    for job, (_, tasks) in enumerate(jobs):
+        most, least = column(tasks, whole=False), column(tasks, whole=False)
+        spread |= {most: 1.0, least: -1.0}
+        total: dict[int, float] = {}
+        for msb in range(len(machines.msbs)):
+            here = per_bin[job, msb]
+            row(-inf, 0, here | {most: -1.0})
+            row(0, inf, here | {least: -1.0})
+            total |= here
+        row(0, tasks, total)
+        for at, value in total.items():
+            placed[at] = placed.get(at, 0.0) + value
+    best, proved = [], True
+    for goal, more in ((placed, True), (spread, False), (used, False)):
+        for at in range(model.getNumCol()):
+            model.changeColCost(at, goal.get(at, 0.0))
+        model.changeObjectiveSense(
+            highspy.ObjSense.kMaximize if more else highspy.ObjSense.kMinimize
+        )
+        if best:
+            model.setSolution(known)  # it is feasible: a goal that runs out of time has a value
+        model.run()
+        proved &= model.getModelStatus() == highspy.HighsModelStatus.kOptimal
+        known = model.getSolution()
+        best.append(round(sum(goal[at] * known.col_value[at] for at in goal)))
+        row(best[-1] if more else -inf, inf if more else best[-1], goal)
+    return {
+        "placed": round(best[0] / sum(tasks for _, tasks in jobs), 4),
+        "spread": round(best[1] / len(jobs), 2),
+        "machines_used": best[2],
+        "machines_bound": math.ceil(model.getInfo().mip_dual_bound - 1e-6),
+        "proved": proved,
+    }
+
+
+def _patterns(demands: Sequence[Demand], rru: float, memory: int) -> list[tuple[int, ...]]:
+    """Return all ways to fill a machine, the empty one left out."""
+    found: list[tuple[tuple[int, ...], float, int]] = [((), rru + 1e-9, memory)]
+    for demand in demands:
+        found = [
+            ((*head, n), left - n * demand.rru, room - n * demand.memory_bytes)
+            for head, left, room in found
+            for n in range(min(int(left / demand.rru), room // demand.memory_bytes) + 1)
+        ]
+    return [pattern for pattern, _, _ in found if any(pattern)]
+
+
+def small_instance(seed: int) -> tuple[list[MachineRecord], list[tuple[Demand, int]]]:
+    """Return 40 machines of two types in 8 MSBs, and 6 jobs that need most of them."""
+    chance = random.Random(f"{seed} small")
+    kinds = (BY_NAME["web-skylake"], BY_NAME["web-cooperlake"])
+    machines = [
+        replace(record, machine_type=kind.name, hardware=kind.hardware)
+        for number, record in enumerate(make_region(40, 2, 4, seed))
+        for kind in (kinds[number % 3 == 0],)
+    ]
+    jobs = [
+        (
+            Demand(round(chance.uniform(0.3, 0.6), 2), chance.randrange(12, 36) * GIB),
+            chance.randrange(7, 16),
+        )
+        for _ in range(6)
+    ]
+    return machines, jobs
+
+
+# ── churn
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What happens in a day, in the mean; failures and such of the order that is published."""
+
+    asks: float = 288.0
+    """Unchanged requests per job: the scheduler looks at each job every five minutes."""
+    resizes: float = 0.5
+    """Per job."""
+    changes: float = 0.1
+    """Releases per job that change what a task needs; most do not."""
+    starts: float = 0.02
+    """New jobs per job, and as many that end."""
+    failures: float = 0.0005
+    """Per machine, not planned."""
+    maintenance: float = 0.01
+    """Per machine, planned."""
+    away: float = 1 / 48
+    """Days until a machine is back: half an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happens: to a job (ask, resize, change, start, end) or a machine."""
+
+    at: float
+    """In days."""
+    kind: str
+    """ask, resize, change, start, end, fail or back."""
+    name: str
+    factor: float = 1.0
+    """Of tasks for `resize`, of the demand for `change`."""
+
+
+@dataclass(slots=True)
+class Churn:
+    """A day in the order it happens, drawn event by event from exponential waits."""
+
+    jobs: list[str]
+    machines: Sequence[str]
+    rates: Rates = field(default_factory=Rates)
+    seed: int = 1
+
+    def per_day(self) -> dict[str, int]:
+        """Return how many events of each kind a day has."""
+        jobs, rates = len(self.jobs), self.rates
+        machines = len(self.machines) * (rates.failures + rates.maintenance)
+        means = {
+            "ask": jobs * rates.asks,
+            "resize": jobs * rates.resizes,
+            "change": jobs * rates.changes,
+            "start": jobs * rates.starts,
+            "end": jobs * rates.starts,
+            "fail": machines,
+        }
+        return {kind: math.ceil(mean) for kind, mean in means.items()}
+
+    def events(self, limit: int) -> Iterator[Event]:
+        """Yield the first events of the day."""
+        chance = random.Random(f"{self.seed} churn")
+        means = self.per_day()
+        kinds, weights = list(means), list(means.values())
+        total, now, born = sum(weights), 0.0, 0
+        away: list[tuple[float, str]] = []
+        down: set[str] = set()
+        alive = list(self.jobs)
+        for kind in chance.choices(kinds, weights, k=limit):
+            now += chance.expovariate(total)
+            while away and away[0][0] <= now:
+                at, name = heapq.heappop(away)
+                down.discard(name)
+                yield Event(at, "back", name)
+            if kind == "fail":
+                name = chance.choice(self.machines)
+                if name in down:
+                    continue
+                down.add(name)
+                heapq.heappush(away, (now + chance.expovariate(1 / self.rates.away), name))
+                yield Event(now, kind, name)
+            elif kind == "start":
+                born += 1
+                alive.append(f"born-{born}")
+                yield Event(now, kind, alive[-1])
+            else:
+                at = chance.randrange(len(alive))
+                name = alive[at]
+                if kind == "end":
+                    alive[at] = alive[-1]
+                    alive.pop()
+                factor = {"resize": (0.8, 1.25), "change": (0.9, 1.1)}.get(kind, (1, 1))
+                yield Event(now, kind, name, chance.choice(factor))
