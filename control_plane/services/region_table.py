@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from agent.errors import NotFound
 from control_plane.api.machines import MachineRecord
@@ -52,7 +51,7 @@ class RegionTable:
             return parts[0]
         known, merged = self._names
         if len(known) != len(parts) or any(a is not b for a, b in zip(known, parts, strict=True)):
-            merged = list(heapq.merge(*parts))
+            merged = sorted(chain.from_iterable(parts))  # sorts sorted runs in one pass
             self._names = (parts, merged)
         return merged
 
