@@ -67,8 +67,8 @@ class Source:
         self._free_ahead: list[Machine] = []
         self._offered = ranking.looks_ahead or ranking.packs_machines
         """Whether machines with tasks of the job are offered before those without."""
-        if self._offered:
-            for bucket in own:
+        if work.mine_in:
+            for bucket in (*(own if self._offered else ()), *free):  # some were taken already
                 for machine in work.mine_in.get(bucket, ()):
                     self.used(machine)
         self._fresh = self._own(own)

@@ -160,7 +160,7 @@ class Planning:
         self.gained: set[Bucket] = set()
         """Where the request itself frees room."""
         self.mine_in: dict[Bucket, list[Machine]] = {}
-        """The machines in `mine`; kept only for preferences about single machines."""
+        """The machines in `mine`: all for preferences about single ones, else those taken."""
         self.gave_up = False
         """Whether machines were passed over that may fit."""
         self.reasons: list[str] = []
@@ -228,12 +228,13 @@ class Planning:
     ) -> Generator[None, None, list[int]]:
         ranking = self.ranking
         own = self.pool.partition(ranking.properties)
-        free = self.free.partition(ranking.properties) if self.allowance.is_left else {}
+        may_grow = self.allowance.is_left or self.taken
+        free = self.free.partition(ranking.properties) if may_grow else {}
         everywhere = [(bins, 0) for bins in own]
-        everywhere += [(bins, 1) for bins in free if bins not in own]
+        everywhere += [(bins, 0 if self.taken else 1) for bins in free if bins not in own]
         order = BinOrder(ranking, everywhere, self._tie)
         self.mine_in = {}
-        for known in self.mine if ranking.single else ():
+        for known in self.mine if ranking.single else self.change.takes:
             self.mine_in.setdefault(known.bucket, []).append(known)
         sources: dict[Bins, Source] = {}
         position = 0
