@@ -34,6 +34,7 @@ from control_plane.api.inventory import (
 )
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machines import MachineRecord, Machines, MachineView, Token, TokenRequest
+from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
 
 _T = TypeVar("_T")
@@ -58,6 +59,14 @@ class ControlPlaneClient(WireClient):
             _ROUTE["apply_job"], spec, job=spec.name, dry_run="true" if dry_run else None
         )
         return _as(JobStatus, answer)
+
+    async def plan_job(self, spec: JobSpec) -> JobPlan:
+        """Return what applying a job would do; changes nothing."""
+        return _as(JobPlan, await self.call(_ROUTE["plan_job"], spec, job=spec.name))
+
+    async def explain_job(self, job: str) -> JobExplanation:
+        """Return how many tasks of a job have a machine, and all reasons why others wait."""
+        return _as(JobExplanation, await self.call(_ROUTE["explain_job"], job=job))
 
     async def get_job(self, job: str) -> JobStatus:
         """Return a job, or raise `NotFound`."""

@@ -11,6 +11,7 @@ from control_plane.cli.entitlements import entitlement
 from control_plane.cli.images import image
 from control_plane.cli.jobs import job
 from control_plane.cli.machines import machine, token
+from control_plane.cli.plans import explain, plan
 from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
 
 
@@ -41,3 +42,5 @@ def main(context: click.Context, endpoint: str | None, credential: Path | None) 
 
 for _command in (job, machine, entitlement, capacity, image, token):
     main.add_command(_command)
+job.add_command(plan)
+job.add_command(explain)

@@ -54,9 +54,9 @@ class BinOrder:
             if now != first:  # tasks came to the same bin by way of another heap
                 heapq.heapreplace(heap, (now, growing, tie, bins))
                 continue
-            key = self._key(heap)
-            if key[:4] > self._heaps[0][:4]:
-                heapq.heapreplace(self._heaps, key)
+            key = (first, self._rest(bins), growing, tie)
+            if key > self._heaps[0]:
+                heapq.heapreplace(self._heaps, (*key, id(heap), heap))
                 continue
             return bins, growing
         return None

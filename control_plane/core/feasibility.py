@@ -24,9 +24,10 @@ _RESERVE_MIN_BYTES = 128 << 20
 _RESERVE_SHARE = 0.10
 _EPSILON = 1e-6
 """A task that wants all of a machine fits it, whatever the rounding."""
-_GRAIN = 1 << 20
-"""Claims are whole multiples of 1/`_GRAIN` RRU: then sums of them are exact, and what was
-taken and given back a million times leaves a machine as it was."""
+_TO_GRAIN = 1.5 * (1 << 32)
+"""Added and subtracted again it rounds to 2^-20, the last bit of a float of this size. Claims
+of RRU are whole multiples of that: then sums of them are exact, and what was taken and given
+back a million times leaves a machine as it was."""
 
 
 class Lack(IntFlag):
@@ -135,7 +136,7 @@ class Demand:
 
     def rru_on(self, capacity: Capacity) -> float:
         """Return the relative resource units that the task claims on such a machine."""
-        return round((self.rru + self.cpus * capacity.rru_per_cpu) * _GRAIN) / _GRAIN
+        return self.rru + self.cpus * capacity.rru_per_cpu + _TO_GRAIN - _TO_GRAIN
 
 
 def judge(demand: Demand, machine: Candidate, room: Room) -> int:

@@ -11,7 +11,8 @@ from agent.errors import FieldError
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, UpdatePolicy
 from control_plane.api.policy import Admission
-from control_plane.core.placement import Demand, Host, Kind, demand_of, explain, fits, room
+from control_plane.core.feasibility import Demand, Tally, demand_of, judge
+from control_plane.core.machine_pools import Machine, Space
 from control_plane.core.task_spec import RESERVED_PREFIX, unknown_templates
 
 
@@ -20,10 +21,10 @@ def check_job(
     *,
     entitlements: dict[str, EntitlementSpec],
     image_known: bool,
-    machines: Sequence[Host],
+    machines: Sequence[Machine],
     known: JobRecord | None,
 ) -> tuple[FieldError, ...]:
-    """Return every reason to refuse the specification; `machines` are the region's, empty."""
+    """Return every reason to refuse the specification; `machines` are the region's kinds."""
     errors = [*_check_text(spec)]
     if not image_known:
         errors.append(_error("image", f"the image store has no image {spec.image}"))
@@ -88,11 +89,11 @@ def _check_text(spec: JobSpec) -> list[FieldError]:
 
 
 def _check_capacity(
-    spec: JobSpec, entitlement: EntitlementSpec, machines: Sequence[Host]
+    spec: JobSpec, entitlement: EntitlementSpec, machines: Sequence[Machine]
 ) -> list[FieldError]:
     """Compare with what the entitlement could hold if all its machines were empty."""
     errors = []
-    types = set(entitlement.machine_types)
+    types = set(entitlement.machine_types or entitlement.per_type)
     if types and spec.machine_types and not types & set(spec.machine_types):
         errors.append(
             _error(
@@ -100,37 +101,70 @@ def _check_capacity(
                 f"the entitlement holds only machines of type {', '.join(sorted(types))}",
             )
         )
-    held = [m for m in machines if not types or m.machine_type in types]
-    demand = demand_of(spec)
-    fitting = [machine for machine in held if not fits(demand, machine)]
-    if held and not fitting:
-        errors += _too_large(demand, held)
-    per_machine = max((room(demand, machine, spec.tasks) for machine in fitting), default=0)
-    if fitting and spec.tasks > per_machine * (entitlement.machines or 1_000_000):
+    errors += _check_overcommit(spec, entitlement)
+    held = [m for m in machines if not types or m.capacity.machine_type in types]
+    demand = demand_of(spec, entitlement.datacenter)
+    tally = Tally(demand)
+    most = 0
+    for machine in held:
+        space = Space.whole(machine.capacity)
+        if not tally.add(machine, space):
+            most = max(most, room(demand, machine, spec.tasks))
+    if held and not tally.fitting:
+        errors += _too_large(tally)
+    quota = entitlement.machines
+    if tally.fitting and quota is not None and spec.tasks > most * quota:
         errors.append(
             _error(
                 "tasks",
-                f"{spec.tasks} tasks do not fit on the entitlement's {entitlement.machines}"
-                f" machines, at most {per_machine} on each",
+                f"{spec.tasks} tasks do not fit on the entitlement's {quota}"
+                f" machines, at most {most} on each",
             )
         )
     return errors
 
 
-def _too_large(demand: Demand, machines: Sequence[Host]) -> list[FieldError]:
-    fields = {
-        Kind.MEMORY: "limits.memory_max_bytes",
-        Kind.CPU: "limits.cpu_max_cores",
-        Kind.TYPE: "machine_types",
-        Kind.PORTS: "ports",
-    }
-    kinds = {misfit.kind for machine in machines for misfit in fits(demand, machine)}
-    why = "; ".join(explain(demand, machines))
+def room(demand: Demand, machine: Machine, most: int) -> int:
+    """Return how many such tasks fit on an empty machine, counting no further than `most`."""
+    space = Space.whole(machine.capacity)
+    count = 0
+    while count < most and not judge(demand, machine, space):
+        space.take(demand, machine.capacity)
+        space.pick_ports(demand)
+        count += 1
+    return count
+
+
+def _check_overcommit(spec: JobSpec, entitlement: EntitlementSpec) -> list[FieldError]:
+    wanted, allowed = spec.overcommit, entitlement.overcommit
     return [
-        _error(field, f"no machine can take such a task: {why}")
-        for kind, field in fields.items()
-        if kind in kinds
+        _error(
+            f"overcommit.{name}",
+            f"{want:g} is wanted and the entitlement allows {most:g}",
+        )
+        for name, want, most in (
+            ("cpu", wanted.cpu, allowed.cpu),
+            ("memory", wanted.memory, allowed.memory),
+        )
+        if want > most
     ]
+
+
+_FIELDS = {
+    "memory": "limits.memory_max_bytes",
+    "cpu": "limits.cpu_max_cores",
+    "gpus": "gpus",
+    "network": "network_mbps",
+    "ports": "ports",
+    "excluded": "requires",
+}
+
+
+def _too_large(tally: Tally) -> list[FieldError]:
+    why = "; ".join(tally.reasons())
+    lacks = tally.lacks()
+    fields = [field for lack, field in _FIELDS.items() if lack in lacks]
+    return [_error(field, f"no machine can take such a task: {why}") for field in fields]
 
 
 def _error(field: str, reason: str) -> FieldError:

@@ -99,6 +99,7 @@ class Machine:
         self.bucket: Bucket
         self.shelf = 0
         self.at = 0
+        """Position on its shelf; -1: it has left the region."""
 
     @property
     def free_ports(self) -> int:

@@ -204,13 +204,8 @@ class Planning:
     def _free(self, claim: Claim) -> None:
         self.change.freed.append(claim)
         self.gained.add(claim.machine.bucket)
-        self._space(claim.machine).take(claim.demand, claim.machine.capacity, -1)
-
-    def _space(self, machine: Machine) -> Space:
-        space = self.spaces.get(machine)
-        if space is None:
-            space = self.spaces[machine] = Space(machine)
-        return space
+        space = self.spaces.setdefault(claim.machine, Space(claim.machine))
+        space.take(claim.demand, claim.machine.capacity, -1)
 
     def place(self, group: Group, tasks: list[int]) -> Generator[None, None, list[int]]:
         """Place tasks that are alike; return those for which nothing was found."""
@@ -273,7 +268,9 @@ class Planning:
             if moving.machine is machine:  # there is no better one
                 return
             self._free(moving)
-        space = self._space(machine)
+        space = self.spaces.get(machine)
+        if space is None:
+            space = self.spaces[machine] = Space(machine)
         space.take(demand, machine.capacity)
         self.change.claims.append(Claim(task, machine, demand, space.pick_ports(demand)))
 

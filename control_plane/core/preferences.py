@@ -71,8 +71,8 @@ class Ranking:
 
     def add_bins(self, bins: Sequence[str], machine: Candidate) -> None:
         """Count one task on a machine whose bins of shared properties are known."""
-        for i, bin_ in enumerate(bins):
-            self._shared_counts[i][bin_] += 1
+        for counts, bin_ in zip(self._shared_counts, bins, strict=True):
+            counts[bin_] += 1
         if self.single:
             for preference, counts in zip(self.single, self._single_counts, strict=True):
                 counts[bin_of(preference.property, machine)] += 1

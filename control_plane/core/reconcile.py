@@ -36,6 +36,8 @@ class SeenMachine:
     """Runs the entitlement's verified profile, so tasks may start (HP15)."""
     held: bool = True
     """Is assigned to the job's entitlement."""
+    leaving: bool = False
+    """Its tasks must move away: maintenance, decommission, a loan that is called back."""
     tasks: Mapping[str, TaskStatus] = field(default_factory=dict)
     stopped: Mapping[str, int] = field(default_factory=dict)
     """Task id → generation of the last stop that the agent confirmed."""

@@ -208,7 +208,7 @@ class RegionIndex:
                 if not claims.machines and claims.reserved is None:
                     del self.claims[claims.job]
             self._leave(machine)
-            machine.blocked = "is gone"  # plans that were made with it fail
+            machine.blocked, machine.at = "is gone", -1  # plans that were made with it fail
 
     def _enter(self, machine: Machine, pool_name: str) -> None:
         pool = self.pool(pool_name)
@@ -236,13 +236,14 @@ class RegionIndex:
             claims.valid = False
 
     def kinds(self) -> list[Machine]:
-        """Return one machine for each kind and data center that the region has."""
+        """Return an empty, usable machine of each kind and data center that the region has."""
         found: dict[tuple[Capacity, str], Machine] = {}
         for pool in list(self.pools.values()):
             for bucket in list(pool.buckets.values()):
                 sample = next(bucket.machines(), None)
                 if sample is not None:
-                    found.setdefault((sample.capacity, sample.place.datacenter), sample)
+                    key = (sample.capacity, sample.place.datacenter)
+                    found[key] = Machine(sample.name, sample.capacity, sample.place, "")
         return list(found.values())
 
     def fitting(self, demand: Demand, pools: Iterable[str] | None = None) -> Iterator[Machine]:
@@ -322,13 +323,13 @@ class RegionIndex:
             for machine, credit in change.credits.items():
                 credit.pay(machine)
             for claim in change.freed:
-                if self._is_here(claim.machine):
+                if claim.machine.at >= 0:
                     self._uncharge(claims, claim)
                     claims.unset(claim.task)
                     self._reshelve(claim.machine)
             claims.pool = change.pool
             for claim in change.claims:
-                if self._is_here(claim.machine):
+                if claim.machine.at >= 0:
                     claims.set(claim)
             self._close(claims)
             return [m for m in dict.fromkeys(c.machine for c in change.freed) if not m.jobs]
@@ -355,9 +356,6 @@ class RegionIndex:
         claims.reserved = None
         if not claims.machines:
             del self.claims[claims.job]
-
-    def _is_here(self, machine: Machine) -> bool:
-        return self.machines.get(machine.name) is machine
 
     def _grant(self, change: Change) -> None:
         """Note what the change frees, as credit for what it claims on the same machines."""
@@ -392,7 +390,7 @@ class RegionIndex:
         if self._taking.pop(machine.name, None) is None:
             return
         pool = self._told.pop(machine.name, pool)
-        if pool != machine.pool and self._is_here(machine):
+        if pool != machine.pool and machine.at >= 0:
             self._leave(machine)
             self._enter(machine, pool)
             self._invalidate(machine)
@@ -436,7 +434,7 @@ class RegionIndex:
         self._gained(machine.bucket)
 
     def _reshelve(self, machine: Machine) -> None:
-        if shelf_of(machine) != machine.shelf and self._is_here(machine):
+        if shelf_of(machine) != machine.shelf and machine.at >= 0:
             bucket = machine.bucket
             bucket.moves += 1
             bucket.drop(machine)

@@ -6,13 +6,13 @@ that many tasks are not serving, for whatever reason, nothing more is taken down
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from agent.api import Health, TaskState
-from control_plane.api.jobs import JobPhase, JobRecord, JobStatus, TaskPhase, TaskRecord
-from control_plane.core.placement import Plan
+from control_plane.api.jobs import JobPhase, JobRecord, JobStatus, Placement, TaskPhase, TaskRecord
 from control_plane.core.reconcile import View, available
 
 _GOING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
@@ -24,6 +24,15 @@ class Updates:
 
     indexes: tuple[int, ...] = ()
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Machines for the tasks that asked for one, and why the rest has none."""
+
+    placements: Mapping[int, Placement] = field(default_factory=dict)
+    unplaced: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 def wanted_tasks(record: JobRecord) -> int:
@@ -56,7 +65,7 @@ def resize(record: JobRecord, now: float) -> JobRecord:
 
 
 def next_updates(record: JobRecord, view: View) -> Updates:
-    """Return which outdated tasks may be stopped now, in order.
+    """Return which tasks may be stopped now, in order: outdated ones, and those that must move.
 
     Tasks that do not serve anyway do not cost availability and come first, so that a bad
     version can be replaced; no more than the budget is in operation at once. Tasks that
@@ -67,7 +76,7 @@ def next_updates(record: JobRecord, view: View) -> Updates:
     outdated = [
         task
         for task in within
-        if task.version != record.version
+        if (task.version != record.version or must_move(task, view))
         and task.phase in (TaskPhase.STARTING, TaskPhase.RUNNING)
         and _reachable(task, view)
     ]
@@ -87,6 +96,12 @@ def next_updates(record: JobRecord, view: View) -> Updates:
             f" {most} may be; the update waits"
         )
     return Updates(tuple(chosen), reason)
+
+
+def must_move(task: TaskRecord, view: View) -> bool:
+    """Return whether a task has to leave its machine, as far as the budget allows."""
+    machine = view.get(task.placement.machine) if task.placement is not None else None
+    return machine is not None and machine.leaving
 
 
 def take_down(task: TaskRecord, generation: int, now: float) -> TaskRecord:
@@ -128,7 +143,7 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
     return tuple(task for task in record.tasks if needs(task))
 
 
-def apply_plan(record: JobRecord, plan: Plan, now: float) -> JobRecord:
+def apply_plan(record: JobRecord, plan: Placed, now: float) -> JobRecord:
     """Return the record with the plan's placements, each a start of its own generation.
 
     A task that moves leaves its name behind: should the old machine come back with it, it

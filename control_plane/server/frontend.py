@@ -22,6 +22,7 @@ from agent.wire.peers import principal
 from agent.wire.server import Authorize, Call, Handler, make_app
 from control_plane.api.jobs import Endpoints, Jobs, JobStatus
 from control_plane.api.machines import Token
+from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
 from control_plane.server.capacity_handlers import CapacityHandlers
 from control_plane.server.machine_handlers import MachineHandlers
@@ -110,6 +111,16 @@ class FrontEnd(CapacityHandlers, MachineHandlers):
         if call.body.name != call.path["job"]:
             raise InvalidInput(f"job {call.body.name} cannot be put at {call.path['job']!r}")
         return await self._control_plane.apply_job(call.body, dry_run=call.flag("dry_run"))
+
+    async def plan_job(self, call: Call) -> JobPlan:
+        """Say what applying a job would do."""
+        if call.body.name != call.path["job"]:
+            raise InvalidInput(f"job {call.body.name} cannot be planned at {call.path['job']!r}")
+        return await self._control_plane.job_planner.plan(call.body)
+
+    async def explain_job(self, call: Call) -> JobExplanation:
+        """Say why tasks wait."""
+        return await self._control_plane.job_planner.explain(call.path["job"])
 
     async def get_job(self, call: Call) -> JobStatus:
         """Show a job."""

@@ -1,305 +1,353 @@
-"""Assigns machines to entitlements, and tasks to machines.
+"""The allocator as the scheduler knows it: machines for a job's tasks, and why some have none.
 
-Placements are planned on the index, reserved there at once, and become durable with the
-job's record; that write is refused if a machine's record changed since the plan was made.
+It keeps the region's index true: to the brokers' records, of which it hears each change, and
+to what agents say, which decides whether a machine takes tasks now. Allocations themselves
+are made by `services.allocations`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from agent.api import ProfileState
-from agent.errors import Conflict, TwineError
-from control_plane.api.capacity import EntitlementRecord
-from control_plane.api.jobs import JobRecord, TaskRecord, task_id
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobRecord, TaskRecord
 from control_plane.api.machines import MachineRecord, MachineState
-from control_plane.core.capacity import CapacityPlan, Held, Need, plan_capacity
-from control_plane.core.placement import Host, Plan, demand_of, place, usable_memory
+from control_plane.api.policy import Admission
+from control_plane.core.feasibility import Demand, Place, capacity_of, judge
+from control_plane.core.job_request import (
+    Answer,
+    answer_of,
+    demand_for,
+    preferences_of,
+    request_of,
+)
+from control_plane.core.machine_pools import Machine
+from control_plane.core.planner import Allowance, Group, Request, plan, same_claim
+from control_plane.core.pools import Quota, pool_of, pool_quotas
 from control_plane.core.reconcile import View, spec_of, strays
-from control_plane.core.rollout import apply_plan, to_place, wanted_tasks
-from control_plane.services.broker import FREE
+from control_plane.core.region_index import Change, Claim, RegionIndex
+from control_plane.core.rollout import Placed, wanted_tasks
+from control_plane.core.unavailability import blocking
+from control_plane.services.allocations import Allocations
 from control_plane.services.region import Region
-from control_plane.services.usage import UsageIndex
+from control_plane.services.usage import TaskDirectory
+from control_plane.store import Store
 
-log = logging.getLogger(__name__)
-_PAUSE_S = 0.02
-"""After each look at the entitlements, so that a flood of news costs few looks."""
+STEP = 2_000
+"""Machines that are looked at between two turns of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
-    """A job's record with new placements, and the machines it relies on."""
+class Target:
+    """Where a task would go."""
 
-    record: JobRecord
-    machines: tuple[str, ...] = ()
+    machine: str
+    """Empty: nowhere."""
+    is_taken: bool = False
+    """It would have to be taken from the free pool."""
+    reasons: tuple[str, ...] = ()
 
 
 class Allocator:
-    """Plans on `usage` and the broker's records; owns no records itself."""
+    """Plans on the index; owns the allocation records through `allocations`."""
 
-    def __init__(
-        self,
-        region: Region,
-    ) -> None:
-        """Allocate nothing yet."""
-        self.usage = UsageIndex()
-        self.shortages: dict[str, tuple[str, ...]] = {}
-        """Entitlement → why it could not get the machines its jobs need."""
+    def __init__(self, region: Region, store: Store) -> None:
+        """Know nothing yet; `load` reads the records."""
+        self.index = RegionIndex()
+        self.allocations = Allocations(store, self.index, region.broker, self.refresh)
+        self.directory = TaskDirectory()
         self._broker, self._portal = region.broker, region.portal
         self._jobs, self._fleet = region.jobs, region.fleet
-        self._settings, self._clock = region.settings, region.clock
-        self._wake = asyncio.Event()
+        self._clock = region.clock
         self._by_entitlement: dict[str, set[str]] = defaultdict(set)
-        self._empty_since: dict[str, float] = {}
+        self._quotas: dict[str, Quota] | None = None
+        self._waiting: dict[str, tuple[Request, int]] = {}
+        """Job → its request and the index's gain when some of its tasks found no room."""
+        self._loaded = False
         region.jobs.listen(self._job_changed)
-        region.portal.table.listen(lambda *_: self._wake.set())
-        region.broker.listen(lambda *_: self._wake.set())
-        region.fleet.listen(lambda _: self._wake.set())
+        region.portal.table.listen(lambda *_: self._quotas_changed())
+        region.broker.listen(self._machine_changed)
+        region.fleet.listen(self._machine_seen)
+
+    async def load(self) -> None:
+        """Finish what a crash interrupted, then read all allocations (restart in seconds).
+
+        The tables must be loaded. A job of an earlier release has its tasks placed, but no
+        allocation: its claims are taken from its record.
+        """
+        await self.allocations.recover()
+        await self.resync()
+        await self.allocations.load()
+        for record in self._jobs.records():
+            self._adopt(record)
+        self._loaded = True
+
+    async def resync(self) -> None:
+        """Compare the whole index with the brokers, whatever was heard or missed (AL2)."""
+        for number, record in enumerate(self._broker.table.records()):
+            self._put(record)
+            if number % STEP == STEP - 1:
+                await asyncio.sleep(0)
+        for name in [n for n in self.index.machines if self._broker.table.find(n) is None]:
+            self.index.remove(name)
+
+    def refresh(self, machines: Iterable[str]) -> None:
+        """Bring some machines up to date with their brokers' records and agents."""
+        for name in machines:
+            record = self._broker.table.find(name)
+            if record is None:
+                self.index.remove(name)
+            else:
+                self._put(record)
+
+    def _adopt(self, record: JobRecord) -> None:
+        claims = self.index.claims.get(record.name)
+        entitlement = self.entitlement_of(record)
+        missing = []
+        for task in record.tasks:
+            if task.placement is None or (claims and claims.get(task.index)):
+                continue
+            machine = self.index.machines.get(task.placement.machine)
+            if machine is not None:
+                demand = demand_for(spec_of(record, task), entitlement)
+                missing.append(Claim(task.index, machine, demand, task.placement.ports or None))
+        if missing:
+            self.index.restore(record.name, self.pool_of(record), missing)
 
     # -- tasks to machines
 
-    def place(self, record: JobRecord, view: View, now: float) -> Allocation:
-        """Return the record with machines for all tasks that need one and can have one.
+    async def place(self, record: JobRecord, view: View) -> Placed:
+        """Return machines for all tasks that need one and can have one; durable already."""
+        if not record.tasks and record.name not in self.index.claims:
+            return Placed()
+        entitlement = self.entitlement_of(record)
+        pool = self.pool_of(record)
+        request = request_of(record, view, pool, entitlement)
+        profile = self._profile(pool)
+        allocation = await self.allocations.allocate(
+            request, lambda: self._allowance(pool, request), profile
+        )
+        if allocation.unplaced:
+            self._waiting[record.name] = (request, self.index.gain)
+        else:
+            self._waiting.pop(record.name, None)
+        answer = Answer(allocation.claims, allocation.unplaced, allocation.reasons)
+        return answer_of(record, view, answer)
 
-        While the entitlement is about to grow, tasks wait for it to be as wide as it will be.
-        Nothing is awaited between plan and reservation, so no other job is given the room.
+    async def forget(self, job: str) -> None:
+        """Give back everything that a job claims."""
+        self._waiting.pop(job, None)
+        claims = self.index.claims.get(job)
+        if claims is not None:
+            await self.allocations.allocate(Request(job, claims.pool), Allowance)
+
+    def target(self, record: JobRecord, task: TaskRecord, *, must_move: bool) -> Target:
+        """Return where the newest version of a task would go; changes nothing."""
+        entitlement = self.entitlement_of(record)
+        pool = self.pool_of(record)
+        demand = demand_for(record.spec, entitlement)
+        claims = self.index.claims.get(record.name)
+        known = claims.get(task.index) if claims is not None else None
+        if known is not None and not must_move and same_claim(known.demand, demand):
+            return Target(known.machine.name)
+        others: dict[Demand, list[int]] = defaultdict(list)
+        for claim in claims or ():
+            if claim.task != task.index:
+                others[claim.demand].append(claim.task)
+        groups = [Group(d, tuple(tasks)) for d, tasks in others.items()]
+        leave = known.machine.name if known is not None and must_move else ""
+        groups.append(Group(demand, (task.index,), leave=leave, running=False))
+        request = Request(
+            record.name, pool, tuple(groups), preferences_of(record.spec, entitlement)
+        )
+        made = plan(self.index, request, self._allowance(pool, request))
+        for claim in made.change.claims:
+            if claim.task == task.index:
+                taken = claim.machine in made.change.takes
+                return Target(claim.machine.name, is_taken=taken)
+        return Target("", reasons=made.reasons)
+
+    def plan_final(self, record: JobRecord) -> tuple[Change, tuple[int, ...], tuple[str, ...]]:
+        """Return what a job will have changed once it is as its record wants it.
+
+        That is the change, the tasks without a machine, and why. Changes nothing.
         """
-        waiting = to_place(record, view)
-        if not waiting or self._grows(record.spec.entitlement):
-            return Allocation(record)
-        alike: dict[tuple[int, str], list[TaskRecord]] = defaultdict(list)
-        for task in waiting:
-            alike[task.version, task.avoid].append(task)
-        machines: set[str] = set()
-        for tasks in alike.values():
-            mine = _per_machine(record, {task.index for task in waiting})
-            plan = self._place(record, tasks, mine)
-            if not plan.placements and plan.unplaced:
-                plan = Plan(unplaced=plan.unplaced, reasons=self._why(record, plan))
-            record = apply_plan(record, plan, now)
-            machines |= {p.machine for p in plan.placements.values()}
-            self.usage.reserve(record.name, record)
-        return Allocation(record, tuple(sorted(machines)))
+        entitlement, pool = self.entitlement_of(record), self.pool_of(record)
+        tasks = tuple(range(wanted_tasks(record)))
+        groups = (Group(demand_for(record.spec, entitlement), tasks, running=False),)
+        preferences = preferences_of(record.spec, entitlement)
+        gang = record.spec.admission is Admission.GANG
+        request = Request(record.name, pool, groups, preferences, gang)
+        made = plan(self.index, request, self._allowance(pool, request))
+        return made.change, made.unplaced, made.reasons
 
-    def _place(self, record: JobRecord, tasks: list[TaskRecord], mine: dict[str, int]) -> Plan:
-        """Plan for tasks that are alike; the machine they avoid is better than none."""
-        demand = demand_of(spec_of(record, tasks[0]))
-        indexes, avoid = [task.index for task in tasks], tasks[0].avoid
-        hosts = self._hosts(record.spec.entitlement, ready=False)
-        if avoid:
-            plan = place(demand, indexes, [host for host in hosts if host.name != avoid], mine)
-            if not plan.unplaced:
-                return plan
-        return place(demand, indexes, hosts, mine)
-
-    def target(self, record: JobRecord, task: TaskRecord) -> Plan:
-        """Return where the newest version of a task would go if the task were gone."""
-        without = frozenset({task_id(record.name, task.index)})
-        hosts = self._hosts(record.spec.entitlement, ready=True, without=without)
-        mine = _per_machine(record, {task.index})
-        return place(demand_of(record.spec), [task.index], hosts, mine)
-
-    def _hosts(
-        self, entitlement: str, *, ready: bool, without: frozenset[str] = frozenset()
-    ) -> list[Host]:
-        """Return the machines of an entitlement with their load and what blocks them."""
-        return [
-            self._host(record, self._blocked(record, ready=ready), without)
-            for record in self._broker.held(entitlement)
-        ]
+    def allowance(self, record: JobRecord) -> Allowance:
+        """Return what the pool of a job may take from the free pool."""
+        pool = self.pool_of(record)
+        return self._allowance(pool, Request(record.name, pool))
 
     def strays(self, machine: str) -> list[str]:
         """Return tasks of ours that run on a machine although no record places them there."""
-        known = self.usage.tasks(machine).keys()
+        known = self.directory.tasks(machine).keys()
         return [stop.task for stop in strays(machine, self._fleet.sight(machine).tasks, known)]
 
     def jobs_of(self, entitlement: str) -> list[str]:
         """Return the jobs bound to an entitlement."""
         return sorted(self._by_entitlement[entitlement])
 
-    def _why(self, record: JobRecord, plan: Plan) -> tuple[str, ...]:
-        return plan.reasons + self.shortages.get(record.spec.entitlement, ())
+    def waiting(self) -> list[str]:
+        """Return jobs of which tasks found no room, and for which there may be some now.
 
-    def _blocked(self, record: MachineRecord, *, ready: bool) -> str:
+        The most important entitlements come first (CP6).
+        """
+        found = [job for job, (_, gain) in self._waiting.items() if gain < self.index.gain]
+        return sorted(found, key=lambda job: (-self._priority(self._waiting[job][0].pool), job))
+
+    def waiting_requests(self) -> list[Request]:
+        """Return the requests of which tasks found no room."""
+        return [request for request, _ in self._waiting.values()]
+
+    # -- quotas
+
+    def quota(self, pool: str) -> Quota:
+        """Return what a pool may hold, its reservations included."""
+        if self._quotas is None:
+            specs = {record.name: record.spec for record in self._portal.table.records()}
+            self._quotas = pool_quotas(specs)
+        return self._quotas.get(pool) or Quota(machines=0)
+
+    def over_quota(self, pool: str) -> bool:
+        """Return whether a pool holds more than its quota, since that was made smaller."""
+        quota, held = self.quota(pool), self.index.pool(pool)
+        return (
+            (quota.machines is not None and held.size > quota.machines)
+            or (quota.rru is not None and held.rru > quota.rru + 1e-6)
+            or any(
+                count > quota.per_type.get(kind, 0)
+                for kind, count in held.per_type.items()
+                if quota.per_type
+            )
+        )
+
+    def may_hold(self, pool: str, machine: Machine) -> bool:
+        """Return whether a pool may hold such a machine at all."""
+        return self.quota(pool).allows(machine.capacity.machine_type, machine.place.datacenter)
+
+    def _allowance(self, pool: str, request: Request) -> Allowance:
+        """Return what the pool may still take, for one plan."""
+        quota, held = self.quota(pool), self.index.pool(pool)
+        per_type = {k: n - held.per_type[k] for k, n in quota.per_type.items()}
+        return Allowance(
+            machines=None if quota.machines is None else quota.machines - held.size,
+            rru=None if quota.rru is None else quota.rru - held.rru,
+            per_type=per_type or None,
+            types=quota.types,
+            datacenter=quota.datacenter,
+            refuses=self._refuses(pool, request),
+        )
+
+    def _refuses(self, pool: str, request: Request) -> Callable[[Machine], str]:
+        """Return the judge of single free machines: quarantines, and who comes first."""
+        profile, priority = self._profile(pool), self._priority(pool)
+        before = [
+            (other, other_gain)
+            for job, (other, other_gain) in self._waiting.items()
+            if job != request.job and self._priority(other.pool) > priority
+        ]
+
+        def refuses(machine: Machine) -> str:
+            record = self._broker.table.find(machine.name)
+            if record is None:
+                return "is not known any more"
+            if record.quarantined_profile == profile and record.quarantined_until > self._clock():
+                return f"cannot reach profile {profile}: {record.quarantine_reason}"
+            for other, gain in before:
+                if gain < self.index.gain and self._wants(other, machine):
+                    return f"kept for job {other.job}, whose entitlement has a higher priority"
+            return ""
+
+        return refuses
+
+    def _wants(self, request: Request, machine: Machine) -> bool:
+        """Return whether a request that waits for room could use a free machine."""
+        quota, held = self.quota(request.pool), self.index.pool(request.pool)
+        if quota.machines is not None and held.size >= quota.machines:
+            return False
+        return self.may_hold(request.pool, machine) and any(
+            not judge(group.demand, machine, machine) for group in request.groups
+        )
+
+    def _quotas_changed(self) -> None:
+        self._quotas = None
+        self.index.loosened()
+
+    def entitlement_of(self, record: JobRecord) -> EntitlementSpec | None:
+        """Return the specification of a job's entitlement."""
+        found = self._portal.table.find(record.spec.entitlement)
+        return found.spec if found is not None else None
+
+    def pool_of(self, record: JobRecord) -> str:
+        """Return the entitlement on whose machines a job's tasks run."""
+        spec = self.entitlement_of(record)
+        name = record.spec.entitlement
+        return pool_of(name, spec) if spec is not None else name
+
+    def _profile(self, pool: str) -> str:
+        found = self._portal.table.find(pool)
+        return found.spec.host_profile if found is not None else ""
+
+    def _priority(self, pool: str) -> int:
+        found = self._portal.table.find(pool)
+        return found.spec.priority if found is not None else 0
+
+    # -- keeping the index true
+
+    def _put(self, record: MachineRecord) -> None:
+        pool = record.hold.entitlement if record.hold is not None else record.entitlement
+        place = Place.of(record.location)
+        self.index.put(record.machine, capacity_of(record), place, pool, self._blocked(record))
+
+    def _blocked(self, record: MachineRecord) -> str:
         """Return why a machine takes no tasks, as a predicate.
 
-        Unless it must be `ready`, one that still switches its profile will do: the task
-        waits there for the proof. Otherwise the first machine to be ready would get all.
+        One that still switches its profile takes them: they wait there for the proof.
         """
         if record.state is not MachineState.UP:
             return "is down"
+        if planned := blocking(record, self._clock()):
+            return planned
         sight = self._fleet.sight(record.machine)
         if not sight.answering:
             return "does not answer"
-        if sight.profile.state is ProfileState.DEGRADED and not self._fleet.ready(record):
+        degraded = sight.profile.state is ProfileState.DEGRADED
+        if record.entitlement and degraded and not self._fleet.ready(record):
             return f"failed to reach profile {record.profile_wanted!r}"
-        if ready and not self._fleet.ready(record):
-            return f"switches to profile {record.profile_wanted!r}"
-        return self._dirty(record.machine)
-
-    def _dirty(self, machine: str) -> str:
-        if self.usage.leaving(machine) or self.strays(machine):
+        if self.directory.leaving(record.machine) or self.strays(record.machine):
             return "still runs tasks that moved away"
         return ""
 
-    def _host(
-        self, record: MachineRecord, blocked: str, without: frozenset[str] = frozenset()
-    ) -> Host:
-        return Host(
-            name=record.machine,
-            location=record.location,
-            machine_type=record.machine_type,
-            memory_bytes=usable_memory(record.facts),
-            cpu_cores=record.facts.cpus if record.facts else 0,
-            load=self.usage.load(record.machine, without),
-            blocked=blocked,
-            next_port=self.usage.next_port(record.machine),
-        )
+    def _machine_changed(
+        self, name: str, _before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        if after is None:
+            self.index.remove(name)
+        elif self._loaded:
+            self._put(after)
+
+    def _machine_seen(self, name: str) -> None:
+        record = self._broker.table.find(name)
+        if record is not None and name in self.index.machines:
+            self.index.block(name, self._blocked(record))
 
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
-        self.usage.settle(name, after)
+        changed = self.directory.settle(name, after)
         if before is not None:
             self._by_entitlement[before.spec.entitlement].discard(name)
         if after is not None:
             self._by_entitlement[after.spec.entitlement].add(name)
-        self._wake.set()
-
-    # -- machines to entitlements
-
-    async def run(self) -> None:
-        """Grow and shrink entitlements until cancelled."""
-        self._wake.set()
-        while True:
-            try:
-                async with asyncio.timeout(min(self._settings.resync_s, 5.0)):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
-            for record in self._portal.table.records():
-                try:
-                    await self.adjust(record)
-                except Conflict:
-                    self._wake.set()  # something changed under the plan: plan again
-                except TwineError as e:
-                    fields = {"entitlement": record.name, "reason": str(e)}
-                    log.warning("allocation failed", extra=fields)
-                except Exception:
-                    log.exception("allocation failed", extra={"entitlement": record.name})
-            await asyncio.sleep(_PAUSE_S)
-
-    async def adjust(self, entitlement: EntitlementRecord) -> None:
-        """Take the machines that an entitlement needs, give back those it does not."""
-        name, spec = entitlement.name, entitlement.spec
-        for record in self._broker.held(name):
-            if record.profile_wanted != spec.host_profile:
-                await self._release_unused(record)
-        plan = self._plan(entitlement)
-        shortage = (*plan.reasons, *self._unusable(entitlement)) if plan.reasons else ()
-        if shortage != self.shortages.get(name, ()):
-            self.shortages[name] = shortage
-            if shortage:
-                log.warning(
-                    "entitlement lacks machines",
-                    extra={"entitlement": name, "reason": "; ".join(shortage)},
-                )
-        for machine in plan.give_back:
-            await self._broker.release(machine, revision=self._broker.table.revision(machine))
-        for machine in plan.take:
-            revision = self._broker.table.revision(machine)
-            await self._broker.assign(machine, name, spec.host_profile, revision=revision)
-
-    async def release_idle(self, entitlement: str) -> None:
-        """Give back all machines of an entitlement on which nothing is placed."""
-        for record in self._broker.held(entitlement):
-            await self._release_unused(record)
-
-    async def _release_unused(self, record: MachineRecord) -> None:
-        if not self.usage.tasks(record.machine):
-            revision = self._broker.table.revision(record.machine)
-            await self._broker.release(record.machine, revision=revision)
-
-    def _plan(self, entitlement: EntitlementRecord) -> CapacityPlan:
-        held = [self._held(record) for record in self._broker.held(entitlement.name)]
-        needs = [*self._needs(entitlement.name)]
-        return plan_capacity(
-            entitlement.spec.machines or 1_000_000, held, self._free(entitlement), needs
-        )
-
-    def _grows(self, entitlement: str) -> bool:
-        record = self._portal.table.find(entitlement)
-        if record is None or not self._plan(record).take:
-            return False
-        self._wake.set()
-        return True
-
-    def _held(self, record: MachineRecord) -> Held:
-        """Describe a machine to `core.capacity`; one that is switching counts as usable."""
-        placed = self.usage.tasks(record.machine)
-        tasks = any(not p.leaving and not p.lost for p in placed.values())
-        now = asyncio.get_running_loop().time()
-        if tasks:
-            self._empty_since.pop(record.machine, None)
-        else:
-            self._empty_since.setdefault(record.machine, now)
-        since = self._empty_since.get(record.machine, now)
-        blocked = "is down" if record.state is not MachineState.UP else ""
-        return Held(
-            host=self._host(record, blocked),
-            empty=not tasks,
-            idle=not tasks and now - since >= self._settings.give_back_after_s,
-        )
-
-    def _free(self, entitlement: EntitlementRecord) -> list[Host]:
-        """Return the machines of the free pool that the entitlement may take."""
-        records = self._broker.held(FREE)
-        return [self._host(r, "") for r in records if not self._refusal(r, entitlement)]
-
-    def _unusable(self, entitlement: EntitlementRecord) -> list[str]:
-        """Return why machines of the free pool cannot be taken, with how many each time."""
-        refusals = Counter(self._refusal(r, entitlement) for r in self._broker.held(FREE))
-        refusals.pop("", None)
-        return [f"{n} free machines: {why}" for why, n in sorted(refusals.items())]
-
-    def _refusal(self, record: MachineRecord, entitlement: EntitlementRecord) -> str:
-        """Return why an entitlement may not take a free machine now, empty if it may."""
-        spec = entitlement.spec
-        if spec.machine_types and record.machine_type not in spec.machine_types:
-            return f"type {record.machine_type} is not among its types"
-        if record.quarantined_profile == spec.host_profile:
-            left_s = record.quarantined_until - self._clock()
-            if left_s > 0:
-                return f"cannot reach profile {spec.host_profile}: {record.quarantine_reason}"
-        if record.state is not MachineState.UP:
-            return "down"
-        if not self._fleet.sight(record.machine).answering:
-            return "the agent does not answer"
-        return "still being cleaned" if self._dirty(record.machine) else ""
-
-    def _needs(self, entitlement: str) -> Iterable[Need]:
-        for name in self.jobs_of(entitlement):
-            record = self._jobs.get(name)
-            wanted = wanted_tasks(record)
-            view = self._fleet.view(entitlement, ())
-            waiting = {task.index for task in to_place(record, view)}
-            missing = wanted - sum(1 for task in record.tasks if task.index < wanted)
-            yield Need(
-                job=name,
-                demand=demand_of(record.spec),
-                tasks=wanted,
-                unplaced=len(waiting) + missing,
-                mine=_per_machine(record, waiting),
-            )
-
-
-def _per_machine(record: JobRecord, without: set[int]) -> dict[str, int]:
-    """Count a job's placed tasks per machine, some tasks left out."""
-    return Counter(
-        task.placement.machine
-        for task in record.tasks
-        if task.placement is not None and task.index not in without
-    )
+        for machine in changed:
+            self._machine_seen(machine)

@@ -32,10 +32,10 @@ from control_plane.core.inventory import completed
 from control_plane.core.unavailability import began, ended, open_event, removable
 from control_plane.services.agents import Clock
 from control_plane.services.holds import Holds, Take, refused
+from control_plane.services.machine_keys import prefix_of
 from control_plane.services.machine_reader import MachineReader
 from control_plane.services.table import Table
 from control_plane.store import Store
-from control_plane.store.records import MACHINES
 
 __all__ = ["FREE", "HISTORY", "Broker", "Take"]
 
@@ -55,14 +55,15 @@ class Broker:
         self._reader = MachineReader()
         self.table: Table[MachineRecord] = Table(
             store,
-            f"{MACHINES}{datacenter}/",
+            prefix_of(datacenter),
             MachineRecord,
             "machine",
             read=self._reader.read,
             history=HISTORY,
         )
         self._clock = clock
-        self._held: dict[str, set[str]] = defaultdict(set)
+        self._held: dict[str, dict[str, None]] = defaultdict(dict)
+        """Names by entitlement. Sets would do, but the garbage collector walks through sets."""
         self._holds = Holds(self.table, clock)
         self.table.listen(self._index)
 
@@ -299,6 +300,6 @@ class Broker:
         if before is not None and after is not None and before.entitlement == after.entitlement:
             return
         if before is not None:
-            self._held[before.entitlement].discard(name)
+            self._held[before.entitlement].pop(name, None)
         if after is not None:
-            self._held[after.entitlement].add(name)
+            self._held[after.entitlement][name] = None

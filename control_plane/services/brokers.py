@@ -24,15 +24,16 @@ from control_plane.core.inventory import InventoryMachine, against, imported, sc
 from control_plane.services.agents import Clock
 from control_plane.services.broker import Broker, Take
 from control_plane.services.holds import refused
+from control_plane.services.machine_keys import survey
 from control_plane.services.region_table import RegionTable
 from control_plane.services.table import PAGE, pages
-from control_plane.store import Delete, Entry, Operation, Put, Store
-from control_plane.store.protocol import LAST
-from control_plane.store.records import MACHINES, decode
+from control_plane.store import Delete, Put, Store
 
 log = logging.getLogger(__name__)
 _MOVES = "machine-moves/"
 """Notes of machines that may be at two brokers."""
+_LOOK = 5000
+"""Machines that are looked at before others get their turn: a few milliseconds."""
 T = TypeVar("T")
 Heard = Callable[[str, MachineRecord | None, MachineRecord | None], None]
 
@@ -60,7 +61,7 @@ class Brokers:
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
         """Read all machines of the region; see `Table.load`."""
-        for datacenter in sorted(await self._survey() | self._stores.keys()):
+        for datacenter in sorted(await survey(self._store) | self._stores.keys()):
             self.at(datacenter)
         for store in self._all_stores():
             async for page in pages(store, _MOVES):
@@ -143,6 +144,17 @@ class Brokers:
             else:
                 found += [r for r in broker.table.values() if suits(r)]
         return sorted(found, key=lambda record: record.machine)
+
+    async def scan(self, scope: MachineScope) -> list[MachineRecord]:
+        """Return the machines of a scope as `find_scope` does, with turns for others."""
+        suits, found = scope_test(scope), list[MachineRecord]()
+        for number, name in enumerate(self.table):
+            if number % _LOOK == 0:
+                await asyncio.sleep(0)
+            record = self.table.find(name)
+            if record is not None and suits(record):
+                found.append(record)
+        return found
 
     # -- coming, going and moving
 
@@ -378,40 +390,6 @@ class Brokers:
                     await store.txn({}, [Delete(_MOVES + name)])
             self._twice.discard(name)
 
-    async def _survey(self) -> set[str]:
-        """Return the data centers with machines in the region's store.
-
-        Machines stored by an earlier release, right below `machines/`, are moved first.
-        """
-        found: set[str] = set()
-        after = ""
-        while entries := (await self._store.list_prefix(MACHINES, after, PAGE)).entries:
-            old = [entry for entry in entries if not _datacenter_of(entry.key)]
-            if old:
-                found |= await self._migrate(old)
-            found |= {_datacenter_of(entry.key) for entry in entries}
-            after = entries[-1].key
-            if datacenter := _datacenter_of(after):  # the rest of it is for its broker to read
-                after = f"{MACHINES}{datacenter}/{LAST}"
-        found.discard("")
-        return found
-
-    async def _migrate(self, entries: Sequence[Entry]) -> set[str]:
-        """Move machines to the keys of their data centers, and return which these are."""
-        compare: dict[str, int] = {}
-        operations: list[Operation] = []
-        found = set()
-        for entry in entries:
-            record = decode(entry.value, MachineRecord, entry.key)
-            datacenter = record.location.datacenter
-            key = f"{MACHINES}{datacenter}/{record.machine}"
-            found.add(datacenter)
-            compare |= {entry.key: entry.revision, key: 0}
-            operations += [Delete(entry.key), Put(key, entry.value)]
-        await self._store.txn(compare, operations)
-        log.info("machines moved to their data centers' keys", extra={"machines": len(entries)})
-        return found
-
     def _heard(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
         if name in self._silent:
             return
@@ -431,12 +409,6 @@ class Brokers:
     def _tell(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
         for heard in self._listeners:
             heard(name, before, after)
-
-
-def _datacenter_of(key: str) -> str:
-    """Return the data center in a key; empty for one that an earlier release wrote."""
-    datacenter, slash, _ = key.removeprefix(MACHINES).partition("/")
-    return datacenter if slash else ""
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:

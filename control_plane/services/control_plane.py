@@ -13,7 +13,6 @@ from control_plane.api.jobs import Endpoints, JobRecord, Jobs, JobSpec, JobStatu
 from control_plane.api.machines import MachineRecord, Machines, MachineView
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.core.capacity_report import Used
-from control_plane.core.feasibility import capacity_of
 from control_plane.core.rollout import summarize
 from control_plane.services.agents import AgentFactory, AgentPool, Clock, FindImage
 from control_plane.services.allocator import Allocator
@@ -24,7 +23,9 @@ from control_plane.services.dispatcher import Dispatcher
 from control_plane.services.fleet import Fleet
 from control_plane.services.health_checker import HealthChecker
 from control_plane.services.job_control import JobControl
+from control_plane.services.job_planner import JobPlanner
 from control_plane.services.machine_desk import MachineDesk
+from control_plane.services.pool_keeper import PoolKeeper
 from control_plane.services.portal import Portal
 from control_plane.services.region import Region
 from control_plane.services.scheduler import Scheduler
@@ -60,9 +61,11 @@ class ControlPlane:
         self._jobs: Table[JobRecord] = Table(store, JOBS, JobRecord, "job")
         self._fleet = Fleet(self._broker)
         region = Region(self._broker, self._portal, self._jobs, self._fleet, settings, clock)
-        self._allocator = Allocator(region)
+        self._allocator = Allocator(region, store)
+        self._keeper = PoolKeeper(region, self._allocator)
         self._discovery = Discovery(self._jobs, self._broker)
-        self._control = JobControl(region, store, find_image)
+        self._control = JobControl(region, store, find_image, self._allocator.index)
+        self.job_planner = JobPlanner(region, self._allocator, self._control)
         self._dispatcher = Dispatcher(region, self._pool, find_image)
         self._health = HealthChecker(region, self._pool)
         self._switcher = Switcher(region, self._dispatcher)
@@ -71,7 +74,7 @@ class ControlPlane:
             machines=self._broker.table,
             held=self._broker.held,
             jobs_of=self._allocator.jobs_of,
-            release_idle=self._allocator.release_idle,
+            release_idle=self._keeper.release_idle,
             used=self._used,
         )
         self.capacity = CapacityDesk(self._portal, sources, clock)
@@ -86,6 +89,7 @@ class ControlPlane:
         await self._broker.load()
         await self._portal.load()
         await self._jobs.load()
+        await self._allocator.load()
         self._loops = asyncio.create_task(self._run())
         return self
 
@@ -102,6 +106,7 @@ class ControlPlane:
         if not self._loops.cancelled():
             self._loops.exception()  # whoever cares asked with wait_failed
         self._loops = None
+        await self._allocator.allocations.close()
         await self._pool.close()
 
     async def wait_failed(self) -> None:
@@ -115,7 +120,7 @@ class ControlPlane:
             group.create_task(self._dispatcher.run(epoch))
             group.create_task(self._scheduler.run(epoch))
             group.create_task(self._switcher.run())
-            group.create_task(self._allocator.run())
+            group.create_task(self._keeper.run())
             group.create_task(self._health.run())
             group.create_task(self.inventory.run())
 
@@ -194,10 +199,12 @@ class ControlPlane:
         return Liveness(ok=True, detail=self._health.brake)
 
     def _used(self, name: str) -> Used:
-        load = self._allocator.usage.load(name)
-        record = self._broker.table.find(name)
-        rru_per_cpu = capacity_of(record).rru_per_cpu if record is not None else 1.0
-        return Used(load.cpu_cores * rru_per_cpu, load.memory_bytes)
+        machine = self._allocator.index.machines.get(name)
+        if machine is None:
+            return Used()
+        capacity = machine.capacity
+        rru, memory = capacity.rru - machine.free_rru, capacity.memory_bytes - machine.free_memory
+        return Used(max(0.0, rru), max(0, memory))
 
     def _profile_of(self, entitlement: str) -> str:
         """Return the profile of an entitlement that has machines of its own."""
@@ -209,7 +216,7 @@ class ControlPlane:
         now = asyncio.get_running_loop().time()
         return MachineView(
             record=record,
-            tasks=sorted(self._allocator.usage.tasks(record.machine)),
+            tasks=sorted(self._allocator.directory.tasks(record.machine)),
             ready=sight.answering,
             last_seen_s=None if sight.heard_at is None else now - sight.heard_at,
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.core.reconcile import SeenMachine
+from control_plane.core.unavailability import leaving
 from control_plane.services.brokers import Brokers
 
 
@@ -60,17 +61,14 @@ class Fleet:
             self._sights[machine] = known
         return known
 
-    def view(self, entitlement: str, also: Iterable[str]) -> dict[str, SeenMachine]:
-        """Return the machines of an entitlement, and others by name, for `core.reconcile`."""
-        records = {record.machine: record for record in self._broker.held(entitlement)}
-        for name in also:
+    def view(self, pool: str, machines: Iterable[str], now: float) -> dict[str, SeenMachine]:
+        """Return machines by name, for `core.reconcile`; `pool` is that of the job's tasks."""
+        found = {}
+        for name in machines:
             record = self._broker.table.find(name)
             if record is not None:
-                records.setdefault(name, record)
-        return {
-            name: self._seen(record, record.entitlement == entitlement)
-            for name, record in records.items()
-        }
+                found[name] = self._seen(record, record.entitlement == pool, now)
+        return found
 
     def ready(self, record: MachineRecord) -> bool:
         """Return whether tasks may start there: its own profile, verified in this boot."""
@@ -164,13 +162,14 @@ class Fleet:
         for listener in self._listeners:
             listener(machine)
 
-    def _seen(self, record: MachineRecord, held: bool) -> SeenMachine:
+    def _seen(self, record: MachineRecord, held: bool, now: float) -> SeenMachine:
         sight = self.sight(record.machine)
         return SeenMachine(
             up=record.state is MachineState.UP,
             answering=sight.answering,
             ready=self.ready(record),
             held=held,
+            leaving=leaving(record, now),
             tasks=sight.tasks,
             stopped=sight.stopped,
             refused=sight.refused,

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from agent.errors import Conflict, InvalidInput
 from control_plane.api.jobs import JobRecord, JobSpec
-from control_plane.api.machines import MachineRecord
 from control_plane.core.job_check import check_job, same_tasks
-from control_plane.core.placement import Host, usable_memory
+from control_plane.core.region_index import RegionIndex
 from control_plane.services.agents import FindImage
 from control_plane.services.region import Region
 from control_plane.store import Store
@@ -27,9 +26,11 @@ class JobControl:
         region: Region,
         store: Store,
         find_image: FindImage,
+        index: RegionIndex,
     ) -> None:
         """Do nothing yet."""
-        self._jobs, self._broker, self._portal = region.jobs, region.broker, region.portal
+        self._jobs, self._portal = region.jobs, region.portal
+        self._index = index
         self._clock = region.clock
         self._store = store
         self._find_image = find_image
@@ -44,7 +45,7 @@ class JobControl:
             spec,
             entitlements={r.name: r.spec for r in self._portal.table.records()},
             image_known=image is not None,
-            machines=[_empty_host(record) for record in self._broker.table.records()],
+            machines=self._index.kinds(),
             known=self._jobs.find(spec.name),
         )
         if errors:
@@ -90,13 +91,3 @@ def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
         return replace(record, spec=spec, specs=specs)
     version = record.version + 1
     return replace(record, spec=spec, version=version, specs=record.specs | {version: spec})
-
-
-def _empty_host(record: MachineRecord) -> Host:
-    return Host(
-        name=record.machine,
-        location=record.location,
-        machine_type=record.machine_type,
-        memory_bytes=usable_memory(record.facts),
-        cpu_cores=record.facts.cpus if record.facts else 0,
-    )

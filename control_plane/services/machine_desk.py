@@ -126,7 +126,7 @@ class MachineDesk:
         """Announce that machines will be away, so that tasks move away in time."""
         start = self._clock() + wish.start_in_s
         changed = await self.outages.plan_unavailability(
-            self.outages.machines(wish.machines, wish.scope),
+            await self.outages.machines(wish.machines, wish.scope),
             wish.kind,
             wish.reason,
             start,
@@ -137,7 +137,7 @@ class MachineDesk:
 
     async def undrain(self, wish: Undrain) -> Records:
         """End what was planned for machines."""
-        names = self.outages.machines(wish.machines, wish.scope)
+        names = await self.outages.machines(wish.machines, wish.scope)
         return Records(machines=await self.outages.undrain(names))
 
     async def lend(self, wish: Lend) -> MachineRecord:

@@ -29,7 +29,7 @@ class Outages:
         self._brokers = brokers
         self._clock = clock
 
-    def machines(self, names: Collection[str], scope: MachineScope | None) -> list[str]:
+    async def machines(self, names: Collection[str], scope: MachineScope | None) -> list[str]:
         """Return the machines that are named or in the scope; `NotFound` if there are none."""
         unknown = [name for name in names if self._brokers.table.find(name) is None]
         if unknown:
@@ -42,7 +42,7 @@ class Outages:
         if scope is not None:
             if scope == MachineScope():
                 raise InvalidInput("a scope must say something: an empty one is the whole region")
-            found |= {record.machine for record in self._brokers.find_scope(scope)}
+            found |= {record.machine for record in await self._brokers.scan(scope)}
         if not found:
             raise NotFound("no machine is in this scope", hint="twinectl machine list")
         return sorted(found)

@@ -20,7 +20,7 @@ class RegionTable:
         """See the brokers as they come."""
         self._brokers = brokers
         self._store = store
-        self._names: tuple[list[list[str]], list[str]] = ([], [])
+        self._names: tuple[list[tuple[str, ...]], tuple[str, ...]] = ([], ())
 
     def home(self, name: str) -> Broker | None:
         """Return the broker of a machine."""
@@ -44,14 +44,14 @@ class RegionTable:
             raise NotFound(f"there is no machine {name!r}")
         return record
 
-    def names(self) -> list[str]:
-        """Return all names, in order; the list is not changed later, nor may you."""
+    def names(self) -> tuple[str, ...]:
+        """Return all names, in order."""
         parts = [broker.table.names() for broker in self._brokers.values()]
         if len(parts) == 1:
             return parts[0]
         known, merged = self._names
         if len(known) != len(parts) or any(a is not b for a, b in zip(known, parts, strict=True)):
-            merged = sorted(chain.from_iterable(parts))  # sorts sorted runs in one pass
+            merged = tuple(sorted(chain.from_iterable(parts)))  # sorts sorted runs in one pass
             self._names = (parts, merged)
         return merged
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator
 
 from agent.errors import Conflict, NotFound, TwineError
@@ -23,9 +24,17 @@ from control_plane.core.reconcile import (
     observe,
     spec_of,
 )
-from control_plane.core.rollout import begin_updates, next_updates, prune, resize, summarize
+from control_plane.core.rollout import (
+    apply_plan,
+    begin_updates,
+    must_move,
+    next_updates,
+    prune,
+    resize,
+    summarize,
+)
 from control_plane.core.task_spec import task_spec
-from control_plane.services.allocator import Allocation, Allocator
+from control_plane.services.allocator import Allocator
 from control_plane.services.dispatcher import Dispatcher
 from control_plane.services.region import Region
 from control_plane.store import Put
@@ -55,6 +64,8 @@ class Scheduler:
         self._group: asyncio.TaskGroup | None = None
         self._wakes: dict[str, asyncio.Event] = {}
         self._details: dict[str, str] = {}
+        self._awaited: dict[str, set[str]] = defaultdict(set)
+        """Machine → jobs that wait for their image to be brought there."""
         region.jobs.listen(lambda name, *_: self._wake(name))
         region.broker.listen(self._machine_changed)
         region.fleet.listen(self._machine_seen)
@@ -101,19 +112,18 @@ class Scheduler:
             self._wakes[name].set()
             self._group.create_task(self._keep(name))
 
-    def _machine_changed(
-        self, name: str, before: MachineRecord | None, after: MachineRecord | None
-    ) -> None:
-        entitlements = {record.entitlement for record in (before, after) if record is not None}
-        jobs = self._allocator.usage.jobs(name)
-        for entitlement in entitlements - {""}:
-            jobs.update(self._allocator.jobs_of(entitlement))
-        for job in jobs:
+    def _machine_changed(self, name: str, *_: MachineRecord | None) -> None:
+        for job in self._allocator.directory.jobs(name) | self._awaited.pop(name, set()):
+            self._wake(job)
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        """Wake the jobs of which tasks found no room, where there may be some now."""
+        for job in self._allocator.waiting():
             self._wake(job)
 
     def _machine_seen(self, name: str) -> None:
-        record = self._broker.table.find(name)
-        self._machine_changed(name, record, record)
+        self._machine_changed(name)
         self._remove_strays(name)
 
     def _remove_strays(self, name: str) -> None:
@@ -161,26 +171,27 @@ class Scheduler:
             if before is None:
                 return 0.0
             now = self._clock()
-            view = self._view(before)
-            allocation = self._decide(before, view, now)
-            after = allocation.record
+            view = self._view(before, now)
+            after = await self._decide(before, view, now)
             if after.stopping and not after.tasks:
                 await self._retire(after)
                 return 0.0
             if after != before:
-                await self._commit(before, allocation)
-        self._send(after, view)
+                await self._jobs.commit(name, after)
+        self._wake_waiting()
+        self._send(after, self._view(after, now))
         look = next_look(after, now)
         resync_s = self._settings.resync_s
         return resync_s if look is None else min(resync_s, look - now)
 
-    def _decide(self, record: JobRecord, view: View, now: float) -> Allocation:
+    async def _decide(self, record: JobRecord, view: View, now: float) -> JobRecord:
+        """Return what the record becomes; the machines in it are allocated durably already."""
         record = resize(observe(record, view, now), now)
-        record = self._begin_updates(record, view, now)
-        return self._allocator.place(prune(record), view, now)
+        record = prune(self._begin_updates(record, view, now))
+        return apply_plan(record, await self._allocator.place(record, view), now)
 
     def _begin_updates(self, record: JobRecord, view: View, now: float) -> JobRecord:
-        """Take outdated tasks down, if there is a place for their successors.
+        """Take outdated tasks down, and those that must move, if they have a place then.
 
         The image is brought there first: an old task is not stopped for a new one that
         cannot start.
@@ -189,32 +200,26 @@ class Scheduler:
         detail, begun = updates.reason, set[int]()
         by_index = {task.index: task for task in record.tasks}
         for index in updates.indexes:
-            plan = self._allocator.target(record, by_index[index])
-            target = plan.placements.get(index)
-            if target is None:
-                detail = f"the update waits for room: {'; '.join(plan.reasons)}"
+            task = by_index[index]
+            target = self._allocator.target(record, task, must_move=must_move(task, view))
+            if not target.machine:
+                detail = f"the update waits for room: {'; '.join(target.reasons)}"
                 continue
-            if record.spec.image in self._fleet.sight(target.machine).images:
+            sight = self._fleet.sight(target.machine)
+            if target.is_taken or record.spec.image in sight.images:
                 begun.add(index)
                 continue
+            self._awaited[target.machine].add(record.name)
             self._dispatcher.prestage(target.machine, record.spec.image)
-            refused = self._fleet.sight(target.machine).refused.get(record.spec.image)
+            refused = sight.refused.get(record.spec.image)
             detail = f"the update waits for its image: {refused}" if refused else detail
         self._details[record.name] = detail
         return begin_updates(record, begun, now) if begun else record
 
-    def _view(self, record: JobRecord) -> View:
-        also = {task.placement.machine for task in record.tasks if task.placement is not None}
-        return self._fleet.view(record.spec.entitlement, also | record.leaving.keys())
-
-    async def _commit(self, before: JobRecord, allocation: Allocation) -> None:
-        """Store the record, if the machines that it relies on are as they were planned with."""
-        compare = self._broker.table.expect(allocation.machines)
-        try:
-            await self._jobs.commit(before.name, allocation.record, compare)
-        except BaseException:
-            self._allocator.usage.settle(before.name, before)
-            raise
+    def _view(self, record: JobRecord, now: float) -> View:
+        machines = {task.placement.machine for task in record.tasks if task.placement is not None}
+        pool = self._allocator.pool_of(record)
+        return self._fleet.view(pool, machines | record.leaving.keys(), now)
 
     async def _retire(self, record: JobRecord) -> None:
         """Remove a job whose tasks are gone, but remember its last generation.
@@ -222,6 +227,7 @@ class Scheduler:
         A job created again under the name goes on from there, so that agents do not take
         its commands for old ones.
         """
+        await self._allocator.forget(record.name)
         last = Put(retired_key(record.name), str(record.generation).encode())
         await self._jobs.commit(record.name, None, also=[last])
         log.info("job gone", extra={"job": record.name})

@@ -70,7 +70,7 @@ class Table(Generic[T]):
         )
         self._records: dict[str, T] = {}
         self._revisions: dict[str, int] = {}
-        self._names: list[str] | None = None
+        self._names: tuple[str, ...] | None = None
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._doubtful: set[str] = set()
         """Names of which a write ended in a way that does not say whether it was made."""
@@ -114,10 +114,10 @@ class Table(Generic[T]):
             raise NotFound(f"there is no {self._word} {name!r}")
         return record
 
-    def names(self) -> list[str]:
-        """Return all names, in order; the list is not changed later, nor may you."""
+    def names(self) -> tuple[str, ...]:
+        """Return all names, in order."""
         if self._names is None:
-            self._names = sorted(self._records)
+            self._names = tuple(sorted(self._records))
         return self._names
 
     def after(self, name: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from agent.errors import ConfigError
+from control_plane.api.allocations import AllocationRecord, Decision
 from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
@@ -16,6 +17,8 @@ SCHEMAS: dict[type, int] = {
     EntitlementRecord: 1,
     EntitlementRequest: 1,
     JobRecord: 1,
+    AllocationRecord: 1,
+    Decision: 1,
 }
 """The newest schema of each kind that this release reads and writes."""
 
@@ -23,8 +26,18 @@ MACHINES = "machines/"
 ENTITLEMENTS = "entitlements/"
 REQUESTS = "entitlement-requests/"
 JOBS = "jobs/"
+ALLOCATIONS = "allocations/"
+DECISIONS = "decisions/"
 
-T = TypeVar("T", MachineRecord, EntitlementRecord, EntitlementRequest, JobRecord)
+T = TypeVar(
+    "T",
+    MachineRecord,
+    EntitlementRecord,
+    EntitlementRequest,
+    JobRecord,
+    AllocationRecord,
+    Decision,
+)
 
 
 class _Numbered(Protocol):
@@ -49,6 +62,16 @@ def entitlement_key(name: str) -> str:
 def job_key(name: str) -> str:
     """Return where a job is stored."""
     return JOBS + name
+
+
+def allocation_key(job: str) -> str:
+    """Return where the machines of a job's tasks are stored."""
+    return ALLOCATIONS + job
+
+
+def decision_key(transaction: str) -> str:
+    """Return where it is stored that a transaction is committed."""
+    return DECISIONS + transaction
 
 
 def encode(record: _Numbered) -> bytes:

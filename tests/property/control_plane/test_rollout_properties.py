@@ -8,16 +8,19 @@ from msgspec.structs import replace
 
 from agent.api import Health, Location, TaskState, TaskStatus
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, UpdatePolicy, task_id
-from control_plane.core.placement import Host, Load, demand_of, place
+from control_plane.core.feasibility import Capacity, Place
+from control_plane.core.job_request import Answer, answer_of, request_of
+from control_plane.core.planner import Allowance, plan
 from control_plane.core.reconcile import SeenMachine, Start, commands, observe
+from control_plane.core.region_index import RegionIndex
 from control_plane.core.rollout import (
+    Placed,
     apply_plan,
     begin_updates,
     next_updates,
     prune,
     resize,
     summarize,
-    to_place,
 )
 
 IMAGE = "sha256:" + "1" * 64
@@ -43,6 +46,10 @@ class Model:
         self.record = JobRecord(name="web", spec=spec, version=1, specs={1: spec})
         self.now = 0.0
         self.up = dict.fromkeys(MACHINES, True)
+        self.index = RegionIndex()
+        for name in MACHINES:
+            capacity = Capacity("small", 64.0, 64.0, 1 << 40)
+            self.index.put(name, capacity, Place.of(Location(msb=name)), "front", "")
         self.tasks: dict[str, dict[str, TaskStatus]] = {m: {} for m in MACHINES}
         self.stopped: dict[str, dict[str, int]] = {m: {} for m in MACHINES}
 
@@ -69,19 +76,20 @@ class Model:
         wanted = record.spec.tasks
         if self.serving(record) < serving:  # SC6: only within the budget
             assert wanted - self.serving(record) <= record.spec.update.max_unavailable
-        hosts = [
-            Host(m, Location(msb=m), "small", 1 << 40, 64, Load(), "" if self.up[m] else "down")
-            for m in MACHINES
-            if not record.leaving.get(m)
-        ]
-        waiting = to_place(record, view)
-        moving = {task.index for task in waiting}
-        mine = Counter(
-            t.placement.machine for t in record.tasks if t.placement and t.index not in moving
-        )
-        plan = place(demand_of(record.spec), [t.index for t in waiting], hosts, mine)
-        self.record = prune(apply_plan(record, plan, self.now))
+        record = prune(record)
+        self.record = apply_plan(record, self.allocate(record, view), self.now)
         self.obey()
+
+    def allocate(self, record: JobRecord, view: dict[str, SeenMachine]) -> Placed:
+        """As the allocator does, but at once."""
+        for name in MACHINES:
+            unfit = "still has tasks to lose" if record.leaving.get(name) else ""
+            self.index.block(name, unfit if self.up[name] else "is down")
+        made = plan(self.index, request_of(record, view, "front", None), Allowance(machines=0))
+        assert self.index.reserve(made.change) == ()
+        self.index.settle(made.change)
+        claims = self.index.claims.get(record.name)
+        return answer_of(record, view, Answer(claims, made.unplaced, made.reasons))
 
     def obey(self) -> None:
         for command in commands(self.record, self.view()):

@@ -15,7 +15,7 @@ from agent import api
 from agent.api import Health, ProfileState, TaskState
 from agent.errors import Conflict, NotFound, Refused, Unprocessable, Unreachable
 from control_plane.api.machines import MachineRecord
-from control_plane.core.placement import usable_memory
+from control_plane.core.feasibility import usable_memory
 
 ALIVE = (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
 IMAGE = "sha256:" + "1" * 64
@@ -179,7 +179,7 @@ class FakeMachine:
     def check(self) -> None:
         alive = [t for t, s in self.tasks.items() if s.state in ALIVE]
         memory = sum(self.specs[t].limits.memory_max_bytes for t in alive if t in self.specs)
-        if memory > usable_memory(self.facts()):
+        if memory > usable_memory(self.facts().memory_bytes):
             self.region.broke(f"{self.name} is over its memory with {alive}")
         for task in alive:
             copies = self.region.copies(task)

@@ -178,7 +178,7 @@ async def test_planned_events_carry_start_deadline_and_duration() -> None:  # RB
 async def test_a_cluster_is_decommissioned_as_one_event_and_then_gone() -> None:  # RB11 HC14 MO21
     async with MemoryStore() as store:
         brokers, outages, _ = await four(store)
-        names = outages.machines([], MachineScope(cluster="c1"))
+        names = await outages.machines([], MachineScope(cluster="c1"))
         assert names == ["m2", "m3"]
         await assign(brokers, "m2", "front")
         with pytest.raises(Conflict, match="is not being decommissioned"):
@@ -195,11 +195,11 @@ async def test_a_cluster_is_decommissioned_as_one_event_and_then_gone() -> None:
         await brokers.join(a_join("m9", "dc1"))  # its successor comes into the pool (RB10)
         assert "m9" in [record.machine for record in brokers.held(FREE)]
         with pytest.raises(NotFound, match="'m2'"):
-            outages.machines(["m0", "m2"], None)
+            await outages.machines(["m0", "m2"], None)
         with pytest.raises(NotFound, match="no machine is in this scope"):
-            outages.machines([], MachineScope(cluster="c1"))
+            await outages.machines([], MachineScope(cluster="c1"))
         with pytest.raises(InvalidInput, match="an empty one is the whole region"):
-            outages.machines([], MachineScope())
+            await outages.machines([], MachineScope())
 
 
 async def test_open_events_are_never_forgotten_and_old_ones_are() -> None:

@@ -73,6 +73,9 @@ class World:
 
         await self.until(is_stable, within_s)
 
+    async def all_answer(self) -> bool:
+        return all(view.ready for view in (await self.cp.list_machines()).machines)
+
     async def deployed(self, spec: JobSpec | None = None, quota: int = 3) -> "World":
         await self.set_up(quota)
         await self.cp.apply_job(spec or a_job())

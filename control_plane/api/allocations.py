@@ -1,0 +1,46 @@
+"""What the allocator stores: one record per job, never one per task."""
+
+from __future__ import annotations
+
+import msgspec
+
+from control_plane.api.policy import Property
+
+
+class StoredDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What each of some tasks claims of its machine."""
+
+    memory_bytes: int = 0
+    cpus: float = 0.0
+    rru: float = 0.0
+    gpus: int = 0
+    network_mbps: int = 0
+    ports: tuple[str, ...] = ()
+    requires: tuple[tuple[Property, tuple[str, ...]], ...] = ()
+
+
+class AllocationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The machines of one job's tasks."""
+
+    schema: int
+    job: str
+    pool: str
+    """The entitlement whose machines they are."""
+    machines: list[str]
+    """By task; empty: it has none."""
+    demands: list[StoredDemand]
+    demand_of: list[int] = []
+    """By task, the position in `demands`; left out if there is only one."""
+    ports: dict[int, dict[str, int]] = {}
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """That a transaction over several brokers is committed: it is stored before they are told.
+
+    A transaction of which no decision is stored is aborted (presumed abort).
+    """
+
+    schema: int
+    transaction: str
+    job: str
+    machines: list[str]

@@ -1,0 +1,65 @@
+"""What an allocation would do, and why tasks wait: answers to owners, nothing stored."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class PlannedTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a task would go."""
+
+    task: int
+    machine: str
+    datacenter: str
+    msb: str
+    taken: bool = False
+    """The machine would be taken from the free pool."""
+    moved_from: str = ""
+    """The machine that it has now, if it would leave it."""
+
+
+class SpreadBin(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tasks of a job one MSB holds."""
+
+    datacenter: str
+    msb: str
+    tasks: int
+
+
+class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What applying a job file would lead to, once it is done."""
+
+    job: str
+    wanted: int
+    new_version: bool = False
+    """What tasks run changes: all that exist are restarted, within the update's budget."""
+    staying: int = 0
+    """Tasks that keep their machine."""
+    placed: list[PlannedTask] = []
+    """Tasks that get one, or another one."""
+    stopped: list[int] = []
+    """Tasks that are not wanted any more."""
+    taken: list[str] = []
+    """Machines that the entitlement would take from the free pool."""
+    unplaced: list[int] = []
+    reasons: list[str] = []
+    spread: list[SpreadBin] = []
+    """After it."""
+
+
+class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job stands, and everything that keeps tasks of it from having a machine."""
+
+    job: str
+    wanted: int
+    placed: int
+    waiting: list[int] = []
+    summary: str = ""
+    """In one sentence."""
+    reasons: list[str] = []
+    """All of them, each for a group of machines, a quota or a limit."""
+    fitting_held: int = 0
+    """Machines of the entitlement that could take one more task now."""
+    fitting_free: int = 0
+    """Machines of the free pool that could, and that the entitlement may take."""
+    spread: list[SpreadBin] = []

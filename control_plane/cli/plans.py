@@ -1,0 +1,92 @@
+"""`twinectl job plan` and `twinectl job explain`: before and instead of acting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from control_plane.api.plans import JobExplanation, JobPlan, SpreadBin
+from control_plane.cli import show
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+
+_MOST_ROWS = 50
+"""Tasks that are listed one by one; -o json has all."""
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Over the file.")
+@output_option
+@click.pass_obj
+def plan(target: Target, file: Path, settings: tuple[str, ...], output: str) -> None:
+    """Show what applying FILE would place, move, restart and stop; change nothing."""
+    from control_plane.cli.jobfile import read_job
+
+    spec = read_job(file, settings)
+    found: JobPlan = target.ask(lambda client: client.plan_job(spec))
+    show.emit(output, found, lambda: _print_plan(found))
+
+
+@click.command()
+@click.argument("name")
+@output_option
+@click.pass_obj
+def explain(target: Target, name: str, output: str) -> None:
+    """Show how many tasks of a job have a machine, and every reason why others wait."""
+    found: JobExplanation = target.ask(lambda client: client.explain_job(name))
+    show.emit(output, found, lambda: _print_explanation(found))
+
+
+def _print_plan(found: JobPlan) -> None:
+    rows = [
+        (
+            task.task,
+            task.machine,
+            task.datacenter,
+            task.msb,
+            f"moved from {task.moved_from}" if task.moved_from else "new",
+            "free pool" if task.taken else "entitlement",
+        )
+        for task in found.placed[:_MOST_ROWS]
+    ]
+    if rows:
+        show.table(("task", "machine", "datacenter", "msb", "what", "machine from"), rows)
+    if len(found.placed) > _MOST_ROWS:
+        click.echo(f"… and {len(found.placed) - _MOST_ROWS} more (-o json shows all)")
+    restarted = found.staying if found.new_version else 0
+    click.echo(
+        f"job {found.job}: {found.wanted} tasks: {len(found.placed)} placed,"
+        f" {found.staying} stay where they are"
+        + (f" ({restarted} restarted in place)" if restarted else "")
+        + f", {len(found.stopped)} stopped, {len(found.unplaced)} without room;"
+        f" {len(found.taken)} machines taken from the free pool"
+    )
+    _print_spread(found.spread)
+    for reason in found.reasons:
+        click.echo(show.printable(f"  no room: {reason}"))
+    click.echo("nothing was changed; `twinectl job apply` does it")
+
+
+def _print_explanation(found: JobExplanation) -> None:
+    count = f"{found.placed} of {found.wanted} placed"
+    if not found.waiting:
+        click.echo(f"job {found.job}: {count}")
+        return _print_spread(found.spread)
+    word = "waits" if len(found.waiting) == 1 else "wait"
+    click.echo(f"job {found.job}: {count}; {len(found.waiting)} {word}:")
+    for reason in found.reasons:
+        click.echo(show.printable(f"  {reason}"))
+    click.echo(
+        f"room for one more task now: {found.fitting_held} machines of the entitlement,"
+        f" {found.fitting_free} free ones"
+    )
+    return _print_spread(found.spread)
+
+
+def _print_spread(spread: Iterable[SpreadBin]) -> None:
+    bins = [f"{b.datacenter}/{b.msb} {b.tasks}" for b in spread]
+    if bins:
+        click.echo(show.printable(f"tasks per MSB: {', '.join(bins)}"))

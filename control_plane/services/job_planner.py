@@ -1,0 +1,136 @@
+"""Answers owners before and instead of acting: what would happen, and why it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+
+from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.api.plans import JobExplanation, JobPlan, PlannedTask, SpreadBin
+from control_plane.core.feasibility import Tally
+from control_plane.core.job_request import demand_for
+from control_plane.core.machine_pools import FREE, Machine
+from control_plane.core.planner import Allowance
+from control_plane.core.rollout import wanted_tasks
+from control_plane.services.allocator import STEP, Allocator
+from control_plane.services.job_control import JobControl
+from control_plane.services.region import Region
+
+
+class JobPlanner:
+    """Plans and judges on the allocator's index; changes nothing."""
+
+    def __init__(self, region: Region, allocator: Allocator, control: JobControl) -> None:
+        """Need nothing else."""
+        self._jobs = region.jobs
+        self._allocator = allocator
+        self._index = allocator.index
+        self._control = control
+
+    async def plan(self, spec: JobSpec) -> JobPlan:
+        """Return what applying a job would lead to; refuses what applying refuses."""
+        known = self._jobs.find(spec.name)
+        record = await self._control.apply(spec, dry_run=True)
+        change, unplaced, reasons = self._allocator.plan_final(record)
+        claims = self._index.claims.get(spec.name)
+        now = {c.task: c.machine for c in claims or ()}
+        after = dict(now)
+        for claim in change.freed:
+            after.pop(claim.task, None)
+        placed = []
+        for claim in change.claims:
+            after[claim.task] = claim.machine
+            place, before = claim.machine.place, now.get(claim.task)
+            placed.append(
+                PlannedTask(
+                    task=claim.task,
+                    machine=claim.machine.name,
+                    datacenter=place.datacenter,
+                    msb=place.msb.rpartition("/")[2],
+                    taken=claim.machine in change.takes,
+                    moved_from=before.name if before and before is not claim.machine else "",
+                )
+            )
+        moved = {task.task for task in placed}
+        return JobPlan(
+            job=spec.name,
+            wanted=spec.tasks,
+            new_version=known is not None and known.version != record.version,
+            staying=sum(1 for task in after if task not in moved),
+            placed=sorted(placed, key=lambda task: task.task),
+            stopped=sorted(c.task for c in change.freed if c.task >= spec.tasks),
+            taken=sorted(machine.name for machine in change.takes),
+            unplaced=list(unplaced),
+            reasons=list(reasons),
+            spread=_spread(after.values()),
+        )
+
+    async def explain(self, name: str) -> JobExplanation:
+        """Return how many tasks of a job have a machine, and all reasons why others wait."""
+        record = self._jobs.get(name)
+        wanted = wanted_tasks(record)
+        claims = self._index.claims.get(name)
+        machines = [claim.machine for claim in claims or () if claim.task < wanted]
+        waiting = [
+            task.index
+            for task in record.tasks
+            if task.index < wanted and (task.placement is None or task.phase == "lost")
+        ]
+        _, _, planned = self._allocator.plan_final(record)
+        held, free, kept = await self._judge_all(record)
+        limits = [r for r in planned if "machine" not in r.partition(":")[0]]
+        reasons = [*held.reasons(), *(_of_free(r) for r in free.reasons()), *kept]
+        reasons += [r for r in limits if r not in reasons]
+        if not waiting:
+            reasons = []
+        return JobExplanation(
+            job=name,
+            wanted=wanted,
+            placed=wanted - len(waiting),
+            waiting=waiting,
+            summary=_summary(wanted, waiting, reasons),
+            reasons=reasons,
+            fitting_held=held.fitting,
+            fitting_free=free.fitting,
+            spread=_spread(machines),
+        )
+
+    async def _judge_all(self, record: JobRecord) -> tuple[Tally, Tally, list[str]]:
+        """Judge every machine that the job could ever get, letting others run meanwhile."""
+        pool = self._allocator.pool_of(record)
+        demand = demand_for(record.spec, self._allocator.entitlement_of(record))
+        allowance: Allowance = self._allocator.allowance(record)
+        held, free = Tally(demand), Tally(demand)
+        kept: Counter[str] = Counter()
+        for number, machine in enumerate(list(self._index.pool(pool).machines())):
+            held.add(machine, machine)
+            if number % STEP == STEP - 1:
+                await asyncio.sleep(0)
+        for number, machine in enumerate(list(self._index.pool(FREE).machines())):
+            why = allowance.lacks(machine) or (allowance.refuses and allowance.refuses(machine))
+            if why:
+                kept[why] += 1
+            else:
+                free.add(machine, machine)
+            if number % STEP == STEP - 1:
+                await asyncio.sleep(0)
+        words = [f"{n} free machine{'s' if n > 1 else ''}: {why}" for why, n in kept.most_common()]
+        return held, free, words
+
+
+def _of_free(reason: str) -> str:
+    return reason.replace(" machine", " free machine", 1)
+
+
+def _summary(wanted: int, waiting: list[int], reasons: list[str]) -> str:
+    placed = f"{wanted - len(waiting)} of {wanted} placed"
+    if not waiting:
+        return placed
+    word = "waits" if len(waiting) == 1 else "wait"
+    return f"{placed}; {len(waiting)} {word}: {', '.join(reasons) or 'room was found just now'}"
+
+
+def _spread(machines: Iterable[Machine]) -> list[SpreadBin]:
+    counts = Counter((m.place.datacenter, m.place.msb.rpartition("/")[2]) for m in machines)
+    return [SpreadBin(datacenter=d, msb=m, tasks=n) for (d, m), n in sorted(counts.items())]
