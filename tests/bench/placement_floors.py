@@ -23,6 +23,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from control_plane.api.machines import MachineRecord
+from control_plane.core.feasibility import usable_memory
 from vm_lab.region.generator import BY_NAME, GIB, make_region
 
 SOLVE_S = 10.0
@@ -53,7 +54,7 @@ class Machines:
             assert record.hardware
             names.append(record.machine)
             rru.append(record.hardware.rru)
-            memory.append(record.hardware.memory_bytes)
+            memory.append(usable_memory(record.hardware.memory_bytes))
             owner.append(self.owners.setdefault(record.entitlement, len(self.owners)))
             msb.append(self.msbs.setdefault(record.location.msb, len(self.msbs)))
             kind.append(self.kinds.setdefault(record.machine_type, len(self.kinds)))
@@ -278,17 +279,19 @@ def optimum(machines: Machines, jobs: Sequence[tuple[Demand, int]]) -> dict[str,
         row(0, tasks, total)
         for at, value in total.items():
             placed[at] = placed.get(at, 0.0) + value
-    best, proved = [], True
+    best, proved, bound = [], True, 0.0
+    known = None
     for goal, more in ((placed, True), (spread, False), (used, False)):
         for at in range(model.getNumCol()):
             model.changeColCost(at, goal.get(at, 0.0))
         model.changeObjectiveSense(
             highspy.ObjSense.kMaximize if more else highspy.ObjSense.kMinimize
         )
-        if best:
+        if known is not None:
             model.setSolution(known)  # it is feasible: a goal that runs out of time has a value
         model.run()
         proved &= model.getModelStatus() == highspy.HighsModelStatus.kOptimal
+        bound = model.getInfo().mip_dual_bound
         known = model.getSolution()
         best.append(round(sum(goal[at] * known.col_value[at] for at in goal)))
         row(best[-1] if more else -inf, inf if more else best[-1], goal)
@@ -296,7 +299,7 @@ def optimum(machines: Machines, jobs: Sequence[tuple[Demand, int]]) -> dict[str,
         "placed": round(best[0] / sum(tasks for _, tasks in jobs), 4),
         "spread": round(best[1] / len(jobs), 2),
         "machines_used": best[2],
-        "machines_bound": math.ceil(model.getInfo().mip_dual_bound - 1e-6),
+        "machines_bound": math.ceil(bound - 1e-6),
         "proved": proved,
     }
 

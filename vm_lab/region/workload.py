@@ -26,6 +26,8 @@ _HEAD = 54
 _HEAD_SHARE = 0.7
 _KNEE = 8
 """Flattens the head of the power law, so that the largest has about 6 % of all."""
+_USABLE = 0.9
+"""Of a machine's memory; the rest is the kernel's and the agent's."""
 _MANY = 10_000
 """Jobs of which one is the largest."""
 _TAIL = 0.715
@@ -142,7 +144,9 @@ def make_jobs(
     weights = list(accumulate(room[name].tasks for name in names))
     count = max(1, round(weights[-1] / MEAN_TASKS))
     jobs = []
-    for number, tasks in enumerate(_job_sizes(count)):
+    most = max(part.tasks for part in room.values())
+    for number, size in enumerate(_job_sizes(count)):
+        tasks = min(size, most)  # in a small region none is as large as that
         for _ in range(16):
             name = names[bisect.bisect(weights, chance.random() * weights[-1], hi=len(names) - 1)]
             if room[name].tasks >= tasks:
@@ -178,7 +182,7 @@ class _Room:
             tasks,
             cpus=round(self.cpus * share, 1),
             rru=round(hardware.rru * share, 2),
-            memory_bytes=max(1, round(hardware.memory_bytes * memory / GIB)) * GIB,
+            memory_bytes=max(1, int(hardware.memory_bytes * _USABLE * memory / GIB)) * GIB,
             gpus=max(1, int(hardware.gpus * share)) if hardware.gpus else 0,
         )
 

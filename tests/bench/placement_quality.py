@@ -1,0 +1,105 @@
+"""How well jobs are placed: by the allocator, by the floors, and at best."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from msgspec.structs import replace
+
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.store.bulk import put_all
+from control_plane.store.records import ENTITLEMENTS, MACHINES, encode
+from control_plane.store.sqlite import SqliteStore
+from tests.bench.placement_engines import ENGINES
+from tests.bench.placement_floors import (
+    BestFit,
+    FullScan,
+    Machines,
+    Placed,
+    optimum,
+    quality,
+    small_instance,
+)
+from tests.bench.placement_region import as_entry, entitlements_of, region_of
+from vm_lab.region.workload import make_jobs
+
+Figures = dict[str, Any]
+
+
+async def floors(options: argparse.Namespace) -> Figures:
+    """Measure the simple allocators; judge all on 10,000 machines; solve small instances."""
+    entitlements = entitlements_of(options.machines, options.seed)
+    jobs = [as_entry(job) for job in make_jobs(entitlements, options.seed)]
+    kinds_of = {e.name: e.spec.machine_types for e in entitlements}
+    machines = Machines(region_of(options.machines, options.seed))
+    found: Figures = {}
+    for name, kind in (("scan", FullScan), ("best-fit", BestFit)):
+        floor: Any = kind(machines)
+        fresh = [job for job in jobs if 20 <= job[3] <= 60][
+            : max(30, 3_000_000 // len(machines.rru))
+        ]
+        began = time.perf_counter()
+        for _, entitlement, demand, tasks in fresh:
+            kinds = [machines.kinds[k] for k in kinds_of[entitlement] if k in machines.kinds]
+            floor.place(machines.owners.get(entitlement, -1), kinds, demand, tasks)
+        found[name] = {"jobs_per_s": round(len(fresh) / (time.perf_counter() - began))}
+    return found
+
+
+async def judged(options: argparse.Namespace) -> Figures:
+    """Return the quality of all allocators on one region, each placing all its jobs."""
+    entitlements = entitlements_of(options.machines, options.seed)
+    jobs = [as_entry(job) for job in make_jobs(entitlements, options.seed)]
+    kinds_of = {e.name: e.spec.machine_types for e in entitlements}
+    machines = Machines(region_of(options.machines, options.seed))
+    found: Figures = {}
+    for name, kind in (("scan", FullScan), ("best-fit", BestFit)):
+        floor: Any = kind(machines)
+        placed = {}
+        for job, entitlement, demand, tasks in jobs:
+            kinds = [machines.kinds[k] for k in kinds_of[entitlement] if k in machines.kinds]
+            numbers = floor.place(machines.owners.get(entitlement, -1), kinds, demand, tasks)
+            placed[job] = Placed(tasks, demand, [machines.names[n] for n in numbers])
+        found[name] = quality(machines, placed)
+    async with ENGINES[options.engine](options.dir) as engine:
+        await engine.load()
+        placed = {}
+        for job in jobs:
+            names = list((await engine.allocate(*job))[:])
+            placed[job[0]] = Placed(job[3], job[2], names)
+        found[options.engine] = quality(machines, placed)
+    return found
+
+
+async def small(options: argparse.Namespace) -> Figures:
+    """Return all allocators and the optimum on an instance of 40 machines."""
+    records, jobs = small_instance(options.seed)
+    records = [replace(r, entitlement="web", assignment_generation=1) for r in records]
+    for datacenter in {r.location.datacenter for r in records}:
+        async with SqliteStore(options.dir / "brokers" / datacenter) as store:
+            own = [r for r in records if r.location.datacenter == datacenter]
+            await put_all(store, ((f"{MACHINES}{datacenter}/{r.machine}", encode(r)) for r in own))
+    spec = EntitlementSpec(machines=len(records))
+    async with SqliteStore(options.dir / "allocator") as store:
+        entitlement = EntitlementRecord(name="web", spec=spec)
+        await put_all(store, [(ENTITLEMENTS + "web", encode(entitlement))])
+    machines = Machines(records)
+    found: Figures = {}
+    for name, kind in (("scan", FullScan), ("best-fit", BestFit)):
+        floor: Any = kind(machines)
+        placed = {}
+        for number, (demand, tasks) in enumerate(jobs):
+            at = floor.place(machines.owners["web"], range(len(machines.kinds)), demand, tasks)
+            placed[str(number)] = Placed(tasks, demand, [machines.names[n] for n in at])
+        found[name] = quality(machines, placed)
+    async with ENGINES[options.engine](options.dir) as engine:
+        await engine.load()
+        placed = {}
+        for number, (demand, tasks) in enumerate(jobs):
+            names = list((await engine.allocate(f"j{number}", "web", demand, tasks))[:])
+            placed[str(number)] = Placed(tasks, demand, names)
+        found[options.engine] = quality(machines, placed)
+    found["optimum"] = optimum(machines, jobs)
+    return found
