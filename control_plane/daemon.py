@@ -7,13 +7,15 @@ is the reverse; it closes connections and files and touches no task.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
@@ -91,12 +93,30 @@ async def _build(
         return AgentClient(f"https://{machine.address}", context)
 
     images = ImageStore(config.state_path / "images", time.time, config.image_max_bytes)
-    control_plane = await stack.enter_async_context(
-        ControlPlane(store, agent_client, time.time, config.scheduler, images.find, config.portal)
-    )
+    with _heap_that_stays():
+        control_plane = await stack.enter_async_context(
+            ControlPlane(
+                store, agent_client, time.time, config.scheduler, images.find, config.portal
+            )
+        )
     registrar = Registrar(store, authority, control_plane, url, time.time)
     front_end = FrontEnd(control_plane, registrar, images, authority.ca_pem)
     return control_plane, front_end.app(Access(os.getuid(), config.socket_group), version())
+
+
+@contextlib.contextmanager
+def _heap_that_stays() -> Iterator[None]:
+    """Keep the garbage collector from what is loaded: it stays as long as the process.
+
+    A full pass over the index of a million machines stops the process for 100 ms (ADR 0014).
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 async def _until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:

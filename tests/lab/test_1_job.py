@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.the_lab import Failed, TheLab
+from tests.lab.the_lab import JOB, Failed, TheLab
 
 
 def test_six_tasks_run_spread_over_the_msbs_and_answer_on_every_machine(web: TheLab) -> None:
@@ -64,6 +64,23 @@ def test_the_profile_was_verified_before_a_task_ran(web: TheLab) -> None:
         assert tasks
         assert all(t["started_at"] >= verified_at - 1 for t in tasks if t["restarts"] == 0)
         assert json.loads(web.ssh(machine, "sidekick verify -o json"))["state"] == "verified"
+
+
+def test_what_a_job_file_would_do_is_said_before_it_happens(web: TheLab) -> None:  # AL4
+    image = web.job()["record"]["spec"]["image"]
+    before = web.tasks()
+    words = ("job", "plan", str(JOB), "--set", f"image={image}", "--set", "tasks=9")
+    print(web.run("twinectl", *words))
+    plan = web.ctl(*words)
+    assert (plan["staying"], plan["unplaced"], plan["taken"]) == (6, [], [])
+    assert {task["msb"] for task in plan["placed"]} == {"msb1", "msb2", "msb3"}
+    assert [b["tasks"] for b in plan["spread"]] == [3, 3, 3]
+
+    too_many = web.ctl(*words[:-1], "tasks=60")
+    assert too_many["unplaced"]
+    assert any("memory" in reason for reason in too_many["reasons"]), too_many["reasons"]
+    assert web.ctl("job", "explain", "web")["summary"] == "6 of 6 placed"
+    assert web.tasks() == before
 
 
 def test_resizing_starts_and_stops_the_highest_tasks_only(web: TheLab) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 
 from tests.lab.the_lab import TheLab
 
@@ -106,3 +107,28 @@ def test_a_rebooted_machine_takes_tasks_again(web: TheLab) -> None:
     )
     running = [u for m in web.machines for u in web.units(m)]
     assert len(running) == len(set(running)) == 6
+
+
+def test_a_machine_is_drained_without_a_failed_request(web: TheLab) -> None:
+    # RB3 RB11 HC14: planned maintenance, within the job's availability budget
+    image = web.job()["record"]["spec"]["image"]
+    web.apply(image, "tasks=0")
+    web.apply(image, "tasks=6")
+    per_machine = Counter(t["placement"]["machine"] for t in web.tasks().values())
+    assert per_machine == {"m1": 2, "m2": 2, "m3": 2}
+
+    traffic = web.traffic()
+    web.run("twinectl", "machine", "drain", "m3", "--reason", "new memory", "--deadline", "30m")
+    took = web.until(
+        "m3 is empty and the job is whole",
+        lambda: web.job()["healthy"] == 6 and web.units("m3") == [],
+    )
+    outcome = web.outcome(traffic)
+    print(f"drained in {took:.0f} s", outcome)
+    assert outcome["failed"] == 0, outcome
+    assert "m3" not in {t["placement"]["machine"] for t in web.tasks().values()}
+    shown = web.run("twinectl", "machine", "show", "m3")
+    assert "new memory" in shown, shown
+
+    web.run("twinectl", "machine", "undrain", "m3")
+    assert "new memory" not in web.run("twinectl", "machine", "list", "--unavailable")
