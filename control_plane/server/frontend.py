@@ -48,7 +48,7 @@ class FrontEnd(CapacityHandlers, MachineHandlers):
         self._registrar = registrar
         self._images = images
         self._ca_pem = ca_pem
-        self._metrics = Metrics(ROUTES)
+        self._metrics = Metrics(ROUTES, control_plane.allocations)
 
     def app(self, authorize: Authorize, version: str) -> web.Application:
         """Return the application; the routes that it has are exactly those of the table."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from agent.wire.routes import Route
 from control_plane.api.jobs import Jobs, TaskPhase
 from control_plane.api.machines import Machines, MachineState
+from control_plane.services.allocations import Allocations
 
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -18,7 +21,7 @@ NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Metrics:
     """One registry per process; labels are bounded: no names of jobs, tasks or machines."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[Route], allocations: Allocations) -> None:
         """Declare the metrics."""
         self._names = {(r.method, r.path): r.name for r in routes}
         self._registry = CollectorRegistry()
@@ -37,6 +40,7 @@ class Metrics:
         self._machines = Gauge(
             "twine_machines", "Machines by state.", ["state"], registry=self._registry
         )
+        self._registry.register(_AllocatorMetrics(allocations))
         self._tasks = Gauge("twine_tasks", "Tasks by phase.", ["phase"], registry=self._registry)
 
     @web.middleware
@@ -59,3 +63,34 @@ class Metrics:
         for phase in TaskPhase:
             self._tasks.labels(phase.value).set(phases[phase])
         return generate_latest(self._registry)
+
+
+class _AllocatorMetrics(Collector):
+    """What one allocator did, and how large its region is (the paper's Figure 12)."""
+
+    def __init__(self, allocations: Allocations) -> None:
+        self._allocations = allocations
+
+    def collect(self) -> Iterator[Metric]:
+        counts, index = self._allocations.counts, self._allocations.index
+        answers = CounterMetricFamily(
+            "twine_allocations",
+            "Allocation requests, by whether the cache had the answer.",
+            labels=["cache"],
+        )
+        answers.add_metric(["hit"], counts.hits)
+        answers.add_metric(["miss"], counts.misses)
+        yield answers
+        for name, text, value in (
+            ("conflicts", "Plans that others were faster than.", counts.conflicts),
+            ("stored", "Allocations written to the store.", counts.stored),
+            ("machines_taken", "Machines taken from the free pool.", counts.taken),
+            ("cpu_seconds", "Computing time of plans and reservations.", counts.cpu_s),
+        ):
+            yield CounterMetricFamily(f"twine_allocator_{name}", text, value=value)
+        yield GaugeMetricFamily(
+            "twine_allocator_machines", "Machines in the index.", value=len(index.machines)
+        )
+        yield GaugeMetricFamily(
+            "twine_allocator_jobs", "Jobs with claims.", value=len(index.claims)
+        )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -89,6 +90,9 @@ class Counts:
     conflicts: int = 0
     stored: int = 0
     taken: int = 0
+    """Machines taken from the free pool."""
+    cpu_s: float = 0.0
+    """Computing time of plans and reservations (AL24)."""
 
 
 class Allocations:
@@ -219,11 +223,11 @@ class Allocations:
             claims = self.index.claims.get(request.job)
             if claims is not None:
                 claims.valid = True  # what changes from here on makes it false again
-            made = await _in_steps(planning(self.index, request, allowance()))
+            made = await self._in_steps(planning(self.index, request, allowance()))
             change = made.change
             if change.is_empty:
                 return self._remember(request, made)
-            if await _in_steps(self.index.reserving(change)):
+            if await self._in_steps(self.index.reserving(change)):
                 self.counts.conflicts += 1
                 await asyncio.sleep(0)
                 continue
@@ -247,6 +251,19 @@ class Allocations:
             f" {ATTEMPTS} times in a row",
             hint="it is tried again",
         )
+
+    async def _in_steps(self, work: Generator[None, None, T]) -> T:
+        """Run a generator to its end, letting others run between its steps."""
+        while True:
+            began = time.thread_time()
+            try:
+                next(work)
+            except StopIteration as stop:
+                value: T = stop.value
+                return value
+            finally:
+                self.counts.cpu_s += time.thread_time() - began
+            await asyncio.sleep(0)
 
     def _remember(self, request: Request, made: Plan) -> Allocation:
         claims = self.index.claims.get(request.job)
@@ -322,17 +339,6 @@ class Allocations:
             self._revisions.pop(job, None)
         else:
             self._revisions[job] = revision
-
-
-async def _in_steps(work: Generator[None, None, T]) -> T:
-    """Run a generator to its end, letting others run between its steps."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
-        await asyncio.sleep(0)
 
 
 def _record_after(change: Change, claims: Claims | None) -> AllocationRecord | None:

@@ -62,6 +62,7 @@ class ControlPlane:
         self._fleet = Fleet(self._broker)
         region = Region(self._broker, self._portal, self._jobs, self._fleet, settings, clock)
         self._allocator = Allocator(region, store)
+        self.allocations = self._allocator.allocations
         self._keeper = PoolKeeper(region, self._allocator)
         self._discovery = Discovery(self._jobs, self._broker)
         self._control = JobControl(region, store, find_image, self._allocator.index)
@@ -106,7 +107,7 @@ class ControlPlane:
         if not self._loops.cancelled():
             self._loops.exception()  # whoever cares asked with wait_failed
         self._loops = None
-        await self._allocator.allocations.close()
+        await self.allocations.close()
         await self._pool.close()
 
     async def wait_failed(self) -> None:

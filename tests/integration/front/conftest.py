@@ -39,9 +39,11 @@ from control_plane.api.jobs import (
 from control_plane.api.machines import MachineRecord, Machines, MachineView
 from control_plane.api.settings import PortalSettings
 from control_plane.core.capacity_report import Used
+from control_plane.core.region_index import RegionIndex
 from control_plane.server.access import Access
 from control_plane.server.frontend import FrontEnd
 from control_plane.server.listen import serving, tcp_socket, unix_socket
+from control_plane.services.allocations import Allocations
 from control_plane.services.authority import Authority, OwnIdentity, Subject, open_authority
 from control_plane.services.brokers import Brokers
 from control_plane.services.capacity_desk import CapacityDesk, Sources
@@ -93,6 +95,7 @@ class CannedControlPlane(ControlPlane):
             used=lambda name: Used(),
         )
         self.capacity = CapacityDesk(self.portal, sources, time.time)
+        self.allocations = Allocations(store, RegionIndex(), self.brokers)
         self.jobs: dict[str, JobSpec] = {}
         self.phase: JobPhase = JobPhase.STABLE
         self.reason = ""

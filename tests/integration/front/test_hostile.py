@@ -258,6 +258,12 @@ def test_metrics_count_by_route_and_status(real: Real) -> None:
     assert 'twine_requests_total{route="get_job",status="404"}' in text
     assert 'twine_machines{state="up"}' in text
     assert 'twine_tasks{phase="pending"}' in text
+    for line in (  # AL24
+        'twine_allocations_total{cache="hit"} 0.0',
+        "twine_allocator_cpu_seconds_total 0.0",
+        "twine_allocator_machines 0.0",
+    ):
+        assert line in text
 
 
 def _references(value: Any) -> Iterator[str]:
