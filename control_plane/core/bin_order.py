@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterable
 
 from control_plane.core.machine_pools import Bins
@@ -32,11 +33,10 @@ class BinOrder:
         self._first, self._rest = ranking.score_first, ranking.score_rest
         self._score_all_again = ranking.improves
         found = list(bins)
-        heaps: dict[Bins, list[_Entry]] = {}
-        for number, (bins_, growing) in enumerate(found):
-            tie = (number - begin) % len(found)
-            entry = (self._first(bins_), growing, tie, bins_)
-            heaps.setdefault(bins_[1:], []).append(entry)
+        begin %= len(found) or 1
+        heaps: dict[Bins, list[_Entry]] = defaultdict(list)
+        for tie, (bins_, growing) in enumerate(found[begin:] + found[:begin]):
+            heaps[bins_[1:]].append((self._first(bins_), growing, tie, bins_))
         for heap in heaps.values():
             heapq.heapify(heap)
         self._heaps = [self._key(heap) for heap in heaps.values()]

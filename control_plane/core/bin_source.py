@@ -21,64 +21,80 @@ _PAUSE_AFTER = 2_000
 """Machines that are judged between two chances for others to run."""
 
 
+class Search:
+    """For which tasks machines are searched, and what that means for all bins."""
+
+    __slots__ = ("compares", "demand", "group", "judged", "offers_again", "plain", "thorough")
+
+    def __init__(self, work: Planning, group: Group, *, thorough: bool) -> None:
+        """Search for tasks of a group; `thorough`: however many machines have to be judged."""
+        ranking = work.ranking
+        self.group = group
+        self.demand = group.demand
+        self.thorough = thorough
+        self.plain = not (group.leave or group.avoid or ranking.limited)
+        """Whether a machine is fit if it has room."""
+        self.compares = ranking.looks_ahead
+        """Whether single machines of equal bins suit more or less well."""
+        self.offers_again = ranking.looks_ahead or ranking.packs_machines
+        """Whether machines with tasks of the job are offered before those without."""
+        self.judged = 0
+        """Machines that did not fit since others had a chance to run."""
+
+    def first(self, work: Planning, buckets: Sequence[Bucket]) -> Machine | None:
+        """Return the best machine, if one look finds it: most bins get one task of a job."""
+        if self.plain and not self.offers_again and not self.demand.requires:
+            for bucket in buckets:
+                machine = next(bucket.usable(), None)
+                if machine is None:
+                    continue
+                if machine in work.mine:
+                    return None
+                room = work.spaces.get(machine) or machine
+                return None if judge(self.demand, machine, room) else machine
+        return None
+
+
 class Source:
     """Offers the machines of equal bins: those of the entitlement, and those it could take."""
 
     __slots__ = (
         "_again",
         "_ahead",
-        "_compares",
-        "_demand",
         "_free",
         "_free_ahead",
         "_fresh",
-        "_group",
-        "_judged",
-        "_offered",
         "_order",
-        "_thorough",
+        "_search",
         "_work",
         "paused",
     )
 
     def __init__(
-        self,
-        work: Planning,
-        group: Group,
-        own: Sequence[Bucket],
-        free: Sequence[Bucket],
-        *,
-        thorough: bool,
+        self, work: Planning, search: Search, own: Sequence[Bucket], free: Sequence[Bucket]
     ) -> None:
-        """Offer the machines of some buckets; `thorough`: however many have to be judged."""
-        ranking = work.ranking
+        """Offer the machines of some buckets."""
         self._work = work
-        self._group = group
-        self._demand = group.demand
-        self._thorough = thorough
+        self._search = search
         self.paused = False
         """Nothing was found yet, but may be if asked again once others had a chance to run."""
-        self._judged = 0
         self._order = 0
         self._again: list[tuple[int, int, Machine]] = []
         """Machines with tasks of the job, fewest first: (tasks, order, machine)."""
-        self._compares = ranking.looks_ahead
         self._ahead: list[Machine] = []
         self._free_ahead: list[Machine] = []
-        self._offered = ranking.looks_ahead or ranking.packs_machines
-        """Whether machines with tasks of the job are offered before those without."""
-        if work.mine_in:
-            for bucket in (*(own if self._offered else ()), *free):  # some were taken already
-                for machine in work.mine_in.get(bucket, ()):
-                    self.used(machine)
         self._fresh = self._own(own)
         self._free = self._takeable(free)
+        if work.mine_in:
+            for bucket in (*(own if search.offers_again else ()), *free):  # taken by this plan
+                for machine in work.mine_in.get(bucket, ()):
+                    self.used(machine)
 
     def pick(self) -> Machine | None:
         """Return the best machine of the pool that has room."""
-        if self._compares:
+        if self._search.compares:
             return self._pick_best()
-        if self._offered and (machine := self._pick_again(most=True)):
+        if self._search.offers_again and (machine := self._pick_again(most=True)):
             return machine
         machine = next(self._fresh, None)
         if machine is None and not self.paused:
@@ -87,7 +103,7 @@ class Source:
 
     def take_free(self) -> Machine | None:
         """Take the best machine of the free pool that has room."""
-        machine = self._best_free() if self._compares else next(self._free, None)
+        machine = self._best_free() if self._search.compares else next(self._free, None)
         if machine is not None:
             self._work.take(machine)
         return machine
@@ -147,29 +163,31 @@ class Source:
         return best
 
     def _fits(self, machine: Machine) -> bool:
-        work = self._work
-        if judge(self._demand, machine, work.spaces.get(machine) or machine):
+        work, search = self._work, self._search
+        if judge(search.demand, machine, work.spaces.get(machine) or machine):
             return False
-        if machine.name == self._group.leave:
+        if search.plain:
+            return True
+        if machine.name == search.group.leave:
             return False
-        if machine.name == self._group.avoid and not self._thorough:
+        if machine.name == search.group.avoid and not search.thorough:
             work.gave_up = True
             return False
         return not (work.ranking.limited and work.ranking.is_single_full(machine))
 
-    @property
-    def _plain(self) -> bool:
-        """Whether a machine is fit if it has room."""
-        return not (self._group.leave or self._group.avoid or self._work.ranking.limited)
-
     def _pauses(self) -> bool:
-        self._judged += 1
-        self.paused = self._judged % _PAUSE_AFTER == 0
+        """Count a machine that does not fit; return whether others should run now."""
+        search = self._search
+        search.judged += 1
+        self.paused = search.judged >= _PAUSE_AFTER
+        if self.paused:
+            search.judged = 0
         return self.paused
 
     def _own(self, buckets: Sequence[Bucket]) -> Iterator[Machine | None]:
         """Yield fitting machines of the pool on which the job has no task yet."""
-        work, demand, spaces, plain = self._work, self._demand, self._work.spaces, self._plain
+        work, search, mine, spaces = self._work, self._search, self._work.mine, self._work.spaces
+        demand, plain = search.demand, search.plain
         for bucket in buckets:
             if not bucket.size or (bucket not in work.gained and bucket.is_hopeless(demand)):
                 continue
@@ -177,9 +195,9 @@ class Source:
                 continue
             gain, moves, barren, passed = bucket.gain, bucket.moves, True, 0
             for machine in bucket.usable(fullest_first=work.ranking.packs_machines):
-                if machine in work.mine:
+                if machine in mine:
                     barren = False
-                    if not self._offered:
+                    if not search.offers_again:
                         self.used(machine)
                 elif (
                     not judge(demand, machine, spaces.get(machine) or machine)
@@ -188,13 +206,14 @@ class Source:
                 ):
                     barren = False
                     yield machine
+                    continue
+                elif passed >= LOOK_MOST and not search.thorough:
+                    barren = False
+                    work.gave_up = True
+                    break
                 else:
                     barren = barren and machine not in spaces
                     passed += 1
-                    if passed > LOOK_MOST and not self._thorough:
-                        barren = False
-                        work.gave_up = True
-                        break
                 if self._pauses():
                     yield None
                     self.paused = False
@@ -203,7 +222,8 @@ class Source:
 
     def _takeable(self, buckets: Sequence[Bucket]) -> Iterator[Machine | None]:
         """Yield fitting machines of the free pool that the entitlement may take."""
-        work, allowance, demand, plain = self._work, self._work.allowance, self._demand, self._plain
+        work, allowance, search = self._work, self._work.allowance, self._search
+        demand, plain = search.demand, search.plain
         for bucket in buckets:
             if not bucket.size or bucket.is_hopeless(demand):
                 continue
@@ -219,6 +239,7 @@ class Source:
                 elif self._fits(machine):
                     barren = False
                     yield machine
+                    continue
                 if self._pauses():
                     yield None
                     self.paused = False

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from control_plane.api.policy import Property
@@ -143,13 +144,11 @@ class Space:
         self.free_gpus -= demand.gpus * times
         self.free_network -= demand.network_mbps * times
 
-    def pick_ports(self, demand: Demand) -> dict[str, int] | None:
+    def pick_ports(self, names: Iterable[str]) -> dict[str, int]:
         """Take the ports of one task."""
-        if not demand.ports:
-            return None
         if self.ports is None:
             self.ports = Ports()
-        return self.ports.pick(demand.ports)
+        return self.ports.pick(names)
 
 
 class Bucket:
@@ -194,17 +193,11 @@ class Bucket:
             last.at = machine.at
 
     def usable(self, *, fullest_first: bool = False) -> Iterator[Machine]:
-        """Yield the machines that take tasks, roughly ordered by room, while others change it."""
-        order = range(_EMPTY + 1) if fullest_first else range(_EMPTY, -1, -1)
-        for shelf in order:
-            row = self.shelves[shelf]
-            position = 0
-            while row is not None and position < len(row):
-                try:
-                    yield row[position]
-                except IndexError:  # another thread took the last one
-                    break
-                position += 1
+        """Return the machines that take tasks, roughly ordered by room, while others change it."""
+        usable = self.shelves[:_BLOCKED]
+        if not fullest_first:
+            usable.reverse()
+        return chain.from_iterable(filter(None, usable))
 
     def machines(self) -> Iterator[Machine]:
         """Yield all machines, also those that take no tasks."""

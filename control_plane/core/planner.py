@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from control_plane.api.policy import Preference
 from control_plane.core.bin_order import BinOrder
-from control_plane.core.bin_source import Source
+from control_plane.core.bin_source import LOOK_AHEAD, Search, Source
 from control_plane.core.explanation import explaining
 from control_plane.core.feasibility import Capacity, Demand
 from control_plane.core.machine_pools import FREE, Bins, Bucket, Machine, Space
@@ -231,31 +231,37 @@ class Planning:
         self.mine_in = {}
         for known in self.mine if ranking.single else self.change.takes:
             self.mine_in.setdefault(known.bucket, []).append(known)
+        search = Search(self, group, thorough=thorough)
         sources: dict[Bins, Source] = {}
+        step = STEP // LOOK_AHEAD if ranking.looks_ahead else STEP
         position = 0
         while position < len(tasks) and (best := order.best()) is not None:
             bins, growing = best
+            if ranking.capped and ranking.is_full(bins) is not None:
+                order.drop()
+                continue
             source = sources.get(bins)
-            if source is None:
-                buckets = own.get(bins, ()), free.get(bins, ())
-                source = sources[bins] = Source(self, group, *buckets, thorough=thorough)
-            machine: Machine | None = None
-            if not ranking.capped or ranking.is_full(bins) is None:
+            machine = search.first(self, own.get(bins, ())) if source is None else None
+            if machine is None:
+                if source is None:
+                    buckets = own.get(bins, ()), free.get(bins, ())
+                    source = sources[bins] = Source(self, search, *buckets)
                 machine = source.take_free() if growing else source.pick()
                 if source.paused:
                     yield
                     continue
-                if machine is None and not growing and bins in free:
-                    order.must_grow()
-                    continue
             if machine is None:
-                order.drop()
+                if not growing and bins in free:
+                    order.must_grow()
+                else:
+                    order.drop()
                 continue
             self._claim(group, tasks[position], machine, bins)
-            source.used(machine)
+            if source is not None:
+                source.used(machine)
             order.placed()
             position += 1
-            if position % STEP == 0:
+            if position % step == 0:
                 yield
         return tasks[position:]
 
@@ -272,7 +278,8 @@ class Planning:
         if space is None:
             space = self.spaces[machine] = Space(machine)
         space.take(demand, machine.capacity)
-        self.change.claims.append(Claim(task, machine, demand, space.pick_ports(demand)))
+        ports = space.pick_ports(demand.ports) if demand.ports else None
+        self.change.claims.append(Claim(task, machine, demand, ports))
 
     def take(self, machine: Machine) -> None:
         """Take a machine from the free pool."""

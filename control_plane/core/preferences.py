@@ -71,8 +71,8 @@ class Ranking:
 
     def add_bins(self, bins: Sequence[str], machine: Candidate) -> None:
         """Count one task on a machine whose bins of shared properties are known."""
-        for counts, bin_ in zip(self._shared_counts, bins, strict=True):
-            counts[bin_] += 1
+        for number, counts in enumerate(self._shared_counts):
+            counts[bins[number]] += 1
         if self.single:
             for preference, counts in zip(self.single, self._single_counts, strict=True):
                 counts[bin_of(preference.property, machine)] += 1

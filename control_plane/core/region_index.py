@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from control_plane.core.credit import Credit
 from control_plane.core.feasibility import (
@@ -24,6 +24,7 @@ from control_plane.core.feasibility import (
 )
 from control_plane.core.machine_pools import FREE, Bucket, Machine, Pool, Ports, shelf_of
 
+T = TypeVar("T")
 STEP = 500
 """Tasks that are charged between two chances for others to run."""
 
@@ -277,13 +278,7 @@ class RegionIndex:
         What the same change frees on a machine can be used there at once; nobody else gets
         it before `settle`, because until then a crash would bring it back.
         """
-        steps = self.reserving(change)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                conflicts: tuple[str, ...] = stop.value
-                return conflicts
+        return _finished(self.reserving(change))
 
     def reserving(self, change: Change) -> Generator[None, None, tuple[str, ...]]:
         """Do `reserve` in steps of bounded time, between which others may run."""
@@ -316,17 +311,26 @@ class RegionIndex:
 
     def settle(self, change: Change) -> list[Machine]:
         """Make a reserved change final; returns machines that have no tasks any more."""
+        return _finished(self.settling(change))
+
+    def settling(self, change: Change) -> Generator[None, None, list[Machine]]:
+        """Do `settle` in steps of bounded time, between which others may run."""
+        claims = self.claims[change.job]
         with self._lock:
             for machine in change.takes:
                 self._taken(machine, change.pool)
-            claims = self.claims[change.job]
             for machine, credit in change.credits.items():
                 credit.pay(machine)
-            for claim in change.freed:
-                if claim.machine.at >= 0:
-                    self._uncharge(claims, claim)
-                    claims.unset(claim.task)
-                    self._reshelve(claim.machine)
+        for start in range(0, len(change.freed), STEP):
+            if start:
+                yield
+            with self._lock:
+                for claim in change.freed[start : start + STEP]:
+                    if claim.machine.at >= 0:
+                        self._uncharge(claims, claim)
+                        claims.unset(claim.task)
+                        self._reshelve(claim.machine)
+        with self._lock:
             claims.pool = change.pool
             for claim in change.claims:
                 if claim.machine.at >= 0:
@@ -370,8 +374,8 @@ class RegionIndex:
         machine, demand = claim.machine, claim.demand
         if machine.bucket.pool.name != change.pool:
             return False
-        taken = machine.ports.taken if machine.ports else ()
-        if claim.ports and not set(claim.ports.values()).isdisjoint(taken):
+        ports = machine.ports
+        if claim.ports and ports and not ports.taken.isdisjoint(claim.ports.values()):
             return False
         credit = change.credits.get(machine) if change.credits else None
         if credit is not None:
@@ -430,7 +434,9 @@ class RegionIndex:
         machine.free_network += demand.network_mbps
         machine.free_rru += demand.rru_on(capacity)
         if not machine.jobs:
-            machine.free_rru = capacity.rru  # sums of fractions are not exact
+            machine.free_rru = (
+                capacity.rru
+            )  # sums are exact, unless it was restored over its capacity
         self._gained(machine.bucket)
 
     def _reshelve(self, machine: Machine) -> None:
@@ -448,6 +454,16 @@ def _charged(machine: Machine) -> Iterator[Claim]:
         change = claims.reserved
         reserved = change.claims[: change.charged] if change is not None else []
         yield from (claim for claim in [*claims, *reserved] if claim.machine is machine)
+
+
+def _finished(steps: Generator[None, None, T]) -> T:
+    """Run a generator to its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
 
 
 def _without(jobs: tuple[Claims, ...], claims: Claims | None) -> tuple[Claims, ...]:

@@ -228,6 +228,22 @@ def test_a_large_change_is_charged_in_steps_and_others_run_between():  # AL17
     check(index)
 
 
+def test_a_large_job_is_given_back_in_steps():  # AL17
+    index = a_region(msbs=2, machines=200)
+    before = state(index)
+    allocate(index, a_request(1500))
+    made = plan(index, a_request([]), Allowance())
+    assert index.reserve(made.change) == ()
+    steps = index.settling(made.change)
+    next(steps)
+    check(index)
+    assert allocate(index, a_request(500, "other")).unplaced == ()
+    assert len(list(steps)) == 1
+    check(index)
+    allocate(index, a_request([], "other"))
+    assert state(index) == before
+
+
 def test_a_large_change_that_fails_late_gives_back_all_of_it():
     index = a_region(msbs=1, machines=300)
     before = state(index)
