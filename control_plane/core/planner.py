@@ -128,7 +128,7 @@ def planning(
 ) -> Generator[None, None, Plan]:
     """Make a plan in steps of bounded time; its value is the plan."""
     work = Planning(index, request, allowance)
-    waiting = work.sort_out()
+    waiting = yield from work.sort_out()
     gain = index.gain
     unplaced: list[int] = []
     for group, tasks in waiting:
@@ -168,7 +168,7 @@ class Planning:
         self._moving: dict[int, Claim] = {}
         self._tie = zlib.crc32(request.job.encode())
 
-    def sort_out(self) -> list[tuple[Group, list[int]]]:
+    def sort_out(self) -> Generator[None, None, list[tuple[Group, list[int]]]]:
         """Tell the tasks that stay from those that need a machine, and free the rest."""
         claims = self._claims
         if claims is None:
@@ -177,12 +177,19 @@ class Planning:
         waiting = []
         for group in self.request.groups:
             named.update(group.tasks)
-            missing = [task for task in group.tasks if not self._stays(claims, group, task)]
+            missing: list[int] = []
+            for start in range(0, len(group.tasks), STEP):
+                if start:
+                    yield
+                some = group.tasks[start : start + STEP]
+                missing += [task for task in some if not self._stays(claims, group, task)]
             if missing:
                 waiting.append((group, missing))
         for task, machine in enumerate(claims.machines):
             if machine is not None and task not in named:
                 self._free(_claim(claims, task))
+                if len(self.change.freed) % STEP == 0:
+                    yield
         return waiting
 
     def _stays(self, claims: Claims, group: Group, task: int) -> bool:

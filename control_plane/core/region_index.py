@@ -282,6 +282,10 @@ class RegionIndex:
 
     def reserving(self, change: Change) -> Generator[None, None, tuple[str, ...]]:
         """Do `reserve` in steps of bounded time, between which others may run."""
+        for start in range(0, len(change.freed), STEP):
+            if start:
+                yield
+            self._grant(change, change.freed[start : start + STEP])
         with self._lock:
             claims = self.claims.get(change.job)
             if claims is None:
@@ -294,7 +298,6 @@ class RegionIndex:
                     self._taking[machine.name] = change.pool
                     self._leave(machine)
                     self._enter(machine, change.pool)
-            self._grant(change)
         for start in range(0, len(change.claims), STEP):
             if conflicts:
                 break
@@ -361,9 +364,10 @@ class RegionIndex:
         if not claims.machines:
             del self.claims[claims.job]
 
-    def _grant(self, change: Change) -> None:
+    @staticmethod
+    def _grant(change: Change, freed: list[Claim]) -> None:
         """Note what the change frees, as credit for what it claims on the same machines."""
-        for claim in change.freed:
+        for claim in freed:
             credit = change.credits.get(claim.machine)
             if credit is None:
                 credit = change.credits[claim.machine] = Credit()

@@ -430,6 +430,14 @@ def test_a_long_search_lets_others_run():  # AL17
     assert len(list(planning(index, a_request(1500), NONE))) == 3
 
 
+def test_a_large_job_is_compared_with_what_it_has_in_steps():  # AL17
+    index = a_region(msbs=2, machines=200)
+    allocate(index, a_request(1500))
+    assert len(list(planning(index, a_request(1500), NONE))) == 2
+    assert len(list(planning(index, a_request([]), NONE))) == 3
+    assert len(list(planning(index, a_request(400, "other"), NONE))) == 0
+
+
 def test_what_is_hopeless_for_one_allocation_is_not_for_another():
     """A plan's own claims do not count as a machine's lack of room."""
     index = a_region(msbs=1, machines=1)
