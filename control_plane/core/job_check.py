@@ -130,7 +130,7 @@ def room(demand: Demand, machine: Machine, most: int) -> int:
     count = 0
     while count < most and not judge(demand, machine, space):
         space.take(demand, machine.capacity)
-        space.pick_ports(demand)
+        space.pick_ports(demand.ports)
         count += 1
     return count
 

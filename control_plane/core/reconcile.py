@@ -38,6 +38,8 @@ class SeenMachine:
     """Is assigned to the job's entitlement."""
     leaving: bool = False
     """Its tasks must move away: maintenance, decommission, a loan that is called back."""
+    overdue: bool = False
+    """… and the deadline for that has passed, which wins over the availability budget."""
     tasks: Mapping[str, TaskStatus] = field(default_factory=dict)
     stopped: Mapping[str, int] = field(default_factory=dict)
     """Task id → generation of the last stop that the agent confirmed."""

@@ -89,6 +89,8 @@ def next_updates(record: JobRecord, view: View) -> Updates:
     budget = most - (wanted - len(serving))
     slots = most - sum(1 for task in within if _in_operation(task, record.version))
     chosen = broken[: max(0, slots)] + healthy[: max(0, budget)]
+    late = {task.index for task in outdated if is_overdue(task, view)}
+    chosen = sorted(late) + [index for index in chosen if index not in late]
     reason = ""
     if healthy and budget <= 0 and not any(_is_moving(task) for task in within):
         reason = (
@@ -102,6 +104,12 @@ def must_move(task: TaskRecord, view: View) -> bool:
     """Return whether a task has to leave its machine, as far as the budget allows."""
     machine = view.get(task.placement.machine) if task.placement is not None else None
     return machine is not None and machine.leaving
+
+
+def is_overdue(task: TaskRecord, view: View) -> bool:
+    """Return whether a task has to leave its machine now, whatever the budget says."""
+    machine = view.get(task.placement.machine) if task.placement is not None else None
+    return machine is not None and machine.overdue
 
 
 def take_down(task: TaskRecord, generation: int, now: float) -> TaskRecord:

@@ -17,7 +17,8 @@ NOTICE_S = 3600.0
 EVENTS_KEPT = 20
 DRAINING = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
 """What an operator plans, and may call off."""
-_MOVING = (*DRAINING, EventKind.REVOKED)
+MOVING = (*DRAINING, EventKind.REVOKED)
+"""Tasks must move away."""
 _FINAL = (EventKind.DECOMMISSION, EventKind.REFRESH)
 _SOON = {
     EventKind.MAINTENANCE: "is going to be taken for maintenance",
@@ -47,7 +48,7 @@ def blocking(record: MachineRecord, now: float, notice_s: float = NOTICE_S) -> s
     Empty if nothing stands against it. Failures and reboots are not looked at: they are in
     the machine's state and in that of its profile.
     """
-    due = [e for e in _open(record, _MOVING) if e.start - notice_s <= now]
+    due = [e for e in _open(record, MOVING) if e.start - notice_s <= now]
     if not due:
         return ""
     event = min(due, key=lambda e: e.start)
@@ -56,7 +57,13 @@ def blocking(record: MachineRecord, now: float, notice_s: float = NOTICE_S) -> s
 
 def leaving(record: MachineRecord, now: float) -> bool:
     """Return whether the tasks of a machine must move away now."""
-    return any(event.start <= now for event in _open(record, _MOVING))
+    return any(event.start <= now for event in _open(record, MOVING))
+
+
+def overdue(record: MachineRecord, now: float) -> bool:
+    """Return whether what was planned for the machine begins now, whatever still runs there."""
+    events = _open(record, MOVING)
+    return any(event.deadline is not None and event.deadline <= now for event in events)
 
 
 def removable(record: MachineRecord, now: float) -> str:

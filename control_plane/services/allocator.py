@@ -8,7 +8,7 @@ are made by `services.allocations`.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ from control_plane.core.pools import Quota, pool_of, pool_quotas
 from control_plane.core.reconcile import View, spec_of, strays
 from control_plane.core.region_index import Change, Claim, RegionIndex
 from control_plane.core.rollout import Placed, wanted_tasks
-from control_plane.core.unavailability import blocking
+from control_plane.core.unavailability import MOVING, blocking, leaving
 from control_plane.services.allocations import Allocations
 from control_plane.services.region import Region
 from control_plane.services.usage import TaskDirectory
@@ -62,11 +62,15 @@ class Allocator:
         self.directory = TaskDirectory()
         self._broker, self._portal = region.broker, region.portal
         self._jobs, self._fleet = region.jobs, region.fleet
-        self._clock = region.clock
+        self._clock, self._settings = region.clock, region.settings
         self._by_entitlement: dict[str, set[str]] = defaultdict(set)
         self._quotas: dict[str, Quota] | None = None
         self._waiting: dict[str, tuple[Request, int]] = {}
         """Job → its request and the index's gain when some of its tasks found no room."""
+        self._planned: set[str] = set()
+        """Machines with a planned event that has not ended."""
+        self._timed: set[str] = set()
+        """Machines whose agents are yet to answer for the first time."""
         self._loaded = False
         region.jobs.listen(self._job_changed)
         region.portal.table.listen(lambda *_: self._quotas_changed())
@@ -222,16 +226,43 @@ class Allocator:
 
     def over_quota(self, pool: str) -> bool:
         """Return whether a pool holds more than its quota, since that was made smaller."""
-        quota, held = self.quota(pool), self.index.pool(pool)
+        quota, (size, rru, per_type) = self.quota(pool), self._held(pool)
         return (
-            (quota.machines is not None and held.size > quota.machines)
-            or (quota.rru is not None and held.rru > quota.rru + 1e-6)
+            (quota.machines is not None and size > quota.machines)
+            or (quota.rru is not None and rru > quota.rru + 1e-6)
             or any(
                 count > quota.per_type.get(kind, 0)
-                for kind, count in held.per_type.items()
+                for kind, count in per_type.items()
                 if quota.per_type
             )
         )
+
+    def _held(self, pool: str) -> tuple[int, float, Counter[str]]:
+        """Return the machines that count against a pool's quota, their RRU, and by type.
+
+        Those that tasks must leave do not: their successors may come before they are empty.
+        """
+        held = self.index.pool(pool)
+        size, rru, per_type = held.size, held.rru, Counter(held.per_type)
+        for machine in self.going(pool):
+            size -= 1
+            rru -= machine.capacity.rru
+            per_type[machine.capacity.machine_type] -= 1
+        return size, rru, per_type
+
+    def going(self, pool: str) -> list[Machine]:
+        """Return the machines of a pool that its tasks must leave now."""
+        found = []
+        for name in self._planned:
+            machine, record = self.index.machines.get(name), self._broker.table.find(name)
+            if machine and record and machine.pool == pool and leaving(record, self._clock()):
+                found.append(machine)
+        return found
+
+    def look_at_clock(self) -> None:
+        """Take in what time alone has changed about machines."""
+        timed, self._timed = self._timed, set()
+        self.refresh(timed | self._planned)
 
     def may_hold(self, pool: str, machine: Machine) -> bool:
         """Return whether a pool may hold such a machine at all."""
@@ -239,11 +270,11 @@ class Allocator:
 
     def _allowance(self, pool: str, request: Request) -> Allowance:
         """Return what the pool may still take, for one plan."""
-        quota, held = self.quota(pool), self.index.pool(pool)
-        per_type = {k: n - held.per_type[k] for k, n in quota.per_type.items()}
+        quota, (size, rru, held) = self.quota(pool), self._held(pool)
+        per_type = {k: n - held[k] for k, n in quota.per_type.items()}
         return Allowance(
-            machines=None if quota.machines is None else quota.machines - held.size,
-            rru=None if quota.rru is None else quota.rru - held.rru,
+            machines=None if quota.machines is None else quota.machines - size,
+            rru=None if quota.rru is None else quota.rru - rru,
             per_type=per_type or None,
             types=quota.types,
             datacenter=quota.datacenter,
@@ -307,6 +338,10 @@ class Allocator:
     # -- keeping the index true
 
     def _put(self, record: MachineRecord) -> None:
+        if any(e.end is None and e.kind in MOVING for e in record.unavailability):
+            self._planned.add(record.machine)
+        else:
+            self._planned.discard(record.machine)
         pool = record.hold.entitlement if record.hold is not None else record.entitlement
         place = Place.of(record.location)
         self.index.put(record.machine, capacity_of(record), place, pool, self._blocked(record))
@@ -321,7 +356,7 @@ class Allocator:
         if planned := blocking(record, self._clock()):
             return planned
         sight = self._fleet.sight(record.machine)
-        if not sight.answering:
+        if not sight.answering and not self._is_yet_to_answer(record.machine):
             return "does not answer"
         degraded = sight.profile.state is ProfileState.DEGRADED
         if record.entitlement and degraded and not self._fleet.ready(record):
@@ -329,6 +364,18 @@ class Allocator:
         if self.directory.leaving(record.machine) or self.strays(record.machine):
             return "still runs tasks that moved away"
         return ""
+
+    def _is_yet_to_answer(self, machine: str) -> bool:
+        """Return whether an agent was not heard only because we have just begun to ask.
+
+        Otherwise the first agent to answer after a start would get all tasks.
+        """
+        sight = self._fleet.sight(machine)
+        asked_s = asyncio.get_running_loop().time() - sight.asked_since
+        if sight.heard_at is None and asked_s < self._settings.down_after_s:
+            self._timed.add(machine)
+            return True
+        return False
 
     def _machine_changed(
         self, name: str, _before: MachineRecord | None, after: MachineRecord | None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.core.reconcile import SeenMachine
-from control_plane.core.unavailability import leaving
+from control_plane.core.unavailability import leaving, overdue
 from control_plane.services.brokers import Brokers
 
 
@@ -170,6 +170,7 @@ class Fleet:
             ready=self.ready(record),
             held=held,
             leaving=leaving(record, now),
+            overdue=overdue(record, now),
             tasks=sight.tasks,
             stopped=sight.stopped,
             refused=sight.refused,

@@ -71,6 +71,7 @@ class PoolKeeper:
             self._wake.set()
 
     async def _look(self) -> None:
+        self._allocator.look_at_clock()
         now = asyncio.get_running_loop().time()
         for name, since in list(self._empty.items()):
             machine = self._index.machines.get(name)
@@ -89,6 +90,8 @@ class PoolKeeper:
         if entitlement is None or record.profile_wanted != entitlement.spec.host_profile:
             return True
         if self._allocator.over_quota(machine.pool):
+            return True
+        if machine in self._allocator.going(machine.pool):
             return True
         return idle_s >= self._settings.give_back_after_s
 

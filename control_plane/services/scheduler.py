@@ -27,6 +27,7 @@ from control_plane.core.reconcile import (
 from control_plane.core.rollout import (
     apply_plan,
     begin_updates,
+    is_overdue,
     must_move,
     next_updates,
     prune,
@@ -201,6 +202,9 @@ class Scheduler:
         by_index = {task.index: task for task in record.tasks}
         for index in updates.indexes:
             task = by_index[index]
+            if is_overdue(task, view):
+                begun.add(index)
+                continue
             target = self._allocator.target(record, task, must_move=must_move(task, view))
             if not target.machine:
                 detail = f"the update waits for room: {'; '.join(target.reasons)}"
