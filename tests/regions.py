@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from agent.api import Location
-from control_plane.core.feasibility import Capacity, Demand, Place
+from control_plane.core.feasibility import Capacity, Demand, Place, exact
 from control_plane.core.machine_pools import FREE, Machine
 from control_plane.core.planner import Allowance, Group, Plan, Request, plan
 from control_plane.core.region_index import Change, RegionIndex
@@ -180,7 +180,7 @@ def _check_machine(machine: Machine, charged: list[Any], *, spent_twice: bool) -
     assert machine.free_network >= 0
     if spent_twice:  # what changes free is theirs until they are settled
         return
-    assert machine.free_rru == capacity.rru - sum(d.rru_on(capacity) for d in demands)
+    assert machine.free_rru == exact(capacity.rru) - sum(d.rru_on(capacity) for d in demands)
     assert machine.free_memory == capacity.memory_bytes - sum(d.memory_bytes for d in demands)
     assert machine.free_gpus == capacity.gpus - sum(d.gpus for d in demands)
     assert machine.free_network == capacity.network_mbps - sum(d.network_mbps for d in demands)

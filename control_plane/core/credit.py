@@ -42,6 +42,22 @@ class Credit:
         self.left = (float(rru), int(memory), int(gpus), int(network))
         _add(machine, self.left, -1)
 
+    def release(self, machine: Machine, demand: Demand) -> None:
+        """Keep what the change uses of a task's room, which the machine was just given back."""
+        freed = (
+            demand.rru_on(machine.capacity),
+            demand.memory_bytes,
+            demand.gpus,
+            demand.network_mbps,
+        )
+        rru, memory, gpus, network = (t - f for t, f in zip(self.total, freed, strict=True))
+        self.total = (rru, int(memory), int(gpus), int(network))
+        _add(machine, self.left, 1)
+        rru, memory, gpus, network = map(min, self.left, self.total)
+        self.left = (rru, int(memory), int(gpus), int(network))
+        _add(machine, self.left, -1)
+        _add(machine, freed, -1)
+
     def pay(self, machine: Machine) -> None:
         """Charge the machine with what was used of the credit."""
         rru, memory, gpus, network = self.total

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from agent.api import Location
 from control_plane.api.jobs import JobSpec
-from control_plane.api.machines import MachineRecord
+from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.policy import Property, Requirement
 
 FIRST_PORT, LAST_PORT = 20_000, 29_999
@@ -25,9 +25,7 @@ _RESERVE_SHARE = 0.10
 _EPSILON = 1e-6
 """A task that wants all of a machine fits it, whatever the rounding."""
 _TO_GRAIN = 1.5 * (1 << 32)
-"""Added and subtracted again it rounds to 2^-20, the last bit of a float of this size. Claims
-of RRU are whole multiples of that: then sums of them are exact, and what was taken and given
-back a million times leaves a machine as it was."""
+"""Added and subtracted again it rounds to 2^-20, the last bit of a float of this size."""
 
 
 class Lack(IntFlag):
@@ -136,7 +134,15 @@ class Demand:
 
     def rru_on(self, capacity: Capacity) -> float:
         """Return the relative resource units that the task claims on such a machine."""
-        return self.rru + self.cpus * capacity.rru_per_cpu + _TO_GRAIN - _TO_GRAIN
+        return self.rru + self.cpus * capacity.rru_per_cpu + _TO_GRAIN - _TO_GRAIN  # `exact`
+
+
+def exact(rru: float) -> float:
+    """Return RRU as a whole multiple of 2^-20, so that sums are exact.
+
+    Then what was taken and given back a million times leaves a machine as it was.
+    """
+    return rru + _TO_GRAIN - _TO_GRAIN
 
 
 def judge(demand: Demand, machine: Candidate, room: Room) -> int:
@@ -262,6 +268,37 @@ def capacity_of(record: MachineRecord) -> Capacity:
         power_w=hardware.power_w if hardware else 0,
         rru_per_cpu=rru / cpus if cpus else 1.0,
     )
+
+
+class Kinds:
+    """Capacities and places, one object each for all machines that are alike."""
+
+    def __init__(self) -> None:
+        """Know none yet."""
+        self._capacities: dict[Capacity, Capacity] = {}
+        self._of_hardware: dict[tuple[str, int], tuple[Hardware | None, Capacity]] = {}
+        self._places: dict[int, tuple[Location, Place]] = {}
+
+    def capacity(self, record: MachineRecord) -> Capacity:
+        """Return `capacity_of` a machine; fast for one that has only been imported."""
+        if record.facts is not None:
+            found = capacity_of(record)
+            return self._capacities.setdefault(found, found)
+        key = (record.machine_type, id(record.hardware))
+        known = self._of_hardware.get(key)
+        if known is None or known[0] is not record.hardware:
+            found = capacity_of(record)
+            known = (record.hardware, self._capacities.setdefault(found, found))
+            self._of_hardware[key] = known
+        return known[1]
+
+    def place(self, record: MachineRecord) -> Place:
+        """Return `Place.of` a machine's location."""
+        known = self._places.get(id(record.location))
+        if known is None or known[0] is not record.location:
+            known = (record.location, Place.of(record.location))
+            self._places[id(record.location)] = known
+        return known[1]
 
 
 class Tally:

@@ -25,6 +25,7 @@ from control_plane.core.feasibility import (
     Demand,
     Place,
     bin_of,
+    exact,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Machine:
         self.capacity = capacity
         self.place = place
         self.blocked = blocked
-        self.free_rru = capacity.rru
+        self.free_rru = exact(capacity.rru)
         self.free_memory = capacity.memory_bytes
         self.free_gpus = capacity.gpus
         self.free_network = capacity.network_mbps

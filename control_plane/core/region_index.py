@@ -20,6 +20,7 @@ from control_plane.core.feasibility import (
     Demand,
     Place,
     admits_any_of,
+    exact,
     judge,
 )
 from control_plane.core.machine_pools import FREE, Bucket, Machine, Pool, Ports, shelf_of
@@ -139,8 +140,6 @@ class RegionIndex:
         self.claims: dict[str, Claims] = {}
         self.gain = 0
         """Rises whenever any machine gets more room or becomes usable."""
-        self._capacities: dict[Capacity, Capacity] = {}
-        self._places: dict[Place, Place] = {}
         self._taking: dict[str, str] = {}
         """Machine → pool that is taking it, while brokers still call it free."""
         self._told: dict[str, str] = {}
@@ -157,10 +156,11 @@ class RegionIndex:
     # -- machines
 
     def put(self, name: str, capacity: Capacity, place: Place, pool: str, blocked: str) -> None:
-        """Add a machine or take in what changed about it; results that rely on it are invalid."""
+        """Add a machine or take in what changed about it; results that rely on it are invalid.
+
+        Machines that are alike should share their capacity and place (`feasibility.Kinds`).
+        """
         with self._lock:
-            capacity = self._capacities.setdefault(capacity, capacity)
-            place = self._places.setdefault(place, place)
             machine = self.machines.get(name)
             if name in self._taking:
                 self._told[name] = pool
@@ -178,7 +178,7 @@ class RegionIndex:
                 return
             self._leave(machine)
             old, machine.capacity = machine.capacity, capacity
-            machine.free_rru = capacity.rru - (old.rru - machine.free_rru)
+            machine.free_rru += exact(capacity.rru) - exact(old.rru)
             if capacity.rru_per_cpu != old.rru_per_cpu:
                 for claim in _charged(machine):
                     machine.free_rru += claim.demand.rru_on(old) - claim.demand.rru_on(capacity)
@@ -322,8 +322,6 @@ class RegionIndex:
         with self._lock:
             for machine in change.takes:
                 self._taken(machine, change.pool)
-            for machine, credit in change.credits.items():
-                credit.pay(machine)
         for start in range(0, len(change.freed), STEP):
             if start:
                 yield
@@ -331,9 +329,13 @@ class RegionIndex:
                 for claim in change.freed[start : start + STEP]:
                     if claim.machine.at >= 0:
                         self._uncharge(claims, claim)
+                        change.credits[claim.machine].release(claim.machine, claim.demand)
                         claims.unset(claim.task)
                         self._reshelve(claim.machine)
         with self._lock:
+            for machine, credit in change.credits.items():
+                if credit.total[0]:  # its RRU per CPU changed meanwhile
+                    credit.pay(machine)
             claims.pool = change.pool
             for claim in change.claims:
                 if claim.machine.at >= 0:
@@ -429,18 +431,14 @@ class RegionIndex:
             machine.ports.next = FIRST_PORT if last >= LAST_PORT else last + 1
 
     def _uncharge(self, claims: Claims, claim: Claim) -> None:
-        machine, demand, capacity = claim.machine, claim.demand, claim.machine.capacity
+        machine, demand = claim.machine, claim.demand
         machine.jobs = _without(machine.jobs, claims)
         if claim.ports and machine.ports:
             machine.ports.taken.difference_update(claim.ports.values())
         machine.free_memory += demand.memory_bytes
         machine.free_gpus += demand.gpus
         machine.free_network += demand.network_mbps
-        machine.free_rru += demand.rru_on(capacity)
-        if not machine.jobs:
-            machine.free_rru = (
-                capacity.rru
-            )  # sums are exact, unless it was restored over its capacity
+        machine.free_rru += demand.rru_on(machine.capacity)
         self._gained(machine.bucket)
 
     def _reshelve(self, machine: Machine) -> None:

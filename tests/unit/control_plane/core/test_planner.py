@@ -357,6 +357,13 @@ def test_small_machines_fit_a_quota_of_rru_that_is_too_small_for_larger_ones(): 
     assert [m.name for m in made.change.takes] == ["little"]
 
 
+def test_a_quota_of_rru_can_be_used_to_its_end():  # MO6
+    index = RegionIndex()
+    add(index, [f"f{i}" for i in range(9)], pool=FREE, rru=5.3, rru_per_cpu=5.3 / 4)
+    made = plan(index, a_request(40), Allowance(rru=7 * 5.3))
+    assert len(made.change.takes) == 7
+
+
 def test_blocked_machines_are_neither_used_nor_taken():
     index = RegionIndex()
     add(index, "a", blocked="is down")
