@@ -15,6 +15,7 @@ import queue
 import sqlite3
 import sys
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -80,7 +81,8 @@ class SqliteStore:
         self._revision = 0
         self._trimmed = 0
         self._feed: Feed | None = None
-        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._outbox: list[_Write] = []
+        self._queue: queue.SimpleQueue[list[_Write] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._readers: ThreadPoolExecutor | None = None
         self._reader: sqlite3.Connection | None = None
@@ -117,6 +119,7 @@ class SqliteStore:
         trace: TracebackType | None,
     ) -> None:
         """Commit what was accepted, then let go of the folder."""
+        self._send()
         self._queue.put(None)
         assert self._thread
         assert self._readers
@@ -149,8 +152,16 @@ class SqliteStore:
             raise Busy("cannot use the store: it is not open")
         check_transaction(compare, operations)
         done: asyncio.Future[int] = self._loop.create_future()
-        self._queue.put(_Write(compare, operations, done))
+        if not self._outbox:
+            self._loop.call_soon(self._send)
+        self._outbox.append(_Write(compare, operations, done))
         return await done
+
+    def _send(self) -> None:
+        """Hand the writer what one turn of the loop wrote: to wake it costs a switch of threads."""
+        if self._outbox:
+            self._queue.put(self._outbox)
+            self._outbox = []
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Change]:
         """Yield changes after a revision."""
@@ -203,21 +214,23 @@ class SqliteStore:
 
     def _write_loop(self, connection: sqlite3.Connection) -> None:
         """Take what waits, write it as one SQLite transaction, answer all."""
+        waiting: deque[_Write] = deque()
         stop = False
-        while not stop:
+        while waiting or not stop:
+            try:
+                while not stop:
+                    item = self._queue.get(block=not waiting)
+                    if item is None:
+                        stop = True
+                    else:
+                        waiting.extend(item)
+            except queue.Empty:
+                pass
             group: list[_Write] = []
             rows = 0
-            item = self._queue.get()
-            while item is not None:
-                group.append(item)
-                rows += len(item.operations)
-                if len(group) == _GROUP_MAX or rows >= _ROWS_MAX:
-                    break
-                try:
-                    item = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-            stop = item is None
+            while waiting and len(group) < _GROUP_MAX and rows < _ROWS_MAX:
+                rows += len(waiting[0].operations)
+                group.append(waiting.popleft())
             if group:
                 changes = self._commit(connection, group)
                 self._loop.call_soon_threadsafe(self._answer, group)
