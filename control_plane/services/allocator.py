@@ -17,7 +17,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, TaskRecord
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.policy import Admission
-from control_plane.core.feasibility import Demand, Place, capacity_of, judge
+from control_plane.core.feasibility import Demand, Kinds, judge
 from control_plane.core.job_request import (
     Answer,
     answer_of,
@@ -60,6 +60,7 @@ class Allocator:
         self.index = RegionIndex()
         self.allocations = Allocations(store, self.index, region.broker, self.refresh)
         self.directory = TaskDirectory()
+        self._kinds = Kinds()
         self._broker, self._portal = region.broker, region.portal
         self._jobs, self._fleet = region.jobs, region.fleet
         self._clock, self._settings = region.clock, region.settings
@@ -92,10 +93,11 @@ class Allocator:
 
     async def resync(self) -> None:
         """Compare the whole index with the brokers, whatever was heard or missed (AL2)."""
-        for number, record in enumerate(self._broker.table.records()):
-            self._put(record)
-            if number % STEP == STEP - 1:
-                await asyncio.sleep(0)
+        for broker in list(self._broker.by_datacenter.values()):
+            for number, record in enumerate(list(broker.table.values())):
+                self._put(record)
+                if number % STEP == STEP - 1:
+                    await asyncio.sleep(0)
         for name in [n for n in self.index.machines if self._broker.table.find(n) is None]:
             self.index.remove(name)
 
@@ -343,8 +345,8 @@ class Allocator:
         else:
             self._planned.discard(record.machine)
         pool = record.hold.entitlement if record.hold is not None else record.entitlement
-        place = Place.of(record.location)
-        self.index.put(record.machine, capacity_of(record), place, pool, self._blocked(record))
+        capacity, place = self._kinds.capacity(record), self._kinds.place(record)
+        self.index.put(record.machine, capacity, place, pool, self._blocked(record))
 
     def _blocked(self, record: MachineRecord) -> str:
         """Return why a machine takes no tasks, as a predicate.

@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.core import feasibility
-from control_plane.core.feasibility import Place, capacity_of
+from control_plane.core.feasibility import Kinds
 from control_plane.core.planner import Allowance, Group, Request
 from control_plane.core.region_index import RegionIndex
 from control_plane.services.allocations import Allocations
@@ -146,6 +146,7 @@ class TwineEngine:
     def __init__(self, folder: Path) -> None:
         self._stores = Stores(folder)
         self.index = RegionIndex()
+        self._kinds = Kinds()
         self._reasons: dict[str, tuple[str, ...]] = {}
         self._demands: dict[Demand, feasibility.Demand] = {}
 
@@ -170,10 +171,11 @@ class TwineEngine:
         self.allocations = Allocations(self._stores.own, self.index, self.brokers, self._refresh)
         self._entitlements = await self._stores.entitlements()
         await self.brokers.load()
-        for number, record in enumerate(self.brokers.table.records()):
-            self._put(record)
-            if number % STEP == STEP - 1:
-                await asyncio.sleep(0)
+        for broker in self.brokers.by_datacenter.values():
+            for number, record in enumerate(list(broker.table.values())):
+                self._put(record)
+                if number % STEP == STEP - 1:
+                    await asyncio.sleep(0)
         self.brokers.listen(self._heard)
         await self.allocations.recover()
         await self.allocations.load()
@@ -226,9 +228,9 @@ class TwineEngine:
 
     def _put(self, record: MachineRecord) -> None:
         pool = record.hold.entitlement if record.hold is not None else record.entitlement
-        place = Place.of(record.location)
+        capacity, place = self._kinds.capacity(record), self._kinds.place(record)
         blocked = "" if record.state is MachineState.UP else "is down"
-        self.index.put(record.machine, capacity_of(record), place, pool, blocked)
+        self.index.put(record.machine, capacity, place, pool, blocked)
 
 
 class _Names(Sequence[str]):
