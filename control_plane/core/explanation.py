@@ -56,19 +56,25 @@ def _held(work: Planning) -> _Machines:
 
 
 def _free(work: Planning, limits: Counter[str]) -> _Machines:
-    """Yield the free machines that the entitlement may take, and count the others."""
-    judged = 0
-    for bins, machine in _all(work.free.partition(work.ranking.properties)):
-        if machine in work.taken:
-            continue
-        refusal = work.allowance.lacks(machine) or work.refuses(machine)
-        if not refusal:
-            yield bins, machine
-        elif judged < _EXPLAINED:
-            judged += 1
-            limits[refusal] += 1
-        else:
-            return
+    """Yield the free machines that the entitlement may take, and count the others.
+
+    Quotas are the same for all machines of a bucket, so most of them are counted as one.
+    """
+    for bins, buckets in list(work.free.partition(work.ranking.properties).items()):
+        for bucket in buckets:
+            sample = next(bucket.machines(), None)
+            if sample is not None and (why := work.allowance.lacks(sample)):
+                others = bucket.size - sum(machine.bucket is bucket for machine in work.taken)
+                if others > 0:
+                    limits[why] += others
+                continue
+            for machine in bucket.machines():
+                if machine in work.taken:
+                    continue
+                if refusal := work.refuses(machine):
+                    limits[refusal] += 1
+                else:
+                    yield bins, machine
 
 
 def _all(partition: dict[Bins, list[Bucket]]) -> _Machines:

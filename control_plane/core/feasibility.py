@@ -6,8 +6,7 @@ The planner, the check at the commit, the check of a job before it is accepted a
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Protocol
@@ -309,7 +308,7 @@ class Tally:
         self.machines = 0
         self.fitting = 0
         self._demand = demand
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
         self._most: dict[str, float] = {}
 
     def add(self, machine: Candidate, room: Room) -> int:
@@ -319,11 +318,27 @@ class Tally:
         if not lacks:
             self.fitting += 1
             return 0
-        for lack, key, free in self._details(machine, room):
-            if lacks & lack:
-                self._counts[key] += 1
-                self._most[key] = max(self._most.get(key, 0.0), free)
+        if lacks & _EXCLUDED:
+            self._note("excluded", 0.0)
+        if lacks & _BLOCKED:
+            self._note(machine.blocked, 0.0)
+        if lacks & _MEMORY:
+            self._note("memory", room.free_memory)
+        if lacks & _CPU:
+            per_unit = 1.0 if self._demand.rru else machine.capacity.rru_per_cpu or 1.0
+            self._note("cpu", room.free_rru / per_unit)
+        if lacks & _GPUS:
+            self._note("gpus", room.free_gpus)
+        if lacks & _NETWORK:
+            self._note("network", room.free_network)
+        if lacks & _PORTS:
+            self._note("ports", 0.0)
         return lacks
+
+    def _note(self, key: str, free: float) -> None:
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if free > self._most.get(key, 0.0):
+            self._most[key] = free
 
     def reasons(self) -> tuple[str, ...]:
         """Return one line per reason, the most frequent first."""
@@ -336,16 +351,6 @@ class Tally:
     def lacks(self) -> frozenset[str]:
         """Return the kinds of reasons that occurred: `memory`, `cpu`, …"""
         return frozenset(self._counts)
-
-    def _details(self, machine: Candidate, room: Room) -> Iterable[tuple[int, str, float]]:
-        yield _EXCLUDED, "excluded", 0.0
-        yield _BLOCKED, machine.blocked, 0.0
-        yield _MEMORY, "memory", room.free_memory
-        per_unit = 1.0 if self._demand.rru else machine.capacity.rru_per_cpu or 1.0
-        yield _CPU, "cpu", room.free_rru / per_unit
-        yield _GPUS, "gpus", room.free_gpus
-        yield _NETWORK, "network", room.free_network
-        yield _PORTS, "ports", 0.0
 
     def _words(self) -> Mapping[str, str]:
         demand, most = self._demand, self._most

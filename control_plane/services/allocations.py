@@ -241,7 +241,7 @@ class Allocations:
             except BaseException:
                 self.index.rollback(change)
                 raise
-            emptied = self.index.settle(change)
+            emptied = await self._in_steps(self.index.settling(change))
             if emptied:
                 for heard in self._emptied:
                     heard(emptied)
