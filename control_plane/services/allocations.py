@@ -17,12 +17,12 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from agent.errors import Busy, Conflict, TwineError
-from control_plane.api.allocations import AllocationRecord, Decision, StoredDemand
-from control_plane.core.feasibility import Demand
+from agent.errors import Busy, Conflict, NotFound, TwineError
+from control_plane.api.allocations import AllocationRecord, Decision
+from control_plane.core.allocation_record import claims_of, record_after
 from control_plane.core.machine_pools import Machine
 from control_plane.core.planner import Allowance, Plan, Request, planning
-from control_plane.core.region_index import Change, Claim, Claims, RegionIndex
+from control_plane.core.region_index import Change, Claims, RegionIndex
 from control_plane.services.holds import Take
 from control_plane.store import Delete, Operation, Put, Store
 from control_plane.store.records import (
@@ -39,6 +39,7 @@ ATTEMPTS = 10
 """Plans that are made for one request before it fails as busy."""
 PAGE = 2_000
 _CLOSE_S = 1.0
+_ASK_AGAIN_S = 1.0
 T = TypeVar("T")
 
 
@@ -70,6 +71,8 @@ class Allocation:
     """Of all tasks that have a machine; None: no task has. Belongs to the index."""
     unplaced: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
+    gain: int = 0
+    """`RegionIndex.gain` when it was planned: until that rises, nothing more has room."""
 
 
 @dataclass(slots=True)
@@ -78,7 +81,6 @@ class _Result:
 
     request: Request
     allocation: Allocation
-    gain: int
 
 
 @dataclass(slots=True)
@@ -104,9 +106,14 @@ class Allocations:
         index: RegionIndex,
         participants: Participants,
         refresh: Callable[[Iterable[str]], None] = lambda _: None,
+        name: str = "allocator",
     ) -> None:
-        """Know nothing yet; `refresh(machines)` brings the index up to date with the brokers."""
+        """Know nothing yet; `refresh(machines)` brings the index up to date with the brokers.
+
+        `name` tells the transactions of allocators apart that share the brokers.
+        """
         self.index = index
+        self._name = name
         self._refresh = refresh
         self.counts = Counts()
         self._store = store
@@ -114,6 +121,10 @@ class Allocations:
         self._results: dict[str, _Result] = {}
         self._revisions: dict[str, int] = {}
         self._busy: dict[str, asyncio.Event] = {}
+        self._takers: dict[Machine, asyncio.Event] = {}
+        """Machine that is being taken → set when that is done, or given up."""
+        self._undone: set[str] = set()
+        """Transactions that were given up, of which brokers still hold machines."""
         self._emptied: list[Callable[[list[Machine]], None]] = []
         self._work: set[asyncio.Future[Allocation]] = set()
         """What is under way, whether or not anybody still waits for it."""
@@ -143,17 +154,22 @@ class Allocations:
             for entry in listing.entries:
                 record = decode(entry.value, AllocationRecord, entry.key)
                 self._revisions[record.job] = entry.revision
-                self._restore(record)
+                self.index.restore(record.job, record.pool, claims_of(record, self.index.machines))
             if len(listing.entries) < PAGE:
                 return
             after = listing.entries[-1].key
             await asyncio.sleep(0)
 
     async def recover(self) -> None:
-        """Finish what a crash interrupted: commit what was decided, abort everything else."""
+        """Finish what a crash interrupted: commit what was decided, abort everything else.
+
+        Transactions of other allocators are theirs to finish.
+        """
         listing = await self._store.list_prefix(DECISIONS)
         decided = {e.key.removeprefix(DECISIONS) for e in listing.entries}
         for transaction in list(self._participants.in_doubt()):
+            if not transaction.startswith(f"{self._name}:"):
+                continue
             if transaction in decided:
                 await self._participants.commit(transaction)
             else:
@@ -163,17 +179,6 @@ class Allocations:
                 extra={"transaction": transaction, "committed": transaction in decided},
             )
         self._done += sorted(decided)
-
-    def _restore(self, record: AllocationRecord) -> None:
-        demands = [_demand(stored) for stored in record.demands]
-        claims = []
-        for task, name in enumerate(record.machines):
-            machine = self.index.machines.get(name) if name else None
-            if machine is None:
-                continue
-            demand = demands[record.demand_of[task] if record.demand_of else 0]
-            claims.append(Claim(task, machine, demand, record.ports.get(task)))
-        self.index.restore(record.job, record.pool, claims)
 
     # -- allocating
 
@@ -203,22 +208,33 @@ class Allocations:
             if work.done():
                 self._free(request.job, done)
             else:
-                work.add_done_callback(lambda _: self._free(request.job, done))
+                work.add_done_callback(lambda _: self._ended_alone(request.job, done, work))
+
+    def forget_answer(self, job: str) -> None:
+        """Answer the next request of a job anew, even if it is the same as the last."""
+        self._results.pop(job, None)
 
     def _free(self, job: str, done: asyncio.Event) -> None:
         self._busy.pop(job, None)
         done.set()
+
+    def _ended_alone(self, job: str, done: asyncio.Event, work: asyncio.Future[Allocation]) -> None:
+        """Take note of the end of an allocation for which nobody waits any more."""
+        self._free(job, done)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            log.info("allocation failed", extra={"job": job, "reason": str(error)})
 
     def _holds(self, known: _Result) -> bool:
         """Return whether a fresh computation would say the same as this result."""
         claims = self.index.claims.get(known.request.job)
         if claims is not known.allocation.claims or (claims is not None and not claims.valid):
             return False
-        return not known.allocation.unplaced or known.gain == self.index.gain
+        return not known.allocation.unplaced or known.allocation.gain == self.index.gain
 
     async def _allocate(
         self, request: Request, allowance: Callable[[], Allowance], profile: str
     ) -> Allocation:
+        self._results.pop(request.job, None)  # a failure must not leave it behind as if valid
         for _ in range(ATTEMPTS):
             claims = self.index.claims.get(request.job)
             if claims is not None:
@@ -227,30 +243,73 @@ class Allocations:
             change = made.change
             if change.is_empty:
                 return self._remember(request, made)
-            if await self._in_steps(self.index.reserving(change)):
-                self.counts.conflicts += 1
-                await asyncio.sleep(0)
-                continue
-            try:
-                await self._commit(change, profile)
-            except Conflict as e:
-                self.counts.conflicts += 1
-                self.index.rollback(change)
-                self._refresh(error.field for error in e.errors)
-                continue
-            except BaseException:
-                self.index.rollback(change)
-                raise
-            emptied = await self._in_steps(self.index.settling(change))
-            if emptied:
-                for heard in self._emptied:
-                    heard(emptied)
-            return self._remember(request, made)
+            if await self._carry_out(change, profile):
+                return self._remember(request, made)
+            self.counts.conflicts += 1
+            await asyncio.sleep(0)
         raise Busy(
             f"cannot allocate job {request.job!r}: its machines went to others"
             f" {ATTEMPTS} times in a row",
             hint="it is tried again",
         )
+
+    async def _carry_out(self, change: Change, profile: str) -> bool:
+        """Do what was planned, durably; return whether nobody was faster."""
+        before_us = [work for claim in change.claims if (work := self._takers.get(claim.machine))]
+        done = asyncio.Event()
+        for machine in change.takes:
+            self._takers.setdefault(machine, done)
+        is_decided = False
+        try:
+            if await self._in_steps(self.index.reserving(change)):
+                return False
+            transaction = await self._decide_after(before_us, change, profile)
+            if transaction is None:
+                return False
+            is_decided = True
+            try:
+                if transaction:
+                    await self._second_phase(transaction)
+            except BaseException:
+                self.index.settle(change)
+                raise
+            emptied = await self._in_steps(self.index.settling(change))
+        finally:
+            for machine in change.takes:
+                if self._takers.get(machine) is done:
+                    del self._takers[machine]
+            done.set()
+            if not is_decided:
+                self._refresh([machine.name for machine in change.takes])
+        if emptied:
+            for heard in self._emptied:
+                heard(emptied)
+        return True
+
+    async def _decide_after(
+        self, before_us: list[asyncio.Event], change: Change, profile: str
+    ) -> str | None:
+        """Decide a reserved change once those are done whose machines it shares.
+
+        Return its transaction, or None if others were faster; then nothing is reserved.
+        """
+        try:
+            for work in before_us:  # perhaps they do not get these machines after all
+                await work.wait()
+            if all(claim.machine.pool == change.pool for claim in change.claims):
+                return await self._decide(change, profile)
+        except (Conflict, NotFound):
+            pass
+        except BaseException:
+            self.index.rollback(change)
+            raise
+        self.index.rollback(change)
+        return None
+
+    def is_taking(self, machine: str) -> bool:
+        """Return whether a machine is being taken by an allocation that is under way."""
+        found = self.index.machines.get(machine)
+        return found is not None and found in self._takers
 
     async def _in_steps(self, work: Generator[None, None, T]) -> T:
         """Run a generator to its end, letting others run between its steps."""
@@ -267,20 +326,23 @@ class Allocations:
 
     def _remember(self, request: Request, made: Plan) -> Allocation:
         claims = self.index.claims.get(request.job)
-        allocation = Allocation(claims, made.unplaced, made.reasons)
+        allocation = Allocation(claims, made.unplaced, made.reasons, made.gain)
         if request.groups:
-            self._results[request.job] = _Result(request, allocation, made.gain)
-        else:
-            self._results.pop(request.job, None)
+            self._results[request.job] = _Result(request, allocation)
         return allocation
 
-    async def _commit(self, change: Change, profile: str) -> None:
-        """Make a reserved change durable, in two phases if it takes machines."""
+    async def _decide(self, change: Change, profile: str) -> str:
+        """Make a reserved change durable, once its brokers hold the machines that it takes.
+
+        Return the transaction whose second phase is left to do, if it takes any.
+        """
+        for old in list(self._undone):
+            await self._abort(old)
         if not change.takes:
             await self._write(change, "")
-            return
+            return ""
         self._number += 1
-        transaction = f"{self._store.epoch()}-{self._number}"
+        transaction = f"{self._name}:{self._store.epoch()}-{self._number}"
         takes = {machine.name: Take(change.pool, profile) for machine in change.takes}
         try:
             await self._participants.prepare(transaction, takes)
@@ -289,13 +351,16 @@ class Allocations:
             await self._abort(transaction)
             raise
         self.counts.taken += len(takes)
-        await self._second_phase(transaction)
+        return transaction
 
     async def _abort(self, transaction: str) -> None:
+        self._undone.add(transaction)
         try:
             await self._participants.abort(transaction)
-        except TwineError as e:  # found again by `recover`
+        except TwineError as e:  # tried again with the next transaction, and by `recover`
             log.warning("holds remain", extra={"transaction": transaction, "reason": str(e)})
+        else:
+            self._undone.discard(transaction)
 
     async def _second_phase(self, transaction: str) -> None:
         """Tell the brokers; one that does not answer is told again, until it does."""
@@ -303,7 +368,7 @@ class Allocations:
         while True:
             try:
                 await self._participants.commit(transaction)
-            except TwineError as e:
+            except Exception as e:  # whatever it is, what was decided will be done
                 log.warning(
                     "assignment delayed", extra={"transaction": transaction, "reason": str(e)}
                 )
@@ -316,7 +381,7 @@ class Allocations:
     async def _write(self, change: Change, transaction: str) -> None:
         """Store the job's record as it will be, with the decision: the commit point."""
         job = change.job
-        record = _record_after(change, self.index.claims.get(job))
+        record = record_after(change, self.index.claims.get(job))
         key = allocation_key(job)
         operations: list[Operation] = [Put(key, encode(record)) if record else Delete(key)]
         if transaction:
@@ -329,68 +394,32 @@ class Allocations:
             operations.append(Put(decision_key(transaction), encode(decision)))
         done, self._done = self._done, []
         operations += [Delete(decision_key(old)) for old in done]
+        before = self._revisions.get(job, 0)
         try:
-            revision = await self._store.txn({key: self._revisions.get(job, 0)}, operations)
-        except BaseException:
+            revision = await self._store.txn({key: before}, operations)
+        except BaseException as e:
             self._done += done
-            raise
+            if isinstance(e, Conflict) or not isinstance(e, Exception):
+                raise
+            revision = await self._revision_now(key)
+            if revision == before:
+                raise
         self.counts.stored += 1
         if record is None:
             self._revisions.pop(job, None)
         else:
             self._revisions[job] = revision
 
+    async def _revision_now(self, key: str) -> int:
+        """Return at which revision a record is whose write failed: it may be written or not.
 
-def _record_after(change: Change, claims: Claims | None) -> AllocationRecord | None:
-    """Return the record of a job after a change that is reserved and not yet settled."""
-    machines: list[str] = []
-    demands: dict[Demand, int] = {}
-    demand_of: list[int] = []
-    ports: dict[int, dict[str, int]] = {}
-    gone = {claim.task for claim in change.freed}
-    stay = [claim for claim in claims or () if claim.task not in gone]
-    for claim in (*stay, *change.claims):
-        task = claim.task
-        missing = task + 1 - len(machines)
-        if missing > 0:
-            machines.extend([""] * missing)
-            demand_of.extend([0] * missing)
-        machines[task] = claim.machine.name
-        demand_of[task] = demands.setdefault(claim.demand, len(demands))
-        if claim.ports:
-            ports[task] = claim.ports
-    if not machines:
-        return None
-    return AllocationRecord(
-        schema=1,
-        job=change.job,
-        pool=change.pool,
-        machines=machines,
-        demands=[_stored(demand) for demand in demands],
-        demand_of=demand_of if len(demands) > 1 else [],
-        ports=ports,
-    )
-
-
-def _stored(demand: Demand) -> StoredDemand:
-    return StoredDemand(
-        memory_bytes=demand.memory_bytes,
-        cpus=demand.cpus,
-        rru=demand.rru,
-        gpus=demand.gpus,
-        network_mbps=demand.network_mbps,
-        ports=demand.ports,
-        requires=tuple((p, tuple(sorted(values))) for p, values in demand.requires),
-    )
-
-
-def _demand(stored: StoredDemand) -> Demand:
-    return Demand(
-        memory_bytes=stored.memory_bytes,
-        cpus=stored.cpus,
-        rru=stored.rru,
-        gpus=stored.gpus,
-        network_mbps=stored.network_mbps,
-        ports=stored.ports,
-        requires=tuple((p, frozenset(values)) for p, values in stored.requires),
-    )
+        Nothing can go on before that is known, so the store is asked until it answers.
+        """
+        while True:
+            try:
+                entry = await self._store.get(key)
+            except TwineError as e:
+                log.warning("outcome unknown", extra={"key": key, "reason": str(e)})
+                await asyncio.sleep(_ASK_AGAIN_S)
+            else:
+                return entry.revision if entry is not None else 0

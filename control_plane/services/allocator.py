@@ -344,9 +344,9 @@ class Allocator:
             self._planned.add(record.machine)
         else:
             self._planned.discard(record.machine)
-        pool = record.hold.entitlement if record.hold is not None else record.entitlement
         capacity, place = self._kinds.capacity(record), self._kinds.place(record)
-        self.index.put(record.machine, capacity, place, pool, self._blocked(record))
+        blocked = self._blocked(record)
+        self.index.put(record.machine, capacity, place, record.entitlement, blocked)
 
     def _blocked(self, record: MachineRecord) -> str:
         """Return why a machine takes no tasks, as a predicate.
@@ -355,6 +355,8 @@ class Allocator:
         """
         if record.state is not MachineState.UP:
             return "is down"
+        if record.hold is not None and not self.allocations.is_taking(record.machine):
+            return f"is held for transaction {record.hold.transaction}"
         if planned := blocking(record, self._clock()):
             return planned
         sight = self._fleet.sight(record.machine)

@@ -1,0 +1,78 @@
+"""The allocation of a job as it is stored, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from control_plane.api.allocations import AllocationRecord, StoredDemand
+from control_plane.core.feasibility import Demand
+from control_plane.core.machine_pools import Machine
+from control_plane.core.region_index import Change, Claim, Claims
+
+
+def claims_of(record: AllocationRecord, machines: Mapping[str, Machine]) -> list[Claim]:
+    """Return what a record says about machines that the region still has."""
+    demands = [_demand(stored) for stored in record.demands]
+    claims = []
+    for task, name in enumerate(record.machines):
+        machine = machines.get(name) if name else None
+        if machine is None:
+            continue
+        demand = demands[record.demand_of[task] if record.demand_of else 0]
+        claims.append(Claim(task, machine, demand, record.ports.get(task)))
+    return claims
+
+
+def record_after(change: Change, claims: Claims | None) -> AllocationRecord | None:
+    """Return the record of a job after a change that is reserved and not yet settled."""
+    machines: list[str] = []
+    demands: dict[Demand, int] = {}
+    demand_of: list[int] = []
+    ports: dict[int, dict[str, int]] = {}
+    gone = {claim.task for claim in change.freed}
+    stay = [claim for claim in claims or () if claim.task not in gone]
+    for claim in (*stay, *change.claims):
+        task = claim.task
+        missing = task + 1 - len(machines)
+        if missing > 0:
+            machines.extend([""] * missing)
+            demand_of.extend([0] * missing)
+        machines[task] = claim.machine.name
+        demand_of[task] = demands.setdefault(claim.demand, len(demands))
+        if claim.ports:
+            ports[task] = claim.ports
+    if not machines:
+        return None
+    return AllocationRecord(
+        schema=1,
+        job=change.job,
+        pool=change.pool,
+        machines=machines,
+        demands=[_stored(demand) for demand in demands],
+        demand_of=demand_of if len(demands) > 1 else [],
+        ports=ports,
+    )
+
+
+def _stored(demand: Demand) -> StoredDemand:
+    return StoredDemand(
+        memory_bytes=demand.memory_bytes,
+        cpus=demand.cpus,
+        rru=demand.rru,
+        gpus=demand.gpus,
+        network_mbps=demand.network_mbps,
+        ports=demand.ports,
+        requires=tuple((p, tuple(sorted(values))) for p, values in demand.requires),
+    )
+
+
+def _demand(stored: StoredDemand) -> Demand:
+    return Demand(
+        memory_bytes=stored.memory_bytes,
+        cpus=stored.cpus,
+        rru=stored.rru,
+        gpus=stored.gpus,
+        network_mbps=stored.network_mbps,
+        ports=stored.ports,
+        requires=tuple((p, frozenset(values)) for p, values in stored.requires),
+    )

@@ -1,0 +1,248 @@
+"""Allocations on real brokers over several stores, and a fate that all these stores share."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from inventory import a_machine
+
+from agent.api import Location
+from control_plane.api.allocations import AllocationRecord, Decision
+from control_plane.api.machines import Hardware, MachineRecord, MachineState
+from control_plane.core.feasibility import Demand, Place, capacity_of
+from control_plane.core.planner import Allowance, Group, Request
+from control_plane.core.region_index import RegionIndex
+from control_plane.core.unavailability import blocking
+from control_plane.services.allocations import Allocation, Allocations
+from control_plane.services.brokers import Brokers
+from control_plane.store import Operation, Put, Store
+from control_plane.store.memory import MemoryStore
+from control_plane.store.records import ALLOCATIONS, DECISIONS, decode
+from control_plane.store.sqlite import SqliteStore
+
+GIB = 1 << 30
+SITES = ("dc1", "dc2", "dc3")
+OWN = "allocator"
+TASK = Demand(memory_bytes=GIB, cpus=1.0)
+"""Four of them fill a machine."""
+WHOLE = Demand(memory_bytes=GIB, cpus=4.0)
+HARDWARE = Hardware(cpus=4, rru=4.0, memory_bytes=5 * GIB)
+
+
+class Fate:
+    """Counts the writes of all stores of a process, and ends it at one of them."""
+
+    def __init__(self) -> None:
+        self.writes = 0
+        self.die_at, self.after = 0, False
+        self.dead = asyncio.Event()
+        self.decisions: dict[str, Decision] = {}
+        """Every decision that ever became durable."""
+
+    def note(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            if isinstance(operation, Put) and operation.key.startswith(DECISIONS):
+                decision = decode(operation.value, Decision, operation.key)
+                self.decisions[decision.transaction] = decision
+
+
+class FatedStore:
+    """A store that ends with its process: writes of a dead one never return."""
+
+    def __init__(self, inner: Store, fate: Fate) -> None:
+        self._inner, self._fate = inner, fate
+        self.fails: list[Exception] = []
+        """What the next writes raise: before anything was written …"""
+        self.fails_after: list[Exception] = []
+        """… or after everything was."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+        fate = self._fate
+        fate.writes += 1
+        dies = fate.writes == fate.die_at
+        if fate.dead.is_set() or (dies and not fate.after):
+            return await self._forever()
+        if self.fails:
+            raise self.fails.pop(0)
+        revision = await self._inner.txn(compare, operations)
+        fate.note(operations)
+        if dies:
+            return await self._forever()
+        if self.fails_after:
+            raise self.fails_after.pop(0)
+        return revision
+
+    async def _forever(self) -> int:
+        self._fate.dead.set()
+        return await asyncio.get_running_loop().create_future()
+
+
+class Process:
+    """One life of an allocator and the brokers: everything in memory is lost with it."""
+
+    def __init__(self, stores: Mapping[str, FatedStore], own: str = OWN, now: float = 1000.0):
+        self.now = now
+        self.stores = stores
+        self.store = stores[own]
+        sites = {site: stores[site] for site in SITES}
+        self.brokers = Brokers(stores[SITES[0]], lambda: self.now, sites)
+        self._made(own)
+
+    def _made(self, own: str) -> None:
+        self.index = RegionIndex()
+        self.hears = True
+        """Whether the index is told what the brokers change."""
+        self.allocations = Allocations(self.store, self.index, self.brokers, self.refresh, name=own)
+        self.brokers.listen(self._heard)
+
+    async def start(self) -> "Process":
+        await self.brokers.load()
+        await self.recover()
+        return self
+
+    async def recover(self) -> None:
+        await self.allocations.recover()
+        self.refresh(list(self.brokers.table))
+        await self.allocations.load()
+
+    def beside(self, own: str) -> "Process":
+        """Return another allocator on the same brokers."""
+        other = object.__new__(Process)
+        other.now, other.stores, other.brokers = self.now, self.stores, self.brokers
+        other.store = self.stores[own]
+        other._made(own)
+        return other
+
+    def refresh(self, machines: Iterable[str]) -> None:
+        for name in machines:
+            record = self.brokers.table.find(name)
+            if record is None:
+                self.index.remove(name)
+            else:
+                self._put(record)
+
+    def _heard(self, name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:
+        if self.hears:
+            self.refresh([name])
+
+    def _put(self, record: MachineRecord) -> None:
+        held = record.hold is not None and not self.allocations.is_taking(record.machine)
+        down = "" if record.state is MachineState.UP else "is down"
+        self.index.put(
+            record.machine,
+            capacity_of(record),
+            Place.of(record.location),
+            record.entitlement,
+            down or ("is held" if held else "") or blocking(record, self.now),
+        )
+
+    async def allocate(
+        self, request: Request, quota: int | None = None, profile: str = "web"
+    ) -> Allocation:
+        """Allocate with a quota of machines (None: no limit)."""
+        return await self.allocations.allocate(request, self.quota(request.pool, quota), profile)
+
+    def quota(self, pool: str, quota: int | None) -> Callable[[], Allowance]:
+        def left() -> Allowance:
+            return Allowance(machines=None if quota is None else quota - self.index.pool(pool).size)
+
+        return left
+
+    # -- what tests ask
+
+    def held(self) -> dict[str, str]:
+        """Return machine → entitlement, as the brokers say."""
+        return {r.machine: r.entitlement for r in self.brokers.table.records() if r.entitlement}
+
+    def where(self, job: str = "web") -> dict[int, str]:
+        claims = self.index.claims.get(job)
+        return {c.task: c.machine.name for c in claims} if claims is not None else {}
+
+    async def stored(self) -> dict[str, AllocationRecord]:
+        listing = await self.store.list_prefix(ALLOCATIONS)
+        records = [decode(e.value, AllocationRecord, e.key) for e in listing.entries]
+        return {record.job: record for record in records}
+
+    async def check(self) -> None:
+        """Assert that nothing is half done and that all sums come out (MO9, AL12)."""
+        assert self.brokers.in_doubt() == {}
+        assert all(record.hold is None for record in self.brokers.table.records())
+        held = self.held()
+        stored = await self.stored()
+        assert stored.keys() == self.index.claims.keys()
+        for job, record in stored.items():
+            there = {task: name for task, name in enumerate(record.machines) if name}
+            assert there == self.where(job)
+            assert {held.get(name) for name in there.values()} <= {record.pool}
+        for machine in self.index.machines.values():
+            assert machine.pool == held.get(machine.name, "")
+            claims = [c for job in set(machine.jobs) for c in job if c.machine is machine]
+            assert len(claims) == len(machine.jobs)
+            used = sum(c.demand.memory_bytes for c in claims)
+            assert machine.free_memory + used == machine.capacity.memory_bytes
+            assert machine.free_memory >= 0
+            cpus = sum(c.demand.rru_on(machine.capacity) for c in claims)
+            assert machine.free_rru + cpus == machine.capacity.rru
+
+
+class Region:
+    """Stores that outlive the processes on them."""
+
+    def __init__(self, folder: Path | None, machines: int = 3) -> None:
+        """Keep everything in memory if there is no folder; `machines` in each data center."""
+        self._folder = folder
+        self._memory: dict[str, MemoryStore] = {}
+        self._machines = machines
+        self.fate = Fate()
+
+    def _store(self, name: str) -> Store:
+        if self._folder is not None:
+            return SqliteStore(self._folder / name)
+        return self._memory.setdefault(name, MemoryStore())
+
+    @asynccontextmanager
+    async def process(self, *more: str) -> AsyncIterator[Process]:
+        """Run one process on all stores; at its end nothing of it lives on."""
+        async with AsyncExitStack() as stack:
+            stores = {}
+            for name in (*SITES, OWN, *more):
+                inner = await stack.enter_async_context(self._store(name))
+                stores[name] = FatedStore(inner, self.fate)
+            process = await Process(stores).start()
+            if not process.index.machines:
+                await process.brokers.add(self._inventory())
+            yield process
+
+    def _inventory(self) -> dict[str, MachineRecord]:
+        found = {}
+        for site in SITES:
+            for number in range(1, self._machines + 1):
+                name = f"{site}-{number}"
+                location = Location(datacenter=site, msb=f"msb{number}")
+                found[name] = a_machine(name, location=location, hardware=HARDWARE)
+        return found
+
+
+def a_request(
+    tasks: int | Sequence[int] = 3,
+    job: str = "web",
+    pool: str = "front",
+    demand: Demand = TASK,
+    **fields: Any,
+) -> Request:
+    indices = tuple(range(tasks)) if isinstance(tasks, int) else tuple(tasks)
+    return Request(job, pool, (Group(demand, indices),) if indices else (), **fields)
+
+
+async def settle_all() -> None:
+    """End whatever still runs in this process, as its death does."""
+    mine = asyncio.current_task()
+    others = [task for task in asyncio.all_tasks() if task is not mine]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

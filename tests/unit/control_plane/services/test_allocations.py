@@ -1,0 +1,525 @@
+"""Allocations are durable, whole, and true: on real brokers over the stores of three sites."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from allocating import SITES, TASK, WHOLE, Region, a_request, settle_all
+from msgspec.structs import replace as changed
+
+from agent.errors import Busy, Conflict, FieldError
+from control_plane.api.machines import EventKind, UnavailabilityEvent
+from control_plane.api.policy import Preference, Property, Strategy
+from control_plane.core.planner import Group, Request
+from control_plane.core.unavailability import began
+from control_plane.services.broker import FREE
+from control_plane.services.holds import Take
+
+ENGINES = ["memory", "sqlite"]
+
+
+@pytest.fixture(params=ENGINES)
+def region(request, tmp_path) -> Region:
+    return Region(tmp_path if request.param == "sqlite" else None)
+
+
+@pytest.fixture
+def small() -> Region:
+    """A region in memory, for tests of what does not depend on the engine."""
+    return Region(None)
+
+
+# -- whole and durable
+
+
+async def test_a_job_takes_machines_of_all_brokers_and_a_restart_finds_the_same(region: Region):
+    # AL1 AL2 AL10
+    async with region.process() as p:
+        got = await p.allocate(a_request(6))
+        assert got.unplaced == ()
+        assert {name[:3] for name in p.where().values()} == set(SITES)
+        assert p.held() == dict.fromkeys(sorted(set(p.where().values())), "front")
+        await p.allocate(a_request(2, "calc", "back", WHOLE))
+        await p.allocate(a_request([0, 1, 2, 5]))
+        before = p.where(), p.where("calc"), p.held()
+        await p.check()
+    for _ in range(2):
+        async with region.process() as p:
+            assert (p.where(), p.where("calc"), p.held()) == before
+            await p.check()
+            await p.allocate(a_request([0, 1, 2, 5]))
+            assert p.allocations.counts.stored == 0  # it is as it should be
+
+
+async def test_what_a_request_frees_it_can_use_itself(region: Region):  # AL4
+    async with region.process() as p:
+        await p.allocate(a_request(2, demand=WHOLE), quota=2)
+        swap = a_request([2, 3], demand=WHOLE)
+        got = await p.allocate(swap, quota=2)
+        assert got.unplaced == ()
+        assert set(p.where()) == {2, 3}
+        assert len(p.held()) == 2
+        await p.check()
+    async with region.process() as p:
+        assert set(p.where()) == {2, 3}
+        await p.check()
+
+
+async def test_a_gang_gets_all_or_nothing_and_others_what_there_is(region: Region):
+    async with region.process() as p:
+        got = await p.allocate(a_request(10, "gang", "front", WHOLE, gang=True))
+        assert (got.claims, got.unplaced) == (None, tuple(range(10)))
+        assert got.reasons[0] == "all or nothing was asked for, and 1 lack room"
+        assert p.held() == {}
+        got = await p.allocate(a_request(10, "part", "front", WHOLE))
+        assert len(p.where("part")) == 9
+        assert got.unplaced == (9,)
+        await p.check()
+
+
+async def test_a_job_that_is_gone_leaves_nothing(region: Region):
+    async with region.process() as p:
+        emptied = []
+        p.allocations.listen(emptied.extend)
+        await p.allocate(a_request(3))
+        await p.allocate(a_request(0))
+        assert await p.stored() == {}
+        assert len(emptied) == 3
+        await p.allocate(a_request(1, "other"))  # takes the decision along
+        assert (await p.store.list_prefix("decisions/")).entries == ()
+        await p.check()
+
+
+# -- a crash at every point
+
+
+async def first(p) -> None:
+    """Take machines of every broker."""
+    await p.allocate(a_request(6, demand=WHOLE))
+
+
+async def exchange(p) -> None:
+    """Free some, keep some, take some more."""
+    demand = replace(TASK, cpus=3.0)
+    await p.allocate(a_request([0, 1, 6, 7, 8], demand=demand))
+
+
+async def two_at_once(p) -> None:
+    """One takes machines while another stacks on them."""
+    wishes = [a_request(9, "x", demand=replace(TASK, cpus=2.0)), a_request(9, "y")]
+    await asyncio.gather(*(p.allocate(wish, quota=9) for wish in wishes))
+
+
+async def leave(p) -> None:
+    await p.allocate(a_request(0))
+
+
+STORY = [first, exchange, two_at_once, leave]
+
+
+async def live_and_die(region: Region, die_at: int, *, after: bool) -> bool:
+    """Return whether the story came to its end before the death."""
+    fate = region.fate
+    async with region.process() as p:
+        fate.die_at, fate.after = fate.writes + die_at, after
+
+        async def story() -> None:
+            for step in STORY:
+                await step(p)
+
+        work = asyncio.create_task(story())
+        death = asyncio.create_task(fate.dead.wait())
+        await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
+        alive = work.done()
+        if alive:
+            await work
+        await settle_all()
+        fate.die_at = 0
+        fate.dead = asyncio.Event()
+    return alive
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before-the-write", "after-the-write"])
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_crash_at_any_write_of_any_store_leaves_nothing_half_done(
+    engine: str, after: bool, tmp_path
+):  # AL12
+    die_at, ended = 0, False
+    while not ended:
+        die_at += 1
+        folder = tmp_path / str(die_at)
+        region = Region(folder if engine == "sqlite" else None)
+        ended = await live_and_die(region, die_at, after=after)
+        decided = {name for d in region.fate.decisions.values() for name in d.machines}
+        async with region.process() as p:
+            assert set(p.held()) == decided
+            await p.check()
+            for step in STORY:  # and it can all be done again
+                await step(p)
+            await p.check()
+            assert (p.where(), p.where("x") != {}, p.where("y") != {}) == ({}, True, True)
+    assert die_at > 15
+
+
+async def test_a_crash_while_recovering_is_recovered_from():  # AL12
+    for die_at in range(1, 5):
+        region = Region(None)
+        fate = region.fate
+        async with region.process() as p:
+            fate.die_at, fate.after = fate.writes + 4, True  # decided; no broker was told
+            work = asyncio.create_task(first(p))
+            await fate.dead.wait()
+            work.cancel()
+            await settle_all()
+        assert len(fate.decisions) == 1
+        fate.die_at, fate.dead = fate.writes + die_at, asyncio.Event()
+        again = asyncio.create_task(one_life(region))
+        death = asyncio.create_task(fate.dead.wait())
+        await asyncio.wait([again, death], return_when=asyncio.FIRST_COMPLETED)
+        await settle_all()
+        fate.die_at, fate.dead = 0, asyncio.Event()
+        async with region.process() as p:
+            assert len(p.held()) == 6 == len(p.where())
+            await p.check()
+
+
+async def one_life(region: Region) -> None:
+    async with region.process():
+        pass
+
+
+# -- brokers that refuse, or do not answer
+
+
+async def test_a_broker_that_is_away_in_the_second_phase_is_told_until_it_answers(small: Region):
+    # AL12
+    async with small.process() as p:
+        work = asyncio.create_task(first(p))
+        broken = p.brokers.at("dc2").table.store
+        while not small.fate.decisions:
+            await asyncio.sleep(0)
+        broken.fails = [Busy("the store cannot be used"), OSError("I/O error"), Busy("again")]
+        await asyncio.sleep(0.1)
+        assert not work.done()
+        assert len(p.held()) == 4  # the others were told
+        await work
+        assert len(p.held()) == 6
+        await p.check()
+
+
+async def test_who_stacks_on_machines_that_are_being_taken_waits_for_them(small: Region):  # MO9
+    async with small.process() as p:
+        site = p.brokers.at("dc2").table.store
+        site.fails = [Conflict("cannot write")]
+        taker = asyncio.create_task(p.allocate(a_request(3, "taker"), quota=3))
+        while not p.index.pool("front").size:
+            await asyncio.sleep(0)
+        assert p.held() == {}
+        guest = asyncio.create_task(p.allocate(a_request(3, "guest"), quota=3))
+        await asyncio.gather(taker, guest)
+        assert p.allocations.counts.conflicts >= 2  # the taker's, then that of its guest
+        assert len(p.held()) == 3
+        await p.check()
+
+
+@pytest.mark.parametrize("phase", ["prepare", "decide"])
+async def test_a_store_that_fails_before_the_decision_changes_nothing(small: Region, phase: str):
+    async with small.process() as p:
+        failing = p.brokers.at("dc3").table.store if phase == "prepare" else p.store
+        failing.fails = [Busy("the store cannot be used")]
+        with pytest.raises(Busy, match="the store cannot be used"):
+            await first(p)
+        assert (p.where(), p.held()) == ({}, {})
+        await p.check()
+        await first(p)
+        await p.check()
+
+
+async def test_a_write_with_unknown_outcome_is_looked_up(small: Region):  # AL12
+    async with small.process() as p:
+        p.store.fails_after = [Busy("the answer was lost")]
+        got = await p.allocate(a_request(3))
+        assert got.unplaced == ()
+        await p.check()
+        p.store.fails_after = [Busy("the answer was lost")]
+        await p.allocate(a_request(2))
+        await p.check()
+        p.store.fails_after = [Busy("the answer was lost")]
+        await p.allocate(a_request(0))
+        await p.allocate(a_request(3))
+        await p.check()
+
+
+async def test_holds_that_could_not_be_let_go_are_let_go_with_the_next_transaction(small: Region):
+    async with small.process() as p:
+        p.store.fails = [Busy("no")]
+        site = p.brokers.at("dc1").table.store
+        work = asyncio.create_task(first(p))
+        while len(p.brokers.in_doubt()) == 0:
+            await asyncio.sleep(0)
+        site.fails = [Busy("no")]
+        with pytest.raises(Busy):
+            await work
+        assert len(p.brokers.in_doubt()) == 1
+        await p.allocate(a_request(1, "other"))
+        assert p.brokers.in_doubt() == {}
+        await p.check()
+
+
+def maintenance(record):
+    event = UnavailabilityEvent(
+        event_id="e", kind=EventKind.MAINTENANCE, reason="new fans", start=1000.0
+    )
+    return began(record, event)
+
+
+async def goes_down(p, name: str) -> None:
+    await p.brokers.mark_down(name, "fire")
+
+
+async def is_taken(p, name: str) -> None:
+    revision = p.brokers.table.revision(name)
+    await p.brokers.assign(name, "others", "web", revision=revision)
+
+
+async def is_promised(p, name: str) -> None:
+    await p.brokers.prepare("somebody:1-1", {name: Take("others", "web")})
+
+
+async def is_planned_away(p, name: str) -> None:
+    await p.brokers.of(name).change_many([name], maintenance)
+
+
+async def is_removed(p, name: str) -> None:
+    end = UnavailabilityEvent(event_id="d", kind=EventKind.DECOMMISSION, reason="old", start=1.0)
+    await p.brokers.of(name).change_many([name], lambda record: began(record, end))
+    await p.brokers.remove(name)
+
+
+@pytest.mark.parametrize(
+    "happens", [goes_down, is_taken, is_promised, is_planned_away], ids=lambda f: f.__name__
+)
+async def test_machines_that_the_broker_does_not_give_lead_to_another_plan(small: Region, happens):
+    # AL2 AL11
+    async with small.process() as p:
+        p.hears = False  # events were missed: the index does not know
+        gone = [f"{site}-1" for site in SITES]
+        for name in gone:
+            await happens(p, name)
+        await p.allocate(a_request(6, demand=WHOLE))
+        assert not set(p.where().values()) & set(gone)
+        assert len(p.where()) == 6
+        assert not any(p.index.machines[name].pool == "front" for name in gone)
+
+
+async def test_a_machine_that_was_removed_unheard_leads_to_another_plan(small: Region):
+    async with small.process() as p:
+        p.hears = False
+        await is_removed(p, "dc1-1")
+        got = await p.allocate(a_request(9, demand=WHOLE))
+        assert len(p.where()) == 8
+        assert got.unplaced == (8,)
+        assert "dc1-1" not in p.index.machines
+
+
+# -- cancellation
+
+
+@pytest.mark.parametrize("turns", range(0, 60, 3))
+async def test_a_caller_that_gives_up_changes_nothing_for_the_others(small: Region, turns: int):
+    async with small.process() as p:
+        work = asyncio.create_task(p.allocate(a_request(6, demand=WHOLE)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await p.allocate(a_request(2, "other", demand=WHOLE))
+        await p.allocations.close()
+        assert len(p.where()) in (0, 6)
+        await p.check()
+        await p.allocate(a_request(6, demand=WHOLE))
+        assert len(p.where()) == 6
+        await p.check()
+
+
+async def test_a_failure_that_nobody_waits_for_any_more_is_noted_only(small: Region, caplog):
+    async with small.process() as p:
+        p.store.fails = [Busy("no")]
+        work = asyncio.create_task(p.allocate(a_request(3)))
+        await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await p.allocate(a_request(3))
+        assert not [r for r in caplog.records if r.levelname == "ERROR"]
+        await p.check()
+
+
+# -- the cache
+
+
+async def test_the_same_request_is_answered_from_the_cache_until_something_changes(small: Region):
+    # AL13
+    async with small.process() as p:
+        counts = p.allocations.counts
+
+        async def hits(request: Request) -> bool:
+            before = counts.hits
+            got = await p.allocate(request)
+            assert got.unplaced == ()
+            return counts.hits > before
+
+        request = a_request(3)
+        assert [await hits(request) for _ in range(3)] == [False, True, True]
+        different = [
+            a_request(4),
+            a_request(3),
+            a_request(3, demand=replace(TASK, cpus=2.0)),
+            a_request(3, gang=True),
+            Request("web", "front", (Group(TASK, (0, 1, 2), leave=p.where()[0]),)),
+            Request("web", "front", (Group(TASK, (0, 1, 2), running=False),)),
+            a_request(3, preferences=(Preference(property=Property.MSB, strategy=Strategy.PACK),)),
+        ]
+        for other in different:
+            assert not await hits(other)
+            await hits(other)  # what was left is left: this may have been the last change
+            assert await hits(other)
+        name = p.where()[0]
+        broker, loc = p.brokers.of(name), p.brokers.table.get(name).location
+        happens = [
+            lambda r: changed(r, hardware=changed(r.hardware, memory_bytes=8 << 30)),
+            lambda r: changed(r, hardware=changed(r.hardware, rru=5.0)),
+            lambda r: changed(r, hardware=changed(r.hardware, gpus=1)),
+            lambda r: changed(r, hardware=changed(r.hardware, network_mbps=1)),
+            lambda r: changed(r, hardware=changed(r.hardware, generation="skylake")),
+            lambda r: changed(r, machine_type="other"),
+            lambda r: changed(r, location=changed(loc, msb="msb9")),
+            lambda r: changed(r, location=changed(loc, rack="rack9")),
+            maintenance,
+        ]
+        last = different[-1]
+        for happening in happens:
+            assert await hits(last)
+            await broker.change_many([name], happening)
+            assert not await hits(last)
+        elsewhere = next(n for n in p.index.machines if n not in p.where().values())
+        assert await hits(last)
+        await p.brokers.of(elsewhere).change_many([elsewhere], maintenance)
+        assert await hits(last)  # no business of this job
+
+
+async def test_what_failed_is_not_answered_from_the_cache(small: Region):  # AL13
+    async with small.process() as p:
+        request = Request("web", "front", (Group(TASK, (0,), running=False),))
+        await p.allocate(request)
+        was = p.where()[0]
+        await p.brokers.mark_down(was, "fire")  # its claims are not valid any more
+        p.store.fails = [Busy("no"), Busy("no")]
+        for _ in range(2):
+            with pytest.raises(Busy):
+                await p.allocate(request)
+        await p.allocate(request)
+        assert p.where()[0] != was
+
+
+async def test_what_had_no_room_is_tried_again_when_there_is_some(small: Region):  # AL13 AL3
+    async with small.process() as p:
+        counts, request = p.allocations.counts, a_request(5, demand=WHOLE)
+        await p.allocate(request, quota=3)
+        await p.allocate(request, quota=3)  # what it took itself may have been room
+        got = await p.allocate(request, quota=3)
+        assert (counts.hits, got.unplaced) == (1, (3, 4))
+        assert any("quota of machines is used up" in reason for reason in got.reasons)
+        p.index.loosened()  # a larger quota
+        got = await p.allocate(request, quota=4)
+        assert (counts.hits, got.unplaced) == (1, (4,))
+        rest = [name for name in p.index.machines if name not in p.held()]
+        for name in rest:
+            await p.brokers.mark_down(name, "fire")
+        assert (await p.allocate(request)).unplaced == (4,)
+        await p.brokers.mark_up(rest[0])
+        assert (await p.allocate(request)).unplaced == ()
+
+
+# -- many at once
+
+
+async def test_many_at_once_on_few_machines_never_take_too_much(region: Region):  # AL11
+    async with region.process() as p:
+        wishes = [a_request(3, f"job{n}", f"pool{n % 3}") for n in range(30)]
+        async with asyncio.TaskGroup() as group:
+            for wish in wishes:
+                group.create_task(patient(p, wish))
+        await p.check()
+        placed = sum(len(p.where(wish.job)) for wish in wishes)
+        assert placed == 36  # nine machines of four tasks each, all of them in use
+        async with asyncio.TaskGroup() as group:
+            for wish in wishes[::2]:
+                group.create_task(patient(p, a_request(0, wish.job, wish.pool)))
+            for wish in wishes[1::2]:
+                group.create_task(patient(p, a_request(1, wish.job, wish.pool)))
+        await p.check()
+    async with region.process() as p:
+        await p.check()
+
+
+async def patient(p, wish: Request) -> None:
+    while True:
+        try:
+            await p.allocate(wish)
+        except Busy:
+            await asyncio.sleep(0.01)
+        else:
+            return
+
+
+async def test_busy_after_too_many_conflicts_changes_nothing(small: Region, monkeypatch):
+    async with small.process() as p:
+        await p.allocate(a_request(2))
+        before = p.where(), p.held(), await p.stored()
+
+        async def conflict(transaction, takes):
+            raise Conflict("no", errors=tuple(FieldError(field=n, reason="no") for n in takes))
+
+        monkeypatch.setattr(p.brokers, "prepare", conflict)
+        with pytest.raises(Busy, match="10 times in a row"):
+            await p.allocate(a_request(5, demand=WHOLE))
+        assert (p.where(), p.held(), await p.stored()) == before
+        monkeypatch.undo()
+        await p.check()
+
+
+async def test_two_allocators_with_one_set_of_brokers_never_get_the_same_machine(region: Region):
+    # RB12 AL19
+    async with region.process("second") as p:
+        q = p.beside("second")
+        await q.recover()
+        async with asyncio.TaskGroup() as group:
+            for n in range(4):
+                group.create_task(patient(p, a_request(2, f"a{n}", "pa", WHOLE)))
+                group.create_task(patient(q, a_request(2, f"b{n}", "pb", WHOLE)))
+        mine = {m for n in range(4) for m in p.where(f"a{n}").values()}
+        others = {m for n in range(4) for m in q.where(f"b{n}").values()}
+        assert not mine & others
+        assert mine | others == set(p.held())
+        assert {m for m, pool in p.held().items() if pool == "pa"} == mine
+        assert len(mine | others) == 9
+
+
+async def test_an_allocator_leaves_the_transactions_of_another_alone(small: Region):  # RB12
+    fate = small.fate
+    async with small.process("second") as p:
+        fate.die_at = fate.writes + 4  # held at all brokers, not decided
+        work = asyncio.create_task(first(p))
+        await fate.dead.wait()
+        fate.dead = asyncio.Event()
+        q = p.beside("second")
+        await q.recover()
+        assert len(p.brokers.in_doubt()) == 1
+        await q.allocate(a_request(2, "b", "pb", WHOLE))
+        assert len(q.where("b")) == 2
+        work.cancel()
+        await settle_all()
+    async with small.process() as p:
+        assert p.brokers.in_doubt() == {}
+        assert set(p.held().values()) == {"pb"}
+        assert p.brokers.count(FREE) == 7
