@@ -201,7 +201,7 @@ def summarize(record: JobRecord, detail: str = "") -> JobStatus:
         phase = JobPhase.STOPPING
     elif len(healthy) == len(record.tasks) == wanted == len(updated):
         phase = JobPhase.STABLE
-    elif detail or any(t.placement is None or t.retry_at for t in waiting):
+    elif detail or any(_is_stuck(t) for t in waiting):
         phase = JobPhase.WAITING
     else:
         phase = JobPhase.PROGRESSING
@@ -216,6 +216,10 @@ def summarize(record: JobRecord, detail: str = "") -> JobStatus:
         updated=len(updated),
         detail=detail,
     )
+
+
+def _is_stuck(task: TaskRecord) -> bool:
+    return task.placement is None or task.phase is TaskPhase.LOST or task.retry_at > 0
 
 
 def _in_operation(task: TaskRecord, newest: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from agent.api import ProfileState
@@ -35,10 +35,13 @@ from control_plane.core.unavailability import MOVING, blocking, leaving
 from control_plane.services.allocations import Allocations
 from control_plane.services.region import Region
 from control_plane.services.usage import TaskDirectory
+from control_plane.services.waiting import Waiting
 from control_plane.store import Store
 
-STEP = 2_000
+STEP = 1_000
 """Machines that are looked at between two turns of the event loop."""
+_RESYNC_PAUSE_S = 0.5
+"""After each of these steps, so that keeping up costs little of a large region's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,14 @@ class Allocator:
         self._clock, self._settings = region.clock, region.settings
         self._by_entitlement: dict[str, set[str]] = defaultdict(set)
         self._quotas: dict[str, Quota] | None = None
-        self._waiting: dict[str, tuple[Request, int]] = {}
-        """Job → its request and the index's gain when some of its tasks found no room."""
-        self._planned: set[str] = set()
-        """Machines with a planned event that has not ended."""
+        self.waiting = Waiting(self._priority, lambda: self.index.gain)
+        self._special: dict[str, str] = {}
+        """Machine that is lent, or has a planned event that has not ended → its pool."""
+        self._special_of: dict[str, set[str]] = defaultdict(set)
         self._timed: set[str] = set()
         """Machines whose agents are yet to answer for the first time."""
+        self._quarantined: dict[str, float] = {}
+        """Machine → until when it is kept from a profile that it did not reach."""
         self._loaded = False
         region.jobs.listen(self._job_changed)
         region.portal.table.listen(lambda *_: self._quotas_changed())
@@ -91,15 +96,24 @@ class Allocator:
             self._adopt(record)
         self._loaded = True
 
-    async def resync(self) -> None:
+    async def run(self) -> None:
+        """Make up for events that were missed, until cancelled; a large region takes minutes."""
+        while True:
+            await asyncio.sleep(self._settings.resync_s)
+            await self.resync(_RESYNC_PAUSE_S)
+
+    async def resync(self, pause_s: float = 0.0) -> None:
         """Compare the whole index with the brokers, whatever was heard or missed (AL2)."""
         for broker in list(self._broker.by_datacenter.values()):
-            for number, record in enumerate(list(broker.table.values())):
-                self._put(record)
-                if number % STEP == STEP - 1:
-                    await asyncio.sleep(0)
-        for name in [n for n in self.index.machines if self._broker.table.find(n) is None]:
-            self.index.remove(name)
+            names = list(broker.table)
+            for start in range(0, len(names), STEP):
+                self.refresh(names[start : start + STEP])
+                await asyncio.sleep(pause_s)
+        known = list(self.index.machines)
+        for start in range(0, len(known), STEP):
+            part = known[start : start + STEP]
+            self.refresh(name for name in part if self._broker.table.find(name) is None)
+            await asyncio.sleep(pause_s)
 
     def refresh(self, machines: Iterable[str]) -> None:
         """Bring some machines up to date with their brokers' records and agents."""
@@ -134,19 +148,21 @@ class Allocator:
         pool = self.pool_of(record)
         request = request_of(record, view, pool, entitlement)
         profile = self._profile(pool)
+        if self.waiting.begin(record.name):
+            self.allocations.forget_answer(record.name)
         allocation = await self.allocations.allocate(
             request, lambda: self._allowance(pool, request), profile
         )
         if allocation.unplaced:
-            self._waiting[record.name] = (request, self.index.gain)
+            self.waiting.put(record.name, request, allocation.gain)
         else:
-            self._waiting.pop(record.name, None)
+            self.waiting.drop(record.name)
         answer = Answer(allocation.claims, allocation.unplaced, allocation.reasons)
         return answer_of(record, view, answer)
 
     async def forget(self, job: str) -> None:
         """Give back everything that a job claims."""
-        self._waiting.pop(job, None)
+        self.waiting.drop(job)
         claims = self.index.claims.get(job)
         if claims is not None:
             await self.allocations.allocate(Request(job, claims.pool), Allowance)
@@ -205,18 +221,6 @@ class Allocator:
         """Return the jobs bound to an entitlement."""
         return sorted(self._by_entitlement[entitlement])
 
-    def waiting(self) -> list[str]:
-        """Return jobs of which tasks found no room, and for which there may be some now.
-
-        The most important entitlements come first (CP6).
-        """
-        found = [job for job, (_, gain) in self._waiting.items() if gain < self.index.gain]
-        return sorted(found, key=lambda job: (-self._priority(self._waiting[job][0].pool), job))
-
-    def waiting_requests(self) -> list[Request]:
-        """Return the requests of which tasks found no room."""
-        return [request for request, _ in self._waiting.values()]
-
     # -- quotas
 
     def quota(self, pool: str) -> Quota:
@@ -243,28 +247,41 @@ class Allocator:
         """Return the machines that count against a pool's quota, their RRU, and by type.
 
         Those that tasks must leave do not: their successors may come before they are empty.
+        Nor do those that are lent to it: nobody was promised them (EL4).
         """
         held = self.index.pool(pool)
         size, rru, per_type = held.size, held.rru, Counter(held.per_type)
-        for machine in self.going(pool):
-            size -= 1
-            rru -= machine.capacity.rru
-            per_type[machine.capacity.machine_type] -= 1
+        for machine, record in self._special_in(pool):
+            if record.loan is not None or leaving(record, self._clock()):
+                size -= 1
+                rru -= machine.capacity.rru
+                per_type[machine.capacity.machine_type] -= 1
         return size, rru, per_type
 
     def going(self, pool: str) -> list[Machine]:
         """Return the machines of a pool that its tasks must leave now."""
-        found = []
-        for name in self._planned:
-            machine, record = self.index.machines.get(name), self._broker.table.find(name)
-            if machine and record and machine.pool == pool and leaving(record, self._clock()):
-                found.append(machine)
-        return found
+        now = self._clock()
+        return [machine for machine, record in self._special_in(pool) if leaving(record, now)]
 
-    def look_at_clock(self) -> None:
+    def _special_in(self, pool: str) -> Iterator[tuple[Machine, MachineRecord]]:
+        for name in self._special_of.get(pool, ()):
+            machine, record = self.index.machines.get(name), self._broker.table.find(name)
+            if machine is not None and record is not None and machine.pool == pool:
+                yield machine, record
+
+    async def look_at_clock(self) -> None:
         """Take in what time alone has changed about machines."""
         timed, self._timed = self._timed, set()
-        self.refresh(timed | self._planned)
+        names = [*timed, *self._special]
+        for start in range(0, len(names), STEP):
+            self.refresh(names[start : start + STEP])
+            await asyncio.sleep(0)
+        now = self._clock()
+        over = [name for name, until in self._quarantined.items() if until <= now]
+        for name in over:
+            del self._quarantined[name]
+        if over:
+            self.index.loosened()
 
     def may_hold(self, pool: str, machine: Machine) -> bool:
         """Return whether a pool may hold such a machine at all."""
@@ -285,11 +302,11 @@ class Allocator:
 
     def _refuses(self, pool: str, request: Request) -> Callable[[Machine], str]:
         """Return the judge of single free machines: quarantines, and who comes first."""
-        profile, priority = self._profile(pool), self._priority(pool)
+        profile = self._profile(pool)
         before = [
-            (other, other_gain)
-            for job, (other, other_gain) in self._waiting.items()
-            if job != request.job and self._priority(other.pool) > priority
+            wish
+            for wish in self.waiting.ahead_of(self._priority(pool))
+            if wish.pool != pool and self._may_grow(wish.pool)
         ]
 
         def refuses(machine: Machine) -> str:
@@ -298,24 +315,22 @@ class Allocator:
                 return "is not known any more"
             if record.quarantined_profile == profile and record.quarantined_until > self._clock():
                 return f"cannot reach profile {profile}: {record.quarantine_reason}"
-            for other, gain in before:
-                if gain < self.index.gain and self._wants(other, machine):
-                    return f"kept for job {other.job}, whose entitlement has a higher priority"
+            for wish in before:
+                fits = not judge(wish.demand, machine, machine)
+                if fits and self.may_hold(wish.pool, machine):
+                    self.waiting.stands_behind(request.job)
+                    return f"kept for entitlement {wish.pool}, which has a higher priority"
             return ""
 
         return refuses
 
-    def _wants(self, request: Request, machine: Machine) -> bool:
-        """Return whether a request that waits for room could use a free machine."""
-        quota, held = self.quota(request.pool), self.index.pool(request.pool)
-        if quota.machines is not None and held.size >= quota.machines:
-            return False
-        return self.may_hold(request.pool, machine) and any(
-            not judge(group.demand, machine, machine) for group in request.groups
-        )
+    def _may_grow(self, pool: str) -> bool:
+        quota = self.quota(pool)
+        return quota.machines is None or self._held(pool)[0] < quota.machines
 
     def _quotas_changed(self) -> None:
         self._quotas = None
+        self.waiting.reorder()
         self.index.loosened()
 
     def entitlement_of(self, record: JobRecord) -> EntitlementSpec | None:
@@ -340,13 +355,21 @@ class Allocator:
     # -- keeping the index true
 
     def _put(self, record: MachineRecord) -> None:
-        if any(e.end is None and e.kind in MOVING for e in record.unavailability):
-            self._planned.add(record.machine)
-        else:
-            self._planned.discard(record.machine)
+        self._note_special(record)
+        if record.quarantined_until > self._clock():
+            self._quarantined[record.machine] = record.quarantined_until
         capacity, place = self._kinds.capacity(record), self._kinds.place(record)
         blocked = self._blocked(record)
         self.index.put(record.machine, capacity, place, record.entitlement, blocked)
+
+    def _note_special(self, record: MachineRecord) -> None:
+        planned = any(e.end is None and e.kind in MOVING for e in record.unavailability)
+        known = self._special.pop(record.machine, None)
+        if known is not None:
+            self._special_of[known].discard(record.machine)
+        if planned or record.loan is not None:
+            self._special[record.machine] = record.entitlement
+            self._special_of[record.entitlement].add(record.machine)
 
     def _blocked(self, record: MachineRecord) -> str:
         """Return why a machine takes no tasks, as a predicate.

@@ -121,6 +121,7 @@ class ControlPlane:
             group.create_task(self._dispatcher.run(epoch))
             group.create_task(self._scheduler.run(epoch))
             group.create_task(self._switcher.run())
+            group.create_task(self._allocator.run())
             group.create_task(self._keeper.run())
             group.create_task(self._health.run())
             group.create_task(self.inventory.run())

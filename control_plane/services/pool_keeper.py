@@ -14,6 +14,7 @@ from control_plane.services.region import Region
 
 log = logging.getLogger(__name__)
 _LOOK_S = 5.0
+_CLOCK_S = 1.0
 _PAUSE_S = 0.02
 """After each look, so that a flood of news costs few of them."""
 
@@ -30,6 +31,7 @@ class PoolKeeper:
         self._empty: dict[str, float] = {}
         """Machine of an entitlement without tasks → since when (time of the loop)."""
         self._wake = asyncio.Event()
+        self._looked_at = -_CLOCK_S
         allocator.allocations.listen(self._emptied)
         region.broker.listen(lambda name, *_: self._look_soon(name))
         region.portal.table.listen(lambda *_: self._wake.set())
@@ -71,8 +73,10 @@ class PoolKeeper:
             self._wake.set()
 
     async def _look(self) -> None:
-        self._allocator.look_at_clock()
         now = asyncio.get_running_loop().time()
+        if now - self._looked_at >= _CLOCK_S:
+            self._looked_at = now
+            await self._allocator.look_at_clock()
         for name, since in list(self._empty.items()):
             machine = self._index.machines.get(name)
             if machine is None or machine.pool == FREE or machine.jobs:
@@ -100,7 +104,7 @@ class PoolKeeper:
 
         Their tasks are lost already and wait for room; the free pool has a machine for them.
         """
-        pools = {request.pool for request in self._allocator.waiting_requests()}
+        pools = {request.pool for request in self._allocator.waiting.requests()}
         for pool in pools:
             quota = self._allocator.quota(pool)
             if quota.machines is None or self._index.pool(pool).size < quota.machines:
@@ -121,7 +125,7 @@ class PoolKeeper:
 
     def _has_spare(self, pool: str) -> bool:
         """Return whether the free pool has a machine for a task that waits in this one."""
-        requests = [r for r in self._allocator.waiting_requests() if r.pool == pool]
+        requests = [r for r in self._allocator.waiting.requests() if r.pool == pool]
         return any(
             not judge(group.demand, machine, machine) and self._allocator.may_hold(pool, machine)
             for request in requests

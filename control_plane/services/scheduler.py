@@ -44,6 +44,8 @@ from control_plane.store.records import retired_key
 log = logging.getLogger(__name__)
 _PAUSE_S = 0.01
 """After each round of a job, so that a flood of reports costs few rounds."""
+_GATHER_S = 0.05
+"""What makes room comes in crowds; jobs that wait for some are woken once for all of it."""
 
 
 class Scheduler:
@@ -64,6 +66,7 @@ class Scheduler:
         self._epoch = 0
         self._group: asyncio.TaskGroup | None = None
         self._wakes: dict[str, asyncio.Event] = {}
+        self._is_waking = False
         self._details: dict[str, str] = {}
         self._awaited: dict[str, set[str]] = defaultdict(set)
         """Machine → jobs that wait for their image to be brought there."""
@@ -119,8 +122,14 @@ class Scheduler:
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
-        """Wake the jobs of which tasks found no room, where there may be some now."""
-        for job in self._allocator.waiting():
+        """Wake the jobs of which tasks found no room, where there may be some in a moment."""
+        if not self._is_waking and self._group is not None and self._allocator.waiting.is_due():
+            self._is_waking = True
+            asyncio.get_running_loop().call_later(_GATHER_S, self._wake_due)
+
+    def _wake_due(self) -> None:
+        self._is_waking = False
+        for job in self._allocator.waiting.take_due():
             self._wake(job)
 
     def _machine_seen(self, name: str) -> None:
