@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from control_plane.core.planner import Group, Planning
 
 _Machines = Iterator[tuple[Bins, Machine]]
-_EXPLAINED = 20_000
-"""Machines of one pool that are judged for it."""
+_EXPLAINED = 2_000
+"""Machines of one pool that are judged for it; `twinectl job explain` judges all of them."""
 _PAUSE_AFTER = 1_000
 """Machines that are judged between two chances for others to run."""
 
@@ -26,6 +26,8 @@ def explaining(work: Planning, group: Group) -> Generator[None, None, list[str]]
     yield from _judge(work, group, _held(work), held, limits)
     reasons = list(held.reasons()) if held.machines else ["the entitlement holds no machine yet"]
     reasons += _counted(limits, "machine")
+    if held.machines >= _EXPLAINED:
+        reasons.append(f"these are {_EXPLAINED} of the entitlement's {work.pool.size} machines")
     free, limits = Tally(group.demand), Counter[str]()
     yield from _judge(work, group, _free(work, limits), free, limits)
     if not work.free.size:

@@ -43,7 +43,17 @@ class Claim(NamedTuple):
 class Claims:
     """The machines of one job's tasks, by index: one object per job, not one per task."""
 
-    __slots__ = ("_others", "_ports", "demand", "job", "machines", "pool", "reserved", "valid")
+    __slots__ = (
+        "_others",
+        "_ports",
+        "demand",
+        "job",
+        "machines",
+        "needs_usable",
+        "pool",
+        "reserved",
+        "valid",
+    )
 
     def __init__(self, job: str, pool: str) -> None:
         """Claim nothing yet."""
@@ -54,6 +64,8 @@ class Claims:
         """Of all tasks but those in `_others`."""
         self.valid = True
         """Whether the machines are as they were when they were chosen (AL13)."""
+        self.needs_usable = True
+        """Whether that includes that they take tasks: it does not matter to tasks that run."""
         self.reserved: Change | None = None
         """What is charged to machines already, but not settled."""
         self._others: dict[int, Demand] = {}
@@ -176,6 +188,7 @@ class RegionIndex:
                 blocked,
             ):
                 return
+            same = (machine.capacity, machine.place, machine.pool) == (capacity, place, pool)
             self._leave(machine)
             old, machine.capacity = machine.capacity, capacity
             machine.free_rru += exact(capacity.rru) - exact(old.rru)
@@ -187,7 +200,11 @@ class RegionIndex:
             machine.free_network += capacity.network_mbps - old.network_mbps
             machine.place, machine.blocked = place, blocked
             self._enter(machine, pool)
-            self._invalidate(machine)
+            if not same:
+                self._invalidate(machine)
+            elif blocked:
+                for claims in machine.jobs:
+                    claims.valid = claims.valid and not claims.needs_usable
 
     def block(self, name: str, blocked: str) -> None:
         """Say why a machine takes no tasks now; empty: it does."""
@@ -267,10 +284,14 @@ class RegionIndex:
         """Take in claims that were decided earlier, whether or not they would fit today."""
         with self._lock:
             known = self.claims.setdefault(job, Claims(job, pool))
+            charge, remember = self._charge, known.set
+            touched: dict[Machine, None] = {}
             for claim in claims:
-                self._charge(known, claim)
-                known.set(claim)
-                self._reshelve(claim.machine)
+                charge(known, claim)
+                remember(claim)
+                touched[claim.machine] = None
+            for machine in touched:
+                self._reshelve(machine)
 
     def reserve(self, change: Change) -> tuple[str, ...]:
         """Take the room of a plan, or nothing: then the names of machines that lack it.

@@ -37,7 +37,9 @@ from control_plane.store.records import (
 log = logging.getLogger(__name__)
 ATTEMPTS = 10
 """Plans that are made for one request before it fails as busy."""
-PAGE = 2_000
+PAGE = 500
+STEP = 2_000
+"""Tasks that are read between two turns of the event loop."""
 _CLOSE_S = 1.0
 _ASK_AGAIN_S = 1.0
 T = TypeVar("T")
@@ -151,10 +153,18 @@ class Allocations:
         after = ""
         while True:
             listing = await self._store.list_prefix(ALLOCATIONS, after, PAGE)
+            restored = 0
             for entry in listing.entries:
                 record = decode(entry.value, AllocationRecord, entry.key)
                 self._revisions[record.job] = entry.revision
-                self.index.restore(record.job, record.pool, claims_of(record, self.index.machines))
+                claims = claims_of(record, self.index.machines)
+                for start in range(0, len(claims), STEP):
+                    some = claims[start : start + STEP]
+                    self.index.restore(record.job, record.pool, some)
+                    restored += len(some)
+                    if restored >= STEP:
+                        restored = 0
+                        await asyncio.sleep(0)
             if len(listing.entries) < PAGE:
                 return
             after = listing.entries[-1].key
@@ -326,6 +336,8 @@ class Allocations:
 
     def _remember(self, request: Request, made: Plan) -> Allocation:
         claims = self.index.claims.get(request.job)
+        if claims is not None:
+            claims.needs_usable = not all(group.running for group in request.groups)
         allocation = Allocation(claims, made.unplaced, made.reasons, made.gain)
         if request.groups:
             self._results[request.job] = _Result(request, allocation)

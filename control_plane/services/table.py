@@ -292,11 +292,20 @@ class Table(Generic[T]):
 
 
 async def pages(store: Store, prefix: str) -> AsyncIterator[tuple[Entry, ...]]:
-    """Yield everything below a prefix, a thousand entries at a time."""
-    after, full = "", True
-    while full:
-        entries = (await store.list_prefix(prefix, after, PAGE)).entries
-        full = len(entries) == PAGE
-        if entries:
-            after = entries[-1].key
-            yield entries
+    """Yield everything below a prefix, a thousand entries at a time.
+
+    The next page is read while the caller is at the present one.
+    """
+    reading = asyncio.ensure_future(store.list_prefix(prefix, "", PAGE))
+    try:
+        while True:
+            entries = (await reading).entries
+            full = len(entries) == PAGE
+            if full:
+                reading = asyncio.ensure_future(store.list_prefix(prefix, entries[-1].key, PAGE))
+            if entries:
+                yield entries
+            if not full:
+                return
+    finally:
+        reading.cancel()

@@ -148,6 +148,9 @@ class TwineEngine:
         self.index = RegionIndex()
         self._kinds = Kinds()
         self._reasons: dict[str, tuple[str, ...]] = {}
+        self._down: set[str] = set()
+        self._hurt: set[str] = set()
+        """Jobs with tasks on machines that are down, until they have asked for others."""
         self._demands: dict[Demand, feasibility.Demand] = {}
 
     @property
@@ -190,8 +193,7 @@ class TwineEngine:
             made = self._demands[demand] = feasibility.Demand(
                 memory_bytes=demand.memory_bytes, rru=demand.rru, gpus=demand.gpus
             )
-        groups = (Group(made, tuple(range(tasks)), running=False),)
-        request = Request(job, entitlement, groups)
+        request = Request(job, entitlement, self._groups(job, made, tasks))
         done = await self.allocations.allocate(request, lambda: self._allowance(entitlement))
         self._reasons[job] = done.reasons
         return _Names(done.claims)
@@ -201,10 +203,28 @@ class TwineEngine:
         if claims is not None:
             await self.allocations.allocate(Request(job, claims.pool), Allowance)
 
+    def _groups(self, job: str, demand: feasibility.Demand, tasks: int) -> tuple[Group, ...]:
+        """Return what the scheduler asks: tasks of machines that are down must leave them."""
+        if job not in self._hurt:
+            return (Group(demand, tuple(range(tasks))),)
+        self._hurt.discard(job)
+        claims = self.index.claims.get(job)
+        leaving: dict[str, list[int]] = {}
+        for claim in claims or ():
+            if claim.machine.name in self._down and claim.task < tasks:
+                leaving.setdefault(claim.machine.name, []).append(claim.task)
+        moved = {task for found in leaving.values() for task in found}
+        stay = tuple(task for task in range(tasks) if task not in moved)
+        groups = [Group(demand, tuple(found), leave=name) for name, found in leaving.items()]
+        return (Group(demand, stay), *groups)
+
     async def fail(self, machine: str) -> None:
+        self._down.add(machine)
+        self._hurt.update(claims.job for claims in self.index.machines[machine].jobs)
         await self.brokers.mark_down(machine, "the bench says so")
 
     async def restore(self, machine: str) -> None:
+        self._down.discard(machine)
         await self.brokers.mark_up(machine)
 
     def explain(self, job: str) -> str:

@@ -342,8 +342,8 @@ def small_instance(seed: int) -> tuple[list[MachineRecord], list[tuple[Demand, i
 class Rates:
     """What happens in a day, in the mean; failures and such of the order that is published."""
 
-    asks: float = 288.0
-    """Unchanged requests per job: the scheduler looks at each job every five minutes."""
+    asks: float = 2880.0
+    """Unchanged requests per job: the scheduler looks at each job every 30 s (`resync_s`)."""
     resizes: float = 0.5
     """Per job."""
     changes: float = 0.1
