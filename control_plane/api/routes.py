@@ -9,6 +9,7 @@ from control_plane.api.capacity_routes import CAPACITY_ROUTES
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machine_routes import MACHINE_ROUTES
 from control_plane.api.machines import Token, TokenRequest
+from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.validate import job_relations
 
 _USER = ("user", "local")
@@ -27,6 +28,24 @@ ROUTES: tuple[Route, ...] = (
         roles=_USER,
         relations=job_relations,
         summary="Create a job, or change what is wanted of it",
+    ),
+    Route(
+        "plan_job",
+        "POST",
+        f"{_JOB}/plan",
+        request=JobSpec,
+        response=JobPlan,
+        roles=_USER,
+        relations=job_relations,
+        summary="What applying a job would do; changes nothing",
+    ),
+    Route(
+        "explain_job",
+        "GET",
+        f"{_JOB}/explanation",
+        response=JobExplanation,
+        roles=_USER,
+        summary="How many tasks of a job have a machine, and every reason why others wait",
     ),
     Route("get_job", "GET", _JOB, response=JobStatus, roles=_USER, summary="One job"),
     Route("stop_job", "DELETE", _JOB, response=JobStatus, roles=_USER, summary="Stop a job"),

@@ -79,7 +79,7 @@ class JobPlanner:
         ]
         _, _, planned = self._allocator.plan_final(record)
         held, free, kept = await self._judge_all(record)
-        limits = [r for r in planned if "machine" not in r.partition(":")[0]]
+        limits = [r for r in planned if _is_limit(r)]
         reasons = [*held.reasons(), *(_of_free(r) for r in free.reasons()), *kept]
         reasons += [r for r in limits if r not in reasons]
         if not waiting:
@@ -117,6 +117,11 @@ class JobPlanner:
                 await asyncio.sleep(0)
         words = [f"{n} free machine{'s' if n > 1 else ''}: {why}" for why, n in kept.most_common()]
         return held, free, words
+
+
+def _is_limit(reason: str) -> bool:
+    """Return whether a reason is none of the machines' own: a limit of the job, or of all."""
+    return " would get " in reason or "machine" not in reason.partition(":")[0]
 
 
 def _of_free(reason: str) -> str:

@@ -37,6 +37,7 @@ from control_plane.api.jobs import (
     task_id,
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.settings import PortalSettings
 from control_plane.core.capacity_report import Used
 from control_plane.core.region_index import RegionIndex
@@ -76,6 +77,24 @@ async def _nothing_to_release(entitlement: str) -> None:
     return None
 
 
+class CannedPlanner:
+    """Gives the answers that a test put in."""
+
+    def __init__(self) -> None:
+        self.specs: list[JobSpec] = []
+        self.planned = JobPlan(job="web", wanted=0)
+        self.explained: dict[str, JobExplanation] = {}
+
+    async def plan(self, spec: JobSpec) -> JobPlan:
+        self.specs.append(spec)
+        return self.planned
+
+    async def explain(self, name: str) -> JobExplanation:
+        if name not in self.explained:
+            raise NotFound(f"there is no job {name}")
+        return self.explained[name]
+
+
 class CannedControlPlane(ControlPlane):
     """Answers at once, as if every task started everywhere; `phase` can be overridden.
 
@@ -96,6 +115,7 @@ class CannedControlPlane(ControlPlane):
         )
         self.capacity = CapacityDesk(self.portal, sources, time.time)
         self.allocations = Allocations(store, RegionIndex(), self.brokers)
+        self.job_planner = CannedPlanner()  # type: ignore[assignment]
         self.jobs: dict[str, JobSpec] = {}
         self.phase: JobPhase = JobPhase.STABLE
         self.reason = ""

@@ -22,6 +22,8 @@ MAY_CALL: dict[str, set[str]] = {
     "fetch_image": {"host", "user", "local"},
     "list_jobs": USER,
     "apply_job": USER,
+    "plan_job": USER,
+    "explain_job": USER,
     "get_job": USER,
     "stop_job": USER,
     "job_logs": USER,

@@ -1,0 +1,127 @@
+"""`twinectl job plan` and `job explain`: what they print, and that nothing is changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from control_plane.api.plans import JobExplanation, JobPlan, PlannedTask, SpreadBin
+from control_plane.cli import main
+
+from .conftest import CannedPlanner, Region
+
+JOB = """
+name = "web"
+entitlement = "front"
+tasks = 3
+image = "sha256:{digest}"
+command = ["/bin/serve"]
+"""
+SPREAD = [
+    SpreadBin(datacenter="dc1", msb="msb1", tasks=2),
+    SpreadBin(datacenter="dc2", msb="msb3", tasks=1),
+]
+PLAN = JobPlan(
+    job="web",
+    wanted=4,
+    new_version=True,
+    staying=1,
+    placed=[
+        PlannedTask(task=1, machine="m7", datacenter="dc1", msb="msb1", taken=True),
+        PlannedTask(task=2, machine="m8", datacenter="dc2", msb="msb3", moved_from="m1\x1b[31m"),
+    ],
+    stopped=[5],
+    taken=["m7"],
+    unplaced=[3],
+    reasons=["2 machines: no free ports"],
+    spread=SPREAD,
+)
+WAITS = JobExplanation(
+    job="web",
+    wanted=40,
+    placed=37,
+    waiting=[37, 38, 39],
+    summary="37 of 40 placed; 3 wait: …",
+    reasons=[
+        "212 machines: memory: 600 MiB wanted, at most 96 MiB free",
+        "18 machines: is being taken for maintenance: new fans",
+        "12 machines: msb would get 4 tasks > 3",
+    ],
+    fitting_held=0,
+    fitting_free=2,
+    spread=SPREAD,
+)
+Ctl = Callable[..., Result]
+
+
+@pytest.fixture
+def planner(region: Region) -> CannedPlanner:
+    planner = region.control_plane.job_planner
+    assert isinstance(planner, CannedPlanner)
+    planner.planned = PLAN
+    whole = JobExplanation(job="whole", wanted=3, placed=3, spread=SPREAD)
+    planner.explained = {"web": WAITS, "whole": whole}
+    return planner
+
+
+@pytest.fixture
+def ctl(region: Region) -> Ctl:
+    def run(*arguments: str) -> Result:
+        environment = {"TWINE_ENDPOINT": f"unix:{region.socket}"}
+        return CliRunner().invoke(main, arguments, env=environment)
+
+    return run
+
+
+@pytest.fixture
+def jobfile(tmp_path: Path) -> str:
+    path = tmp_path / "web.toml"
+    path.write_text(JOB.format(digest="a" * 64))
+    return str(path)
+
+
+def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
+    ctl: Ctl, planner: CannedPlanner, region: Region, jobfile: str
+) -> None:
+    result = ctl("job", "plan", jobfile, "--set", "tasks=4")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["TASK", "MACHINE", "DATACENTER", "MSB", "WHAT", "MACHINE", "FROM"]
+    assert lines[1].split() == ["1", "m7", "dc1", "msb1", "new", "free", "pool"]
+    assert lines[2].split()[:6] == ["2", "m8", "dc2", "msb3", "moved", "from"]
+    assert "\x1b" not in result.stdout
+    assert lines[3:] == [
+        "job web: 4 tasks: 2 placed, 1 stay where they are (1 restarted in place), 1 stopped,"
+        " 1 without room; 1 machines taken from the free pool",
+        "tasks per MSB: dc1/msb1 2, dc2/msb3 1",
+        "  no room: 2 machines: no free ports",
+        "nothing was changed; `twinectl job apply` does it",
+    ]
+    assert [spec.tasks for spec in planner.specs] == [4]
+    assert region.control_plane.jobs == {}
+
+
+def test_an_explanation_names_all_reasons(ctl: Ctl, planner: CannedPlanner) -> None:
+    assert ctl("job", "explain", "web").stdout.splitlines() == [
+        "job web: 37 of 40 placed; 3 wait:",
+        *(f"  {reason}" for reason in WAITS.reasons),
+        "room for one more task now: 0 machines of the entitlement, 2 free ones",
+        "tasks per MSB: dc1/msb1 2, dc2/msb3 1",
+    ]
+    assert ctl("job", "explain", "whole").stdout.splitlines()[0] == "job whole: 3 of 3 placed"
+    missing = ctl("job", "explain", "none")
+    assert missing.exit_code == 3
+    assert "there is no job none" in missing.stderr
+
+
+def test_programs_read_both_as_json(ctl: Ctl, planner: CannedPlanner, jobfile: str) -> None:
+    plan = json.loads(ctl("job", "plan", jobfile, "-o", "json").stdout)
+    assert plan["placed"][0]["machine"] == "m7"
+    assert (plan["unplaced"], plan["taken"], plan["new_version"]) == ([3], ["m7"], True)
+    explained = json.loads(ctl("job", "explain", "web", "-o", "json").stdout)
+    assert explained["waiting"] == [37, 38, 39]
+    assert explained["reasons"] == WAITS.reasons

@@ -1,0 +1,216 @@
+"""`job plan` says what `job apply` then does; `job explain` says why tasks wait (MO8, SH5)."""
+
+import asyncio
+import itertools
+
+import pytest
+from allocating import TASK, a_request
+from fake_agents import IMAGE_2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from regions import a_region as an_index
+from regions import state
+from test_growing_and_shrinking import MIB, entitle, held, hosts, job, on, region_of
+from virtual_time import run
+from world import World
+
+from agent.api import Limits
+from agent.errors import InvalidInput, NotFound
+from control_plane.api.inventory import Drain
+from control_plane.api.plans import JobPlan
+from control_plane.api.policy import Admission, Preference, Property, Strategy
+from control_plane.core.planner import Allowance
+from control_plane.core.region_index import STEP
+from control_plane.services.allocations import Allocations
+from control_plane.store.memory import MemoryStore
+
+PLACES = ("dc1/msb1", "dc1/msb2", "dc1/msb2", "dc2/msb3", "dc2/msb4")
+MEMORY = st.sampled_from([100, 250, 400, 600])
+PREFERENCES = st.sampled_from(
+    [
+        None,
+        [],
+        [Preference(property=Property.MSB, strategy=Strategy.PACK)],
+        [Preference(property=Property.MACHINE, strategy=Strategy.EVEN, at_most=1)],
+        [Preference(property=Property.DATACENTER, strategy=Strategy.PREFER, values=["dc2"])],
+    ]
+)
+WISHES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["a", "b"]),
+            "tasks": st.integers(0, 5),
+            "memory": MEMORY,
+            "image": st.sampled_from(["", IMAGE_2]),
+            "preferences": PREFERENCES,
+            "admission": st.sampled_from(list(Admission)),
+        }
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def spec_of(wish: dict):
+    fields = {k: v for k, v in wish.items() if k not in ("memory", "image", "name", "tasks")}
+    if wish["image"]:
+        fields["image"] = wish["image"]
+    limits = Limits(memory_max_bytes=wish["memory"] * MIB)
+    return job(wish["name"], wish["tasks"], limits=limits, **fields)
+
+
+def claims(w: World, name: str) -> dict[int, str]:
+    found = w.cp._allocator.index.claims.get(name)
+    return {c.task: c.machine.name for c in found} if found is not None else {}
+
+
+async def settled(w: World) -> None:
+    """Wait until all is as it will be: tasks that find no room wait on."""
+    await asyncio.sleep(150)
+
+
+async def plan_and_apply(w: World, spec) -> None:
+    before, machines = claims(w, spec.name), set(held(w, "front"))
+    revision, index = w.store._revision, state(w.cp._allocator.index)
+    try:
+        planned = await w.cp.job_planner.plan(spec)
+    except InvalidInput as refused:
+        with pytest.raises(InvalidInput, match=str(refused)[:40]):
+            await w.cp.apply_job(spec)
+        return
+    assert (w.store._revision, state(w.cp._allocator.index)) == (revision, index)
+    await w.cp.apply_job(spec)
+    await settled(w)
+    compare(planned, before, claims(w, spec.name))
+    assert set(held(w, "front")) - machines == set(planned.taken)
+    status = await w.cp.get_job(spec.name)
+    assert status.healthy == planned.wanted - len(planned.unplaced)
+
+
+def compare(planned: JobPlan, before: dict[int, str], after: dict[int, str]) -> None:
+    expected = {t: m for t, m in before.items() if t not in planned.stopped}
+    expected |= {task.task: task.machine for task in planned.placed}
+    assert after == expected
+    assert {t.task: t.moved_from for t in planned.placed if t.moved_from} == {
+        t: before[t] for t in expected if t in before and before[t] != expected[t]
+    }
+    assert sum(b.tasks for b in planned.spread) == len(after)
+    assert planned.staying == len([t for t in after if before.get(t) == after[t]])
+
+
+@settings(deadline=None, max_examples=30)
+@given(WISHES)
+def test_a_plan_is_what_applying_then_does(wishes):  # MO8
+    async def main() -> None:
+        w = World(region_of(*PLACES), give_back_after_s=100_000)
+        async with w.running():
+            for machine in w.region.machines.values():
+                await w.cp.joined(machine.join())
+            await entitle(w, "front", 4)
+            await w.until(w.all_answer)
+            known: dict[str, dict] = {}
+            for wish in wishes:
+                # what a rolling change of size leads to depends on what is free on the way
+                wish["memory"] = known.get(wish["name"], wish)["memory"]
+                known[wish["name"]] = wish
+                await plan_and_apply(w, spec_of(wish))
+        assert w.region.broken_rules == []
+
+    run(main())
+
+
+# -- why tasks wait
+
+
+@on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3", "dc2/msb3"))
+async def test_all_reasons_are_named_at_once_and_per_group_of_machines(w: World):
+    await entitle(w, "front", 3)
+    await entitle(w, "back", 1)
+    await w.cp.apply_job(job("a", 3))
+    await w.stable("a")
+    leaves = hosts(w, "a")["a-0"]
+    await w.cp.apply_job(job("b", 3))
+    await asyncio.sleep(5)
+    explained = await w.cp.job_planner.explain("b")
+    assert (explained.wanted, explained.placed, explained.waiting) == (3, 0, [0, 1, 2])
+    assert explained.reasons == [
+        "3 machines: memory: 600 MiB wanted, at most 296 MiB free",
+        "1 free machine: the quota of machines is used up",
+    ]
+    assert explained.summary == "0 of 3 placed; 3 wait: " + ", ".join(explained.reasons)
+    assert (explained.fitting_held, explained.fitting_free) == (0, 0)
+    await w.cp.inventory.drain(Drain(machines=[leaves], reason="new fans", start_in_s=1800))
+    explained = await w.cp.job_planner.explain("b")
+    assert "1 machine: is going to be taken for maintenance: new fans" in explained.reasons
+    assert "3 machines: memory: 600 MiB wanted, at most 296 MiB free" in explained.reasons
+    explained = await w.cp.job_planner.explain("a")
+    assert (explained.summary, explained.reasons) == ("3 of 3 placed", [])
+    assert sum(b.tasks for b in explained.spread) == 3
+    with pytest.raises(NotFound):
+        await w.cp.job_planner.explain("none")
+
+
+@on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
+async def test_limits_of_preferences_and_gangs_are_reasons(w: World):
+    await entitle(w, "front", 3)
+    at_most = [Preference(property=Property.MSB, strategy=Strategy.EVEN, at_most=1)]
+    small = Limits(memory_max_bytes=100 * MIB)
+    await w.cp.apply_job(job("a", 5, limits=small, preferences=at_most))
+    await asyncio.sleep(5)
+    explained = await w.cp.job_planner.explain("a")
+    assert (explained.placed, explained.waiting) == (3, [3, 4])
+    assert any("msb would get 2 tasks > 1" in reason for reason in explained.reasons)
+    gang = Admission.GANG
+    await w.cp.apply_job(job("l", 1))
+    await w.stable("l")
+    await w.cp.apply_job(job("g", 3, admission=gang))
+    await asyncio.sleep(5)
+    explained = await w.cp.job_planner.explain("g")
+    assert explained.placed == 0
+    assert "all or nothing was asked for, and 1 lack room" in explained.summary
+
+
+# -- the largest jobs
+
+
+async def test_the_largest_job_never_keeps_others_from_their_turn():  # SH5 AL17
+    """Counted in turns of the loop, not in time: 15,000 tasks in steps of at most 500."""
+    async with MemoryStore() as store:
+        index = an_index(5, 12, 70, pool="front")
+        allocations = Allocations(store, index, NoBrokers())
+        turns, steps = 0, []
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                steps.append(sum(len(m.jobs) for m in index.machines.values()))
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        got = await allocations.allocate(a_request(15_000, demand=TASK), Allowance)
+        assert got.unplaced == ()
+        assert turns > 2 * 15_000 / STEP
+        grown = [after - before for before, after in itertools.pairwise(steps)]
+        assert max(grown) <= STEP
+        before = turns
+        assert (await allocations.allocate(a_request(15_000), Allowance)).unplaced == ()
+        assert allocations.counts.hits == 1
+        await allocations.allocate(a_request(0), Allowance)
+        assert turns - before > 15_000 / STEP
+        beside.cancel()
+        assert index.claims == {}
+
+
+class NoBrokers:
+    """Nothing is taken from anybody here."""
+
+
+@on(region_of("dc1/msb1"))
+async def test_a_job_larger_than_a_shard_is_refused(w: World):  # SH5
+    await entitle(w, "front", 1)
+    small = Limits(memory_max_bytes=1 << 20)
+    with pytest.raises(
+        InvalidInput, match="15000 tasks do not fit on the entitlement's 1 machines"
+    ):
+        await w.cp.job_planner.plan(job("a", 15_000, limits=small))
