@@ -394,13 +394,18 @@ async def test_the_same_request_is_answered_from_the_cache_until_something_chang
             lambda r: changed(r, machine_type="other"),
             lambda r: changed(r, location=changed(loc, msb="msb9")),
             lambda r: changed(r, location=changed(loc, rack="rack9")),
-            maintenance,
         ]
         last = different[-1]
         for happening in happens:
             assert await hits(last)
             await broker.change_many([name], happening)
             assert not await hits(last)
+        still = Request("web", "front", (Group(TASK, (0, 1, 2), running=False),))
+        assert [await hits(still), await hits(still)] == [False, True]
+        await p.brokers.of(name).change_many([name], maintenance)
+        assert not await hits(still)  # tasks that do not run yet go elsewhere
+        await hits(last)
+        assert await hits(last)
         elsewhere = next(n for n in p.index.machines if n not in p.where().values())
         assert await hits(last)
         await p.brokers.of(elsewhere).change_many([elsewhere], maintenance)
