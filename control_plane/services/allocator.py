@@ -30,7 +30,7 @@ from control_plane.core.planner import Allowance, Group, Request, plan, same_cla
 from control_plane.core.pools import Quota, pool_of, pool_quotas
 from control_plane.core.reconcile import View, spec_of, strays
 from control_plane.core.region_index import Change, Claim, RegionIndex
-from control_plane.core.rollout import Placed, wanted_tasks
+from control_plane.core.rollout import Placed, to_place, wanted_tasks
 from control_plane.core.unavailability import MOVING, blocking, leaving
 from control_plane.services.allocations import Allocations
 from control_plane.services.region import Region
@@ -144,6 +144,7 @@ class Allocator:
         """Return machines for all tasks that need one and can have one; durable already."""
         if not record.tasks and record.name not in self.index.claims:
             return Placed()
+        self._follow(record, view)
         entitlement = self.entitlement_of(record)
         pool = self.pool_of(record)
         request = request_of(record, view, pool, entitlement)
@@ -159,6 +160,30 @@ class Allocator:
             self.waiting.drop(record.name)
         answer = Answer(allocation.claims, allocation.unplaced, allocation.reasons)
         return answer_of(record, view, answer)
+
+    def _follow(self, record: JobRecord, view: View) -> None:
+        """Let claims follow tasks that are back where they were, after all.
+
+        Their move was allocated, but the job's record was not written; then the machine that
+        they were to leave came back.
+        """
+        claims = self.index.claims.get(record.name)
+        moving = {task.index for task in to_place(record, view)}
+        stale, true = [], []
+        for task in record.tasks if claims is not None else ():
+            if task.placement is None or task.index in moving or claims is None:
+                continue
+            claimed = claims.machines[task.index] if task.index < len(claims.machines) else None
+            if claimed is None or claimed.name == task.placement.machine:
+                continue
+            claim, machine = claims.get(task.index), self.index.machines.get(task.placement.machine)
+            if claim is not None and machine is not None and machine.pool == claims.pool:
+                stale.append(claim)
+                true.append(Claim(task.index, machine, claim.demand, task.placement.ports or None))
+        if stale and claims is not None:
+            self.index.settle(Change(record.name, claims.pool, freed=stale))
+            self.index.restore(record.name, claims.pool, true)
+            self.allocations.forget_answer(record.name)
 
     async def forget(self, job: str) -> None:
         """Give back everything that a job claims."""

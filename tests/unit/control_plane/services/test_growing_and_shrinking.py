@@ -11,7 +11,7 @@ from virtual_time import clock, run
 from world import World, a_job
 
 from agent.api import Limits, Location, TaskState
-from agent.errors import Conflict
+from agent.errors import Busy, Conflict
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke
 from control_plane.api.jobs import JobPhase, UpdatePolicy
@@ -20,6 +20,7 @@ from control_plane.api.policy import Admission, Property, Requirement
 from control_plane.api.settings import Overgrant
 from control_plane.core.unavailability import leaving
 from control_plane.services.loans import revoke_times_s
+from control_plane.store.memory import MemoryStore
 
 MIB = 1 << 20
 LARGE = Limits(memory_max_bytes=600 * MIB)
@@ -462,3 +463,44 @@ async def test_the_end_of_a_quarantine_is_noticed(w: World):  # AL3
     await asyncio.sleep(120)
     assert hosts(w, "a") == {}
     await w.stable("a", within_s=400)
+
+
+class Stubborn(MemoryStore):
+    """Refuses to write jobs for a while, once an allocation was written."""
+
+    armed = refuses = False
+
+    async def txn(self, compare, operations) -> int:
+        keys = [operation.key for operation in operations]
+        if self.refuses and any(key.startswith("jobs/") for key in keys):
+            raise Busy("the store cannot be used")
+        revision = await super().txn(compare, operations)
+        if self.armed and any(key.startswith("allocations/") for key in keys):
+            self.armed, self.refuses = False, True
+        return revision
+
+
+def test_a_move_that_was_not_written_down_is_undone_when_the_machine_is_back():  # AL12
+    async def main() -> None:
+        store = Stubborn()
+        world = World(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"), store)
+        async with world.running():
+            for machine in world.region.machines.values():
+                await world.cp.joined(machine.join())
+            await entitle(world, "front", 3)
+            await deploy(world, job("a", 1))
+            (home,) = held(world, "front")
+            store.armed = True
+            world.region.machines[home].reachable = False
+            await world.until(lambda: store.refuses)
+            world.region.machines[home].reachable = True
+            await asyncio.sleep(10)
+            store.refuses = False
+            await asyncio.sleep(60)
+            await world.stable("a")
+            (claim,) = world.cp._allocator.index.claims["a"]
+            assert hosts(world, "a") == {"a-0": claim.machine.name} == {"a-0": home}
+            assert len(world.region.machines[home].starts) == 1
+        assert world.region.broken_rules == []
+
+    run(main())
