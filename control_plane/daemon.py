@@ -7,15 +7,13 @@ is the reverse; it closes connections and files and touches no task.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from control_plane.api.machines import MachineRecord
     from control_plane.services.authority import Authority, OwnIdentity
     from control_plane.services.control_plane import ControlPlane
+    from control_plane.services.heap import heap_that_stays
     from control_plane.store import Store
 
 log = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ async def _build(
         return AgentClient(f"https://{machine.address}", context)
 
     images = ImageStore(config.state_path / "images", time.time, config.image_max_bytes)
-    with _heap_that_stays():
+    with heap_that_stays():
         control_plane = await stack.enter_async_context(
             ControlPlane(
                 store, agent_client, time.time, config.scheduler, images.find, config.portal
@@ -102,21 +101,6 @@ async def _build(
     registrar = Registrar(store, authority, control_plane, url, time.time)
     front_end = FrontEnd(control_plane, registrar, images, authority.ca_pem)
     return control_plane, front_end.app(Access(os.getuid(), config.socket_group), version())
-
-
-@contextlib.contextmanager
-def _heap_that_stays() -> Iterator[None]:
-    """Keep the garbage collector from what is loaded: it stays as long as the process.
-
-    A full pass over the index of a million machines stops the process for 100 ms (ADR 0014).
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-    gc.collect()
-    gc.freeze()
 
 
 async def _until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:

@@ -45,7 +45,8 @@ class Search:
         """Return the best machine, if one look finds it: most bins get one task of a job."""
         if self.plain and not self.offers_again and not self.demand.requires:
             for bucket in buckets:
-                machine = next(bucket.usable(), None)
+                sure = None if bucket in work.gained else self.demand
+                machine = next(bucket.usable(sure), None)
                 if machine is None:
                     continue
                 if machine in work.mine:
@@ -194,7 +195,8 @@ class Source:
             if demand.requires and not admits_any_of(demand, bucket):
                 continue
             gain, moves, barren, passed = bucket.gain, bucket.moves, True, 0
-            for machine in bucket.usable(fullest_first=work.ranking.packs_machines):
+            sure = None if bucket in work.gained else demand  # shelves do not know what it frees
+            for machine in bucket.usable(sure, fullest_first=work.ranking.packs_machines):
                 if machine in mine:
                     barren = False
                     if not search.offers_again:

@@ -11,6 +11,7 @@ Only `core.region_index` changes what is here.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -33,9 +34,32 @@ if TYPE_CHECKING:
 
 FREE = ""
 """The name of the free pool."""
-_STEPS = 8
-_EMPTY, _BLOCKED = _STEPS, _STEPS + 1
-"""Shelves 0-7 by eighths of room left; then the machines without tasks; then the unusable."""
+_CUTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+"""Shares of a machine's room between which it is on one shelf."""
+_CLASSES = len(_CUTS) + 1
+_EMPTY, _BLOCKED = _CLASSES**2, _CLASSES**2 + 1
+"""Shelves by classes of RRU and memory left; the machines without tasks; the unusable."""
+
+
+def _orders() -> dict[tuple[int, int], tuple[int, ...]]:
+    """Return, by the least classes of RRU and memory that may do, the shelves to look at."""
+    classes = range(_CLASSES)
+    by_room = sorted(
+        ((rru, memory) for rru in classes for memory in classes),
+        key=lambda c: (min(c), sum(c)),
+        reverse=True,
+    )
+    return {
+        (rru, memory): (
+            _EMPTY,
+            *(r * _CLASSES + m for r, m in by_room if r >= rru and m >= memory),
+        )
+        for rru in classes
+        for memory in classes
+    }
+
+
+_ORDERS = _orders()
 
 
 _NOWHERE = Place("", "", "", "", "")
@@ -158,7 +182,17 @@ class Bucket:
     It can be asked like a machine for the properties that they share.
     """
 
-    __slots__ = ("capacity", "gain", "misses", "moves", "place", "pool", "shelves", "size")
+    __slots__ = (
+        "capacity",
+        "gain",
+        "misses",
+        "most_memory",
+        "moves",
+        "place",
+        "pool",
+        "shelves",
+        "size",
+    )
     name = blocked = ""
 
     def __init__(self, pool: Pool, capacity: Capacity, place: Place) -> None:
@@ -167,6 +201,8 @@ class Bucket:
         self.capacity = capacity
         self.place = place
         self.size = 0
+        self.most_memory = 1
+        """Of any machine that was ever here; those of one type differ by a little."""
         self.shelves: list[list[Machine] | None] = [None] * (_BLOCKED + 1)
         self.gain = 0
         """Rises whenever a machine here gets more room or becomes usable."""
@@ -178,6 +214,8 @@ class Bucket:
     def put(self, machine: Machine) -> None:
         """Put a machine on its shelf."""
         shelf = shelf_of(machine)
+        if machine.capacity.memory_bytes > self.most_memory:
+            self.most_memory = machine.capacity.memory_bytes
         row = self.shelves[shelf]
         if row is None:
             row = self.shelves[shelf] = []
@@ -193,12 +231,24 @@ class Bucket:
             row[machine.at] = last
             last.at = machine.at
 
-    def usable(self, *, fullest_first: bool = False) -> Iterator[Machine]:
-        """Return the machines that take tasks, roughly ordered by room, while others change it."""
-        usable = self.shelves[:_BLOCKED]
-        if not fullest_first:
-            usable.reverse()
-        return chain.from_iterable(filter(None, usable))
+    def usable(
+        self, demand: Demand | None = None, *, fullest_first: bool = False
+    ) -> Iterator[Machine]:
+        """Return the machines that take tasks, most room first, while others change it.
+
+        Shelves whose machines cannot have room for the demand are left out.
+        """
+        order = _ORDERS[(0, 0) if demand is None else self._least(demand)]
+        if fullest_first:
+            order = order[::-1]
+        return chain.from_iterable(filter(None, map(self.shelves.__getitem__, order)))
+
+    def _least(self, demand: Demand) -> tuple[int, int]:
+        """Return the classes of RRU and memory below which no machine has room."""
+        capacity = self.capacity
+        rru = demand.rru_on(capacity) / capacity.rru if capacity.rru else 0.0
+        memory = demand.memory_bytes / self.most_memory
+        return bisect_right(_CUTS, rru - _ROUNDING), bisect_right(_CUTS, memory - _ROUNDING)
 
     def machines(self) -> Iterator[Machine]:
         """Yield all machines, also those that take no tasks."""
@@ -222,6 +272,7 @@ class Bucket:
 
 
 _MISSES_KEPT = 16
+_ROUNDING = 1e-5
 
 
 def shelf_of(machine: Machine) -> int:
@@ -231,10 +282,9 @@ def shelf_of(machine: Machine) -> int:
     if not machine.jobs:
         return _EMPTY
     capacity = machine.capacity
-    share = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
-    if capacity.rru:
-        share = min(share, machine.free_rru / capacity.rru)
-    return max(0, min(_STEPS - 1, int(share * _STEPS)))
+    memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
+    rru = machine.free_rru / capacity.rru if capacity.rru else 1.0
+    return bisect_right(_CUTS, rru) * _CLASSES + bisect_right(_CUTS, memory)
 
 
 Bins = tuple[str, ...]

@@ -274,7 +274,7 @@ class RegionIndex:
             for bucket in list(pool.buckets.values()) if pool is not None else ():
                 if bucket.is_hopeless(demand) or not admits_any_of(demand, bucket):
                     continue
-                for machine in bucket.usable():
+                for machine in bucket.usable(demand):
                     if not judge(demand, machine, machine):
                         yield machine
 

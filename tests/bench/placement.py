@@ -173,6 +173,7 @@ async def measure(options: argparse.Namespace) -> Figures:
     async with ENGINES[options.engine](options.dir) as engine:
         with pauses.watched():
             began = time.perf_counter()
+            await asyncio.sleep(0.01)  # what came before is not its pause
             with pauses.during("load"):
                 await engine.load()
             figures["load_s"] = round(time.perf_counter() - began, 2)
@@ -205,10 +206,12 @@ async def uncached(
 
         for first in range(0, len(fresh), at_once):
             some = fresh[first : first + at_once]
+            await asyncio.sleep(0.01)  # what came before is not its pause
             with pauses.during("uncached"):
                 rate, each = await in_lanes(lanes, some, place)
             took += each
             placing += len(some) / rate
+            await asyncio.sleep(0.01)  # what came before is not its pause
             with pauses.during("free"):
                 rate, _ = await in_lanes(lanes, [job[0] for job in some], engine.free)
             freeing += len(some) / rate
@@ -226,10 +229,12 @@ async def uncached(
 
 async def cached(engine: Any, entries: Sequence[Entry], pauses: Pauses) -> Figures:
     """Ask for all jobs as a scheduler does after a restart, then again, unchanged."""
+    await asyncio.sleep(0.01)  # what came before is not its pause
     with pauses.during("first ask"):
         first, _ = await in_lanes(64, entries, lambda job: engine.allocate(*job))
     chance = random.Random(5)
     asked = chance.choices(entries, k=50_000)
+    await asyncio.sleep(0.01)  # what came before is not its pause
     with pauses.during("cached"):
         began = time.perf_counter()
         for number, job in enumerate(asked):
@@ -251,6 +256,7 @@ async def churned(
     hits, misses, began = engine.hits, engine.misses, time.perf_counter()
     seen: Counter[str] = Counter()
     last = 0.0
+    await asyncio.sleep(0.01)  # what came before is not its pause
     with pauses.during("churn"):
         for event in churn.events(options.events):
             seen[event.kind] += 1
@@ -293,6 +299,7 @@ async def largest(engine: Any, options: argparse.Namespace, pauses: Pauses) -> F
     entitlement = entitlements_of(options.machines, options.seed)[0]
     machines = entitlement.spec.machines or 0
     tasks = min(LARGEST_JOB, machines)
+    await asyncio.sleep(0.01)  # what came before is not its pause
     with pauses.during("largest"):
         began = time.perf_counter()
         names = list(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -18,6 +17,7 @@ from control_plane.core.planner import Allowance, Group, Request
 from control_plane.core.region_index import RegionIndex
 from control_plane.services.allocations import Allocations
 from control_plane.services.brokers import Brokers
+from control_plane.services.heap import heap_that_stays
 from control_plane.store.records import ENTITLEMENTS, MACHINES, decode
 from control_plane.store.sqlite import SqliteStore
 from tests.bench.placement_floors import BestFit, Demand, Machines
@@ -169,7 +169,10 @@ class TwineEngine:
         await self._stores.__aexit__(*error)
 
     async def load(self) -> None:
-        gc.disable()  # everything that is made here stays
+        with heap_that_stays():
+            await self._load()
+
+    async def _load(self) -> None:
         self.brokers = Brokers(self._stores.own, time.time, self._stores.brokers)
         self.allocations = Allocations(self._stores.own, self.index, self.brokers, self._refresh)
         self._entitlements = await self._stores.entitlements()
@@ -182,8 +185,6 @@ class TwineEngine:
         self.brokers.listen(self._heard)
         await self.allocations.recover()
         await self.allocations.load()
-        gc.freeze()
-        gc.enable()
 
     async def allocate(
         self, job: str, entitlement: str, demand: Demand, tasks: int

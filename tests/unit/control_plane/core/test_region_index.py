@@ -1,5 +1,7 @@
 """The index: what is reserved, settled, rolled back, and what a change of a machine does."""
 
+from dataclasses import replace
+
 import pytest
 from regions import (
     FREE,
@@ -59,9 +61,9 @@ def test_buckets_that_a_requirement_excludes_are_passed_over(monkeypatch):  # AL
     seen = []
     usable = Bucket.usable
 
-    def watched(bucket, **fields):
+    def watched(bucket, *wanted, **fields):
         seen.append(bucket.place.msb)
-        return usable(bucket, **fields)
+        return usable(bucket, *wanted, **fields)
 
     monkeypatch.setattr(Bucket, "usable", watched)
     wanted = Demand(GIB, requires=((Property.MSB, frozenset({"dc2/msb3"})),))
@@ -250,7 +252,9 @@ def test_a_large_change_that_fails_late_gives_back_all_of_it():
     made = plan(index, a_request(1200), Allowance(machines=0))
     steps = index.reserving(made.change)
     next(steps)
-    allocate(index, a_request(1, "other"))
+    last = made.change.claims[-1]
+    there = replace(last.demand, requires=((Property.MACHINE, frozenset({last.machine.name})),))
+    allocate(index, a_request(1, "other", demand=there))
     assert list(steps) == [None]
     allocate(index, a_request([], "other"))
     assert state(index) == before
