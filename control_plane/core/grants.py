@@ -17,6 +17,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import EventKind, MachineRecord
@@ -226,6 +227,7 @@ class Promises:
         self._supply = supply
         self._network = Network()
         self._classes: dict[int, MachineClass] = {}
+        self._supplied: dict[int, int] = {}
         self._groups: dict[int, _Demand] = {}
         self._amounts: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self._outlets: dict[int, int] = {}
@@ -241,7 +243,7 @@ class Promises:
             if self._supply[kind] > 0:
                 node = network.node()
                 self._classes[node] = kind
-                network.arc(0, node, self._supply[kind])
+                self._supplied[node] = network.arc(0, node, self._supply[kind])
         alike: defaultdict[object, list[tuple[str, _Demand]]] = defaultdict(list)
         for pool, quota in quotas.items():
             for demand in _demands_of(quota):
@@ -274,16 +276,27 @@ class Promises:
         pool of "any type" must not use up a type that others have nothing in place of (CP7).
         Where promises are short already, no take that this allows makes it worse.
         """
-        found: set[MachineClass] = set()
+        return set(self.spare(pool))
+
+    def spare(self, pool: str) -> dict[MachineClass, int]:
+        """Return the classes of `takeable`, each with a number that may be taken at once."""
+        found: dict[MachineClass, int] = {}
         for node, amounts in self._amounts.items():
             if amounts[pool] > 0:
                 reached: dict[int, set[int]] = {}
                 for at, head, arc in self._inlets[node]:
                     if head not in reached:
                         reached[head] = self._network.reachable(head)
-                    if self._network.flow(arc) > 0 or at in reached[head]:
-                        found.add(self._classes[at])
+                    flow = self._network.flow(arc)
+                    if flow > 0 or at in reached[head]:
+                        found[self._classes[at]] = max(1, int(self._unpromised(at, node, flow)))
         return found
+
+    def _unpromised(self, at: int, node: int, flow: Amount) -> Amount:
+        """Return how many machines of a class are for this demand, or for none."""
+        kind = self._classes[at]
+        machines = flow / Fraction(kind.micro_rru) if self._groups[node].unit == "RRU" else flow
+        return machines + self._supply[kind] - self._network.flow(self._supplied[at])
 
     def shortage(self, pool: str) -> Shortage | None:
         """Return the unmet promises that this pool takes part in, or None."""

@@ -17,8 +17,9 @@ from control_plane.api.policy import Preference
 from control_plane.core.bin_order import BinOrder
 from control_plane.core.bin_source import LOOK_AHEAD, Search, Source
 from control_plane.core.explanation import explaining
-from control_plane.core.feasibility import Capacity, Demand
+from control_plane.core.feasibility import Demand
 from control_plane.core.machine_pools import FREE, Bins, Bucket, Machine, Space
+from control_plane.core.pools import micro
 from control_plane.core.preferences import DEFAULT, Ranking
 from control_plane.core.region_index import Change, Claim, Claims, RegionIndex
 
@@ -68,7 +69,9 @@ class Allowance:
     """None: any."""
     refuses: Callable[[Machine], str] | None = None
     """Why this one may not be taken, empty if it may."""
-    _taken: dict[str, int] = field(default_factory=dict)
+    unpromised: Mapping[tuple[str, str, int], int] | None = None
+    """Type, data center and millionths of RRU → how many are not promised to others (CP7)."""
+    _taken: dict[object, int] = field(default_factory=dict)
 
     @property
     def is_left(self) -> bool:
@@ -89,16 +92,24 @@ class Allowance:
             return f"the quota of {kind} machines is used up"
         if self.rru is not None and capacity.rru > self.rru + 1e-9:
             return "the quota of RRU is used up"
+        if self.unpromised:
+            key = (kind, machine.place.datacenter, micro(capacity.rru))
+            if self.unpromised.get(key, 1) <= self._taken.get(key, 0):
+                return "promised to others"
         return ""
 
-    def take(self, capacity: Capacity) -> None:
+    def take(self, machine: Machine) -> None:
         """Count a machine that is taken."""
+        capacity = machine.capacity
         if self.machines is not None:
             self.machines -= 1
         if self.rru is not None:
             self.rru -= capacity.rru
         kind = capacity.machine_type
         self._taken[kind] = self._taken.get(kind, 0) + 1
+        if self.unpromised:
+            key = (kind, machine.place.datacenter, micro(capacity.rru))
+            self._taken[key] = self._taken.get(key, 0) + 1
 
 
 @dataclass(slots=True)
@@ -292,7 +303,7 @@ class Planning:
         """Take a machine from the free pool."""
         self.taken.add(machine)
         self.change.takes.append(machine)
-        self.allowance.take(machine.capacity)
+        self.allowance.take(machine)
 
     def refuses(self, machine: Machine) -> str:
         """Return why the entitlement would not have this free machine; empty: it would."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agent.api import ProfileState
@@ -17,6 +17,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, TaskRecord
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.policy import Admission
+from control_plane.api.settings import Overgrant
 from control_plane.core.feasibility import Demand, Kinds, judge
 from control_plane.core.job_request import (
     Answer,
@@ -33,6 +34,7 @@ from control_plane.core.region_index import Change, Claim, RegionIndex
 from control_plane.core.rollout import Placed, to_place, wanted_tasks
 from control_plane.core.unavailability import MOVING, blocking, leaving
 from control_plane.services.allocations import Allocations
+from control_plane.services.promises import Limits, PromiseKeeper
 from control_plane.services.region import Region
 from control_plane.services.usage import TaskDirectory
 from control_plane.services.waiting import Waiting
@@ -77,6 +79,7 @@ class Allocator:
         """Machines whose agents are yet to answer for the first time."""
         self._quarantined: dict[str, float] = {}
         """Machine → until when it is kept from a profile that it did not reach."""
+        self._promises = PromiseKeeper(self.index, self._all_quotas, self._aside)
         self._loaded = False
         region.jobs.listen(self._job_changed)
         region.portal.table.listen(lambda *_: self._quotas_changed())
@@ -98,9 +101,11 @@ class Allocator:
 
     async def run(self) -> None:
         """Make up for events that were missed, until cancelled; a large region takes minutes."""
-        while True:
-            await asyncio.sleep(self._settings.resync_s)
-            await self.resync(_RESYNC_PAUSE_S)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._promises.run())
+            while True:
+                await asyncio.sleep(self._settings.resync_s)
+                await self.resync(_RESYNC_PAUSE_S)
 
     async def resync(self, pause_s: float = 0.0) -> None:
         """Compare the whole index with the brokers, whatever was heard or missed (AL2)."""
@@ -250,10 +255,12 @@ class Allocator:
 
     def quota(self, pool: str) -> Quota:
         """Return what a pool may hold, its reservations included."""
+        return self._all_quotas().get(pool) or Quota(machines=0)
+
+    def _all_quotas(self) -> Mapping[str, Quota]:
         if self._quotas is None:
-            specs = {record.name: record.spec for record in self._portal.table.records()}
-            self._quotas = pool_quotas(specs)
-        return self._quotas.get(pool) or Quota(machines=0)
+            self._quotas = pool_quotas(self._portal.specs())
+        return self._quotas
 
     def over_quota(self, pool: str) -> bool:
         """Return whether a pool holds more than its quota, since that was made smaller."""
@@ -276,12 +283,16 @@ class Allocator:
         """
         held = self.index.pool(pool)
         size, rru, per_type = held.size, held.rru, Counter(held.per_type)
+        for machine in self._aside(pool):
+            size -= 1
+            rru -= machine.capacity.rru
+            per_type[machine.capacity.machine_type] -= 1
+        return size, rru, per_type
+
+    def _aside(self, pool: str) -> Iterator[Machine]:
         for machine, record in self._special_in(pool):
             if record.loan is not None or leaving(record, self._clock()):
-                size -= 1
-                rru -= machine.capacity.rru
-                per_type[machine.capacity.machine_type] -= 1
-        return size, rru, per_type
+                yield machine
 
     def going(self, pool: str) -> list[Machine]:
         """Return the machines of a pool that its tasks must leave now."""
@@ -323,7 +334,14 @@ class Allocator:
             types=quota.types,
             datacenter=quota.datacenter,
             refuses=self._refuses(pool, request),
+            unpromised=self._unpromised(pool),
         )
+
+    def _unpromised(self, pool: str) -> Limits | None:
+        """Return how many free machines of which kind others were not promised."""
+        if self._portal.settings.overgrant is Overgrant.ALLOW:
+            return None  # whoever comes first gets machines
+        return self._promises.limits(pool)
 
     def _refuses(self, pool: str, request: Request) -> Callable[[Machine], str]:
         """Return the judge of single free machines: quarantines, and who comes first."""
@@ -392,7 +410,10 @@ class Allocator:
         known = self._special.pop(record.machine, None)
         if known is not None:
             self._special_of[known].discard(record.machine)
-        if planned or record.loan is not None:
+        special = planned or record.loan is not None
+        if special or known is not None:
+            self._promises.outdated()
+        if special:
             self._special[record.machine] = record.entitlement
             self._special_of[record.entitlement].add(record.machine)
 

@@ -199,6 +199,32 @@ async def test_a_job_that_grows_wildly_cannot_take_what_others_were_promised(w: 
     await deploy(w, job("c", 1, "back"))
 
 
+async def of_type(w: World, machine_type: str, *names: str) -> None:
+    for name in names:
+        change = lambda record: replace(record, machine_type=machine_type)  # noqa: E731
+        await w.cp._broker.of(name).change_many([name], change)
+
+
+@on(region_of("dc1/msb1", "dc1/msb1", "dc1/msb2", "dc1/msb3"))
+async def test_who_may_have_any_type_leaves_others_the_one_that_they_need(w: World):  # CP7
+    await of_type(w, "plain", "m1", "m2")
+    await of_type(w, "rare", "m3", "m4")
+    await entitle(w, "front", 3)
+    await entitle(w, "back", None, per_type={"rare": 1})
+    await deploy(w, job("a", 3))  # spread wants m1, m3 and m4, all at once
+    kinds = sorted(w.cp._broker.table.get(m).machine_type for m in held(w, "front"))
+    assert kinds == ["plain", "plain", "rare"]
+    await entitle(w, "front", 2)
+    await entitle(w, "third", 1)
+    await w.cp.apply_job(job("c", 1, "third"))
+    await asyncio.sleep(30)
+    explained = await w.cp.job_planner.explain("c")
+    assert explained.reasons == ["1 free machine: promised to others"]
+    await deploy(w, job("b", 1, "back"))
+    await w.cp.apply_job(job("a", 2))
+    await w.stable("c")
+
+
 @on(region_of("dc1/msb1", "dc1/msb2"))
 async def test_higher_priority_goes_first_when_there_are_too_few_machines(w: World):  # CP6
     portal = w.cp._portal
