@@ -258,7 +258,7 @@ class Allocations:
             claims = self.index.claims.get(request.job)
             if claims is not None:
                 claims.valid = True  # what changes from here on makes it false again
-            made = await self._in_steps(planning(self.index, request, allowance()))
+            made = await self.in_steps(planning(self.index, request, allowance()))
             change = made.change
             if change.is_empty:
                 return self._remember(request, made)
@@ -283,7 +283,7 @@ class Allocations:
             self._takers.setdefault(machine, done)
         is_decided = False
         try:
-            if await self._in_steps(self.index.reserving(change)):
+            if await self.in_steps(self.index.reserving(change)):
                 return False
             transaction = await self._decide_after(before_us, change, profile)
             if transaction is None:
@@ -295,7 +295,7 @@ class Allocations:
             except BaseException:
                 self.index.settle(change)
                 raise
-            emptied = await self._in_steps(self.index.settling(change))
+            emptied = await self.in_steps(self.index.settling(change))
         finally:
             for machine in change.takes:
                 if self._takers.get(machine) is done:
@@ -333,7 +333,7 @@ class Allocations:
         found = self.index.machines.get(machine)
         return found is not None and found in self._takers
 
-    async def _in_steps(self, work: Generator[None, None, T]) -> T:
+    async def in_steps(self, work: Generator[None, None, T]) -> T:
         """Run a generator to its end, letting others run between its steps."""
         while True:
             began = time.perf_counter()

@@ -27,7 +27,7 @@ from control_plane.core.job_request import (
     request_of,
 )
 from control_plane.core.machine_pools import Machine
-from control_plane.core.planner import Allowance, Group, Request, plan, same_claim
+from control_plane.core.planner import Allowance, Group, Request, plan, planning, same_claim
 from control_plane.core.pools import Quota, pool_of, pool_quotas
 from control_plane.core.reconcile import View, spec_of, strays
 from control_plane.core.region_index import Change, Claim, RegionIndex
@@ -223,10 +223,13 @@ class Allocator:
                 return Target(claim.machine.name, is_taken=taken)
         return Target("", reasons=made.reasons)
 
-    def plan_final(self, record: JobRecord) -> tuple[Change, tuple[int, ...], tuple[str, ...]]:
+    async def plan_final(
+        self, record: JobRecord
+    ) -> tuple[Change, tuple[int, ...], tuple[str, ...]]:
         """Return what a job will have changed once it is as its record wants it.
 
-        That is the change, the tasks without a machine, and why. Changes nothing.
+        That is the change, the tasks without a machine, and why. Changes nothing, and lets
+        others run meanwhile.
         """
         entitlement, pool = self.entitlement_of(record), self.pool_of(record)
         tasks = tuple(range(wanted_tasks(record)))
@@ -234,7 +237,8 @@ class Allocator:
         preferences = preferences_of(record.spec, entitlement)
         gang = record.spec.admission is Admission.GANG
         request = Request(record.name, pool, groups, preferences, gang)
-        made = plan(self.index, request, self._allowance(pool, request))
+        steps = planning(self.index, request, self._allowance(pool, request))
+        made = await self.allocations.in_steps(steps)
         return made.change, made.unplaced, made.reasons
 
     def allowance(self, record: JobRecord) -> Allowance:

@@ -32,7 +32,7 @@ class JobPlanner:
         """Return what applying a job would lead to; refuses what applying refuses."""
         known = self._jobs.find(spec.name)
         record = await self._control.apply(spec, dry_run=True)
-        change, unplaced, reasons = self._allocator.plan_final(record)
+        change, unplaced, reasons = await self._allocator.plan_final(record)
         claims = self._index.claims.get(spec.name)
         now = {c.task: c.machine for c in claims or ()}
         after = dict(now)
@@ -77,7 +77,7 @@ class JobPlanner:
             for task in record.tasks
             if task.index < wanted and (task.placement is None or task.phase == "lost")
         ]
-        _, _, planned = self._allocator.plan_final(record)
+        _, _, planned = await self._allocator.plan_final(record)
         held, free, kept = await self._judge_all(record)
         limits = [r for r in planned if _is_limit(r)]
         reasons = [*held.reasons(), *(_of_free(r) for r in free.reasons()), *kept]
