@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from control_plane.api.machines import MachineRecord
     from control_plane.services.authority import Authority, OwnIdentity
     from control_plane.services.control_plane import ControlPlane
-    from control_plane.services.heap import heap_that_stays
     from control_plane.store import Store
 
 log = logging.getLogger(__name__)
@@ -82,6 +81,7 @@ async def _build(
     from control_plane.server.access import Access
     from control_plane.server.frontend import FrontEnd
     from control_plane.services.control_plane import ControlPlane
+    from control_plane.services.heap import heap_that_stays
     from control_plane.services.identity import Registrar
     from control_plane.services.image_store import ImageStore
 

@@ -293,11 +293,13 @@ Bins = tuple[str, ...]
 class Pool:
     """The machines of one entitlement, or the free ones."""
 
-    __slots__ = ("_partitions", "buckets", "name", "per_type", "rru", "size")
+    __slots__ = ("_partitions", "buckets", "gain", "name", "per_type", "rru", "size")
 
     def __init__(self, name: str) -> None:
         """Hold nothing yet."""
         self.name = name
+        self.gain = 0
+        """Rises whenever a machine here gets more room or becomes usable."""
         self.size = 0
         self.rru = 0.0
         self.per_type: Counter[str] = Counter()

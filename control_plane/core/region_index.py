@@ -165,13 +165,14 @@ class RegionIndex:
             found = self.pools[name] = Pool(name)
         return found
 
+    def gains(self, pool: str) -> tuple[int, int]:
+        """Return what rises whenever a request in this pool may find more room than before."""
+        return self.pool(pool).gain, self.pools[FREE].gain
+
     # -- machines
 
     def put(self, name: str, capacity: Capacity, place: Place, pool: str, blocked: str) -> None:
-        """Add a machine or take in what changed about it; results that rely on it are invalid.
-
-        Machines that are alike should share their capacity and place (`feasibility.Kinds`).
-        """
+        """Add a machine or take in what changed about it; results that rely on it are invalid."""
         with self._lock:
             machine = self.machines.get(name)
             if name in self._taking:
@@ -234,7 +235,8 @@ class RegionIndex:
         pool.count(machine, 1)
         bucket.size += 1
         bucket.put(machine)
-        self._gained(bucket)
+        if not machine.blocked:
+            self._gained(bucket)
 
     def _leave(self, machine: Machine) -> None:
         bucket = machine.bucket
@@ -246,6 +248,7 @@ class RegionIndex:
 
     def _gained(self, bucket: Bucket) -> None:
         bucket.gain += 1
+        bucket.pool.gain += 1
         self.gain += 1
 
     @staticmethod
@@ -284,13 +287,10 @@ class RegionIndex:
         """Take in claims that were decided earlier, whether or not they would fit today."""
         with self._lock:
             known = self.claims.setdefault(job, Claims(job, pool))
-            charge, remember = self._charge, known.set
-            touched: dict[Machine, None] = {}
-            for claim in claims:
-                charge(known, claim)
-                remember(claim)
-                touched[claim.machine] = None
-            for machine in touched:
+            for claim in (claims := list(claims)):
+                self._charge(known, claim)
+                known.set(claim)
+            for machine in dict.fromkeys(claim.machine for claim in claims):
                 self._reshelve(machine)
 
     def reserve(self, change: Change) -> tuple[str, ...]:
@@ -428,6 +428,7 @@ class RegionIndex:
 
     def loosened(self) -> None:
         """Note that more may fit than before for another reason than room: a larger quota."""
+        self.pools[FREE].gain += 1
         self.gain += 1
 
     def _is_takeable(self, machine: Machine) -> bool:

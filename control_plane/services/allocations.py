@@ -85,6 +85,8 @@ class _Result:
 
     request: Request
     allocation: Allocation
+    gains: tuple[int, int]
+    """`RegionIndex.gains` before it was planned."""
 
 
 @dataclass(slots=True)
@@ -243,7 +245,9 @@ class Allocations:
         claims = self.index.claims.get(known.request.job)
         if claims is not known.allocation.claims or (claims is not None and not claims.valid):
             return False
-        return not known.allocation.unplaced or known.allocation.gain == self.index.gain
+        if not known.allocation.unplaced:
+            return True
+        return known.gains == self.index.gains(known.request.pool)
 
     async def _allocate(
         self, request: Request, allowance: Callable[[], Allowance], profile: str
@@ -258,12 +262,11 @@ class Allocations:
             claims = self.index.claims.get(request.job)
             if claims is not None:
                 claims.valid = True  # what changes from here on makes it false again
+            gains = self.index.gains(request.pool)
             made = await self.in_steps(planning(self.index, request, allowance()))
             change = made.change
-            if change.is_empty:
-                return self._remember(request, made)
-            if await self._carry_out(change, profile):
-                return self._remember(request, made)
+            if change.is_empty or await self._carry_out(change, profile):
+                return self._remember(request, made, gains)
             self.counts.conflicts += 1
             await asyncio.sleep(0)
         raise Busy(
@@ -346,13 +349,13 @@ class Allocations:
                 self.counts.cpu_s += time.perf_counter() - began
             await asyncio.sleep(0)
 
-    def _remember(self, request: Request, made: Plan) -> Allocation:
+    def _remember(self, request: Request, made: Plan, gains: tuple[int, int]) -> Allocation:
         claims = self.index.claims.get(request.job)
         if claims is not None:
             claims.needs_usable = not all(group.running for group in request.groups)
         allocation = Allocation(claims, made.unplaced, made.reasons, made.gain)
         if request.groups:
-            self._results[request.job] = _Result(request, allocation)
+            self._results[request.job] = _Result(request, allocation, gains)
         return allocation
 
     async def _decide(self, change: Change, profile: str) -> str:

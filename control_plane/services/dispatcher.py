@@ -72,7 +72,10 @@ class Dispatcher:
         self._epoch = epoch
         async with asyncio.TaskGroup() as group:
             self._group = group
-            await asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._group = None  # news may still come while everything ends
 
     def start(self, command: Start, spec: TaskSpec) -> None:
         """Bring the image to the machine, then put the task."""

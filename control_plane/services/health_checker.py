@@ -47,11 +47,14 @@ class HealthChecker:
         """Follow all machines until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            for name in self._broker.table:
-                self._follow_soon(name)
-            while True:
-                await asyncio.sleep(_JUDGE_EVERY_S)
-                await self._judge()
+            try:
+                for name in self._broker.table:
+                    self._follow_soon(name)
+                while True:
+                    await asyncio.sleep(_JUDGE_EVERY_S)
+                    await self._judge()
+            finally:
+                self._group = None  # news may still come while everything ends
 
     def _follow_soon(self, name: str) -> None:
         record = self._broker.table.find(name)

@@ -79,9 +79,12 @@ class Scheduler:
         self._epoch = epoch
         async with asyncio.TaskGroup() as group:
             self._group = group
-            for name in self._jobs:
-                self._wake(name)
-            await asyncio.get_running_loop().create_future()
+            try:
+                for name in self._jobs:
+                    self._wake(name)
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._group = None  # news may still come while everything ends
 
     def status(self, name: str) -> JobStatus:
         """Return a job as its owner sees it."""

@@ -47,9 +47,12 @@ class Switcher:
         """Switch machines until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            for name in self._broker.table:
-                self._wake(name)
-            await asyncio.get_running_loop().create_future()
+            try:
+                for name in self._broker.table:
+                    self._wake(name)
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._group = None  # news may still come while everything ends
 
     def _wake(self, name: str) -> None:
         if name in self._wakes:
