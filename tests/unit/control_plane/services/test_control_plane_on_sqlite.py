@@ -22,7 +22,7 @@ def a_fast_region() -> Region:
 
 
 async def stable(cp: ControlPlane) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while (await cp.get_job("web")).phase is not JobPhase.STABLE:
             await asyncio.sleep(0.02)
 
