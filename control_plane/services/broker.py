@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 from msgspec.structs import replace
 
@@ -100,10 +100,6 @@ class Broker:
     def count(self, entitlement: str) -> int:
         """Return how many machines an entitlement has here."""
         return len(self._held.get(entitlement, ()))
-
-    def holders(self) -> Iterator[str]:
-        """Yield every entitlement with machines here, and `FREE`."""
-        return (name for name, machines in self._held.items() if machines)
 
     # -- coming and going
 
