@@ -24,7 +24,7 @@ LARGEST_JOB = 15_000
 MEAN_TASKS = 36
 _HEAD = 54
 _HEAD_SHARE = 0.7
-_KNEE = 8
+_KNEE = 4.9
 """Flattens the head of the power law, so that the largest has about 6 % of all."""
 _USABLE = 0.9
 """Of a machine's memory; the rest is the kernel's and the agent's."""
