@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+from operator import itemgetter
 
 from control_plane.api.allocations import AllocationRecord, StoredDemand
 from control_plane.core.feasibility import Demand
 from control_plane.core.machine_pools import Machine
 from control_plane.core.region_index import Change, Claim, Claims
+
+_TASK = itemgetter(0)
+"""Of a claim."""
 
 
 def claims_of(record: AllocationRecord, machines: Mapping[str, Machine]) -> list[Claim]:
@@ -25,35 +30,35 @@ def claims_of(record: AllocationRecord, machines: Mapping[str, Machine]) -> list
 
 def record_after(change: Change, claims: Claims | None) -> AllocationRecord | None:
     """Return the record of a job after a change that is reserved and not yet settled."""
-    machines: list[str] = []
-    demands: dict[Demand, int] = {}
-    demand_of: list[int] = []
-    ports: dict[int, dict[str, int]] = {}
-    gone = {claim.task for claim in change.freed}
-    stay = [claim for claim in claims or () if claim.task not in gone]
-    for claim in (*stay, *change.claims):
-        task = claim.task
-        missing = task + 1 - len(machines)
-        if missing > 0:
-            machines.extend([""] * missing)
-            demand_of.extend([0] * missing)
-        machines[task] = claim.machine.name
-        demand_of[task] = demands.setdefault(claim.demand, len(demands))
-        if claim.ports:
-            ports[task] = claim.ports
-    if not machines:
+    placed = change.claims
+    if claims is not None and claims.machines:
+        gone = {claim.task for claim in change.freed}
+        placed = [*(claim for claim in claims if claim.task not in gone), *placed]
+    if not placed:
         return None
+    machines = [""] * (1 + max(map(_TASK, placed)))
+    ports: dict[int, dict[str, int]] = {}
+    demands = {placed[0].demand: 0}
+    (usual,) = demands
+    others: dict[int, int] = {}
+    for task, machine, demand, named in placed:
+        machines[task] = machine.name
+        if named:
+            ports[task] = named
+        if demand is not usual and demand != usual:
+            others[task] = demands.setdefault(demand, len(demands))
     return AllocationRecord(
         schema=1,
         job=change.job,
         pool=change.pool,
         machines=machines,
         demands=[_stored(demand) for demand in demands],
-        demand_of=demand_of if len(demands) > 1 else [],
+        demand_of=[others.get(task, 0) for task in range(len(machines))] if others else [],
         ports=ports,
     )
 
 
+@lru_cache(maxsize=1024)
 def _stored(demand: Demand) -> StoredDemand:
     return StoredDemand(
         memory_bytes=demand.memory_bytes,

@@ -24,7 +24,16 @@ _PAUSE_AFTER = 2_000
 class Search:
     """For which tasks machines are searched, and what that means for all bins."""
 
-    __slots__ = ("compares", "demand", "group", "judged", "offers_again", "plain", "thorough")
+    __slots__ = (
+        "compares",
+        "demand",
+        "group",
+        "is_simple",
+        "judged",
+        "offers_again",
+        "plain",
+        "thorough",
+    )
 
     def __init__(self, work: Planning, group: Group, *, thorough: bool) -> None:
         """Search for tasks of a group; `thorough`: however many machines have to be judged."""
@@ -38,22 +47,10 @@ class Search:
         """Whether single machines of equal bins suit more or less well."""
         self.offers_again = ranking.looks_ahead or ranking.packs_machines
         """Whether machines with tasks of the job are offered before those without."""
+        self.is_simple = self.plain and not (self.offers_again or self.demand.requires)
+        """Whether the first machine of a bin that has room is the best there."""
         self.judged = 0
         """Machines that did not fit since others had a chance to run."""
-
-    def first(self, work: Planning, buckets: Sequence[Bucket]) -> Machine | None:
-        """Return the best machine, if one look finds it: most bins get one task of a job."""
-        if self.plain and not self.offers_again and not self.demand.requires:
-            for bucket in buckets:
-                sure = None if bucket in work.gained else self.demand
-                machine = next(bucket.usable(sure), None)
-                if machine is None:
-                    continue
-                if machine in work.mine:
-                    return None
-                room = work.spaces.get(machine) or machine
-                return None if judge(self.demand, machine, room) else machine
-        return None
 
 
 class Source:
@@ -165,7 +162,7 @@ class Source:
 
     def _fits(self, machine: Machine) -> bool:
         work, search = self._work, self._search
-        if judge(search.demand, machine, work.spaces.get(machine) or machine):
+        if judge(search.demand, machine, work.room(machine)):
             return False
         if search.plain:
             return True
@@ -187,7 +184,7 @@ class Source:
 
     def _own(self, buckets: Sequence[Bucket]) -> Iterator[Machine | None]:
         """Yield fitting machines of the pool on which the job has no task yet."""
-        work, search, mine, spaces = self._work, self._search, self._work.mine, self._work.spaces
+        work, search, mine = self._work, self._search, self._work.mine
         demand, plain = search.demand, search.plain
         for bucket in buckets:
             if not bucket.size or (bucket not in work.gained and bucket.is_hopeless(demand)):
@@ -202,9 +199,7 @@ class Source:
                     if not search.offers_again:
                         self.used(machine)
                 elif (
-                    not judge(demand, machine, spaces.get(machine) or machine)
-                    if plain
-                    else self._fits(machine)
+                    not judge(demand, machine, work.room(machine)) if plain else self._fits(machine)
                 ):
                     barren = False
                     yield machine
@@ -214,7 +209,7 @@ class Source:
                     work.gave_up = True
                     break
                 else:
-                    barren = barren and machine not in spaces
+                    barren = barren and machine not in work.spaces
                     passed += 1
                 if self._pauses():
                     yield None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ def _judge(
     for number, (bins, machine) in enumerate(islice(machines, _EXPLAINED)):
         if number % _PAUSE_AFTER == _PAUSE_AFTER - 1:
             yield
-        tally.add(machine, work.spaces.get(machine) or machine)
+        tally.add(machine, work.room(machine))
         full = work.ranking.is_full(bins) or work.ranking.is_single_full(machine)
         if full is not None and full.at_most is not None:
             limits[f"{full.property} would get {full.at_most + 1} tasks > {full.at_most}"] += 1
@@ -79,7 +79,7 @@ def _free(work: Planning, limits: Counter[str]) -> _Machines:
                     yield bins, machine
 
 
-def _all(partition: dict[Bins, list[Bucket]]) -> _Machines:
+def _all(partition: Mapping[Bins, Sequence[Bucket]]) -> _Machines:
     for bins, buckets in list(partition.items()):
         for bucket in buckets:
             for machine in bucket.machines():

@@ -34,32 +34,28 @@ if TYPE_CHECKING:
 
 FREE = ""
 """The name of the free pool."""
-_CUTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+_CUTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
 """Shares of a machine's room between which it is on one shelf."""
 _CLASSES = len(_CUTS) + 1
-_EMPTY, _BLOCKED = _CLASSES**2, _CLASSES**2 + 1
-"""Shelves by classes of RRU and memory left; the machines without tasks; the unusable."""
-
-
-def _orders() -> dict[tuple[int, int], tuple[int, ...]]:
-    """Return, by the least classes of RRU and memory that may do, the shelves to look at."""
-    classes = range(_CLASSES)
-    by_room = sorted(
-        ((rru, memory) for rru in classes for memory in classes),
-        key=lambda c: (min(c), sum(c)),
-        reverse=True,
+_BY_ROOM = sorted(
+    ((rru, memory) for rru in range(_CLASSES) for memory in range(_CLASSES)),
+    key=lambda c: (min(c), sum(c)),
+    reverse=True,
+)
+"""Classes of RRU and memory left, most room first."""
+_SHELF = {classes: 1 + place for place, classes in enumerate(_BY_ROOM)}
+_SHELF_OF = [[_SHELF[rru, memory] for memory in range(_CLASSES)] for rru in range(_CLASSES)]
+_EMPTY, _BLOCKED = 0, 1 + len(_BY_ROOM)
+"""Shelves are numbered as they are looked at: the machines without tasks, those with room by
+its classes, the unusable."""
+_ORDERS = {
+    (rru, memory): (
+        _EMPTY,
+        *(shelf for (r, m), shelf in _SHELF.items() if r >= rru and m >= memory),
     )
-    return {
-        (rru, memory): (
-            _EMPTY,
-            *(r * _CLASSES + m for r, m in by_room if r >= rru and m >= memory),
-        )
-        for rru in classes
-        for memory in classes
-    }
-
-
-_ORDERS = _orders()
+    for rru, memory in _BY_ROOM
+}
+"""By the least classes of RRU and memory that may do: the shelves to look at."""
 
 
 _NOWHERE = Place("", "", "", "", "")
@@ -213,9 +209,11 @@ class Bucket:
 
     def put(self, machine: Machine) -> None:
         """Put a machine on its shelf."""
-        shelf = shelf_of(machine)
         if machine.capacity.memory_bytes > self.most_memory:
             self.most_memory = machine.capacity.memory_bytes
+        self._put(machine, shelf_of(machine))
+
+    def _put(self, machine: Machine, shelf: int) -> None:
         row = self.shelves[shelf]
         if row is None:
             row = self.shelves[shelf] = []
@@ -230,6 +228,23 @@ class Bucket:
         if last is not machine:
             row[machine.at] = last
             last.at = machine.at
+
+    def reshelve(self, machine: Machine) -> None:
+        """Bring a machine to another shelf if what is left on it changed that much."""
+        shelf = shelf_of(machine)
+        if shelf != machine.shelf:
+            self.moves += 1
+            self.drop(machine)
+            self._put(machine, shelf)
+            self.moves += 1
+
+    def first(self) -> Machine | None:
+        """Return a machine with most room; one that takes no tasks if there is no other."""
+        for row in self.shelves:
+            if row:
+                for machine in row:  # another thread may just have emptied it
+                    return machine
+        return None
 
     def usable(
         self, demand: Demand | None = None, *, fullest_first: bool = False
@@ -284,10 +299,12 @@ def shelf_of(machine: Machine) -> int:
     capacity = machine.capacity
     memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
     rru = machine.free_rru / capacity.rru if capacity.rru else 1.0
-    return bisect_right(_CUTS, rru) * _CLASSES + bisect_right(_CUTS, memory)
+    return _SHELF_OF[bisect_right(_CUTS, rru)][bisect_right(_CUTS, memory)]
 
 
 Bins = tuple[str, ...]
+_SAME: dict[Bins, Bins] = {}
+"""Bins → the one object for them in all pools; a region has some thousand."""
 
 
 class Pool:
@@ -304,7 +321,7 @@ class Pool:
         self.rru = 0.0
         self.per_type: Counter[str] = Counter()
         self.buckets: dict[tuple[object, ...], Bucket] = {}
-        self._partitions: dict[tuple[Property, ...], dict[Bins, list[Bucket]]] = {}
+        self._partitions: dict[tuple[Property, ...], dict[Bins, tuple[Bucket, ...]]] = {}
 
     def bucket(self, machine: Machine) -> Bucket:
         """Return the bucket of a machine's kind and MSB; makes it if need be."""
@@ -317,15 +334,16 @@ class Pool:
             self._partitions = {}
         return found
 
-    def partition(self, properties: tuple[Property, ...]) -> dict[Bins, list[Bucket]]:
+    def partition(self, properties: tuple[Property, ...]) -> dict[Bins, tuple[Bucket, ...]]:
         """Return the buckets by the bins of properties that a bucket's machines share."""
         partitions = self._partitions  # another thread's new bucket may replace them
         found = partitions.get(properties)
         if found is None:
             found = {}
             for bucket in list(self.buckets.values()):
-                bins = tuple(bin_of(p, bucket) for p in properties)
-                found.setdefault(bins, []).append(bucket)
+                bins = tuple([bin_of(p, bucket) for p in properties])
+                bins = _SAME.setdefault(bins, bins)
+                found[bins] = (*found.get(bins, ()), bucket)
             partitions[properties] = found
         return found
 

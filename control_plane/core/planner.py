@@ -10,15 +10,15 @@ more than one as long as there is room (docs/allocation.md).
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from control_plane.api.policy import Preference
-from control_plane.core.bin_order import BinOrder
+from control_plane.core.bin_order import BinOrder, bin_order
 from control_plane.core.bin_source import LOOK_AHEAD, Search, Source
 from control_plane.core.explanation import explaining
-from control_plane.core.feasibility import Demand
-from control_plane.core.machine_pools import FREE, Bins, Bucket, Machine, Space
+from control_plane.core.feasibility import Demand, Room, judge
+from control_plane.core.machine_pools import FREE, Bins, Bucket, Machine, Pool, Space
 from control_plane.core.pools import micro
 from control_plane.core.preferences import DEFAULT, Ranking
 from control_plane.core.region_index import Change, Claim, Claims, RegionIndex
@@ -73,10 +73,11 @@ class Allowance:
     """Type, data center and millionths of RRU → how many are not promised to others (CP7)."""
     _taken: dict[object, int] = field(default_factory=dict)
 
-    @property
-    def is_left(self) -> bool:
-        """Whether any machine may be taken, as far as their number goes."""
-        return self.machines is None or self.machines > 0
+    def may_take_from(self, free: Pool) -> bool:
+        """Return whether any machine may be taken, as far as number and types go."""
+        if self.machines is not None and self.machines <= 0:
+            return False
+        return not self.types or any(free.per_type.get(kind) for kind in self.types)
 
     def lacks(self, machine: Machine) -> str:
         """Return which quota keeps another such machine out; empty: none."""
@@ -166,6 +167,9 @@ class Planning:
         self.ranking = Ranking(request.preferences)
         self.change = Change(request.job, request.pool)
         self.spaces: dict[Machine, Space] = {}
+        """What is left on machines on which the plan takes or frees something."""
+        self._lone: dict[Machine, Demand] = {}
+        """Machines that get one task so far: their space is made when somebody asks."""
         self.mine: dict[Machine, int] = {}
         self.taken: set[Machine] = set()
         self.gained: set[Bucket] = set()
@@ -222,8 +226,23 @@ class Planning:
     def _free(self, claim: Claim) -> None:
         self.change.freed.append(claim)
         self.gained.add(claim.machine.bucket)
-        space = self.spaces.setdefault(claim.machine, Space(claim.machine))
-        space.take(claim.demand, claim.machine.capacity, -1)
+        self._space(claim.machine).take(claim.demand, claim.machine.capacity, -1)
+
+    def _space(self, machine: Machine) -> Space:
+        """Return the plan's copy of what is left on a machine."""
+        space = self.spaces.get(machine)
+        if space is None:
+            space = self.spaces[machine] = Space(machine)
+            demand = self._lone.pop(machine, None)
+            if demand is not None:
+                space.take(demand, machine.capacity)
+        return space
+
+    def room(self, machine: Machine) -> Room:
+        """Return what is left on a machine, as the plan stands."""
+        if machine in self.spaces or machine in self._lone:
+            return self._space(machine)
+        return machine
 
     def place(self, group: Group, tasks: list[int]) -> Generator[None, None, list[int]]:
         """Place tasks that are alike; return those for which nothing was found."""
@@ -241,33 +260,37 @@ class Planning:
     ) -> Generator[None, None, list[int]]:
         ranking = self.ranking
         own = self.pool.partition(ranking.properties)
-        may_grow = self.allowance.is_left or self.taken
+        may_grow = self.taken or self.allowance.may_take_from(self.free)
         free = self.free.partition(ranking.properties) if may_grow else {}
-        everywhere = [(bins, 0) for bins in own]
-        everywhere += [(bins, 0 if self.taken else 1) for bins in free if bins not in own]
-        order = BinOrder(ranking, everywhere, self._tie)
+        order = bin_order(ranking, own, free, self._tie, growing=0 if self.taken else 1)
         self.mine_in = {}
         for known in self.mine if ranking.single else self.change.takes:
             self.mine_in.setdefault(known.bucket, []).append(known)
         search = Search(self, group, thorough=thorough)
         sources: dict[Bins, Source] = {}
         step = STEP // LOOK_AHEAD if ranking.looks_ahead else STEP
-        position = 0
-        while position < len(tasks) and (best := order.best()) is not None:
-            bins, growing = best
+        position = done = 0
+        while position < len(tasks) and order.best is not None:
+            if position - done >= step:
+                done = position
+                yield
+            if search.is_simple:
+                some = tasks[position : done + step]
+                position += self._place_at_sight(search.demand, some, order, own, sources)
+                if position == len(tasks) or position - done >= step or order.best is None:
+                    continue
+            bins, growing = order.best
             if ranking.capped and ranking.is_full(bins) is not None:
                 order.drop()
                 continue
             source = sources.get(bins)
-            machine = search.first(self, own.get(bins, ())) if source is None else None
-            if machine is None:
-                if source is None:
-                    buckets = own.get(bins, ()), free.get(bins, ())
-                    source = sources[bins] = Source(self, search, *buckets)
-                machine = source.take_free() if growing else source.pick()
-                if source.paused:
-                    yield
-                    continue
+            if source is None:
+                buckets = own.get(bins, ()), free.get(bins, ())
+                source = sources[bins] = Source(self, search, *buckets)
+            machine = source.take_free() if growing else source.pick()
+            if source.paused:
+                yield
+                continue
             if machine is None:
                 if not growing and bins in free:
                     order.must_grow()
@@ -275,13 +298,52 @@ class Planning:
                     order.drop()
                 continue
             self._claim(group, tasks[position], machine, bins)
-            if source is not None:
-                source.used(machine)
+            source.used(machine)
             order.placed()
             position += 1
-            if position % step == 0:
-                yield
         return tasks[position:]
+
+    def _place_at_sight(
+        self,
+        demand: Demand,
+        tasks: list[int],
+        order: BinOrder,
+        own: Mapping[Bins, Sequence[Bucket]],
+        sources: Mapping[Bins, Source],
+    ) -> int:
+        """Place tasks while the first machine of each bin will do; return how many.
+
+        That is most of the work, and so it is one loop without calls that can be left out.
+        """
+        if self._moving or demand.ports:
+            return 0
+        mine, spaces, lone = self.mine, self.spaces, self._lone
+        claims, add_bins = self.change.claims, self.ranking.add_bins
+        placed = 0
+        for task in tasks:
+            if (best := order.best) is None or (bins := best[0]) in sources:
+                break
+            machine = None
+            for bucket in own.get(bins, ()):
+                machine = bucket.first()
+                if machine is not None:
+                    break
+            if (
+                machine is None
+                or machine in mine
+                or judge(demand, machine, spaces.get(machine, machine))
+            ):
+                break
+            mine[machine] = 1
+            add_bins(bins, machine)
+            if machine in spaces:
+                spaces[machine].take(demand, machine.capacity)
+            else:
+                lone[machine] = demand
+            claims.append(Claim(task, machine, demand))
+            order.placed()
+            placed += 1
+        return placed
 
     def _claim(self, group: Group, task: int, machine: Machine, bins: Bins) -> None:
         self.mine[machine] = self.mine.get(machine, 0) + 1
@@ -292,11 +354,13 @@ class Planning:
             if moving.machine is machine:  # there is no better one
                 return
             self._free(moving)
-        space = self.spaces.get(machine)
-        if space is None:
-            space = self.spaces[machine] = Space(machine)
-        space.take(demand, machine.capacity)
-        ports = space.pick_ports(demand.ports) if demand.ports else None
+        ports = None
+        if demand.ports or machine in self.spaces or machine in self._lone:
+            space = self._space(machine)
+            space.take(demand, machine.capacity)
+            ports = space.pick_ports(demand.ports) if demand.ports else None
+        else:
+            self._lone[machine] = demand
         self.change.claims.append(Claim(task, machine, demand, ports))
 
     def take(self, machine: Machine) -> None:

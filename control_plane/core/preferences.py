@@ -20,6 +20,8 @@ DEFAULT = (
 )
 """Over MSBs first, data centers between equals (docs/adr/0007-spread-by-msb.md)."""
 
+_DEFAULT_PROPERTIES = tuple(p.property for p in DEFAULT)
+
 Score = Callable[[int, int, int], int]
 """(tasks of the job in the bin, position of the bin among `values`, how many values) → score.
 
@@ -55,12 +57,20 @@ class Ranking:
         self.improves = any(p.strategy in IMPROVING for p in self.shared)
         self.limited = any(p.at_most is not None for p in self.single)
         self.capped = any(p.at_most is not None for p in self.shared)
+        self._is_default = self.properties == _DEFAULT_PROPERTIES and all(
+            p.strategy is Strategy.EVEN and p.at_most is None for p in self.shared
+        )
         self._shared_counts: list[dict[str, int]] = [defaultdict(int) for _ in self.shared]
         self._single_counts: list[dict[str, int]] = [defaultdict(int) for _ in self.single]
         self.score_first = self._scorer(0)
         """How well bins of `properties` suit by the first preference; lower is better."""
         self.score_rest = self._rest_scorer()
         """How well they suit by the other ones."""
+
+    @property
+    def begins_evenly(self) -> bool:
+        """Whether tasks spread over MSBs, then data centers, and none is counted yet."""
+        return self._is_default and not any(self._shared_counts[0].values())
 
     def add(self, machine: Candidate, tasks: int = 1) -> None:
         """Count tasks of the job on a machine; a negative number takes them out again."""

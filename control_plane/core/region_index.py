@@ -23,7 +23,7 @@ from control_plane.core.feasibility import (
     exact,
     judge,
 )
-from control_plane.core.machine_pools import FREE, Bucket, Machine, Pool, Ports, shelf_of
+from control_plane.core.machine_pools import FREE, Bucket, Machine, Pool, Ports
 
 T = TypeVar("T")
 STEP = 500
@@ -442,8 +442,10 @@ class RegionIndex:
         machine, demand = claim.machine, claim.demand
         machine.free_rru -= demand.rru_on(machine.capacity)
         machine.free_memory -= demand.memory_bytes
-        machine.free_gpus -= demand.gpus
-        machine.free_network -= demand.network_mbps
+        if demand.gpus:
+            machine.free_gpus -= demand.gpus
+        if demand.network_mbps:
+            machine.free_network -= demand.network_mbps
         machine.jobs += (claims,)
         if claim.ports:
             if machine.ports is None:
@@ -464,12 +466,8 @@ class RegionIndex:
         self._gained(machine.bucket)
 
     def _reshelve(self, machine: Machine) -> None:
-        if shelf_of(machine) != machine.shelf and machine.at >= 0:
-            bucket = machine.bucket
-            bucket.moves += 1
-            bucket.drop(machine)
-            bucket.put(machine)
-            bucket.moves += 1
+        if machine.at >= 0:
+            machine.bucket.reshelve(machine)
 
 
 def _charged(machine: Machine) -> Iterator[Claim]:
