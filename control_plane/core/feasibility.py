@@ -135,6 +135,18 @@ class Demand:
         """Return the relative resource units that the task claims on such a machine."""
         return self.rru + self.cpus * capacity.rru_per_cpu + _TO_GRAIN - _TO_GRAIN  # `exact`
 
+    def is_no_less_than(self, other: Demand) -> bool:
+        """Return whether a machine without room for `other` has none for this one either."""
+        return (
+            self.memory_bytes >= other.memory_bytes
+            and self.rru >= other.rru
+            and self.cpus >= other.cpus
+            and self.gpus >= other.gpus
+            and self.network_mbps >= other.network_mbps
+            and len(self.ports) >= len(other.ports)
+            and (not other.requires or self.requires == other.requires)
+        )
+
 
 def exact(rru: float) -> float:
     """Return RRU as a whole multiple of 2^-20, so that sums are exact.

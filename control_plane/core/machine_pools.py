@@ -179,9 +179,10 @@ class Bucket:
     """
 
     __slots__ = (
+        "_missed_at",
+        "_misses",
         "capacity",
         "gain",
-        "misses",
         "most_memory",
         "moves",
         "place",
@@ -204,8 +205,10 @@ class Bucket:
         """Rises whenever a machine here gets more room or becomes usable."""
         self.moves = 0
         """Rises before and after a machine changes shelves: odd while it does."""
-        self.misses: dict[tuple[object, ...], int] | None = None
-        """Size of a demand → `gain` when no machine here had room for it."""
+        self._misses: list[Demand] | None = None
+        """Demands for which no machine here had room …"""
+        self._missed_at = 0
+        """… when `gain` was this."""
 
     def put(self, machine: Machine) -> None:
         """Put a machine on its shelf."""
@@ -271,8 +274,10 @@ class Bucket:
             yield from row or ()
 
     def is_hopeless(self, demand: Demand) -> bool:
-        """Return whether nothing changed for the better since this demand found no room."""
-        return self.misses is not None and self.misses.get(demand.size) == self.gain
+        """Return whether this demand or a smaller one found no room since anything got better."""
+        if self._misses is None or self._missed_at != self.gain:
+            return False
+        return any(demand.is_no_less_than(missed) for missed in self._misses)
 
     def missed(self, demand: Demand, gain: int, moves: int) -> None:
         """Remember that no machine had room while `gain` and `moves` were as given.
@@ -281,12 +286,13 @@ class Bucket:
         """
         if moves != self.moves or moves % 2:
             return
-        if self.misses is None or len(self.misses) >= _MISSES_KEPT:
-            self.misses = {}
-        self.misses[demand.size] = gain
+        if self._misses is None or self._missed_at != gain:
+            self._misses, self._missed_at = [], gain
+        kept = [missed for missed in self._misses if not missed.is_no_less_than(demand)]
+        self._misses = [demand, *kept[: _MISSES_KEPT - 1]]
 
 
-_MISSES_KEPT = 16
+_MISSES_KEPT = 8
 _ROUNDING = 1e-5
 
 

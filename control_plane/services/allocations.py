@@ -40,8 +40,8 @@ ATTEMPTS = 10
 PAGE = 500
 STEP = 2_000
 """Tasks that are read between two turns of the event loop."""
-PLANS_AT_ONCE = 8
-"""Plans that are made in one turn of the event loop, at half a millisecond each."""
+TURN_S = 0.004
+"""Computing time after which no more plans begin in one turn of the event loop."""
 _CLOSE_S = 1.0
 _ASK_AGAIN_S = 1.0
 T = TypeVar("T")
@@ -137,8 +137,8 @@ class Allocations:
         self._done: list[str] = []
         """Decisions that every broker carried out: deleted with the next write."""
         self._number = 0
-        self._plans = 0
-        """Made in this turn of the loop."""
+        self._turn_s = 0.0
+        """Computing time in this turn of the loop."""
 
     def listen(self, emptied: Callable[[list[Machine]], None]) -> None:
         """Call `emptied(machines)` when an allocation leaves machines without tasks."""
@@ -254,11 +254,8 @@ class Allocations:
     ) -> Allocation:
         self._results.pop(request.job, None)  # a failure must not leave it behind as if valid
         for _ in range(ATTEMPTS):
-            while self._plans >= PLANS_AT_ONCE:
+            while self._turn_s >= TURN_S:
                 await asyncio.sleep(0)
-            if not self._plans:
-                asyncio.get_running_loop().call_soon(self._next_turn)
-            self._plans += 1
             claims = self.index.claims.get(request.job)
             if claims is not None:
                 claims.valid = True  # what changes from here on makes it false again
@@ -275,8 +272,14 @@ class Allocations:
             hint="it is tried again",
         )
 
+    def _spent(self, seconds: float) -> None:
+        self.counts.cpu_s += seconds
+        if not self._turn_s:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._turn_s += seconds
+
     def _next_turn(self) -> None:
-        self._plans = 0
+        self._turn_s = 0.0
 
     async def _carry_out(self, change: Change, profile: str) -> bool:
         """Do what was planned, durably; return whether nobody was faster."""
@@ -346,7 +349,7 @@ class Allocations:
                 value: T = stop.value
                 return value
             finally:
-                self.counts.cpu_s += time.perf_counter() - began
+                self._spent(time.perf_counter() - began)
             await asyncio.sleep(0)
 
     def _remember(self, request: Request, made: Plan, gains: tuple[int, int]) -> Allocation:
