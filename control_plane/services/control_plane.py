@@ -18,6 +18,7 @@ from control_plane.services.agents import AgentFactory, AgentPool, Clock, FindIm
 from control_plane.services.allocator import Allocator
 from control_plane.services.brokers import Brokers
 from control_plane.services.capacity_desk import CapacityDesk, Sources
+from control_plane.services.census import Census
 from control_plane.services.discovery import Discovery
 from control_plane.services.dispatcher import Dispatcher
 from control_plane.services.fleet import Fleet
@@ -57,8 +58,11 @@ class ControlPlane:
         self._broker = Brokers(store, clock)
         self._portal = Portal(store, clock, portal)
         self._broker.listen(self._portal.supply.heard)
+        self.census = Census()
+        self._broker.listen(self.census.machine_heard)
         self.inventory = MachineDesk(self._broker, clock, self._view, self._profile_of)
         self._jobs: Table[JobRecord] = Table(store, JOBS, JobRecord, "job")
+        self._jobs.listen(self.census.job_heard)
         self._fleet = Fleet(self._broker)
         region = Region(self._broker, self._portal, self._jobs, self._fleet, settings, clock)
         self._allocator = Allocator(region, store)
