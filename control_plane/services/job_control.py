@@ -9,11 +9,12 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from agent.errors import Conflict, InvalidInput, Unprocessable
+from agent.errors import Conflict, InvalidInput
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.core.job_check import check_job, same_tasks
 from control_plane.core.region_index import RegionIndex
 from control_plane.core.shares import check_share, is_shared
+from control_plane.errors import QuotaExceeded
 from control_plane.services.agents import FindImage
 from control_plane.services.region import Region
 from control_plane.store import Store
@@ -90,7 +91,7 @@ class JobControl:
         errors = check_share(spec, known, others, specs, self._index.kinds())
         if errors:
             listed = "; ".join(error.reason for error in errors)
-            raise Unprocessable(
+            raise QuotaExceeded(
                 f"cannot apply job {spec.name!r}: {listed}",
                 hint=f"twinectl entitlement update {spec.entitlement}, or stop another job in it",
                 errors=tuple(errors),

@@ -6,8 +6,8 @@ import pytest
 from test_growing_and_shrinking import entitle, held, hosts, job, on, region_of
 from world import World
 
-from agent.errors import Unprocessable
 from control_plane.api.jobs import JobPhase
+from control_plane.errors import QuotaExceeded
 
 FIVE = region_of("dc1/msb1", "dc1/msb2", "dc2/msb3", "dc1/msb1", "dc2/msb3")
 
@@ -30,9 +30,9 @@ async def test_no_reservation_gets_at_the_share_of_another(w: World):  # MO16 CP
     await reserve(w, one=2, two=2)
     await deployed(w, job("a", 1, "one"), job("b", 1, "one"))
     for more in (job("a", 2, "one"), job("c", 1, "one")):
-        with pytest.raises(Unprocessable, match="the other jobs of 'one'"):
+        with pytest.raises(QuotaExceeded, match="the other jobs of 'one'"):
             await w.cp.apply_job(more)
-        with pytest.raises(Unprocessable, match="own quota is 2"):
+        with pytest.raises(QuotaExceeded, match="own quota is 2"):
             await w.cp.job_planner.plan(more)  # `job plan` says what `apply` would
     await deployed(w, job("d", 2, "two"), job("e", 1, "base"))  # room for everybody's own
     assert len(held(w, "base")) == 5
@@ -45,7 +45,7 @@ async def test_jobs_that_fit_a_share_alone_are_not_let_in_together(w: World):  #
     specs = [job(name, 2, "one") for name in ("a", "b", "c")]
     outcomes = await asyncio.gather(*map(w.cp.apply_job, specs), return_exceptions=True)
     failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    assert [type(failure) for failure in failed] == [Unprocessable] * 2
+    assert [type(failure) for failure in failed] == [QuotaExceeded] * 2
     assert len((await w.cp.list_jobs()).jobs) == 1
 
 
@@ -54,7 +54,7 @@ async def test_what_a_job_gives_up_another_of_its_reservation_may_have(w: World)
     await reserve(w, one=2)
     await deployed(w, job("a", 2, "one"))
     await w.cp.apply_job(job("a", 1, "one"))
-    with pytest.raises(Unprocessable):  # the second task is still there
+    with pytest.raises(QuotaExceeded):  # the second task is still there
         await w.cp.apply_job(job("b", 1, "one"))
     await w.stable("a")
     await deployed(w, job("b", 1, "one"))
@@ -74,6 +74,6 @@ async def test_a_smaller_share_ends_nothing_and_lost_tasks_come_back(w: World): 
     await w.until(lambda: broken not in hosts(w, "a").values() and len(hosts(w, "a")) == 2)
     await w.stable("a")
     await deployed(w, job("a", 2, "one", stop_timeout_s=5.0))  # a release is no growth
-    with pytest.raises(Unprocessable):
+    with pytest.raises(QuotaExceeded):
         await w.cp.apply_job(job("b", 2, "one"))
     assert (await w.cp.get_job("b")).phase is JobPhase.STABLE
