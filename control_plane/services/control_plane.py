@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -51,11 +51,15 @@ class ControlPlane:
         settings: SchedulerSettings,
         find_image: FindImage,
         portal: PortalSettings | None = None,
+        broker_stores: Mapping[str, Store] | None = None,
     ) -> None:
-        """Wire the services together; nothing is read or started yet."""
+        """Wire the services together; nothing is read or started yet.
+
+        `broker_stores` are the open stores of data centers that have one of their own (RB9).
+        """
         self._store = store
         self._pool = AgentPool(agents)
-        self._broker = Brokers(store, clock)
+        self._broker = Brokers(store, clock, broker_stores)
         self._portal = Portal(store, clock, portal)
         self._broker.listen(self._portal.supply.heard)
         self.census = Census()
