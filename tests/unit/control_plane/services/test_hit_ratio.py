@@ -6,7 +6,8 @@ machines scaled down: what counts for the ratio is how often a job is asked for 
 `resync_s`) and how often something about it or its machines changes, and both stay the same.
 Only the largest jobs are missing. Where a change leads to several changed requests of a
 scheduler, it does so here: tasks that wait are asked for in another way than those that run,
-tasks of a failed machine move at once, and a release replaces tasks one by one.
+tasks of a failed machine move at once, and a release that needs more or less than the last
+replaces tasks one by one. Other releases ask for nothing new (the second test).
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from allocating import Process, Region
+from fake_agents import IMAGE_2
+from world import World, a_job, scenario
 
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.core.feasibility import Demand
@@ -158,3 +161,18 @@ def test_of_a_day_of_production_like_churn_the_cache_answers_over_99_percent(): 
             check(process.index)
 
     asyncio.run(main())
+
+
+@scenario()
+async def test_a_release_that_needs_the_same_is_known_to_the_cache(w: World):  # AL13 AL14
+    await w.deployed()
+    await asyncio.sleep(60)
+    before = w.alive()
+    counts = w.cp.allocations.counts
+    counts.hits = counts.misses = 0
+    await w.cp.apply_job(a_job(image=IMAGE_2))
+    await w.stable(within_s=600)
+    assert {s.image for m in w.region.machines.values() for s in m.tasks.values()} == {IMAGE_2}
+    assert w.alive() == before
+    assert counts.hits > 6
+    assert counts.misses == 0
