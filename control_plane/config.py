@@ -6,6 +6,7 @@ the command line override the file. All errors of a file are reported at once.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import tomllib
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Name
-from agent.errors import ConfigError, InvalidInput
+from agent.errors import ConfigError, FieldError, InvalidInput
 from agent.wire.violations import violations
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 
@@ -47,6 +48,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     leaves time to renew."""
     image_max_bytes: Annotated[int, Meta(ge=1)] = 16 << 30
     """Largest image that may be pushed."""
+    broker_stores: dict[Name, Annotated[str, Meta(pattern=r"^[^\x00]+$")]] = {}
+    """Data center → folder of the store of its machines; those of others are in `state`."""
     log_level: str = "info"
     scheduler: SchedulerSettings = SchedulerSettings()
     portal: PortalSettings = PortalSettings()
@@ -55,6 +58,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def state_path(self) -> Path:
         """Return the state folder."""
         return Path(self.state)
+
+    @property
+    def store_path(self) -> Path:
+        """Return the folder of the main store."""
+        return self.state_path / "store"
 
     @property
     def authority_path(self) -> Path:
@@ -86,10 +94,41 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
         except (OSError, ValueError) as e:
             raise ConfigError(f"cannot read the configuration {path}: {e}") from e
     document |= {k: v for k, v in overrides.items() if v not in (None, (), [])}
-    if found := violations(document, Config):
+    if found := violations(document, Config) + _folder_errors(document):
         listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
         raise ConfigError(f"the configuration is not valid: {listed}", errors=tuple(found))
     return msgspec.convert(document, Config)
+
+
+def _folder_errors(document: dict[str, Any]) -> list[FieldError]:
+    """Return what is wrong with the folders of data centers' stores: each has one of its own.
+
+    What is no folder's name at all is not looked at: its type is wrong.
+    """
+    stores, state = document.get("broker_stores"), document.get("state", Config().state)
+    if not isinstance(stores, dict) or not isinstance(state, str) or "\0" in state:
+        return []
+    taken = {os.path.realpath(Config(state=state).store_path): "the main store"}
+    errors = []
+    for name, folder in stores.items():
+        if not isinstance(folder, str) or not folder or "\0" in folder:
+            continue
+        reason, real = "", os.path.realpath(folder)
+        if not os.path.isabs(folder):
+            reason = f"{folder!r} is not an absolute path"
+        else:
+            clash = [other for path, other in taken.items() if _overlap(real, path)]
+            if clash:
+                reason = f"{folder!r} is the folder of {clash[0]}, or one of them lies in the other"
+            else:
+                taken[real] = str(name)
+        if reason:
+            errors.append(FieldError(field=f"broker_stores.{name}", reason=reason))
+    return errors
+
+
+def _overlap(one: str, other: str) -> bool:
+    return os.path.commonpath((one, other)) in (one, other)
 
 
 def with_down_after(config: Config, down_after_s: float) -> Config:

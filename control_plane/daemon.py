@@ -1,6 +1,6 @@
 """`twine-control-plane`: builds everything, serves, and ends in order.
 
-Start: store (sole ownership), authority, sockets, images, control plane, front end. The end
+Start: stores (sole ownership), authority, sockets, images, control plane, front end. The end
 is the reverse; it closes connections and files and touches no task.
 """
 
@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
@@ -51,8 +51,9 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     from control_plane.store.sqlite import SqliteStore
 
     async with AsyncExitStack() as stack:
-        _make_folder(config.state_path)
-        store = await stack.enter_async_context(SqliteStore(config.state_path / "store"))
+        _make_folder(config.state_path, "state folder")
+        store = await stack.enter_async_context(SqliteStore(config.store_path))
+        broker_stores = await _open_broker_stores(stack, config, store)
         authority = open_authority(
             config.authority_path, config.cluster, leaf_life_s=config.leaf_life_s
         )
@@ -61,7 +62,9 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         stack.callback(Path(config.socket).unlink, missing_ok=True)
         url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
         identity = OwnIdentity(authority, config.reachable_at())
-        control_plane, app = await _build(stack, config, store, (authority, identity), url)
+        control_plane, app = await _build(
+            stack, config, store, broker_stores, (authority, identity), url
+        )
         await stack.enter_async_context(serving(app, tcp, identity.server_context(), local))
         log.info("serving", extra={"url": url, "socket": config.socket})
         started(url)
@@ -69,10 +72,27 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         log.info("ending; tasks go on")
 
 
+async def _open_broker_stores(
+    stack: AsyncExitStack, config: Config, main: Store
+) -> dict[str, Store]:
+    """Return the stores of data centers that have one of their own, once they are known to be."""
+    from control_plane.services.broker_stores import OwnStore, claim
+    from control_plane.store.sqlite import SqliteStore
+
+    own: dict[str, OwnStore] = {}
+    for datacenter, folder in config.broker_stores.items():
+        _make_folder(Path(folder), f"folder of broker_stores.{datacenter},")
+        store = await stack.enter_async_context(SqliteStore(Path(folder)))
+        own[datacenter] = OwnStore(store, folder)
+    await claim(main, own)
+    return {datacenter: found.store for datacenter, found in own.items()}
+
+
 async def _build(
     stack: AsyncExitStack,
     config: Config,
     store: Store,
+    broker_stores: Mapping[str, Store],
     trust: tuple[Authority, OwnIdentity],
     url: str,
 ) -> tuple[ControlPlane, web.Application]:
@@ -95,7 +115,13 @@ async def _build(
     with heap_that_stays():
         control_plane = await stack.enter_async_context(
             ControlPlane(
-                store, agent_client, time.time, config.scheduler, images.find, config.portal
+                store,
+                agent_client,
+                time.time,
+                config.scheduler,
+                images.find,
+                config.portal,
+                broker_stores,
             )
         )
     registrar = Registrar(store, authority, control_plane, url, time.time)
@@ -135,11 +161,11 @@ def notify(state: str) -> None:
             sock.sendto(state.encode(), f"\0{path[1:]}" if path[0] == "@" else path)
 
 
-def _make_folder(path: Path) -> None:
+def _make_folder(path: Path, what: str) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as e:
-        raise ConfigError(f"cannot use the state folder {path}: {e.strerror}") from e
+        raise ConfigError(f"cannot use the {what} {path}: {e.strerror}") from e
 
 
 async def _serve_until_signal(config: Config) -> None:
@@ -205,6 +231,35 @@ def serve_command(
         _fail(e)
         return
     _run(_serve_until_signal(config))
+
+
+@main.command("forget-store")
+@click.argument("datacenter")
+@click.confirmation_option(
+    "--yes",
+    prompt="Its machines will not be known any more, and their tasks start elsewhere. Go on?",
+)
+@_CONFIG
+@_STATE
+def forget_store(datacenter: str, **given: Any) -> None:
+    """Forget the store of a data center that is gone for good; the control plane is stopped."""
+    try:
+        config = configuration.load(given["file"], {"state": given["state"]})
+    except TwineError as e:
+        _fail(e)
+        return
+    _run(_forget_store(config, datacenter))
+
+
+async def _forget_store(config: Config, datacenter: str) -> None:
+    from control_plane.services.broker_stores import forget
+    from control_plane.store.sqlite import SqliteStore
+
+    if not config.store_path.exists():
+        raise ConfigError(f"there is no store in {config.state}", hint="pass --state or --config")
+    async with SqliteStore(config.store_path) as store:
+        note = await forget(store, datacenter)
+    click.echo(f"forgotten: the store of {datacenter}, last at {note.folder}, which stays as it is")
 
 
 @main.group()

@@ -83,8 +83,8 @@ def _reservation_errors(
 ) -> list[FieldError]:
     """Check a reservation against the pseudo cluster on which it stacks (MO16).
 
-    Only the sum of their quotas is enforced, so all of them must be of one kind and for the
-    same machines.
+    Machines are held up to the sum of their quotas, so all of them must be of one kind and for
+    the same machines. What the jobs of each may want is bounded by `core.shares`.
     """
     base = specs.get(base_name)
     if base_name == name:

@@ -48,7 +48,7 @@ class FrontEnd(CapacityHandlers, MachineHandlers):
         self._registrar = registrar
         self._images = images
         self._ca_pem = ca_pem
-        self._metrics = Metrics(ROUTES, control_plane.allocations)
+        self._metrics = Metrics(ROUTES, control_plane.allocations, control_plane.census)
 
     def app(self, authorize: Authorize, version: str) -> web.Application:
         """Return the application; the routes that it has are exactly those of the table."""
@@ -65,8 +65,7 @@ class FrontEnd(CapacityHandlers, MachineHandlers):
         return app
 
     async def _scrape(self) -> bytes:
-        machines = await self._control_plane.list_machines()
-        return self._metrics.text(machines, await self._control_plane.list_jobs())
+        return self._metrics.text()
 
     async def get_authority(self, _: Call) -> Authority:
         """Answer with the authority's certificate, which is no secret."""

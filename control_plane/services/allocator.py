@@ -152,7 +152,8 @@ class Allocator:
         self._follow(record, view)
         entitlement = self.entitlement_of(record)
         pool = self.pool_of(record)
-        request = request_of(record, view, pool, entitlement)
+        claims = self.index.claims.get(record.name)
+        request = request_of(record, view, pool, entitlement, claims)
         profile = self._profile(pool)
         if self.waiting.begin(record.name):
             self.allocations.forget_answer(record.name)

@@ -57,7 +57,9 @@ class Brokers:
         self._silent: set[str] = set()
         """Machines whose changes are steps of a move, which listeners see as one."""
         self._twice: set[str] = set()
-        """Machines that two brokers have because a move was interrupted."""
+        """Machines that two brokers may have because a move was interrupted."""
+        self._shown: dict[str, MachineRecord] = {}
+        """What listeners were told last of these: the record that is going to stay."""
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
         """Read all machines of the region; see `Table.load`."""
@@ -361,14 +363,14 @@ class Brokers:
             )
             self._silent.add(name)
             self._twice.add(name)
+            self._shown[name] = record
             try:
                 await target.table.commit(name, moved, also=[Put(_MOVES + name, b"")])
                 await home.table.commit(name, None)
-                self._twice.discard(name)
             finally:
                 self._silent.discard(name)
-                now = self.table.find(name) if name in self._twice else moved
-                self._tell(name, record, now)
+                self._show(name)
+            self._once(name)
             await target.table.store.txn({}, [Delete(_MOVES + name)])
         log.info("machine moved", extra={"machine": name, "datacenter": datacenter})
         return target
@@ -376,6 +378,9 @@ class Brokers:
     async def _settle_moves(self) -> None:
         """Finish moves that were interrupted: the machine is where its generation is higher."""
         for name in sorted(self._twice):
+            for broker in self.by_datacenter.values():
+                async with broker.table.lock(name):
+                    pass  # reads it again if it is not known whether a write was made
             homes = [b for b in self.by_datacenter.values() if name in b.table]
             homes.sort(key=lambda b: b.table.get(name).assignment_generation)
             for stale in homes[:-1]:
@@ -388,20 +393,30 @@ class Brokers:
             for store in self._all_stores():
                 if await store.get(_MOVES + name) is not None:
                     await store.txn({}, [Delete(_MOVES + name)])
-            self._twice.discard(name)
+            self._once(name)
+
+    def _once(self, name: str) -> None:
+        """Note that a machine is at one broker, or at none, for sure."""
+        self._twice.discard(name)
+        self._shown.pop(name, None)
 
     def _heard(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
         if name in self._silent:
             return
-        if name in self._twice and before is None and after is not None:
-            known = [b.table.get(name) for b in self.by_datacenter.values() if name in b.table]
-            if len(known) > 1:  # a move was interrupted; see _settle_moves
-                known.sort(key=lambda record: record.assignment_generation)
-                if after is not known[-1]:
-                    return
-                before = known[-2]
-        for heard in self._listeners:
-            heard(name, before, after)
+        if name in self._twice:
+            self._show(name)
+        else:
+            self._tell(name, before, after)
+
+    def _show(self, name: str) -> None:
+        """Tell of a machine that may be at two brokers, as of the one where it is going to stay."""
+        known = [b.table.get(name) for b in self.by_datacenter.values() if name in b.table]
+        after = max(known, key=lambda record: record.assignment_generation, default=None)
+        before = self._shown.pop(name, None)
+        if after is not None:
+            self._shown[name] = after
+        if after is not before:
+            self._tell(name, before, after)
 
     def _all_stores(self) -> list[Store]:
         return list(dict.fromkeys([self._store, *self._stores.values()]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +18,7 @@ from control_plane.services.agents import AgentFactory, AgentPool, Clock, FindIm
 from control_plane.services.allocator import Allocator
 from control_plane.services.brokers import Brokers
 from control_plane.services.capacity_desk import CapacityDesk, Sources
+from control_plane.services.census import Census
 from control_plane.services.discovery import Discovery
 from control_plane.services.dispatcher import Dispatcher
 from control_plane.services.fleet import Fleet
@@ -50,15 +51,22 @@ class ControlPlane:
         settings: SchedulerSettings,
         find_image: FindImage,
         portal: PortalSettings | None = None,
+        broker_stores: Mapping[str, Store] | None = None,
     ) -> None:
-        """Wire the services together; nothing is read or started yet."""
+        """Wire the services together; nothing is read or started yet.
+
+        `broker_stores` are the open stores of data centers that have one of their own (RB9).
+        """
         self._store = store
         self._pool = AgentPool(agents)
-        self._broker = Brokers(store, clock)
+        self._broker = Brokers(store, clock, broker_stores)
         self._portal = Portal(store, clock, portal)
         self._broker.listen(self._portal.supply.heard)
+        self.census = Census()
+        self._broker.listen(self.census.machine_heard)
         self.inventory = MachineDesk(self._broker, clock, self._view, self._profile_of)
         self._jobs: Table[JobRecord] = Table(store, JOBS, JobRecord, "job")
+        self._jobs.listen(self.census.job_heard)
         self._fleet = Fleet(self._broker)
         region = Region(self._broker, self._portal, self._jobs, self._fleet, settings, clock)
         self._allocator = Allocator(region, store)

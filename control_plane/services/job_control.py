@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import AbstractAsyncContextManager, nullcontext
+from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
@@ -10,6 +13,8 @@ from agent.errors import Conflict, InvalidInput
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.core.job_check import check_job, same_tasks
 from control_plane.core.region_index import RegionIndex
+from control_plane.core.shares import check_share, is_shared
+from control_plane.errors import QuotaExceeded
 from control_plane.services.agents import FindImage
 from control_plane.services.region import Region
 from control_plane.store import Store
@@ -34,6 +39,8 @@ class JobControl:
         self._clock = region.clock
         self._store = store
         self._find_image = find_image
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By entitlement: two jobs that fit its quota alone may not fit it together."""
 
     async def apply(self, spec: JobSpec, *, dry_run: bool) -> JobRecord:
         """Create the job or change what is wanted of it; with all its errors, or not at all.
@@ -52,14 +59,43 @@ class JobControl:
             count = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
             listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
             raise InvalidInput(f"cannot apply job {spec.name!r}, {count}: {listed}", errors=errors)
-        async with self._jobs.lock(spec.name):
+        async with self._turn(spec.entitlement), self._jobs.lock(spec.name):
             known = self._jobs.find(spec.name)
             record = _changed(known, spec) if known else await self._new(spec)
+            self._check_share(spec, known)
             if not dry_run and record != known:
                 compare = self._portal.table.expect([spec.entitlement])
                 await self._jobs.commit(spec.name, record, compare)
                 log.info("job applied", extra={"job": spec.name, "version": record.version})
         return record
+
+    def _turn(self, entitlement: str) -> AbstractAsyncContextManager[object]:
+        """Return what is held from the check of an entitlement's share to the write."""
+        if not is_shared(entitlement, self._portal.specs()):
+            return nullcontext()
+        turn = self._turns.get(entitlement)
+        if turn is None:
+            turn = self._turns[entitlement] = asyncio.Lock()
+        return turn
+
+    def _check_share(self, spec: JobSpec, known: JobRecord | None) -> None:
+        """Refuse a job that wants more than its entitlement's other jobs leave (MO16)."""
+        specs = self._portal.specs()
+        if not is_shared(spec.entitlement, specs):
+            return
+        others = [
+            record
+            for record in self._jobs.values()
+            if record.spec.entitlement == spec.entitlement and record.name != spec.name
+        ]
+        errors = check_share(spec, known, others, specs, self._index.kinds())
+        if errors:
+            listed = "; ".join(error.reason for error in errors)
+            raise QuotaExceeded(
+                f"cannot apply job {spec.name!r}: {listed}",
+                hint=f"twinectl entitlement update {spec.entitlement}, or stop another job in it",
+                errors=tuple(errors),
+            )
 
     async def stop(self, name: str) -> JobRecord:
         """Ask for all tasks of a job to be stopped and the job to be forgotten."""

@@ -8,6 +8,7 @@ import msgspec
 
 from agent.errors import ConfigError
 from control_plane.api.allocations import AllocationRecord, Decision
+from control_plane.api.broker_stores import BrokerStoreNote, BrokerStoreOwner
 from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
@@ -19,6 +20,8 @@ SCHEMAS: dict[type, int] = {
     JobRecord: 1,
     AllocationRecord: 1,
     Decision: 1,
+    BrokerStoreNote: 1,
+    BrokerStoreOwner: 1,
 }
 """The newest schema of each kind that this release reads and writes."""
 
@@ -37,6 +40,8 @@ T = TypeVar(
     JobRecord,
     AllocationRecord,
     Decision,
+    BrokerStoreNote,
+    BrokerStoreOwner,
 )
 
 

@@ -35,8 +35,9 @@ from typing import Any
 from control_plane.store.bulk import put_all
 from control_plane.store.records import ENTITLEMENTS, MACHINES, encode
 from control_plane.store.sqlite import SqliteStore
+from tests.bench.churn import Churn
 from tests.bench.placement_engines import ENGINES
-from tests.bench.placement_floors import Churn, Demand
+from tests.bench.placement_floors import Demand
 from tests.bench.placement_quality import floors, judged, small
 from tests.bench.placement_region import (
     TASKS,

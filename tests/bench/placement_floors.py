@@ -1,4 +1,4 @@
-"""What the allocator is measured against: two simple allocators, the optimum, a day's churn.
+"""What the allocator is measured against: two simple allocators, and the optimum.
 
     scan   numpy looks at every machine for every job and spreads it evenly over MSBs
     heap   the tightest machine that fits, from sorted lists; no spread
@@ -11,12 +11,11 @@ and store nothing. `quality` judges any of them by what was placed where.
 from __future__ import annotations
 
 import bisect
-import heapq
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -333,98 +332,3 @@ def small_instance(seed: int) -> tuple[list[MachineRecord], list[tuple[Demand, i
         for _ in range(6)
     ]
     return machines, jobs
-
-
-# ── churn
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What happens in a day, in the mean; failures and such of the order that is published."""
-
-    asks: float = 2880.0
-    """Unchanged requests per job: the scheduler looks at each job every 30 s (`resync_s`)."""
-    resizes: float = 0.5
-    """Per job."""
-    changes: float = 0.1
-    """Releases per job that change what a task needs; most do not."""
-    starts: float = 0.02
-    """New jobs per job, and as many that end."""
-    failures: float = 0.0005
-    """Per machine, not planned."""
-    maintenance: float = 0.01
-    """Per machine, planned."""
-    away: float = 1 / 48
-    """Days until a machine is back: half an hour."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that happens: to a job (ask, resize, change, start, end) or a machine."""
-
-    at: float
-    """In days."""
-    kind: str
-    """ask, resize, change, start, end, fail or back."""
-    name: str
-    factor: float = 1.0
-    """Of tasks for `resize`, of the demand for `change`."""
-
-
-@dataclass(slots=True)
-class Churn:
-    """A day in the order it happens, drawn event by event from exponential waits."""
-
-    jobs: list[str]
-    machines: Sequence[str]
-    rates: Rates = field(default_factory=Rates)
-    seed: int = 1
-
-    def per_day(self) -> dict[str, int]:
-        """Return how many events of each kind a day has."""
-        jobs, rates = len(self.jobs), self.rates
-        machines = len(self.machines) * (rates.failures + rates.maintenance)
-        means = {
-            "ask": jobs * rates.asks,
-            "resize": jobs * rates.resizes,
-            "change": jobs * rates.changes,
-            "start": jobs * rates.starts,
-            "end": jobs * rates.starts,
-            "fail": machines,
-        }
-        return {kind: math.ceil(mean) for kind, mean in means.items()}
-
-    def events(self, limit: int) -> Iterator[Event]:
-        """Yield the first events of the day."""
-        chance = random.Random(f"{self.seed} churn")
-        means = self.per_day()
-        kinds, weights = list(means), list(means.values())
-        total, now, born = sum(weights), 0.0, 0
-        away: list[tuple[float, str]] = []
-        down: set[str] = set()
-        alive = list(self.jobs)
-        for kind in chance.choices(kinds, weights, k=limit):
-            now += chance.expovariate(total)
-            while away and away[0][0] <= now:
-                at, name = heapq.heappop(away)
-                down.discard(name)
-                yield Event(at, "back", name)
-            if kind == "fail":
-                name = chance.choice(self.machines)
-                if name in down:
-                    continue
-                down.add(name)
-                heapq.heappush(away, (now + chance.expovariate(1 / self.rates.away), name))
-                yield Event(now, kind, name)
-            elif kind == "start":
-                born += 1
-                alive.append(f"born-{born}")
-                yield Event(now, kind, alive[-1])
-            else:
-                at = chance.randrange(len(alive))
-                name = alive[at]
-                if kind == "end":
-                    alive[at] = alive[-1]
-                    alive.pop()
-                factor = {"resize": (0.8, 1.25), "change": (0.9, 1.1)}.get(kind, (1, 1))
-                yield Event(now, kind, name, chance.choice(factor))

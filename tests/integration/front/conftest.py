@@ -48,6 +48,7 @@ from control_plane.services.allocations import Allocations
 from control_plane.services.authority import Authority, OwnIdentity, Subject, open_authority
 from control_plane.services.brokers import Brokers
 from control_plane.services.capacity_desk import CapacityDesk, Sources
+from control_plane.services.census import Census
 from control_plane.services.control_plane import ControlPlane
 from control_plane.services.identity import Registrar
 from control_plane.services.image_store import ImageStore
@@ -106,6 +107,8 @@ class CannedControlPlane(ControlPlane):
         self.inventory = MachineDesk(self.brokers, time.time, self._view, lambda _: "base")
         self.portal = Portal(store, time.time, PortalSettings(approvers=["bob"]))
         self.brokers.listen(self.portal.supply.heard)
+        self.census = Census()
+        self.brokers.listen(self.census.machine_heard)
         sources = Sources(
             machines=self.brokers.table,
             held=self.brokers.held,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -16,8 +17,10 @@ import pytest
 
 from agent.wire import tls
 from control_plane.client import ControlPlaneClient
+from control_plane.store.sqlite import SqliteStore
 
 START_S = 60
+_NUMBERS = itertools.count()
 
 
 class Daemon:
@@ -26,7 +29,7 @@ class Daemon:
     def __init__(self, folder: Path, *more: str) -> None:
         self.state, self.socket = folder / "state", folder / "cp.sock"
         self._notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        path = folder / f"notify-{len(list(folder.iterdir()))}"
+        path = folder / f"notify-{next(_NUMBERS)}"
         self._notified.bind(str(path))
         self._notified.settimeout(START_S)
         self.process = subprocess.Popen(
@@ -176,3 +179,86 @@ def test_help_loads_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert ran.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [
+        ("/proc/x", "cannot use the folder of broker_stores.dc1, /proc/x"),
+        ("dc1", "broker_stores.dc1: 'dc1' is not an absolute path"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path, folder: str, reason: str) -> None:
+    file = tmp_path / "cp.toml"
+    file.write_text(f'[broker_stores]\ndc1 = "{folder}"\n')
+    code, said = Daemon(tmp_path, "--config", str(file)).wait()
+    assert (code, reason in said, "Traceback" in said) == (78, True, False), said
+
+
+def inventory(*datacenters: str) -> bytes:
+    head = "machine,datacenter,msb,row,rack,machine_type"
+    lines = [f"{dc}-m{n},{dc},msb1,row1,rack1,web" for dc in datacenters for n in range(2)]
+    return "\n".join([head, *lines, ""]).encode()
+
+
+def test_a_data_center_keeps_its_machines_in_a_store_of_its_own(tmp_path: Path) -> None:  # RB9
+    own, file = tmp_path / "disk" / "dc2", tmp_path / "cp.toml"
+    configured = f'[broker_stores]\ndc2 = "{own}"\n'
+    file.write_text(configured)
+
+    def started() -> Daemon:
+        daemon = Daemon(tmp_path, "--config", str(file))
+        assert "READY=1" in daemon.wait_ready()
+        return daemon
+
+    async def machines(daemon: Daemon, *more: str) -> list[str]:
+        async with ControlPlaneClient(f"unix:{daemon.socket}") as client:
+            if more:
+                await client.import_machines(inventory(*more))
+            return [view.record.machine for view in (await client.list_machines()).machines]
+
+    first = started()
+    everyone = ["dc1-m0", "dc1-m1", "dc2-m0", "dc2-m1"]
+    assert asyncio.run(machines(first, "dc1", "dc2")) == everyone
+    first.process.kill()
+    first.wait()
+
+    async def stored(folder: Path) -> list[str]:
+        async with SqliteStore(folder) as store:  # both are closed, and let go of
+            keys = [entry.key for entry in (await store.list_prefix("machines/")).entries]
+        return [key.rpartition("/")[2] for key in keys]
+
+    assert asyncio.run(stored(tmp_path / "state" / "store")) == everyone[:2]
+    assert asyncio.run(stored(own)) == everyone[2:]
+
+    second = started()
+    assert asyncio.run(machines(second)) == everyone
+    assert second.end()[0] == 0
+
+    file.write_text("")  # the line was taken out
+    code, said = Daemon(tmp_path, "--config", str(file)).wait()
+    assert (code, "Traceback" in said) == (78, False)
+    assert f"are in a store of their own, last at {own}" in said
+    assert "forget-store" in said
+
+    file.write_text(f'{configured}dc1 = "{tmp_path}/disk/dc1"\n')  # it has machines elsewhere
+    code, said = Daemon(tmp_path, "--config", str(file)).wait()
+    assert (code, "there are machines of dc1 in the main store" in said) == (78, True), said
+
+    file.write_text(configured)
+    third = started()
+    assert asyncio.run(machines(third)) == everyone
+    assert third.end()[0] == 0
+
+    forget = [sys.executable, "-m", "control_plane.daemon", "forget-store", "dc2", "--yes"]
+    forget += ["--state", str(tmp_path / "state")]
+    outcomes = [
+        subprocess.run(forget, capture_output=True, text=True, timeout=START_S, check=False)
+        for _ in range(2)
+    ]
+    assert [outcome.returncode for outcome in outcomes] == [0, 3]
+    assert f"last at {own}" in outcomes[0].stdout
+    file.write_text("")
+    fourth = started()
+    assert asyncio.run(machines(fourth)) == everyone[:2]
+    assert fourth.end()[0] == 0

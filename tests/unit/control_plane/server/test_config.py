@@ -66,3 +66,48 @@ def test_durations_have_a_unit(text: str, seconds: float) -> None:
 def test_other_durations_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         config.seconds_of(text)
+
+
+def stores(tmp_path: Path, *lines: str) -> config.Config:
+    file = tmp_path / "cp.toml"
+    text = "\n".join(lines)
+    file.write_text(f'state = "{tmp_path}/state"\n[broker_stores]\n{text}\n')
+    return config.load(file, {})
+
+
+def test_a_data_center_may_have_a_store_of_its_own(tmp_path: Path) -> None:  # RB9
+    assert config.load(None, {}).broker_stores == {}
+    read = stores(tmp_path, f'dc1 = "{tmp_path}/dc1"', f'dc2 = "{tmp_path}/state/dc2"')
+    assert read.broker_stores == {"dc1": f"{tmp_path}/dc1", "dc2": f"{tmp_path}/state/dc2"}
+
+
+def test_all_that_is_wrong_with_the_folders_of_stores_comes_at_once(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "dc1")
+    lines = {
+        "dc1": f"{tmp_path}/dc1",
+        "again": f"{tmp_path}/x/../dc1/",
+        "linked": f"{tmp_path}/link",
+        "inside": f"{tmp_path}/dc1/dc2",
+        "relative": "dc1",
+        "main": f"{tmp_path}/state/store",
+        "around": f"{tmp_path}/state",
+        "empty": "",
+        "NotAName": f"{tmp_path}/dc9",
+    }
+    with pytest.raises(ConfigError) as refusal:
+        stores(tmp_path, *(f'{name} = "{folder}"' for name, folder in lines.items()))
+    found: dict[str, str] = {}
+    for error in refusal.value.errors:
+        found[error.field.removeprefix("broker_stores.")] = error.reason
+        assert error.reason in str(refusal.value)
+    for name in ("again", "linked", "inside"):
+        assert "is the folder of dc1, or one of them lies in the other" in found.pop(name)
+    for name in ("main", "around"):
+        assert "the folder of the main store" in found.pop(name)
+    assert found.pop("relative") == "'dc1' is not an absolute path"
+    assert len(found) == 2, found  # the empty one, and the name
+
+
+def test_a_folder_with_a_zero_byte_is_refused_and_not_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        stores(tmp_path, 'dc1 = "/a\\u0000b"')

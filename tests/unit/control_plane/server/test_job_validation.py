@@ -51,6 +51,23 @@ def test_errors_of_fields_and_between_fields_come_together() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("kind", "batch", "unknown; known: "),
+        ("completions", 6, "unknown; known: "),
+        ("deadline_s", 60.0, "unknown; known: "),
+        ("restart", {"when": "on-completion"}, "on-completion"),
+        ("restart", {"attempts": 3}, "unknown; known: "),
+    ],
+)
+def test_a_job_cannot_ask_to_be_run_to_its_end(field: str, value: Any, reason: str) -> None:
+    """AL18: words of batch systems are refused by name, and not ignored."""
+    (error,) = job_errors(GOOD | {field: value})
+    assert error.field.partition(".")[0] == field
+    assert reason in error.reason
+
+
 @pytest.mark.parametrize("field", sorted(GOOD))
 @pytest.mark.parametrize("value", [None, [], {}, "", -1, 1.5, True, [[]], {"a": {}}])
 def test_no_value_of_any_field_breaks_the_validator(field: str, value: Any) -> None:

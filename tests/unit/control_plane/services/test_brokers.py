@@ -1,17 +1,19 @@
 """Brokers: one per data center, one free pool, machines found again after every restart."""
 
 import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from inventory import a_join, a_machine, a_region_of, loaded
 
 from agent.errors import Conflict, NotFound
-from control_plane.api.machines import MachineState
+from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.services.broker import FREE, Broker
 from control_plane.services.brokers import Brokers
 from control_plane.services.holds import Take
-from control_plane.store import Compacted, Put, Store
+from control_plane.store import Compacted, Operation, Put, Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import encode
 from control_plane.store.sqlite import SqliteStore
@@ -281,3 +283,44 @@ async def test_what_is_not_known_cannot_be_asked_for() -> None:
 class _Failing:
     async def txn(self, *_: object) -> int:
         raise ConnectionError("killed")
+
+
+@pytest.mark.parametrize("write", [1, 2])
+@pytest.mark.parametrize("made", [False, True])
+async def test_what_listeners_were_told_is_true_after_a_move_that_failed(
+    write: int, made: bool
+) -> None:
+    class Failing(MemoryStore):
+        fails_in = 0
+
+        async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+            self.fails_in -= 1
+            if self.fails_in == 0 and not made:
+                raise OSError("no space left on device")
+            revision = await super().txn(compare, operations)
+            if self.fails_in == 0:
+                raise OSError("the disk did not answer")
+            return revision
+
+    told: dict[str, MachineRecord] = {}
+
+    def listen(name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
+        assert before == told.pop(name, None)
+        if after is not None:
+            told[name] = after
+
+    async with Failing() as store:
+        brokers = await loaded(store)
+        brokers.listen(listen)
+        await brokers.add({"m1": a_machine("m1")})
+        store.fails_in = write
+        with pytest.raises(OSError, match=r"no space|did not answer"):
+            await brokers.move("m1", "dc2")
+        with contextlib.suppress(NotFound):  # where it was, and the disk says so only now
+            await brokers.mark_down("m1", "it went away meanwhile")
+        await brokers.add({"m2": a_machine("m2")})  # settles the move first
+        again = await loaded(store)
+        (m1, _) = again.table.records()
+        assert told == {r.machine: r for r in brokers.table.records()}
+        assert told["m1"] == m1
+        assert m1.location.datacenter == ("dc1" if (write, made) == (1, False) else "dc2")

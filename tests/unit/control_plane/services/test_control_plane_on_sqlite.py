@@ -2,7 +2,10 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
+import pytest
 from fake_agents import IMAGE, IMAGE_2, Region, find_image
 from world import a_job, a_region
 
@@ -27,14 +30,33 @@ async def stable(cp: ControlPlane) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_a_job_outlives_the_process_that_took_it(tmp_path):
+@pytest.mark.parametrize("own", [(), ("dc2",), ("dc1", "dc2")])  # RB9
+def test_a_job_outlives_the_process_that_took_it(tmp_path, own):
+    """Whether its machines are in the main store or in those of their data centers."""
+
     async def main() -> None:
         region, policy = a_fast_region(), UpdatePolicy(drain_s=0.1)
 
-        def control_plane(store: SqliteStore) -> ControlPlane:
-            return ControlPlane(store, region.agent, time.time, SchedulerSettings(), find_image)
+        @asynccontextmanager
+        async def running() -> AsyncIterator[ControlPlane]:
+            async with AsyncExitStack() as stack:
+                main, *others = [
+                    await stack.enter_async_context(SqliteStore(tmp_path / name))
+                    for name in ("main", *own)
+                ]
+                stores = dict(zip(own, others, strict=True))
+                settings = SchedulerSettings()
+                cp = ControlPlane(
+                    main,
+                    region.agent,
+                    time.time,
+                    settings,
+                    find_image,
+                    broker_stores=stores,
+                )
+                yield await stack.enter_async_context(cp)
 
-        async with SqliteStore(tmp_path) as store, control_plane(store) as cp:
+        async with running() as cp:
             for machine in region.machines.values():
                 await cp.joined(machine.join())
             spec = EntitlementSpec(machines=3, host_profile="web")
@@ -43,7 +65,7 @@ def test_a_job_outlives_the_process_that_took_it(tmp_path):
             await stable(cp)
             assert [len(tasks) for tasks in region.where().values()] == [2, 2, 2]
             await cp.apply_job(a_job(image=IMAGE_2, update=policy))
-        async with SqliteStore(tmp_path) as store, control_plane(store) as cp:
+        async with running() as cp:
             await stable(cp)
             assert (await cp.get_job("web")).record.version == 2
         images = {s.image for m in region.machines.values() for s in m.tasks.values()}

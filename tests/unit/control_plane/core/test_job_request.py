@@ -1,0 +1,114 @@
+"""What a job's record asks of the allocator, in the course of its life."""
+
+import pytest
+from msgspec.structs import replace
+from regions import a_region, a_request, allocate
+
+from agent.api import Limits
+from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
+from control_plane.core.job_request import request_of
+from control_plane.core.planner import Request
+from control_plane.core.region_index import RegionIndex
+
+OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+LIMITS = Limits(memory_max_bytes=1 << 30, cpu_max_cores=1.0)
+
+
+def a_spec(image: str, limits: Limits = LIMITS) -> JobSpec:
+    return JobSpec(
+        name="web", entitlement="e1", tasks=3, image=image, command=["/x"], limits=limits
+    )
+
+
+def running(index: RegionIndex, limits: Limits = LIMITS) -> JobRecord:
+    """Return a job whose three tasks run where they claim room, at the first of two versions."""
+    allocate(index, a_request(3))
+    tasks = [
+        TaskRecord(
+            index=claim.task,
+            version=1,
+            generation=1,
+            phase=TaskPhase.RUNNING,
+            placement=Placement(machine=claim.machine.name),
+        )
+        for claim in index.claims["web"]
+    ]
+    new = a_spec(NEW, limits)
+    return JobRecord(name="web", spec=new, version=2, specs={1: a_spec(OLD), 2: new}, tasks=tasks)
+
+
+def asked(record: JobRecord, index: RegionIndex) -> Request:
+    return request_of(record, {}, "e1", None, index.claims.get("web"))
+
+
+def with_task(record: JobRecord, phase: TaskPhase, version: int = 2, **fields) -> JobRecord:
+    """Return the record with task 1 in another phase; one that is pending has no place."""
+    first, task, last = record.tasks
+    if phase is TaskPhase.PENDING:
+        fields["placement"] = None
+    changed = replace(task, phase=phase, version=version, **fields)
+    return replace(record, tasks=[first, changed, last])
+
+
+@pytest.mark.parametrize(
+    ("phase", "version"),
+    [
+        (TaskPhase.DRAINING, 1),
+        (TaskPhase.STOPPING, 1),
+        (TaskPhase.PENDING, 2),
+        (TaskPhase.STARTING, 2),
+        (TaskPhase.RUNNING, 2),
+    ],
+)
+def test_an_update_in_place_asks_for_the_same_at_each_of_its_steps(phase, version):  # AL13
+    index = a_region()
+    record = running(index)
+    before = asked(record, index)
+    (group,) = before.groups
+    assert (group.tasks, group.running) == ((0, 1, 2), True)
+    assert asked(with_task(record, phase, version), index) == before
+
+
+def waits(record: JobRecord, index: RegionIndex, **fields) -> bool:
+    """Return whether task 1, not running, is asked for as one for which a machine is sought."""
+    groups = asked(with_task(record, TaskPhase.PENDING, **fields), index).groups
+    return [group.tasks for group in groups if not group.running] == [(1,)]
+
+
+def test_a_task_that_cannot_start_again_where_it_was_is_asked_for_anew():
+    index = a_region()
+    record = running(index)
+    there = record.tasks[1].placement
+    assert there is not None
+    assert not waits(record, index)
+    assert waits(record, index, avoid=there.machine)
+    index.block(there.machine, "is down")
+    assert waits(record, index)
+    index.block(there.machine, "")
+    assert not waits(record, index)
+    index.put(
+        there.machine,
+        index.machines[there.machine].capacity,
+        index.machines[there.machine].place,
+        "other",
+        "",
+    )
+    assert waits(record, index)
+
+
+def test_a_version_that_needs_more_is_asked_for_apart():
+    index = a_region()
+    record = running(index, Limits(memory_max_bytes=2 << 30, cpu_max_cores=1.0))
+    assert waits(record, index)
+    started = asked(with_task(record, TaskPhase.STARTING), index)
+    assert [(group.tasks, group.running) for group in started.groups] == [
+        ((0, 2), True),
+        ((1,), True),
+    ]
+
+
+def test_a_task_without_a_claim_waits_for_a_machine():
+    index = a_region()
+    record = running(index)
+    request = request_of(with_task(record, TaskPhase.PENDING), {}, "e1", None, None)
+    assert [group.tasks for group in request.groups if not group.running] == [(1,)]

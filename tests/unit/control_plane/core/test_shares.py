@@ -1,0 +1,167 @@
+"""What the jobs of a reservation may want together (MO16)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.api import Limits, Location
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
+from control_plane.api.policy import Property, Requirement
+from control_plane.core.feasibility import Capacity, Place, demand_of, judge
+from control_plane.core.machine_pools import Machine, Space
+from control_plane.core.shares import check_share, is_shared
+
+GIB = 1 << 30
+SMALL = Capacity("small", rru=4.0, cpus=4.0, memory_bytes=8 * GIB, gpus=1, network_mbps=1000)
+LARGE = Capacity("large", rru=16.0, cpus=8.0, memory_bytes=64 * GIB, rru_per_cpu=2.0)
+HERE = Place.of(Location(datacenter="dc1", msb="msb1"))
+KINDS = [Machine("m1", SMALL, HERE, ""), Machine("m2", LARGE, HERE, "")]
+
+
+def a_job(name="web", tasks=1, memory=GIB, entitlement="one", **fields) -> JobSpec:
+    return JobSpec(
+        name=name,
+        entitlement=entitlement,
+        tasks=tasks,
+        image="sha256:" + "a" * 64,
+        command=["/x"],
+        limits=Limits(memory_max_bytes=memory, **fields.pop("limits", {})),
+        **fields,
+    )
+
+
+def a_record(placed: JobSpec, **fields) -> JobRecord:
+    tasks = [TaskRecord(index=i, version=1, generation=1) for i in range(placed.tasks)]
+    return JobRecord(
+        **{
+            "name": placed.name,
+            "spec": placed,
+            "version": 1,
+            "specs": {1: placed},
+            "tasks": tasks,
+            **fields,
+        }
+    )
+
+
+def granted(**quota) -> dict[str, EntitlementSpec]:
+    """Return an entitlement for small machines and two reservations with this quota on it."""
+    base = {"machine_types": ["small"]} if "per_type" not in quota else {}
+    reserved = EntitlementSpec(**quota, materialization="base")
+    return {"base": EntitlementSpec(**quota, **base), "one": reserved, "two": reserved}
+
+
+def refused(specs, spec, *others, known=None) -> list[str]:
+    records = [a_record(o) if isinstance(o, JobSpec) else o for o in others]
+    return [e.reason for e in check_share(spec, known, records, specs, KINDS)]
+
+
+def test_the_jobs_of_a_reservation_together_want_no_more_than_its_own_quota():
+    specs = granted(machines=3)
+    assert refused(specs, a_job("a", 12, 2 * GIB)) == []
+    other = a_job("a", 8, 2 * GIB)  # two machines' worth, of three
+    assert refused(specs, a_job("b", 4, 2 * GIB), other) == []
+    assert refused(specs, a_job("b", 5, 2 * GIB), other) == [
+        "its tasks need 1.25 machines by memory, the other jobs of 'one' 2, and its own quota is 3"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "tasks"),
+    [
+        ({"memory": 4 * GIB}, 4),
+        ({"limits": {"cpu_max_cores": 2.0}}, 4),
+        ({"rru": 2.0}, 4),
+        ({"gpus": 1}, 2),
+        ({"network_mbps": 500}, 4),
+    ],
+)
+def test_each_resource_is_a_bound_of_its_own(more, tasks):
+    specs = granted(machines=2)
+    assert refused(specs, a_job(tasks=tasks, **more)) == []
+    assert refused(specs, a_job(tasks=tasks + 1, **more)) != []
+
+
+def test_a_quota_in_rru_counts_what_of_a_machine_is_used_up_in_rru():  # MO6
+    specs = granted(rru=8.0)
+    assert refused(specs, a_job(tasks=8, rru=1.0)) == []
+    assert refused(specs, a_job(tasks=9, rru=1.0)) != []
+    assert refused(specs, a_job(tasks=4, memory=4 * GIB)) == []  # half a machine is 2 RRU
+    (reason,) = refused(specs, a_job(tasks=5, memory=4 * GIB))
+    assert "need 10 RRU by memory" in reason
+    assert "own quota is 8" in reason
+
+
+def test_a_quota_by_type_counts_machines_of_these_types():  # MO6
+    specs = granted(per_type={"small": 1, "large": 1})
+    assert refused(specs, a_job(tasks=16, memory=8 * GIB)) == []  # an eighth of a large one each
+    assert refused(specs, a_job(tasks=17, memory=8 * GIB)) != []
+    only = {"machine_types": ["small"]}
+    assert refused(specs, a_job(tasks=2, memory=8 * GIB, **only)) == []
+    assert refused(specs, a_job(tasks=3, memory=8 * GIB, **only)) != []
+
+
+def test_the_shared_entitlement_is_bound_by_its_own_quota_too_and_no_other_is():
+    specs = granted(machines=1)
+    specs["alone"] = EntitlementSpec(machines=1)
+    assert [n for n in specs if is_shared(n, specs)] == ["base", "one", "two"]
+    assert refused(specs, a_job(tasks=9, entitlement="base")) != []
+    assert refused(specs, a_job(tasks=900, entitlement="alone")) == []  # waits for room
+
+
+def test_a_smaller_quota_refuses_growth_and_nothing_that_is_wanted_already():
+    known = a_record(a_job(tasks=16))
+    specs = granted(machines=1)
+    for tasks in (16, 15, 9):
+        assert refused(specs, a_job(tasks=tasks), known=known) == []
+    assert refused(specs, a_job(tasks=17), known=known) != []
+    assert refused(specs, a_job(tasks=16, memory=2 * GIB), known=known) != []
+    assert refused(specs, a_job("b", 0), known) == []
+    assert refused(specs, a_job("b", 1), known) != []
+
+
+def test_tasks_that_are_on_their_way_out_count_until_they_are_gone():
+    specs = granted(machines=1)
+    stopping = a_record(a_job(tasks=8), stopping=True)
+    assert refused(specs, a_job("b", 1), stopping) != []
+    shrinking = a_record(a_job(tasks=8), spec=a_job(tasks=1))
+    assert refused(specs, a_job("b", 1), shrinking) != []
+    large = a_job(tasks=2, memory=4 * GIB)
+    rolling = a_record(large, spec=a_job(tasks=2), version=2, specs={1: large, 2: a_job(tasks=2)})
+    assert refused(specs, a_job("b", 1), rolling) != []
+    done = a_record(a_job(tasks=2), version=2, specs={2: a_job(tasks=2)})
+    assert refused(specs, a_job("b", 6), done) == []
+
+
+def test_a_requirement_of_a_place_does_not_get_a_job_around_its_share():
+    specs = granted(machines=1)
+    there = Requirement(property=Property.MSB, values=["msb9"])  # no sample is from there
+    assert refused(specs, a_job(tasks=9, requires=[there])) != []
+
+
+def test_in_a_region_without_such_machines_nothing_is_known():
+    assert check_share(a_job(tasks=900), None, [], granted(machines=1), []) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 8), st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.integers(0, 1)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 4),
+)
+def test_what_has_room_on_the_machines_of_the_quota_is_never_refused(tasks, quota):
+    """Whatever is placed on so many machines, each task as a job of its own, is accepted."""
+    rooms = [Space.whole(SMALL) for _ in range(quota)]
+    placed: list[JobSpec] = []
+    for number, (memory, rru, gpus) in enumerate(tasks):
+        spec = a_job(f"j{number}", 1, memory * GIB, rru=rru or None, gpus=gpus)
+        demand = demand_of(spec)
+        room = next((r for r in rooms if not judge(demand, KINDS[0], r)), None)
+        if room is not None:
+            room.take(demand, SMALL)
+            assert refused(granted(machines=quota), spec, *placed) == []
+            assert refused(granted(rru=quota * SMALL.rru), spec, *placed) == []
+            placed.append(spec)

@@ -1,0 +1,40 @@
+"""What a scrape says of machines and tasks, which it is not given to go through."""
+
+from prometheus_client.parser import text_string_to_metric_families
+from virtual_time import run
+from world import World, a_job, a_region
+
+from control_plane.api.routes import ROUTES
+from control_plane.server.metrics import Metrics
+
+
+def scraped(w: World, name: str) -> dict[str, float]:
+    """Return the samples of a metric with one label, without those that are 0."""
+    text = Metrics(ROUTES, w.cp.allocations, w.cp.census).text().decode()
+    return {
+        next(iter(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and sample.value
+    }
+
+
+def test_a_scrape_counts_machines_by_state_and_tasks_by_phase_after_a_restart_too():
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            assert scraped(w, "twine_machines") == scraped(w, "twine_tasks") == {}
+            await w.deployed(a_job(7))
+            assert scraped(w, "twine_machines") == {"up": 3}
+            assert scraped(w, "twine_tasks") == {"running": 7}
+            w.region.machines["m1"].power_off()
+            await w.until(lambda: scraped(w, "twine_machines") == {"up": 2, "down": 1})
+            await w.until(lambda: scraped(w, "twine_tasks") == {"running": 7})
+        again = World(w.region, w.store)
+        async with again.running():
+            assert scraped(again, "twine_machines") == {"up": 2, "down": 1}
+            assert scraped(again, "twine_tasks") == {"running": 7}
+            await again.cp.stop_job("web")
+            await again.until(lambda: scraped(again, "twine_tasks") == {})
+
+    run(main())

@@ -1,0 +1,178 @@
+"""How often the cache has the answer in a region that changes as a production region does.
+
+A day of `tests.bench.churn` on a small region. Its rates are per job and per machine, and a
+generated region of any size has some 40 machines per job, so the day is that of a million
+machines scaled down: what counts for the ratio is how often a job is asked for (each 30 s,
+`resync_s`) and how often something about it or its machines changes, and both stay the same.
+Only the largest jobs are missing. Where a change leads to several changed requests of a
+scheduler, it does so here: tasks that wait are asked for in another way than those that run,
+tasks of a failed machine move at once, and a release that needs more or less than the last
+replaces tasks one by one. Other releases ask for nothing new (the second test).
+"""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from allocating import Process, Region
+from fake_agents import IMAGE_2
+from world import World, a_job, scenario
+
+from control_plane.api.capacity import EntitlementRecord
+from control_plane.core.feasibility import Demand
+from control_plane.core.planner import Allowance, Group, Request
+from control_plane.services.allocations import Allocation
+from tests.bench.churn import Churn, Event
+from tests.regions import check
+from vm_lab.region.generator import make_racks, make_region
+from vm_lab.region.workload import GeneratedJob, assigned, make_entitlements, make_jobs
+
+MACHINES = 3_000
+
+
+class Job:
+    """A job as its scheduler sees it, which asks anew for all of it each time."""
+
+    def __init__(self, name: str, pool: str, demand: Demand, tasks: int) -> None:
+        self.name, self.pool, self.demand = name, pool, demand
+        self.tasks: list[Demand] = [demand] * tasks
+        """What each task runs: a release replaces them one by one."""
+        self.running: set[int] = set()
+        """Those that were given a machine; the others wait for one."""
+
+    def request(self, down: set[str], process: Process) -> Request:
+        """Return what `core.job_request` makes of it."""
+        alike: dict[tuple[Demand, str, bool], list[int]] = defaultdict(list)
+        where = process.where(self.name) if down else {}
+        for task, demand in enumerate(self.tasks):
+            leave = where.get(task, "")
+            kind = (demand, leave if leave in down else "", task in self.running)
+            alike[kind].append(task)
+        groups = [
+            Group(demand, tuple(tasks), leave=leave, running=running)
+            for (demand, leave, running), tasks in alike.items()
+        ]
+        return Request(self.name, self.pool, tuple(groups))
+
+    def answered(self, allocation: Allocation) -> None:
+        self.running = set(range(len(self.tasks))) - set(allocation.unplaced)
+
+
+class Day:
+    """Carries out the events of a day as scheduler and health checker do."""
+
+    def __init__(
+        self, process: Process, entitlements: Sequence[EntitlementRecord], jobs: list[GeneratedJob]
+    ) -> None:
+        self.process = process
+        self.specs = {record.name: record.spec for record in entitlements}
+        self.shapes = [
+            (j.entitlement, Demand(memory_bytes=j.memory_bytes, rru=j.rru, gpus=j.gpus), j.tasks)
+            for j in jobs
+        ]
+        self.jobs = {
+            job.name: Job(job.name, *shape) for job, shape in zip(jobs, self.shapes, strict=True)
+        }
+        self.down: set[str] = set()
+
+    async def begin(self) -> None:
+        """Place everything, and ask once more: tasks that run are asked for as such."""
+        for job in self.jobs.values():
+            await self.changed(job)
+
+    async def changed(self, job: Job) -> None:
+        """Ask because something changed, and again when that was answered and is done."""
+        await self.ask(job)
+        await self.ask(job)
+
+    async def ask(self, job: Job) -> None:
+        request = job.request(self.down, self.process)
+        job.answered(await self.process.allocations.allocate(request, lambda: self.left(job.pool)))
+
+    def left(self, pool: str) -> Allowance:
+        spec, held = self.specs[pool], self.process.index.pool(pool)
+        machines = (spec.machines or 0) - held.size
+        return Allowance(machines=machines, types=frozenset(spec.machine_types))
+
+    async def happens(self, event: Event) -> None:
+        match event.kind:
+            case "fail":
+                await self.fails(event.name)
+            case "back":
+                self.down.discard(event.name)
+                await self.process.brokers.mark_up(event.name)
+            case "start":
+                shape = self.shapes[len(self.jobs) % len(self.shapes)]
+                self.jobs[event.name] = Job(event.name, *shape)
+                await self.changed(self.jobs[event.name])
+            case "end":
+                job = self.jobs.pop(event.name)
+                await self.process.allocations.allocate(Request(job.name, job.pool), Allowance)
+            case "resize":
+                job = self.jobs[event.name]
+                wanted = max(1, round(len(job.tasks) * event.factor))
+                job.tasks = [*job.tasks, *[job.demand] * wanted][:wanted]
+                await self.changed(job)
+            case "change":
+                await self.roll(self.jobs[event.name], event.factor)
+            case "ask":
+                await self.ask(self.jobs[event.name])
+
+    async def fails(self, machine: str) -> None:
+        """Let a machine go down: its jobs are looked at at once, and their tasks move."""
+        hurt = {claims.job for claims in self.process.index.machines[machine].jobs}
+        self.down.add(machine)
+        await self.process.brokers.mark_down(machine, "the test says so")
+        for name in sorted(hurt):
+            await self.changed(self.jobs[name])
+
+    async def roll(self, job: Job, factor: float) -> None:
+        """Release a version that needs more or less, task by task (`max_unavailable` is 1)."""
+        old = job.demand
+        job.demand = Demand(
+            memory_bytes=old.memory_bytes, rru=round(old.rru * factor, 3), gpus=old.gpus
+        )
+        for task in range(len(job.tasks)):
+            job.tasks[task] = job.demand
+            job.running.discard(task)
+            await self.changed(job)
+
+
+def test_of_a_day_of_production_like_churn_the_cache_answers_over_99_percent():  # AL14
+    async def main() -> None:
+        entitlements = make_entitlements(30, round(MACHINES * 0.7))
+        jobs = make_jobs(entitlements)
+        machines = assigned(make_region(MACHINES), make_racks(MACHINES), entitlements)
+        async with Region(None, machines=0).process() as process:
+            await process.brokers.add({record.machine: record for record in machines})
+            day = Day(process, entitlements, jobs)
+            await day.begin()
+            counts = process.allocations.counts
+            counts.hits = counts.misses = 0
+            churn = Churn(list(day.jobs), list(process.index.machines))
+            seen = Counter[str]()
+            for event in churn.events(sum(churn.per_day().values())):
+                seen[event.kind] += 1
+                await day.happens(event)
+            assert all(seen[kind] for kind in churn.per_day())
+            assert seen["ask"] > 2_500 * len(jobs)
+            assert counts.misses > seen["resize"] + seen["fail"]  # changes are not answered so
+            assert counts.hits / (counts.hits + counts.misses) > 0.99
+            check(process.index)
+
+    asyncio.run(main())
+
+
+@scenario()
+async def test_a_release_that_needs_the_same_is_known_to_the_cache(w: World):  # AL13 AL14
+    await w.deployed()
+    await asyncio.sleep(60)
+    before = w.alive()
+    counts = w.cp.allocations.counts
+    counts.hits = counts.misses = 0
+    await w.cp.apply_job(a_job(image=IMAGE_2))
+    await w.stable(within_s=600)
+    assert {s.image for m in w.region.machines.values() for s in m.tasks.values()} == {IMAGE_2}
+    assert w.alive() == before
+    assert counts.hits > 6
+    assert counts.misses == 0
