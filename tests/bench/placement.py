@@ -10,6 +10,8 @@ Each step is a process of its own, so that memory and pauses are those of the st
     floors   the simple allocators, on the same region in memory; quality; the optimum
 
 `load_s`, `rss_mb`, `max_pause_ms`, `uncached_*` and `cached_*` are of the largest size;
+new jobs are placed with 1, 2, 4, 8 and 64 in flight, and `uncached_*` are the fastest of these
+whose p99 is at most 10 ms (`uncached_in_flight`; all are in `details`);
 `scaling` has the milliseconds of one new job of 36 tasks at each size. The machine is shared:
 trust ratios, and run it twice.
 """
@@ -52,6 +54,8 @@ from vm_lab.region.workload import make_jobs
 
 SIZES = (10_000, 100_000, 1_000_000)
 NEW_JOBS = 3000
+LANES = (1, 2, 4, 8, 64)
+P99_MS = 10.0
 LARGEST_JOB = 15_000
 Figures = dict[str, Any]
 
@@ -195,9 +199,9 @@ async def measure(options: argparse.Namespace) -> Figures:
 async def uncached(
     engine: Any, fresh: Sequence[Entry], at_once: int, pauses: Pauses
 ) -> dict[str, Figures]:
-    """Place jobs that are new, with 1, 2, 8 and 64 in flight; free them after every few."""
+    """Place jobs that are new, with so many in flight; free them after every few."""
     found: dict[str, Figures] = {}
-    for lanes in (1, 2, 8, 64):
+    for lanes in LANES:
         placed: Counter[str] = Counter()
         took: list[float] = []
         placing = freeing = 0.0
@@ -354,7 +358,8 @@ def run(options: argparse.Namespace, folder: Path) -> Figures:
         else:
             filled[size] |= run_step("fill", options, place, size)
         figures = run_step("measure", options, place, size, whole=size == sizes[-1])
-        scaling[str(size)] = round(1000 / figures["uncached"]["2"]["jobs_per_s"], 3)
+        scaling[str(size)] = round(1000 / figures["uncached"]["4"]["jobs_per_s"], 3)
+    in_flight, uncached_ = in_time(figures["uncached"])
     return {
         "machines": options.machines,
         "engine": options.engine,
@@ -363,8 +368,9 @@ def run(options: argparse.Namespace, folder: Path) -> Figures:
         "max_pause_ms": max(
             pause for step, pause in figures["pause_ms"].items() if step not in ("start", "between")
         ),
-        "uncached_jobs_per_s": figures["uncached"]["2"]["jobs_per_s"],
-        "uncached_p99_ms": figures["uncached"]["2"]["p99_ms"],
+        "uncached_in_flight": in_flight,
+        "uncached_jobs_per_s": uncached_["jobs_per_s"],
+        "uncached_p99_ms": uncached_["p99_ms"],
         "cached_jobs_per_s": figures["cached_jobs_per_s"],
         "hit_ratio": figures["churn"]["hit_ratio"],
         "scaling": scaling,
@@ -375,6 +381,13 @@ def run(options: argparse.Namespace, folder: Path) -> Figures:
         "churn": figures["churn"],
         "details": figures | filled[sizes[-1]],
     }
+
+
+def in_time(uncached: dict[str, Figures]) -> tuple[int, Figures]:
+    """Return the fastest way of asking of which nearly all answers come in time."""
+    late = {lanes: max(0.0, found["p99_ms"] - P99_MS) for lanes, found in uncached.items()}
+    best = min(uncached, key=lambda lanes: (late[lanes], -uncached[lanes]["jobs_per_s"]))
+    return int(best), uncached[best]
 
 
 def table(result: Figures) -> str:
