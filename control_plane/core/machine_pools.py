@@ -275,9 +275,11 @@ class Bucket:
 
     def is_hopeless(self, demand: Demand) -> bool:
         """Return whether this demand or a smaller one found no room since anything got better."""
-        if self._misses is None or self._missed_at != self.gain:
-            return False
-        return any(demand.is_no_less_than(missed) for missed in self._misses)
+        if self._misses is not None and self._missed_at == self.gain:
+            for missed in self._misses:
+                if demand.is_no_less_than(missed):
+                    return True
+        return False
 
     def missed(self, demand: Demand, gain: int, moves: int) -> None:
         """Remember that no machine had room while `gain` and `moves` were as given.
