@@ -77,7 +77,7 @@ class Brokers:
         if broker is None:
             store = self._stores.get(datacenter, self._store)
             broker = Broker(store, self._clock, datacenter)
-            broker.listen(self._heard)
+            broker.listen(self._heard, self._heard_all)
             self.by_datacenter[datacenter] = broker
             if self._loaded:
                 broker.table.begin()
@@ -402,6 +402,15 @@ class Brokers:
                 before = known[-2]
         for heard in self._listeners:
             heard(name, before, after)
+
+    def _heard_all(self, records: Mapping[str, MachineRecord]) -> None:
+        if self._twice:
+            for name, record in records.items():
+                self._heard(name, None, record)
+            return
+        for heard in self._listeners:
+            for name, record in records.items():
+                heard(name, None, record)
 
     def _all_stores(self) -> list[Store]:
         return list(dict.fromkeys([self._store, *self._stores.values()]))
