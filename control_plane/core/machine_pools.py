@@ -30,7 +30,7 @@ from control_plane.core.feasibility import (
 )
 
 if TYPE_CHECKING:
-    from control_plane.core.region_index import Claims
+    from control_plane.core.claims import Claims
 
 FREE = ""
 """The name of the free pool."""
@@ -221,6 +221,18 @@ class Bucket:
             row = self.shelves[shelf] = []
         machine.shelf, machine.at = shelf, len(row)
         row.append(machine)
+
+    def put_all(self, machines: list[Machine]) -> None:
+        """Put machines that come into this bucket on the shelf where all of them belong."""
+        sample = machines[0]
+        shelf = shelf_of(sample)
+        self.most_memory = max(self.most_memory, sample.capacity.memory_bytes)
+        row = self.shelves[shelf]
+        if row is None:
+            row = self.shelves[shelf] = []
+        for at, machine in enumerate(machines, len(row)):
+            machine.bucket, machine.shelf, machine.at = self, shelf, at
+        row += machines
 
     def drop(self, machine: Machine) -> None:
         """Take a machine off its shelf: the last one there takes its position."""

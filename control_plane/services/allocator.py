@@ -30,7 +30,7 @@ from control_plane.core.machine_pools import Machine
 from control_plane.core.planner import Allowance, Group, Request, plan, planning, same_claim
 from control_plane.core.pools import Quota, pool_of, pool_quotas
 from control_plane.core.reconcile import View, spec_of, strays
-from control_plane.core.region_index import Change, Claim, RegionIndex
+from control_plane.core.region_index import Change, Claim, IndexedMachine, RegionIndex
 from control_plane.core.rollout import Placed, to_place, wanted_tasks
 from control_plane.core.unavailability import MOVING, blocking, leaving
 from control_plane.services.allocations import Allocations
@@ -122,12 +122,14 @@ class Allocator:
 
     def refresh(self, machines: Iterable[str]) -> None:
         """Bring some machines up to date with their brokers' records and agents."""
+        known = []
         for name in machines:
             record = self._broker.table.find(name)
             if record is None:
                 self.index.remove(name)
             else:
-                self._put(record)
+                known.append(self._as_indexed(record))
+        self.index.put_many(known)
 
     def _adopt(self, record: JobRecord) -> None:
         claims = self.index.claims.get(record.name)
@@ -401,13 +403,14 @@ class Allocator:
 
     # -- keeping the index true
 
-    def _put(self, record: MachineRecord) -> None:
+    def _as_indexed(self, record: MachineRecord) -> IndexedMachine:
+        """Return what the index is told about a machine, and note what else matters of it."""
         self._note_special(record)
         if record.quarantined_until > self._clock():
             self._quarantined[record.machine] = record.quarantined_until
         capacity, place = self._kinds.capacity(record), self._kinds.place(record)
         blocked = self._blocked(record)
-        self.index.put(record.machine, capacity, place, record.entitlement, blocked)
+        return record.machine, capacity, place, record.entitlement, blocked
 
     def _note_special(self, record: MachineRecord) -> None:
         planned = any(e.end is None and e.kind in MOVING for e in record.unavailability)
@@ -460,7 +463,7 @@ class Allocator:
         if after is None:
             self.index.remove(name)
         elif self._loaded:
-            self._put(after)
+            self.index.put(*self._as_indexed(after))
 
     def _machine_seen(self, name: str) -> None:
         record = self._broker.table.find(name)
