@@ -165,12 +165,7 @@ class Table(Generic[T]):
         For what `load` reads, `loaded(records)` is called with many at once, if it is given.
         """
         self._listeners.append(heard)
-        self._loaders.append(loaded or (lambda records: self._tell_each(heard, records)))
-
-    @staticmethod
-    def _tell_each(heard: Heard[T], records: Mapping[str, T]) -> None:
-        for name, record in records.items():
-            heard(name, None, record)
+        self._loaders.append(loaded or tell_each(heard))
 
     def changes(self, after: int, limit: int | None = None) -> list[Item[T]]:
         """Return the changes after a revision of this table, oldest first.
@@ -302,6 +297,20 @@ class Table(Generic[T]):
             self._more = None
         for heard in self._listeners:
             heard(name, before, record)
+
+
+def tell_each(heard: Callable[[str, None, T], None]) -> Loaded[T]:
+    """Return what tells a listener of each of many records."""
+
+    def loaded(records: Mapping[str, T]) -> None:
+        for name, record in records.items():
+            heard(name, None, record)
+
+    return loaded
+
+
+def ignore(_: Mapping[str, object]) -> None:
+    """Listen to nothing that is read at the start: a service that looks at it all once it runs."""
 
 
 async def pages(store: Store, prefix: str) -> AsyncIterator[tuple[Entry, ...]]:
