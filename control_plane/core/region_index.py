@@ -93,16 +93,18 @@ class RegionIndex:
             self._change(name, capacity, place, pool, blocked)
 
     def put_many(self, machines: Iterable[IndexedMachine]) -> None:
-        """Do `put` for each of these, in a third of the time if the index has none of them yet."""
+        """Do `put` for each of these, in half of the time if the index has none of them yet."""
+        machines = list(machines)  # what makes them may fail, or ask this index
+        new: dict[str, Machine] = {}
         known: list[IndexedMachine] = []
         alike: dict[tuple[object, ...], list[Machine]] = {}
         with self._lock:
             for each in machines:
                 name, capacity, place, pool, blocked = each
-                if name in self.machines or name in self._taking:
+                if name in self.machines or name in new or name in self._taking:
                     known.append(each)
                     continue
-                machine = self.machines[name] = Machine(name, capacity, place, blocked)
+                machine = new[name] = Machine(name, capacity, place, blocked)
                 key = (pool, id(capacity), place.region, place.msb, not blocked)
                 others = alike.get(key)
                 if others is None:
@@ -111,6 +113,7 @@ class RegionIndex:
                     others.append(machine)
             for (pool_name, *_), group in alike.items():
                 self._enter_all(group, str(pool_name))
+            self.machines |= new
             for each in known:
                 self._change(*each)
 

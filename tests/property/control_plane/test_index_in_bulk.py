@@ -1,5 +1,8 @@
 """What a restart puts into the index many at once is what it would be one by one."""
 
+import threading
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from regions import FREE, POOL, a_capacity, a_place, add, check, state
@@ -128,3 +131,14 @@ def test_a_stored_allocation_is_restored_whole_whatever_the_step(
     assert everything(whole) == everything(stepped)
     again = record_after(Change("web", POOL), stepped.claims.get("web"))
     assert again == record_after(Change("web", POOL), whole.claims.get("web"))
+
+
+def test_machines_of_which_one_cannot_be_made_leave_no_trace() -> None:
+    def fails():
+        yield "m0", CAPACITIES[0], PLACES[0], POOL, ""
+        raise ConnectionError
+
+    index = RegionIndex(threading.Lock())
+    with pytest.raises(ConnectionError):
+        index.put_many(fails())
+    assert everything(index) == everything(RegionIndex())
