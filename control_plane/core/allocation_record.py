@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from operator import itemgetter
 
 from control_plane.api.allocations import AllocationRecord, StoredDemand
+from control_plane.core.claims import Claim, Claims
 from control_plane.core.feasibility import Demand
 from control_plane.core.machine_pools import Machine
-from control_plane.core.region_index import Change, Claim, Claims
+from control_plane.core.region_index import Change, RegionIndex
 
 _TASK = itemgetter(0)
 """Of a claim."""
+
+
+def restoring(record: AllocationRecord, index: RegionIndex, step: int) -> Iterator[int]:
+    """Restore what a record says about machines that the region still has, in steps.
+
+    Yields how many tasks were looked at, `step` at most.
+    """
+    machines = index.machines
+    if len(record.demands) == 1 and not record.ports:  # nearly all jobs are like this
+        demand = _demand(record.demands[0])
+        for first in range(0, len(record.machines), step):
+            names = record.machines[first : first + step]
+            some = list(map(machines.get, names))  # no machine is called "", which means none
+            index.restore_alike(record.job, record.pool, first, some, demand)
+            yield len(names)
+        return
+    claims = claims_of(record, machines)
+    for first in range(0, len(claims), step):
+        index.restore(record.job, record.pool, claims[first : first + step])
+        yield len(claims[first : first + step])
 
 
 def claims_of(record: AllocationRecord, machines: Mapping[str, Machine]) -> list[Claim]:

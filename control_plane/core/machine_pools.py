@@ -30,7 +30,7 @@ from control_plane.core.feasibility import (
 )
 
 if TYPE_CHECKING:
-    from control_plane.core.region_index import Claims
+    from control_plane.core.claims import Claims
 
 FREE = ""
 """The name of the free pool."""
@@ -210,18 +210,17 @@ class Bucket:
         self._missed_at = 0
         """… when `gain` was this."""
 
-    def put(self, machine: Machine) -> None:
-        """Put a machine on its shelf."""
-        if machine.capacity.memory_bytes > self.most_memory:
-            self.most_memory = machine.capacity.memory_bytes
-        self._put(machine, shelf_of(machine))
-
-    def _put(self, machine: Machine, shelf: int) -> None:
+    def put_all(self, machines: list[Machine]) -> None:
+        """Put machines that come into this bucket on the shelf where all of them belong."""
+        sample = machines[0]
+        shelf = shelf_of(sample)
+        self.most_memory = max(self.most_memory, sample.capacity.memory_bytes)
         row = self.shelves[shelf]
         if row is None:
             row = self.shelves[shelf] = []
-        machine.shelf, machine.at = shelf, len(row)
-        row.append(machine)
+        for at, machine in enumerate(machines, len(row)):
+            machine.bucket, machine.shelf, machine.at = self, shelf, at
+        row += machines
 
     def drop(self, machine: Machine) -> None:
         """Take a machine off its shelf: the last one there takes its position."""
@@ -240,6 +239,13 @@ class Bucket:
             self.drop(machine)
             self._put(machine, shelf)
             self.moves += 1
+
+    def _put(self, machine: Machine, shelf: int) -> None:
+        row = self.shelves[shelf]
+        if row is None:
+            row = self.shelves[shelf] = []
+        machine.shelf, machine.at = shelf, len(row)
+        row.append(machine)
 
     def first(self) -> Machine | None:
         """Return a machine with most room; one that takes no tasks if there is no other."""

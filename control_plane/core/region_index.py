@@ -7,11 +7,12 @@ control, paper §2.3).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
+from control_plane.core.claims import Claim, Claims
 from control_plane.core.credit import Credit
 from control_plane.core.feasibility import (
     FIRST_PORT,
@@ -25,98 +26,13 @@ from control_plane.core.feasibility import (
 )
 from control_plane.core.machine_pools import FREE, Bucket, Machine, Pool, Ports
 
+__all__ = ["STEP", "Change", "Claim", "Claims", "IndexedMachine", "RegionIndex"]
+
 T = TypeVar("T")
+IndexedMachine = tuple[str, Capacity, Place, str, str]
+"""Name, capacity, place, pool, and why it takes no tasks (empty: it does)."""
 STEP = 500
 """Tasks that are charged between two chances for others to run."""
-
-
-class Claim(NamedTuple):
-    """One task on one machine."""
-
-    task: int
-    """Its index in the job."""
-    machine: Machine
-    demand: Demand
-    ports: dict[str, int] | None = None
-
-
-class Claims:
-    """The machines of one job's tasks, by index: one object per job, not one per task."""
-
-    __slots__ = (
-        "_others",
-        "_ports",
-        "demand",
-        "job",
-        "machines",
-        "needs_usable",
-        "pool",
-        "reserved",
-        "valid",
-    )
-
-    def __init__(self, job: str, pool: str) -> None:
-        """Claim nothing yet."""
-        self.job = job
-        self.pool = pool
-        self.machines: list[Machine | None] = []
-        self.demand: Demand | None = None
-        """Of all tasks but those in `_others`."""
-        self.valid = True
-        """Whether the machines are as they were when they were chosen (AL13)."""
-        self.needs_usable = True
-        """Whether that includes that they take tasks: it does not matter to tasks that run."""
-        self.reserved: Change | None = None
-        """What is charged to machines already, but not settled."""
-        self._others: dict[int, Demand] = {}
-        self._ports: dict[int, dict[str, int]] = {}
-
-    def set(self, claim: Claim) -> None:
-        """Add a task, or give it another machine."""
-        task, machine, demand, ports = claim
-        missing = task + 1 - len(self.machines)
-        if missing > 0:
-            self.machines.extend([None] * missing)
-        self.machines[task] = machine
-        if self.demand is None:
-            self.demand = demand
-        if demand is not self.demand and demand != self.demand:
-            self._others[task] = demand
-        elif self._others:
-            self._others.pop(task, None)
-        if ports:
-            self._ports[task] = ports
-        elif self._ports:
-            self._ports.pop(task, None)
-
-    def unset(self, index: int) -> None:
-        """Forget a task."""
-        self.machines[index] = None
-        self._others.pop(index, None)
-        self._ports.pop(index, None)
-        while self.machines and self.machines[-1] is None:
-            self.machines.pop()
-        if not self.machines:
-            self.demand = None
-
-    def get(self, index: int) -> Claim | None:
-        """Return the claim of a task."""
-        machine = self.machines[index] if index < len(self.machines) else None
-        if machine is None or self.demand is None:
-            return None
-        demand = self._others.get(index, self.demand) if self._others else self.demand
-        return Claim(index, machine, demand, self._ports.get(index) if self._ports else None)
-
-    def __iter__(self) -> Iterator[Claim]:
-        """Yield the claims of all tasks that have a machine, by index."""
-        for index in range(len(self.machines)):
-            claim = self.get(index)
-            if claim is not None:
-                yield claim
-
-    def __len__(self) -> int:
-        """Return how many tasks have a machine."""
-        return len(self.machines) - self.machines.count(None)
 
 
 @dataclass(slots=True)
@@ -174,38 +90,62 @@ class RegionIndex:
     def put(self, name: str, capacity: Capacity, place: Place, pool: str, blocked: str) -> None:
         """Add a machine or take in what changed about it; results that rely on it are invalid."""
         with self._lock:
-            machine = self.machines.get(name)
-            if name in self._taking:
-                self._told[name] = pool
-                pool = self._taking[name]
-            if machine is None:
-                machine = self.machines[name] = Machine(name, capacity, place, blocked)
-                self._enter(machine, pool)
-                return
-            if (machine.capacity, machine.place, machine.pool, machine.blocked) == (
-                capacity,
-                place,
-                pool,
-                blocked,
-            ):
-                return
-            same = (machine.capacity, machine.place, machine.pool) == (capacity, place, pool)
-            self._leave(machine)
-            old, machine.capacity = machine.capacity, capacity
-            machine.free_rru += exact(capacity.rru) - exact(old.rru)
-            if capacity.rru_per_cpu != old.rru_per_cpu:
-                for claim in _charged(machine):
-                    machine.free_rru += claim.demand.rru_on(old) - claim.demand.rru_on(capacity)
-            machine.free_memory += capacity.memory_bytes - old.memory_bytes
-            machine.free_gpus += capacity.gpus - old.gpus
-            machine.free_network += capacity.network_mbps - old.network_mbps
-            machine.place, machine.blocked = place, blocked
+            self._change(name, capacity, place, pool, blocked)
+
+    def put_many(self, machines: Iterable[IndexedMachine]) -> None:
+        """Do `put` for each of these, in half of the time if the index has none of them yet."""
+        machines = list(machines)  # what makes them may fail, or ask this index
+        new: dict[str, Machine] = {}
+        known: list[IndexedMachine] = []
+        alike: dict[tuple[object, ...], list[Machine]] = {}
+        with self._lock:
+            for each in machines:
+                name, capacity, place, pool, blocked = each
+                if name in self.machines or name in new or name in self._taking:
+                    known.append(each)
+                    continue
+                machine = new[name] = Machine(name, capacity, place, blocked)
+                key = (pool, id(capacity), place.region, place.msb, not blocked)
+                others = alike.get(key)
+                if others is None:
+                    alike[key] = [machine]
+                else:
+                    others.append(machine)
+            for (pool_name, *_), group in alike.items():
+                self._enter_all(group, str(pool_name))
+            self.machines |= new
+            for each in known:
+                self._change(*each)
+
+    def _change(self, name: str, capacity: Capacity, place: Place, pool: str, blocked: str) -> None:
+        """Take in what may have changed about a machine."""
+        machine = self.machines.get(name)
+        if name in self._taking:
+            self._told[name] = pool
+            pool = self._taking[name]
+        if machine is None:
+            machine = self.machines[name] = Machine(name, capacity, place, blocked)
             self._enter(machine, pool)
-            if not same:
-                self._invalidate(machine)
-            elif blocked:
-                for claims in machine.jobs:
-                    claims.valid = claims.valid and not claims.needs_usable
+            return
+        same = (machine.capacity, machine.place, machine.pool) == (capacity, place, pool)
+        if same and machine.blocked == blocked:
+            return
+        self._leave(machine)
+        old, machine.capacity = machine.capacity, capacity
+        machine.free_rru += exact(capacity.rru) - exact(old.rru)
+        if capacity.rru_per_cpu != old.rru_per_cpu:
+            for claim in _charged(machine):
+                machine.free_rru += claim.demand.rru_on(old) - claim.demand.rru_on(capacity)
+        machine.free_memory += capacity.memory_bytes - old.memory_bytes
+        machine.free_gpus += capacity.gpus - old.gpus
+        machine.free_network += capacity.network_mbps - old.network_mbps
+        machine.place, machine.blocked = place, blocked
+        self._enter(machine, pool)
+        if not same:
+            self._invalidate(machine)
+        elif blocked:
+            for claims in machine.jobs:
+                claims.valid = claims.valid and not claims.needs_usable
 
     def block(self, name: str, blocked: str) -> None:
         """Say why a machine takes no tasks now; empty: it does."""
@@ -230,12 +170,17 @@ class RegionIndex:
             machine.blocked, machine.at = "is gone", -1  # plans that were made with it fail
 
     def _enter(self, machine: Machine, pool_name: str) -> None:
+        self._enter_all([machine], pool_name)
+
+    def _enter_all(self, machines: list[Machine], pool_name: str) -> None:
+        """Put machines into a pool that are alike, and belong on the same shelf."""
+        sample = machines[0]
         pool = self.pool(pool_name)
-        machine.bucket = bucket = pool.bucket(machine)
-        pool.count(machine, 1)
-        bucket.size += 1
-        bucket.put(machine)
-        if not machine.blocked:
+        bucket = pool.bucket(sample)
+        pool.count(sample, len(machines))
+        bucket.size += len(machines)
+        bucket.put_all(machines)
+        if not sample.blocked:
             self._gained(bucket)
 
     def _leave(self, machine: Machine) -> None:
@@ -291,6 +236,32 @@ class RegionIndex:
                 self._charge(known, claim)
                 known.set(claim)
             for machine in dict.fromkeys(claim.machine for claim in claims):
+                self._reshelve(machine)
+
+    def restore_alike(
+        self, job: str, pool: str, first: int, machines: Sequence[Machine | None], demand: Demand
+    ) -> None:
+        """Do `restore` for tasks that claim the same, and no ports: for `first` and those after.
+
+        The job must have none of them, or later ones, yet. None: the task has no machine.
+        """
+        placed = [machine for machine in machines if machine is not None]
+        if not placed:
+            return
+        with self._lock:
+            claims = self.claims.setdefault(job, Claims(job, pool))
+            claims.extend(first, machines, demand)
+            only, capacity, rru = (claims,), None, 0.0
+            for machine in placed:
+                if machine.capacity is not capacity:
+                    capacity = machine.capacity
+                    rru = demand.rru_on(capacity)
+                machine.free_rru -= rru
+                machine.free_memory -= demand.memory_bytes
+                machine.free_gpus -= demand.gpus
+                machine.free_network -= demand.network_mbps
+                machine.jobs = machine.jobs + only if machine.jobs else only
+            for machine in dict.fromkeys(placed):
                 self._reshelve(machine)
 
     def reserve(self, change: Change) -> tuple[str, ...]:

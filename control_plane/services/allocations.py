@@ -19,11 +19,12 @@ from typing import Protocol, TypeVar
 
 from agent.errors import Busy, Conflict, NotFound, TwineError
 from control_plane.api.allocations import AllocationRecord, Decision
-from control_plane.core.allocation_record import claims_of, record_after
+from control_plane.core.allocation_record import record_after, restoring
 from control_plane.core.machine_pools import Machine
 from control_plane.core.planner import Allowance, Plan, Request, planning
 from control_plane.core.region_index import Change, Claims, RegionIndex
 from control_plane.services.holds import Take
+from control_plane.services.table import pages
 from control_plane.store import Delete, Operation, Put, Store
 from control_plane.store.records import (
     ALLOCATIONS,
@@ -37,7 +38,6 @@ from control_plane.store.records import (
 log = logging.getLogger(__name__)
 ATTEMPTS = 10
 """Plans that are made for one request before it fails as busy."""
-PAGE = 500
 STEP = 2_000
 """Tasks that are read between two turns of the event loop."""
 TURN_S = 0.004
@@ -156,25 +156,16 @@ class Allocations:
 
     async def load(self) -> None:
         """Read all records; the index must hold the machines already."""
-        after = ""
-        while True:
-            listing = await self._store.list_prefix(ALLOCATIONS, after, PAGE)
-            restored = 0
-            for entry in listing.entries:
+        restored = 0
+        async for page in pages(self._store, ALLOCATIONS):
+            for entry in page:
                 record = decode(entry.value, AllocationRecord, entry.key)
                 self._revisions[record.job] = entry.revision
-                claims = claims_of(record, self.index.machines)
-                for start in range(0, len(claims), STEP):
-                    some = claims[start : start + STEP]
-                    self.index.restore(record.job, record.pool, some)
-                    restored += len(some)
+                for tasks in restoring(record, self.index, STEP):
+                    restored += tasks
                     if restored >= STEP:
                         restored = 0
                         await asyncio.sleep(0)
-            if len(listing.entries) < PAGE:
-                return
-            after = listing.entries[-1].key
-            await asyncio.sleep(0)
 
     async def recover(self) -> None:
         """Finish what a crash interrupted: commit what was decided, abort everything else.

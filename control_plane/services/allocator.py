@@ -30,12 +30,14 @@ from control_plane.core.machine_pools import Machine
 from control_plane.core.planner import Allowance, Group, Request, plan, planning, same_claim
 from control_plane.core.pools import Quota, pool_of, pool_quotas
 from control_plane.core.reconcile import View, spec_of, strays
-from control_plane.core.region_index import Change, Claim, RegionIndex
+from control_plane.core.region_index import Change, Claim, IndexedMachine, RegionIndex
 from control_plane.core.rollout import Placed, to_place, wanted_tasks
 from control_plane.core.unavailability import MOVING, blocking, leaving
 from control_plane.services.allocations import Allocations
+from control_plane.services.fleet import Sight
 from control_plane.services.promises import Limits, PromiseKeeper
 from control_plane.services.region import Region
+from control_plane.services.table import ignore
 from control_plane.services.usage import TaskDirectory
 from control_plane.services.waiting import Waiting
 from control_plane.store import Store
@@ -83,7 +85,7 @@ class Allocator:
         self._loaded = False
         region.jobs.listen(self._job_changed)
         region.portal.table.listen(lambda *_: self._quotas_changed())
-        region.broker.listen(self._machine_changed)
+        region.broker.listen(self._machine_changed, loaded=ignore)
         region.fleet.listen(self._machine_seen)
 
     async def load(self) -> None:
@@ -93,7 +95,7 @@ class Allocator:
         allocation: its claims are taken from its record.
         """
         await self.allocations.recover()
-        await self.resync()
+        await self._look_at_all()
         await self.allocations.load()
         for record in self._jobs.records():
             self._adopt(record)
@@ -109,25 +111,30 @@ class Allocator:
 
     async def resync(self, pause_s: float = 0.0) -> None:
         """Compare the whole index with the brokers, whatever was heard or missed (AL2)."""
-        for broker in list(self._broker.by_datacenter.values()):
-            names = list(broker.table)
-            for start in range(0, len(names), STEP):
-                self.refresh(names[start : start + STEP])
-                await asyncio.sleep(pause_s)
+        await self._look_at_all(pause_s)
         known = list(self.index.machines)
         for start in range(0, len(known), STEP):
             part = known[start : start + STEP]
             self.refresh(name for name in part if self._broker.table.find(name) is None)
             await asyncio.sleep(pause_s)
 
+    async def _look_at_all(self, pause_s: float = 0.0) -> None:
+        for broker in list(self._broker.by_datacenter.values()):
+            names = list(broker.table)
+            for start in range(0, len(names), STEP):
+                self.refresh(names[start : start + STEP])
+                await asyncio.sleep(pause_s)
+
     def refresh(self, machines: Iterable[str]) -> None:
         """Bring some machines up to date with their brokers' records and agents."""
+        known = []
         for name in machines:
             record = self._broker.table.find(name)
             if record is None:
                 self.index.remove(name)
             else:
-                self._put(record)
+                known.append(self._as_indexed(record))
+        self.index.put_many(known)
 
     def _adopt(self, record: JobRecord) -> None:
         claims = self.index.claims.get(record.name)
@@ -402,16 +409,18 @@ class Allocator:
 
     # -- keeping the index true
 
-    def _put(self, record: MachineRecord) -> None:
+    def _as_indexed(self, record: MachineRecord) -> IndexedMachine:
+        """Return what the index is told about a machine, and note what else matters of it."""
         self._note_special(record)
         if record.quarantined_until > self._clock():
             self._quarantined[record.machine] = record.quarantined_until
         capacity, place = self._kinds.capacity(record), self._kinds.place(record)
         blocked = self._blocked(record)
-        self.index.put(record.machine, capacity, place, record.entitlement, blocked)
+        return record.machine, capacity, place, record.entitlement, blocked
 
     def _note_special(self, record: MachineRecord) -> None:
-        planned = any(e.end is None and e.kind in MOVING for e in record.unavailability)
+        events = record.unavailability
+        planned = bool(events) and any(e.end is None and e.kind in MOVING for e in events)
         known = self._special.pop(record.machine, None)
         if known is not None:
             self._special_of[known].discard(record.machine)
@@ -431,26 +440,27 @@ class Allocator:
             return "is down"
         if record.hold is not None and not self.allocations.is_taking(record.machine):
             return f"is held for transaction {record.hold.transaction}"
-        if planned := blocking(record, self._clock()):
+        if record.unavailability and (planned := blocking(record, self._clock())):
             return planned
         sight = self._fleet.sight(record.machine)
-        if not sight.answering and not self._is_yet_to_answer(record.machine):
+        if not sight.answering and not self._is_yet_to_answer(record.machine, sight):
             return "does not answer"
         degraded = sight.profile.state is ProfileState.DEGRADED
         if record.entitlement and degraded and not self._fleet.ready(record):
             return f"failed to reach profile {record.profile_wanted!r}"
-        if self.directory.leaving(record.machine) or self.strays(record.machine):
+        if self.directory.leaving(record.machine) or (sight.tasks and self.strays(record.machine)):
             return "still runs tasks that moved away"
         return ""
 
-    def _is_yet_to_answer(self, machine: str) -> bool:
+    def _is_yet_to_answer(self, machine: str, sight: Sight) -> bool:
         """Return whether an agent was not heard only because we have just begun to ask.
 
         Otherwise the first agent to answer after a start would get all tasks.
         """
-        sight = self._fleet.sight(machine)
+        if sight.heard_at is not None:
+            return False
         asked_s = asyncio.get_running_loop().time() - sight.asked_since
-        if sight.heard_at is None and asked_s < self._settings.down_after_s:
+        if asked_s < self._settings.down_after_s:
             self._timed.add(machine)
             return True
         return False
@@ -461,7 +471,7 @@ class Allocator:
         if after is None:
             self.index.remove(name)
         elif self._loaded:
-            self._put(after)
+            self.index.put(*self._as_indexed(after))
 
     def _machine_seen(self, name: str) -> None:
         record = self._broker.table.find(name)

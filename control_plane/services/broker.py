@@ -34,7 +34,7 @@ from control_plane.services.agents import Clock
 from control_plane.services.holds import Holds, Take, refused
 from control_plane.services.machine_keys import prefix_of
 from control_plane.services.machine_reader import MachineReader
-from control_plane.services.table import Table
+from control_plane.services.table import Heard, Loaded, Table
 from control_plane.store import Store
 
 __all__ = ["FREE", "HISTORY", "Broker", "Take"]
@@ -65,7 +65,7 @@ class Broker:
         self._held: dict[str, dict[str, None]] = defaultdict(dict)
         """Names by entitlement. Sets would do, but the garbage collector walks through sets."""
         self._holds = Holds(self.table, clock)
-        self.table.listen(self._index)
+        self.table.listen(self._index, self._index_all)
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
         """Read all machines; see `Table.load`."""
@@ -75,10 +75,10 @@ class Broker:
     # -- being told (RB4)
 
     def listen(
-        self, heard: Callable[[str, MachineRecord | None, MachineRecord | None], None]
+        self, heard: Heard[MachineRecord], loaded: Loaded[MachineRecord] | None = None
     ) -> None:
-        """Call `heard(machine, before, after)` after each change."""
-        self.table.listen(heard)
+        """Call `heard(machine, before, after)` after each change; see `Table.listen`."""
+        self.table.listen(heard, loaded)
 
     def list(self) -> tuple[int, Machines]:
         """Return all machines, by name, and the revision from which to watch them."""
@@ -299,3 +299,8 @@ class Broker:
             self._held[before.entitlement].pop(name, None)
         if after is not None:
             self._held[after.entitlement][name] = None
+
+    def _index_all(self, records: Mapping[str, MachineRecord]) -> None:
+        held = self._held
+        for name, record in records.items():
+            held[record.entitlement][name] = None

@@ -26,7 +26,7 @@ from control_plane.services.broker import Broker, Take
 from control_plane.services.holds import refused
 from control_plane.services.machine_keys import survey
 from control_plane.services.region_table import RegionTable
-from control_plane.services.table import PAGE, pages
+from control_plane.services.table import PAGE, Loaded, pages, tell_each
 from control_plane.store import Delete, Put, Store
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Brokers:
         self._stores = dict(stores or {})
         self._clock = clock
         self._listeners: list[Heard] = []
+        self._loaders: list[Loaded[MachineRecord]] = []
         self._membership = asyncio.Lock()
         """Held while machines come, go or move, so that a name is in one place."""
         self._loaded = False
@@ -79,7 +80,7 @@ class Brokers:
         if broker is None:
             store = self._stores.get(datacenter, self._store)
             broker = Broker(store, self._clock, datacenter)
-            broker.listen(self._heard)
+            broker.listen(self._heard, self._heard_all)
             self.by_datacenter[datacenter] = broker
             if self._loaded:
                 broker.table.begin()
@@ -92,9 +93,10 @@ class Brokers:
             raise NotFound(f"there is no machine {machine!r}")
         return home
 
-    def listen(self, heard: Heard) -> None:
-        """Call `heard(machine, before, after)` after each change (RB4)."""
+    def listen(self, heard: Heard, loaded: Loaded[MachineRecord] | None = None) -> None:
+        """Call `heard(machine, before, after)` after each change (RB4); see `Table.listen`."""
         self._listeners.append(heard)
+        self._loaders.append(loaded or tell_each(heard))
 
     # -- finding
 
@@ -417,6 +419,14 @@ class Brokers:
             self._shown[name] = after
         if after is not before:
             self._tell(name, before, after)
+
+    def _heard_all(self, records: Mapping[str, MachineRecord]) -> None:
+        if self._twice:
+            for name, record in records.items():
+                self._heard(name, None, record)
+            return
+        for loaded in self._loaders:
+            loaded(records)
 
     def _all_stores(self) -> list[Store]:
         return list(dict.fromkeys([self._store, *self._stores.values()]))

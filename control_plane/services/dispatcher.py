@@ -170,7 +170,7 @@ class Dispatcher:
                 status = await agent.put_task(command.task, spec)
         except (NotFound, Unprocessable):
             # perhaps the image was removed meanwhile: the next attempt asks for it again
-            self._fleet.sight(command.machine).images.discard(spec.image)
+            self._fleet.sight(command.machine).images -= {spec.image}
             raise
         self._fleet.saw_task(command.machine, status)
         log.info(
@@ -210,7 +210,7 @@ class Dispatcher:
         async with asyncio.timeout(_PULL_TIMEOUT_S), self._per_machine[f"{machine} images"]:
             if digest not in self._fleet.sight(machine).images:
                 await (await self._agent(machine)).pull_image(pull)
-        self._fleet.sight(machine).images.add(digest)
+        self._fleet.sight(machine).images |= {digest}
 
     async def _put_profile(self, machine: str, allow_reboot: bool) -> None:
         record = self._broker.table.get(machine)

@@ -16,10 +16,15 @@ from control_plane.core.reconcile import SeenMachine
 from control_plane.core.unavailability import leaving, overdue
 from control_plane.services.brokers import Brokers
 
+_NO_PROFILE = ProfileStatus()
+
 
 @dataclass(slots=True)
 class Sight:
-    """One machine, as its agent describes it. Times are the loop's."""
+    """One machine, as its agent describes it. Times are the loop's.
+
+    There is one for each machine of the region, so one of which nothing is known is small.
+    """
 
     asked_since: float
     heard_at: float | None = None
@@ -30,8 +35,8 @@ class Sight:
     tasks: dict[str, TaskStatus] = field(default_factory=dict)
     stopped: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    images: set[str] = field(default_factory=set)
-    profile: ProfileStatus = field(default_factory=ProfileStatus)
+    images: frozenset[str] = frozenset()
+    profile: ProfileStatus = _NO_PROFILE
     doubtful: bool = False
     """A command had an unknown outcome: the tasks must be listed again."""
 
@@ -94,7 +99,7 @@ class Fleet:
         sight = self.sight(machine)
         sight.boot_id = facts.boot_id
         sight.tasks = {status.task_id: status for status in tasks}
-        sight.images = set(images)
+        sight.images = frozenset(images)
         sight.profile = profile
         sight.refused.clear()
         sight.stopped.clear()

@@ -17,6 +17,7 @@ from control_plane.core.health import BrakePolicy, Signs, judge
 from control_plane.core.unavailability import open_event
 from control_plane.services.agents import AgentApi, AgentPool
 from control_plane.services.region import Region
+from control_plane.services.table import ignore
 
 log = logging.getLogger(__name__)
 _JUDGE_EVERY_S = 0.5
@@ -41,7 +42,7 @@ class HealthChecker:
         self._pool = pool
         self._group: asyncio.TaskGroup | None = None
         self._followed: set[str] = set()
-        region.broker.listen(lambda name, *_: self._follow_soon(name))
+        region.broker.listen(lambda name, *_: self._follow_soon(name), loaded=ignore)
 
     async def run(self) -> None:
         """Follow all machines until cancelled."""
@@ -124,7 +125,7 @@ class HealthChecker:
         async with asyncio.timeout(self._settings.call_timeout_s):
             if "image" in kinds:
                 images = await agent.list_images()
-                self._fleet.sight(name).images = {image.digest for image in images.images}
+                self._fleet.sight(name).images = frozenset(i.digest for i in images.images)
             if "profile" in kinds:
                 self._fleet.saw_profile(name, await agent.get_profile())
             if "task-removed" in kinds or any(_bare(event) for event in events.events):

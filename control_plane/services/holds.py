@@ -41,7 +41,7 @@ class Holds:
         self._table = table
         self._clock = clock
         self._of: dict[str, set[str]] = defaultdict(set)
-        table.listen(self._index)
+        table.listen(self._index, self._index_all)
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
         """Hold all these machines, or none and raise `Conflict` naming each that is not free.
@@ -116,6 +116,11 @@ class Holds:
                 del self._of[was.transaction]
         if now is not None:
             self._of[now.transaction].add(name)
+
+    def _index_all(self, records: Mapping[str, MachineRecord]) -> None:
+        for name, record in records.items():
+            if record.hold is not None:
+                self._index(name, None, record)
 
 
 def refused(what: str, errors: list[FieldError]) -> Conflict:

@@ -7,10 +7,9 @@ them. Decoding each machine's own copies would take four times the memory.
 from __future__ import annotations
 
 from sys import intern
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
-from msgspec.structs import asdict
 
 from agent.api import Location
 from control_plane.api.machines import Hardware, MachineRecord
@@ -22,16 +21,15 @@ _WORDS = ("machine_type", "cluster", "entitlement", "profile_wanted", "profile")
 _TIMES = ("joined_at", "quarantined_until")
 
 
-def _raw_record() -> Any:
-    """Return the type of a machine whose place and hardware stay as they are stored."""
-    fields: list[Any] = []
-    for field in msgspec.structs.fields(MachineRecord):
-        kind = msgspec.Raw if field.name in ("location", "hardware") else field.type
-        if field.required:
-            fields.append((field.name, kind))
-        else:
-            fields.append((field.name, kind, field.default))
-    return msgspec.defstruct("StoredMachine", fields, frozen=True, kw_only=True, gc=False)
+def _stored_machine() -> Any:
+    """Return the type of what is stored of a machine, its place and hardware as text.
+
+    A dictionary has only the fields that are there; a struct would have them all, and to
+    copy their defaults takes longer than to decode the rest.
+    """
+    kinds: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(MachineRecord)}
+    kinds |= {"location": msgspec.Raw, "hardware": msgspec.Raw}
+    return TypedDict("StoredMachine", kinds, total=False)  # type: ignore[operator]
 
 
 class MachineReader:
@@ -39,33 +37,31 @@ class MachineReader:
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_raw_record())
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_stored_machine())
         self._locations: dict[bytes | Location, Location] = {}
         self._hardware: dict[bytes | Hardware, Hardware | None] = {}
 
     def read(self, name: str, entry: Entry) -> MachineRecord:
         """Return a stored machine; what cannot be read is refused as by `records.decode`."""
         try:
-            raw = self._decoder.decode(entry.value)
-            if raw.schema > SCHEMAS[MachineRecord]:
+            fields: dict[str, Any] = self._decoder.decode(entry.value)
+            if fields["schema"] > SCHEMAS[MachineRecord]:
                 return decode(entry.value, MachineRecord, entry.key)
-            fields = asdict(raw)
             fields["machine"] = name
-            text = bytes(raw.location)
+            text = bytes(fields["location"])
             fields["location"] = self._locations.get(text) or self._location(text)
-            if raw.hardware is not None:
-                text = bytes(raw.hardware)
-                known = self._hardware.get(text)
-                fields["hardware"] = known or self._hardware_of(text)
-        except msgspec.DecodeError:
+            if "hardware" in fields:
+                text = bytes(fields["hardware"])
+                fields["hardware"] = self._hardware.get(text) or self._hardware_of(text)
+            for word in _WORDS:
+                if word in fields:
+                    fields[word] = intern(fields[word])
+            for time in _TIMES:
+                if not fields.get(time, True):
+                    del fields[time]  # the default is one object for all
+            return MachineRecord(**fields)
+        except (msgspec.DecodeError, KeyError, TypeError):  # damaged, or a field is missing
             return decode(entry.value, MachineRecord, entry.key)
-        for word in _WORDS:
-            if text := fields[word]:
-                fields[word] = intern(text)
-        for time in _TIMES:
-            if not fields[time]:
-                fields[time] = 0.0
-        return MachineRecord(**fields)
 
     def shared(self, record: MachineRecord) -> MachineRecord:
         """Return a new record with the parts that others have already."""

@@ -11,6 +11,7 @@ from control_plane.core.feasibility import judge
 from control_plane.core.machine_pools import FREE, Machine
 from control_plane.services.allocator import Allocator
 from control_plane.services.region import Region
+from control_plane.services.table import ignore
 
 log = logging.getLogger(__name__)
 _LOOK_S = 5.0
@@ -33,7 +34,7 @@ class PoolKeeper:
         self._wake = asyncio.Event()
         self._looked_at = -_CLOCK_S
         allocator.allocations.listen(self._emptied)
-        region.broker.listen(lambda name, *_: self._look_soon(name))
+        region.broker.listen(lambda name, *_: self._look_soon(name), loaded=ignore)
         region.portal.table.listen(lambda *_: self._wake.set())
 
     async def run(self) -> None:

@@ -38,6 +38,7 @@ from control_plane.core.task_spec import task_spec
 from control_plane.services.allocator import Allocator
 from control_plane.services.dispatcher import Dispatcher
 from control_plane.services.region import Region
+from control_plane.services.table import ignore
 from control_plane.store import Put
 from control_plane.store.records import retired_key
 
@@ -71,7 +72,7 @@ class Scheduler:
         self._awaited: dict[str, set[str]] = defaultdict(set)
         """Machine → jobs that wait for their image to be brought there."""
         region.jobs.listen(lambda name, *_: self._wake(name))
-        region.broker.listen(self._machine_changed)
+        region.broker.listen(self._machine_changed, loaded=ignore)
         region.fleet.listen(self._machine_seen)
 
     async def run(self, epoch: int) -> None:

@@ -17,6 +17,7 @@ from control_plane.core.unavailability import open_event
 from control_plane.services.dispatcher import Dispatcher
 from control_plane.services.fleet import Sight
 from control_plane.services.region import Region
+from control_plane.services.table import ignore
 
 log = logging.getLogger(__name__)
 _ASK_EVERY_S = 1.0
@@ -40,7 +41,7 @@ class Switcher:
         self._wakes: dict[str, asyncio.Event] = {}
         self._raised_at: dict[str, float] = {}
         self._refusals: dict[str, int] = {}
-        region.broker.listen(lambda name, *_: self._wake(name))
+        region.broker.listen(lambda name, *_: self._wake(name), loaded=ignore)
         region.fleet.listen(self._wake)
 
     async def run(self) -> None:

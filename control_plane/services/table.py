@@ -28,6 +28,7 @@ from control_plane.store.records import decode, encode
 
 T = TypeVar("T", MachineRecord, EntitlementRecord, JobRecord)
 Heard = Callable[[str, T | None, T | None], None]
+Loaded = Callable[[Mapping[str, T]], None]
 Item = tuple[str, T | None, int]
 """A name, its record or None for one that is gone, and the revision of the table."""
 
@@ -75,22 +76,25 @@ class Table(Generic[T]):
         self._doubtful: set[str] = set()
         """Names of which a write ended in a way that does not say whether it was made."""
         self._listeners: list[Heard[T]] = []
+        self._loaders: list[Loaded[T]] = []
         self._history: deque[Item[T]] = deque(maxlen=history)
         self._more: asyncio.Event | None = None
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
-        """Read everything; listeners are told of each record.
+        """Read everything; listeners are told once a page of it is in the table.
 
         The loop gets its turn after each page, and so does `after_page`.
         """
-        start = len(self.prefix)
+        start, read = len(self.prefix), self._read
         async for page in pages(self.store, self.prefix):
+            records: dict[str, T] = {}
             for entry in page:
                 name = entry.key[start:]
-                record = self._records[name] = self._read(name, entry)
+                records[name] = read(name, entry)
                 self._revisions[name] = entry.revision
-                for heard in self._listeners:
-                    heard(name, None, record)
+            self._records.update(records)
+            for loaded in self._loaders:
+                loaded(records)
             if after_page is not None:
                 after_page()
             await asyncio.sleep(0)
@@ -155,9 +159,13 @@ class Table(Generic[T]):
 
     # -- being told
 
-    def listen(self, heard: Heard[T]) -> None:
-        """Call `heard(name, before, after)` after each change."""
+    def listen(self, heard: Heard[T], loaded: Loaded[T] | None = None) -> None:
+        """Call `heard(name, before, after)` after each change.
+
+        For what `load` reads, `loaded(records)` is called with many at once, if it is given.
+        """
         self._listeners.append(heard)
+        self._loaders.append(loaded or tell_each(heard))
 
     def changes(self, after: int, limit: int | None = None) -> list[Item[T]]:
         """Return the changes after a revision of this table, oldest first.
@@ -291,6 +299,20 @@ class Table(Generic[T]):
             heard(name, before, record)
 
 
+def tell_each(heard: Callable[[str, None, T], None]) -> Loaded[T]:
+    """Return what tells a listener of each of many records."""
+
+    def loaded(records: Mapping[str, T]) -> None:
+        for name, record in records.items():
+            heard(name, None, record)
+
+    return loaded
+
+
+def ignore(_: Mapping[str, object]) -> None:
+    """Listen to nothing that is read at the start: a service that looks at it all once it runs."""
+
+
 async def pages(store: Store, prefix: str) -> AsyncIterator[tuple[Entry, ...]]:
     """Yield everything below a prefix, a thousand entries at a time.
 
@@ -303,6 +325,7 @@ async def pages(store: Store, prefix: str) -> AsyncIterator[tuple[Entry, ...]]:
             full = len(entries) == PAGE
             if full:
                 reading = asyncio.ensure_future(store.list_prefix(prefix, entries[-1].key, PAGE))
+                await asyncio.sleep(0)  # until then a task has not begun
             if entries:
                 yield entries
             if not full:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from control_plane.api.jobs import JobRecord, TaskPhase, task_id
@@ -19,12 +19,16 @@ class Placed:
     """Its machine is down; it goes elsewhere as soon as there is room."""
 
 
+_NONE: Mapping[str, Placed] = {}
+"""Of a machine without tasks: to ask of one must not make an entry for it."""
+
+
 class TaskDirectory:
     """Tasks per machine, as the stored job records say."""
 
     def __init__(self) -> None:
         """Start empty; `settle` is called for each record."""
-        self._on: dict[str, dict[str, Placed]] = defaultdict(dict)
+        self._on: dict[str, dict[str, Placed]] = {}
         self._of: dict[str, dict[tuple[str, str], Placed]] = {}
 
     def settle(self, job: str, record: JobRecord | None) -> set[str]:
@@ -38,23 +42,23 @@ class TaskDirectory:
         for key, placed in entries.items():
             if known.get(key) != placed:
                 machine, task = key
-                self._on[machine][task] = placed
+                self._on.setdefault(machine, {})[task] = placed
                 changed.add(machine)
         if record is not None:
             self._of[job] = entries
         return changed
 
-    def tasks(self, machine: str) -> dict[str, Placed]:
+    def tasks(self, machine: str) -> Mapping[str, Placed]:
         """Return the tasks of a machine, by id."""
-        return self._on[machine]
+        return self._on.get(machine, _NONE)
 
     def jobs(self, machine: str) -> set[str]:
         """Return the jobs that have tasks on a machine."""
-        return {placed.job for placed in self._on[machine].values()}
+        return {placed.job for placed in self.tasks(machine).values()}
 
     def leaving(self, machine: str) -> list[str]:
         """Return tasks that must be gone before the machine takes new ones."""
-        return [task for task, placed in self._on[machine].items() if placed.leaving]
+        return [task for task, placed in self.tasks(machine).items() if placed.leaving]
 
 
 def _entries(record: JobRecord) -> dict[tuple[str, str], Placed]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
 from agent.errors import ConfigError
 from control_plane.api.allocations import AllocationRecord, Decision
@@ -45,11 +46,6 @@ T = TypeVar(
 )
 
 
-class _Numbered(Protocol):
-    @property
-    def schema(self) -> int: ...
-
-
 class _Schema(msgspec.Struct):
     schema: int
 
@@ -79,9 +75,29 @@ def decision_key(transaction: str) -> str:
     return DECISIONS + transaction
 
 
-def encode(record: _Numbered) -> bytes:
+def _lean(kind: type) -> Any:
+    """Return a copy of a type for writing, which leaves out what has its default.
+
+    All but the schema, which every reader asks for.
+    """
+    always = object()
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(kind):
+        fixed = field.required or field.name == "schema"
+        fields.append((field.name, Any, always if fixed else field.default))
+    return msgspec.defstruct(f"Lean{kind.__name__}", fields, omit_defaults=True, gc=False)
+
+
+_LEAN: dict[type, Any] = {kind: _lean(kind) for kind in (MachineRecord,)}
+"""Kinds of which there are so many that a restart feels the size of each, and that have no
+default that is made anew. A default is part of their schema: a new one needs a new number."""
+_encode = msgspec.json.Encoder().encode
+
+
+def encode(record: T) -> bytes:
     """Return a record as it is stored."""
-    return msgspec.json.encode(record)
+    lean = _LEAN.get(type(record))
+    return _encode(record if lean is None else lean(*astuple(record)))
 
 
 def decode(data: bytes, kind: type[T], key: str) -> T:

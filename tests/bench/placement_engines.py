@@ -14,7 +14,7 @@ from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.core import feasibility
 from control_plane.core.feasibility import Kinds
 from control_plane.core.planner import Allowance, Group, Request
-from control_plane.core.region_index import RegionIndex
+from control_plane.core.region_index import IndexedMachine, RegionIndex
 from control_plane.services.allocations import Allocations
 from control_plane.services.brokers import Brokers
 from control_plane.services.heap import heap_that_stays
@@ -178,10 +178,10 @@ class TwineEngine:
         self._entitlements = await self._stores.entitlements()
         await self.brokers.load()
         for broker in self.brokers.by_datacenter.values():
-            for number, record in enumerate(list(broker.table.values())):
-                self._put(record)
-                if number % STEP == STEP - 1:
-                    await asyncio.sleep(0)
+            records = list(broker.table.values())
+            for start in range(0, len(records), STEP):
+                self.index.put_many(map(self._as_indexed, records[start : start + STEP]))
+                await asyncio.sleep(0)
         self.brokers.listen(self._heard)
         await self.allocations.recover()
         await self.allocations.load()
@@ -239,19 +239,19 @@ class TwineEngine:
 
     def _refresh(self, machines: object) -> None:
         for name in machines:  # type: ignore[attr-defined]
-            self._put(self.brokers.table.get(name))
+            self.index.put(*self._as_indexed(self.brokers.table.get(name)))
 
     def _heard(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
         if after is None:
             self.index.remove(name)
         else:
-            self._put(after)
+            self.index.put(*self._as_indexed(after))
 
-    def _put(self, record: MachineRecord) -> None:
+    def _as_indexed(self, record: MachineRecord) -> IndexedMachine:
         pool = record.hold.entitlement if record.hold is not None else record.entitlement
         capacity, place = self._kinds.capacity(record), self._kinds.place(record)
         blocked = "" if record.state is MachineState.UP else "is down"
-        self.index.put(record.machine, capacity, place, pool, blocked)
+        return record.machine, capacity, place, pool, blocked
 
 
 class _Names(Sequence[str]):

@@ -1,0 +1,11 @@
+"""The directory of tasks per machine."""
+
+from control_plane.services.usage import TaskDirectory
+
+
+def test_to_ask_of_a_machine_without_tasks_makes_no_entry_for_it():
+    directory = TaskDirectory()
+    assert dict(directory.tasks("m1")) == {}
+    assert directory.jobs("m1") == set()
+    assert directory.leaving("m1") == []
+    assert directory._on == {}
