@@ -7,7 +7,7 @@ The planner, the check at the commit, the check of a job before it is accepted a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from typing import Protocol
 
@@ -205,6 +205,12 @@ def admits_any_of(demand: Demand, bucket: Candidate) -> bool:
 
 def _is_among(bin_: str, values: frozenset[str]) -> bool:
     return bin_ in values or ("/" in bin_ and any(names(bin_, value) for value in values))
+
+
+def of_kind(demand: Demand) -> Demand:
+    """Return a demand without what only single machines can tell: their row, rack and name."""
+    requires = tuple(wish for wish in demand.requires if wish[0] in SHARED)
+    return demand if requires == demand.requires else replace(demand, requires=requires)
 
 
 SHARED = frozenset(Property) - {Property.ROW, Property.RACK, Property.MACHINE}

@@ -11,7 +11,7 @@ from agent.errors import FieldError
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, UpdatePolicy
 from control_plane.api.policy import Admission
-from control_plane.core.feasibility import Demand, Tally, demand_of, judge
+from control_plane.core.feasibility import Demand, Tally, demand_of, judge, of_kind
 from control_plane.core.machine_pools import Machine, Space
 from control_plane.core.task_spec import RESERVED_PREFIX, unknown_templates
 
@@ -103,7 +103,7 @@ def _check_capacity(
         )
     errors += _check_overcommit(spec, entitlement)
     held = [m for m in machines if not types or m.capacity.machine_type in types]
-    demand = demand_of(spec, entitlement.datacenter)
+    demand = of_kind(demand_of(spec, entitlement.datacenter))
     tally = Tally(demand)
     most = 0
     for machine in held:

@@ -7,6 +7,7 @@ control, paper §2.3).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -68,6 +69,8 @@ class RegionIndex:
         self.claims: dict[str, Claims] = {}
         self.gain = 0
         """Rises whenever any machine gets more room or becomes usable."""
+        self._kinds: Counter[tuple[Capacity, Place]] = Counter()
+        """How many machines are alike, in one MSB."""
         self._taking: dict[str, str] = {}
         """Machine → pool that is taking it, while brokers still call it free."""
         self._told: dict[str, str] = {}
@@ -111,8 +114,13 @@ class RegionIndex:
                     alike[key] = [machine]
                 else:
                     others.append(machine)
-            for (pool_name, *_), group in alike.items():
+            kinds: dict[tuple[object, ...], tuple[Machine, int]] = {}
+            for (pool_name, *kind, _), group in alike.items():
                 self._enter_all(group, str(pool_name))
+                sample, number = kinds.get(tuple(kind), (group[0], 0))
+                kinds[tuple(kind)] = sample, number + len(group)
+            for sample, number in kinds.values():
+                self._count(sample.capacity, sample.place, number)
             self.machines |= new
             for each in known:
                 self._change(*each)
@@ -126,11 +134,15 @@ class RegionIndex:
         if machine is None:
             machine = self.machines[name] = Machine(name, capacity, place, blocked)
             self._enter(machine, pool)
+            self._count(capacity, place, 1)
             return
         same = (machine.capacity, machine.place, machine.pool) == (capacity, place, pool)
         if same and machine.blocked == blocked:
             return
         self._leave(machine)
+        if not same:
+            self._count(machine.capacity, machine.place, -1)
+            self._count(capacity, place, 1)
         old, machine.capacity = machine.capacity, capacity
         machine.free_rru += exact(capacity.rru) - exact(old.rru)
         if capacity.rru_per_cpu != old.rru_per_cpu:
@@ -167,6 +179,7 @@ class RegionIndex:
                 if not claims.machines and claims.reserved is None:
                     del self.claims[claims.job]
             self._leave(machine)
+            self._count(machine.capacity, machine.place, -1)
             machine.blocked, machine.at = "is gone", -1  # plans that were made with it fail
 
     def _enter(self, machine: Machine, pool_name: str) -> None:
@@ -202,15 +215,18 @@ class RegionIndex:
             claims.valid = False
 
     def kinds(self) -> list[Machine]:
-        """Return an empty, usable machine of each kind and data center that the region has."""
-        found: dict[tuple[Capacity, str], Machine] = {}
-        for pool in list(self.pools.values()):
-            for bucket in list(pool.buckets.values()):
-                sample = next(bucket.machines(), None)
-                if sample is not None:
-                    key = (sample.capacity, sample.place.datacenter)
-                    found[key] = Machine(sample.name, sample.capacity, sample.place, "")
-        return list(found.values())
+        """Return an empty, usable machine of each kind and MSB that the region has.
+
+        It is like the others in all properties of `SHARED`.
+        """
+        return [Machine("", capacity, place, "") for capacity, place in self._kinds]
+
+    def _count(self, capacity: Capacity, place: Place, number: int) -> None:
+        """Note that the region has more or fewer machines like this."""
+        key = (capacity, Place(place.region, place.datacenter, place.msb, "", ""))
+        self._kinds[key] += number
+        if not self._kinds[key]:
+            del self._kinds[key]
 
     def fitting(self, demand: Demand, pools: Iterable[str] | None = None) -> Iterator[Machine]:
         """Yield the machines that could take such a task now, of some pools or of all (AL6).
@@ -233,7 +249,7 @@ class RegionIndex:
         with self._lock:
             known = self.claims.setdefault(job, Claims(job, pool))
             for claim in (claims := list(claims)):
-                self._charge(known, claim)
+                self._charge((known,), claim)
                 known.set(claim)
             for machine in dict.fromkeys(claim.machine for claim in claims):
                 self._reshelve(machine)
@@ -296,8 +312,9 @@ class RegionIndex:
             if start:
                 yield
             with self._lock:
+                job = (claims,)  # one object for all machines: the collector looks at each
                 for claim in change.claims[start : start + STEP]:
-                    if not self._try(change, claims, claim):
+                    if not self._try(change, job, claim):
                         conflicts.append(claim.machine.name)
                         break
         if conflicts:
@@ -367,7 +384,7 @@ class RegionIndex:
                 credit = change.credits[claim.machine] = Credit()
             credit.add(claim.demand, claim.machine.capacity)
 
-    def _try(self, change: Change, claims: Claims, claim: Claim) -> bool:
+    def _try(self, change: Change, job: tuple[Claims], claim: Claim) -> bool:
         """Charge a machine for one task of a change, if it has room and is the pool's."""
         machine, demand = claim.machine, claim.demand
         if machine.bucket.pool.name != change.pool:
@@ -380,7 +397,7 @@ class RegionIndex:
             credit.lend(machine)
         lacks = judge(demand, machine, machine)
         if not lacks:
-            self._charge(claims, claim)
+            self._charge(job, claim)
             change.charged += 1
         if credit is not None:
             credit.take_back(machine)
@@ -409,7 +426,7 @@ class RegionIndex:
             and machine.name not in self._taking
         )
 
-    def _charge(self, claims: Claims, claim: Claim) -> None:
+    def _charge(self, job: tuple[Claims], claim: Claim) -> None:
         machine, demand = claim.machine, claim.demand
         machine.free_rru -= demand.rru_on(machine.capacity)
         machine.free_memory -= demand.memory_bytes
@@ -417,7 +434,7 @@ class RegionIndex:
             machine.free_gpus -= demand.gpus
         if demand.network_mbps:
             machine.free_network -= demand.network_mbps
-        machine.jobs += (claims,)
+        machine.jobs += job
         if claim.ports:
             if machine.ports is None:
                 machine.ports = Ports()

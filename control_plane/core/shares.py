@@ -30,7 +30,7 @@ _EPSILON = 1e-6
 Need = tuple[str, str]
 """The unit of a quota, machines or RRU, and the resource by which it is needed."""
 _OF_KIND = frozenset(Property) - {Property.MSB, Property.ROW, Property.RACK, Property.MACHINE}
-"""Requirements that the region's kinds can be judged by: each is a sample of a data center."""
+"""Requirements that count here: a place without machines today may get some tomorrow."""
 
 
 def is_shared(name: str, specs: Mapping[str, EntitlementSpec]) -> bool:

@@ -56,6 +56,27 @@ def test_hard_requirements_are_answered_over_all_machines():  # AL6 AL5
     assert [m.name for m in index.fitting(wanted, ["e1"])] == []
 
 
+def test_the_kinds_of_the_region_are_known_by_msb():
+    """They change with what machines are and where, not with whose they are."""
+
+    def kinds():
+        return sorted((m.place.msb, m.capacity.machine_type) for m in index.kinds())
+
+    index = RegionIndex()
+    add(index, ["a", "b"], "msb1", pool="e1")
+    add(index, "c", "msb2")
+    assert kinds() == [("dc1/msb1", "small"), ("dc1/msb2", "small")]
+    add(index, "a", "msb1", pool=FREE, blocked="is down")
+    assert len(kinds()) == 2
+    add(index, "c", "msb2", machine_type="rare")
+    assert kinds() == [("dc1/msb1", "small"), ("dc1/msb2", "rare")]
+    add(index, "c", "msb1")
+    assert kinds() == [("dc1/msb1", "small")]
+    for name in "abc":
+        index.remove(name)
+    assert kinds() == []
+
+
 def test_buckets_that_a_requirement_excludes_are_passed_over(monkeypatch):  # AL6
     index = a_region(datacenters=2, msbs=3)
     seen = []

@@ -136,7 +136,7 @@ def test_tasks_that_are_on_their_way_out_count_until_they_are_gone():
 
 def test_a_requirement_of_a_place_does_not_get_a_job_around_its_share():
     specs = granted(machines=1)
-    there = Requirement(property=Property.MSB, values=["msb9"])  # no sample is from there
+    there = Requirement(property=Property.MSB, values=["msb9"])  # which has no machine yet
     assert refused(specs, a_job(tasks=9, requires=[there])) != []
 
 

@@ -11,7 +11,7 @@ from virtual_time import clock, run
 from world import World, a_job
 
 from agent.api import Limits, Location, TaskState
-from agent.errors import Busy, Conflict
+from agent.errors import Busy, Conflict, InvalidInput
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke
 from control_plane.api.jobs import JobPhase, UpdatePolicy
@@ -284,6 +284,33 @@ async def test_reservations_stack_on_the_machines_that_they_share(w: World):  # 
     shared = set(hosts(w, "a").values()) & set(hosts(w, "b").values())
     assert shared
     assert {m.profile.name for m in w.region.machines.values()} == {"base"}
+
+
+@on(region_of("dc1/msb1", "dc1/msb2"))
+async def test_any_place_of_the_region_may_be_required(w: World):  # AL5
+    await entitle(w, "front", 2)
+    wanted = {
+        "a": (Property.MSB, "msb1", ["m1"]),
+        "b": (Property.MSB, "dc1/msb2", ["m2"]),
+        "c": (Property.MACHINE, "m2", ["m2"]),
+        "d": (Property.MACHINE, "m9", []),  # it may come: the task waits
+    }
+    for name, (property_, value, _) in wanted.items():
+        there = Requirement(property=property_, values=[value])
+        await w.cp.apply_job(job(name, 1, limits=SMALL, requires=[there]))
+    await asyncio.sleep(60)
+    assert {name: list(hosts(w, name).values()) for name in wanted} == {
+        name: where for name, (_, _, where) in wanted.items()
+    }
+
+
+@on(region_of("dc1/msb1", "dc1/msb2"))
+async def test_a_place_that_the_region_does_not_have_is_refused(w: World):  # AL5 FE4
+    await entitle(w, "front", 2)
+    with pytest.raises(InvalidInput, match="no machine can take such a task: 2 machines: not as"):
+        await w.cp.apply_job(
+            job("a", 1, requires=[Requirement(property=Property.MSB, values=["msb9"])])
+        )
 
 
 @on(region_of("dc1/msb1", "dc1/msb2"))
