@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 FREE = ""
 """The name of the free pool."""
-_CUTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+_CUTS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of a machine's room between which it is on one shelf."""
 _CLASSES = len(_CUTS) + 1
 _BY_ROOM = sorted(
