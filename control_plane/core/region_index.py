@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from control_plane.core.big_map import BigMap
 from control_plane.core.claims import Claim, Claims
 from control_plane.core.credit import Credit
 from control_plane.core.feasibility import (
@@ -64,7 +65,7 @@ class RegionIndex:
 
     def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
         """Know nothing yet. `lock` is for planners in several threads; one loop needs none."""
-        self.machines: dict[str, Machine] = {}
+        self.machines: BigMap[Machine] = BigMap()
         self.pools: dict[str, Pool] = {FREE: Pool(FREE)}
         self.claims: dict[str, Claims] = {}
         self.gain = 0
@@ -121,7 +122,7 @@ class RegionIndex:
                 kinds[tuple(kind)] = sample, number + len(group)
             for sample, number in kinds.values():
                 self._count(sample.capacity, sample.place, number)
-            self.machines |= new
+            self.machines.update(new)
             for each in known:
                 self._change(*each)
 

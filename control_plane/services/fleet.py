@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
 from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.core.big_map import BigMap
 from control_plane.core.reconcile import SeenMachine
 from control_plane.core.unavailability import leaving, overdue
 from control_plane.services.brokers import Brokers
@@ -51,7 +52,7 @@ class Fleet:
     def __init__(self, broker: Brokers) -> None:
         """Start blind."""
         self._broker = broker
-        self._sights: dict[str, Sight] = {}
+        self._sights: BigMap[Sight] = BigMap()
         self._listeners: list[Callable[[str], None]] = []
 
     def listen(self, changed: Callable[[str], None]) -> None:

@@ -23,7 +23,7 @@ from control_plane.store.sqlite import SqliteStore
 from tests.bench.placement_floors import BestFit, Demand, Machines
 
 PAGE = 2000
-STEP = 2000
+STEP = 1000
 """Machines that are entered between two turns of the event loop."""
 
 
