@@ -12,6 +12,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+_SLOW = [HealthCheck.too_slow]  # how fast a machine is, is no property of the code
+settings.register_profile(
+    "fixed", deadline=None, derandomize=True, database=None, suppress_health_check=_SLOW
+)
+settings.register_profile("random", deadline=None, suppress_health_check=_SLOW)
+settings.load_profile("random" if "TWINE_RANDOM" in os.environ else "fixed")
+"""Generated examples are the same in each run, so that a red run is due to a change. To look
+for new ones: `TWINE_RANDOM=1 make test-unit`."""
 
 _HERE = Path(__file__).parent
 _ISOLATED = (_HERE / "unit", _HERE / "property")

@@ -265,13 +265,14 @@ class _Fold:
             return replace(task, generation=self._next())
         return replace(task, state=status.state, health=status.health)
 
-    def _back(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord:
+    def _back(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord | None:
         """A lost task whose machine may be back before it was placed elsewhere."""
         if not (machine.up and machine.answering):
             return task
         status = machine.tasks.get(task_id(self._record.name, task.index))
         if status is not None and status.generation == task.generation:
-            return self._to(task, TaskPhase.STARTING, reason="its machine is back")
+            task = self._to(task, TaskPhase.STARTING, reason="its machine is back")
+            return self._alive(task, machine)
         return self._again(task, "its machine is back, without it")
 
     def _lost(self, task: TaskRecord) -> TaskRecord:

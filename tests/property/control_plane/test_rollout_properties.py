@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -210,6 +210,7 @@ def test_generations_only_rise(tasks, events):  # design 3.1
 
 
 @given(EVENTS)
+@example([("round", 0), ("down", "m1"), ("down", "m2"), ("down", "m3"), ("round", 0), ("up", "m1")])
 def test_observing_twice_is_observing_once(events):
     model = Model(4, 1)
     for kind, what in events:

@@ -122,7 +122,10 @@ def test_what_left_is_deleted_on_the_machine_that_came_back():
 
 def test_a_lost_task_that_ran_on_is_adopted_without_a_restart():
     task = after(a_record(a_task(phase=TaskPhase.LOST)), m1(a_status()))
-    assert (task.phase, task.generation) == (TaskPhase.STARTING, 5)
+    assert (task.phase, task.generation, task.listed) == (TaskPhase.RUNNING, 5, True)
+    sick = a_status(health=Health.UNHEALTHY)
+    task = after(a_record(a_task(phase=TaskPhase.LOST)), m1(sick))
+    assert (task.phase, task.generation, task.listed) == (TaskPhase.STARTING, 5, False)
 
 
 def test_a_lost_task_keeps_its_version_when_its_machine_was_taken_away():
