@@ -321,6 +321,31 @@ _SAME: dict[Bins, Bins] = {}
 """Bins → the one object for them in all pools; a region has some thousand."""
 
 
+class Partition(dict[Bins, tuple["Bucket", ...]]):
+    """The buckets of a pool by their bins."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self) -> None:
+        """Hold nothing yet."""
+        super().__init__()
+        self._groups: dict[Bins, list[Bins]] | None = None
+
+    @property
+    def groups(self) -> dict[Bins, list[Bins]]:
+        """Bins by all of them but the first: made once, when nothing is added any more."""
+        groups = self._groups
+        if groups is None:
+            groups = {}
+            for bins in self:
+                groups.setdefault(bins[1:], []).append(bins)
+            self._groups = groups
+        return groups
+
+
+NOTHING = Partition()
+
+
 class Pool:
     """The machines of one entitlement, or the free ones."""
 
@@ -335,7 +360,7 @@ class Pool:
         self.rru = 0.0
         self.per_type: Counter[str] = Counter()
         self.buckets: dict[tuple[object, ...], Bucket] = {}
-        self._partitions: dict[tuple[Property, ...], dict[Bins, tuple[Bucket, ...]]] = {}
+        self._partitions: dict[tuple[Property, ...], Partition] = {}
 
     def bucket(self, machine: Machine) -> Bucket:
         """Return the bucket of a machine's kind and MSB; makes it if need be."""
@@ -348,12 +373,12 @@ class Pool:
             self._partitions = {}
         return found
 
-    def partition(self, properties: tuple[Property, ...]) -> dict[Bins, tuple[Bucket, ...]]:
+    def partition(self, properties: tuple[Property, ...]) -> Partition:
         """Return the buckets by the bins of properties that a bucket's machines share."""
         partitions = self._partitions  # another thread's new bucket may replace them
         found = partitions.get(properties)
         if found is None:
-            found = {}
+            found = Partition()
             for bucket in list(self.buckets.values()):
                 bins = tuple([bin_of(p, bucket) for p in properties])
                 bins = _SAME.setdefault(bins, bins)

@@ -18,7 +18,7 @@ from control_plane.core.bin_order import BinOrder, bin_order
 from control_plane.core.bin_source import LOOK_AHEAD, Search, Source
 from control_plane.core.explanation import explaining
 from control_plane.core.feasibility import Demand, Room, judge
-from control_plane.core.machine_pools import FREE, Bins, Bucket, Machine, Pool, Space
+from control_plane.core.machine_pools import FREE, NOTHING, Bins, Bucket, Machine, Pool, Space
 from control_plane.core.pools import micro
 from control_plane.core.preferences import DEFAULT, Ranking
 from control_plane.core.region_index import Change, Claim, Claims, RegionIndex
@@ -261,7 +261,7 @@ class Planning:
         ranking = self.ranking
         own = self.pool.partition(ranking.properties)
         may_grow = self.taken or self.allowance.may_take_from(self.free)
-        free = self.free.partition(ranking.properties) if may_grow else {}
+        free = self.free.partition(ranking.properties) if may_grow else NOTHING
         order = bin_order(ranking, own, free, self._tie, growing=0 if self.taken else 1)
         self.mine_in = {}
         for known in self.mine if ranking.single else self.change.takes:
@@ -270,16 +270,16 @@ class Planning:
         sources: dict[Bins, Source] = {}
         step = STEP // LOOK_AHEAD if ranking.looks_ahead else STEP
         position = done = 0
-        while position < len(tasks) and order.best is not None:
+        while position < len(tasks) and order.bins is not None:
             if position - done >= step:
                 done = position
                 yield
             if search.is_simple:
                 some = tasks[position : done + step]
                 position += self._place_at_sight(search.demand, some, order, own, sources)
-                if position == len(tasks) or position - done >= step or order.best is None:
+                if position == len(tasks) or position - done >= step or order.bins is None:
                     continue
-            bins, growing = order.best
+            bins, growing = order.bins, order.growing
             if ranking.capped and ranking.is_full(bins) is not None:
                 order.drop()
                 continue
@@ -321,7 +321,7 @@ class Planning:
         claims, add_bins = self.change.claims, self.ranking.add_bins
         placed = 0
         for task in tasks:
-            if (best := order.best) is None or (bins := best[0]) in sources:
+            if (bins := order.bins) is None or bins in sources:
                 break
             machine = None
             for bucket in own.get(bins, ()):
