@@ -1,0 +1,76 @@
+"""Whichever order of bins is used: the next one is a best one, by the plain rule."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.api.policy import Preference, Property, Strategy
+from control_plane.core.bin_order import EvenOrder, HeapOrder, bin_order
+from control_plane.core.feasibility import Capacity, Place
+from control_plane.core.machine_pools import Machine, Partition
+from control_plane.core.preferences import DEFAULT, Ranking
+
+MSBS = [(f"dc{dc}/msb{msb}", f"dc{dc}") for dc in range(3) for msb in range(4)]
+WHERE = st.lists(st.sampled_from(MSBS), unique=True, max_size=12)
+THREE = (*DEFAULT, Preference(property=Property.REGION, strategy=Strategy.EVEN))
+
+
+def a_machine(bins) -> Machine:
+    msb, dc = bins[:2]
+    return Machine("m", Capacity("small", 1.0, 1.0, 1), Place("r", dc, msb, "", ""), "")
+
+
+def partition(bins) -> Partition:
+    made = Partition()
+    made.update((b, ()) for b in bins)
+    return made
+
+
+@given(
+    WHERE,
+    WHERE,
+    st.sampled_from([DEFAULT, THREE]),
+    st.integers(0, 2**32),
+    st.integers(0, 1),
+    st.lists(st.sampled_from(MSBS), max_size=4),
+    st.lists(st.sampled_from(["placed", "placed", "drop", "grow"]), max_size=60),
+)
+def test_the_best_bins_are_next(own, free, preferences, begin, growing, before, outcomes):
+    ranking = Ranking(preferences)
+    last = () if preferences is DEFAULT else ("r",)
+    own, free = [(*b, *last) for b in own], [(*b, *last) for b in free]
+    tasks = Counter[tuple[str, ...]]()
+    for bins in before:
+        ranking.add(a_machine(bins))
+        tasks.update([bins[0], bins[1]])
+    order = bin_order(ranking, partition(own), partition(free), begin, growing=growing)
+    even = not before and preferences is DEFAULT and (growing or not free)
+    assert isinstance(order, EvenOrder if even else HeapOrder)
+    left = dict.fromkeys(free, growing) | dict.fromkeys(own, 0)
+
+    def score(bins):
+        return tasks[bins[0]], tasks[bins[1]], left[bins]
+
+    for outcome in outcomes:
+        if not left:
+            break
+        assert order.bins is not None
+        assert left[order.bins] == order.growing
+        assert score(order.bins) == min(map(score, left))
+        bins = order.bins
+        if outcome == "placed":
+            ranking.add_bins(bins, a_machine(bins))
+            tasks.update([bins[0], bins[1]])
+            left[bins] = 0
+            order.placed()
+        elif outcome == "grow" and not order.growing:
+            left[bins] = 1
+            order.must_grow()
+        else:
+            del left[bins]
+            order.drop()
+    if not left:
+        assert order.bins is None
