@@ -61,6 +61,12 @@ class Capacity:
     gpu_type: str = ""
     power_w: int = 0
     rru_per_cpu: float = 1.0
+    exact_rru: float = field(init=False, compare=False, repr=False)
+    """`exact` RRU: one object for all machines that have no task yet."""
+
+    def __post_init__(self) -> None:
+        """Compute `exact_rru` once."""
+        object.__setattr__(self, "exact_rru", exact(self.rru))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from control_plane.core.feasibility import (
     Demand,
     Place,
     bin_of,
-    exact,
 )
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class Machine:
         self.capacity = capacity
         self.place = place
         self.blocked = blocked
-        self.free_rru = exact(capacity.rru)
+        self.free_rru = capacity.exact_rru
         self.free_memory = capacity.memory_bytes
         self.free_gpus = capacity.gpus
         self.free_network = capacity.network_mbps
