@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,9 @@ class Churn:
         away: list[tuple[float, str]] = []
         down: set[str] = set()
         alive = list(self.jobs)
-        for kind in chance.choices(kinds, weights, k=limit):
+        summed = list(accumulate(weights))
+        for _ in range(limit):
+            (kind,) = chance.choices(kinds, cum_weights=summed)
             now += chance.expovariate(total)
             while away and away[0][0] <= now:
                 at, name = heapq.heappop(away)
