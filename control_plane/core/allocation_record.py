@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from operator import itemgetter
 
 from control_plane.api.allocations import AllocationRecord, StoredDemand
 from control_plane.core.claims import Claim, Claims
 from control_plane.core.feasibility import Demand
 from control_plane.core.machine_pools import Machine
 from control_plane.core.region_index import Change, RegionIndex
-
-_TASK = itemgetter(0)
-"""Of a claim."""
 
 
 def restoring(record: AllocationRecord, index: RegionIndex, step: int) -> Iterator[int]:
@@ -51,31 +47,18 @@ def claims_of(record: AllocationRecord, machines: Mapping[str, Machine]) -> list
 
 def record_after(change: Change, claims: Claims | None) -> AllocationRecord | None:
     """Return the record of a job after a change that is reserved and not yet settled."""
-    placed = change.claims
-    if claims is not None and claims.machines:
-        gone = {claim.task for claim in change.freed}
-        placed = [*(claim for claim in claims if claim.task not in gone), *placed]
-    if not placed:
+    after = (claims or Claims(change.job, change.pool)).after(change)
+    if not after.machines:
         return None
-    machines = [""] * (1 + max(map(_TASK, placed)))
-    ports: dict[int, dict[str, int]] = {}
-    demands = {placed[0].demand: 0}
-    (usual,) = demands
-    others: dict[int, int] = {}
-    for task, machine, demand, named in placed:
-        machines[task] = machine.name
-        if named:
-            ports[task] = named
-        if demand is not usual and demand != usual:
-            others[task] = demands.setdefault(demand, len(demands))
+    demands, which = after.demands()
     return AllocationRecord(
         schema=1,
         job=change.job,
         pool=change.pool,
-        machines=machines,
+        machines=[machine.name if machine is not None else "" for machine in after.machines],
         demands=[_stored(demand) for demand in demands],
-        demand_of=[others.get(task, 0) for task in range(len(machines))] if others else [],
-        ports=ports,
+        demand_of=which,
+        ports=after.ports,
     )
 
 

@@ -53,23 +53,27 @@ class Claims:
         self._others: dict[int, Demand] = {}
         self._ports: dict[int, dict[str, int]] = {}
 
-    def set(self, claim: Claim) -> None:
-        """Add a task, or give it another machine."""
-        task, machine, demand, ports = claim
-        missing = task + 1 - len(self.machines)
-        if missing > 0:
-            self.machines.extend([None] * missing)
-        self.machines[task] = machine
-        if self.demand is None:
-            self.demand = demand
-        if demand is not self.demand and demand != self.demand:
-            self._others[task] = demand
-        elif self._others:
-            self._others.pop(task, None)
-        if ports:
-            self._ports[task] = ports
-        elif self._ports:
-            self._ports.pop(task, None)
+    def set(self, claims: Iterable[Claim]) -> None:
+        """Add tasks, or give them other machines."""
+        machines, others, named = self.machines, self._others, self._ports
+        for task, machine, demand, ports in claims:
+            missing = task - len(machines)
+            if missing > 0:
+                machines.extend([None] * missing)
+            if missing >= 0:
+                machines.append(machine)
+            else:
+                machines[task] = machine
+            if self.demand is None:
+                self.demand = demand
+            if demand is not self.demand and demand != self.demand:
+                others[task] = demand
+            elif others:
+                others.pop(task, None)
+            if ports:
+                named[task] = ports
+            elif named:
+                named.pop(task, None)
 
     def extend(self, first: int, machines: Iterable[Machine | None], demand: Demand) -> None:
         """Add tasks that claim the same, and no ports, behind all others; None: no machine."""
@@ -85,8 +89,9 @@ class Claims:
                     self._others[task] = demand
 
     def unset(self, index: int) -> None:
-        """Forget a task."""
-        self.machines[index] = None
+        """Forget a task; one that claims nothing is no error."""
+        if index < len(self.machines):
+            self.machines[index] = None
         self._others.pop(index, None)
         self._ports.pop(index, None)
         while self.machines and self.machines[-1] is None:
@@ -108,6 +113,40 @@ class Claims:
             claim = self.get(index)
             if claim is not None:
                 yield claim
+
+    def after(self, change: Change) -> Claims:
+        """Return what the claims will be after a change, once it is settled."""
+        made = Claims(self.job, change.pool)
+        made.machines = self.machines.copy()
+        made.demand = self.demand
+        made._others, made._ports = self._others.copy(), self._ports.copy()
+        for claim in change.freed:
+            made.unset(claim.task)
+        made.set(change.claims)
+        return made
+
+    def demands(self) -> tuple[list[Demand], list[int]]:
+        """Return the different demands, and by task which of them it has; empty: all the first."""
+        if self.demand is None:
+            return [], []
+        if not self._others:
+            return [self.demand], []
+        found: dict[Demand, int] = {}
+        seen: dict[int, int] = {}
+        """The same by `id`: there are few demands, and to compare them takes long."""
+        which = []
+        for task, machine in enumerate(self.machines):
+            demand = self._others.get(task, self.demand)
+            number = 0 if machine is None else seen.get(id(demand))
+            if number is None:
+                number = seen[id(demand)] = found.setdefault(demand, len(found))
+            which.append(number)
+        return list(found), which if len(found) > 1 else []
+
+    @property
+    def ports(self) -> dict[int, dict[str, int]]:
+        """The ports of those tasks that have any, by index."""
+        return self._ports
 
     def __len__(self) -> int:
         """Return how many tasks have a machine."""

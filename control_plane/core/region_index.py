@@ -251,7 +251,7 @@ class RegionIndex:
             known = self.claims.setdefault(job, Claims(job, pool))
             for claim in (claims := list(claims)):
                 self._charge((known,), claim)
-                known.set(claim)
+            known.set(claims)
             for machine in dict.fromkeys(claim.machine for claim in claims):
                 self._reshelve(machine)
 
@@ -347,9 +347,7 @@ class RegionIndex:
                 if credit.total[0]:  # its RRU per CPU changed meanwhile
                     credit.pay(machine)
             claims.pool = change.pool
-            for claim in change.claims:
-                if claim.machine.at >= 0:
-                    claims.set(claim)
+            claims.set(claim for claim in change.claims if claim.machine.at >= 0)
             self._close(claims)
             return [m for m in dict.fromkeys(c.machine for c in change.freed) if not m.jobs]
 
