@@ -59,6 +59,7 @@ class Source:
     __slots__ = (
         "_again",
         "_ahead",
+        "_buckets",
         "_free",
         "_free_ahead",
         "_fresh",
@@ -77,12 +78,14 @@ class Source:
         self.paused = False
         """Nothing was found yet, but may be if asked again once others had a chance to run."""
         self._order = 0
-        self._again: list[tuple[int, int, Machine]] = []
+        self._again: list[tuple[int, int, Machine]] | None = None
         """Machines with tasks of the job, fewest first: (tasks, order, machine)."""
-        self._ahead: list[Machine] = []
-        self._free_ahead: list[Machine] = []
+        if search.compares:
+            self._ahead: list[Machine] = []
+            self._free_ahead: list[Machine] = []
         self._fresh = self._own(own)
-        self._free = self._takeable(free)
+        self._free: Iterator[Machine | None] | None = None
+        self._buckets = free
         if work.mine_in:
             for bucket in (*(own if search.offers_again else ()), *free):  # taken by this plan
                 for machine in work.mine_in.get(bucket, ()):
@@ -101,7 +104,10 @@ class Source:
 
     def take_free(self) -> Machine | None:
         """Take the best machine of the free pool that has room."""
-        machine = self._best_free() if self._search.compares else next(self._free, None)
+        free = self._free
+        if free is None:
+            free = self._free = self._takeable(self._buckets)
+        machine = self._best_free(free) if self._search.compares else next(free, None)
         if machine is not None:
             self._work.take(machine)
         return machine
@@ -109,6 +115,8 @@ class Source:
     def used(self, machine: Machine) -> None:
         """Offer a machine again, after those with fewer tasks of the job."""
         self._order += 1
+        if self._again is None:
+            self._again = []
         heapq.heappush(self._again, (self._work.mine[machine], self._order, machine))
 
     def _pick_again(self, *, most: bool) -> Machine | None:
@@ -131,28 +139,28 @@ class Source:
         if self.paused:
             return None
         while self._ahead or self._again:
-            again = [machine for _, _, machine in self._again[:LOOK_AHEAD]]
+            again = [machine for _, _, machine in (self._again or ())[:LOOK_AHEAD]]
             best = min(
                 [*self._ahead, *again],
                 key=lambda m: (work.ranking.score_single(m), work.mine.get(m, 0)),
             )
             if best in self._ahead:
                 self._ahead.remove(best)
-            else:
+            elif self._again:
                 self._again = [entry for entry in self._again if entry[2] is not best]
                 heapq.heapify(self._again)
             if self._fits(best):
                 return best
         return None
 
-    def _best_free(self) -> Machine | None:
+    def _best_free(self, free: Iterator[Machine | None]) -> Machine | None:
         work, ranking = self._work, self._work.ranking
         self._free_ahead = [
             machine
             for machine in self._free_ahead
             if not work.allowance.lacks(machine) and not ranking.is_single_full(machine)
         ]
-        while len(self._free_ahead) < LOOK_AHEAD and (machine := next(self._free, None)):
+        while len(self._free_ahead) < LOOK_AHEAD and (machine := next(free, None)):
             self._free_ahead.append(machine)
         if self.paused or not self._free_ahead:
             return None
