@@ -58,11 +58,11 @@ def _print_plan(found: JobPlan) -> None:
         click.echo(f"… and {len(found.placed) - _MOST_ROWS} more (-o json shows all)")
     restarted = found.staying if found.new_version else 0
     click.echo(
-        f"job {found.job}: {found.wanted} tasks: {len(found.placed)} placed,"
+        f"job {found.job}: {_some(found.wanted, 'task')}: {len(found.placed)} placed,"
         f" {found.staying} stay where they are"
         + (f" ({restarted} restarted in place)" if restarted else "")
         + f", {len(found.stopped)} stopped, {len(found.unplaced)} without room;"
-        f" {len(found.taken)} machines taken from the free pool"
+        f" {_some(len(found.taken), 'machine')} taken from the free pool"
     )
     _print_spread(found.spread)
     for reason in found.reasons:
@@ -90,3 +90,7 @@ def _print_spread(spread: Iterable[SpreadBin]) -> None:
     bins = [f"{b.datacenter}/{b.msb} {b.tasks}" for b in spread]
     if bins:
         click.echo(show.printable(f"tasks per MSB: {', '.join(bins)}"))
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -96,7 +96,7 @@ def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
     assert "\x1b" not in result.stdout
     assert lines[3:] == [
         "job web: 4 tasks: 2 placed, 1 stay where they are (1 restarted in place), 1 stopped,"
-        " 1 without room; 1 machines taken from the free pool",
+        " 1 without room; 1 machine taken from the free pool",
         "tasks per MSB: dc1/msb1 2, dc2/msb3 1",
         "  no room: 2 machines: no free ports",
         "nothing was changed; `twinectl job apply` does it",
