@@ -14,6 +14,8 @@ from control_plane.core.planner import Group, Request
 from control_plane.core.unavailability import began
 from control_plane.services.broker import FREE
 from control_plane.services.holds import Take
+from control_plane.store import Delete, Operation, Put
+from control_plane.store.records import ALLOCATIONS
 
 ENGINES = ["memory", "sqlite"]
 
@@ -508,6 +510,32 @@ async def test_two_allocators_with_one_set_of_brokers_never_get_the_same_machine
         assert mine | others == set(p.held())
         assert {m for m, pool in p.held().items() if pool == "pa"} == mine
         assert len(mine | others) == 9
+
+
+async def test_an_entitlement_moves_to_another_allocator_while_its_tasks_stay(region: Region):
+    """WH8, as far as records go: who plans for an entitlement is a matter of where they are.
+
+    Brokers know entitlements and no allocators, so no machine changes hands.
+    """
+    async with region.process("second") as p:
+        q = p.beside("second")
+        await q.recover()
+        await patient(p, a_request(3, "a", "pa", WHOLE))
+        await patient(q, a_request(2, "b", "pb", WHOLE))
+        where, held = p.where("a"), p.held()
+        entries = (await p.store.list_prefix(ALLOCATIONS)).entries
+        copied: list[Operation] = [Put(entry.key, entry.value) for entry in entries]
+        deleted: list[Operation] = [Delete(entry.key) for entry in entries]
+        await q.store.txn({entry.key: 0 for entry in entries}, copied)
+        await p.store.txn({entry.key: entry.revision for entry in entries}, deleted)
+    async with region.process("second") as p:
+        q = p.beside("second")
+        await q.recover()
+        assert p.index.claims == {}
+        assert (q.where("a"), q.held()) == (where, held)
+        await patient(q, a_request(4, "a", "pa", WHOLE))
+        assert where.items() < q.where("a").items()
+        assert len(q.where("b")) == 2
 
 
 async def test_an_allocator_leaves_the_transactions_of_another_alone(small: Region):  # RB12
