@@ -190,6 +190,10 @@ class Brokers:
         """Add new machines to the free pool (RB10), in transactions of a thousand."""
         async with self._membership:
             await self._settle_moves()
+            known = [name for name in records if self.table.find(name) is not None]
+            if known:
+                errors = [FieldError(field=name, reason="is known already") for name in known]
+                raise refused(f"add {len(records)} machines", errors)
             await self._add(records)
 
     async def import_machines(
@@ -379,10 +383,9 @@ class Brokers:
 
     async def _settle_moves(self) -> None:
         """Finish moves that were interrupted: the machine is where its generation is higher."""
+        for broker in self.by_datacenter.values():
+            await broker.table.settle()
         for name in sorted(self._twice):
-            for broker in self.by_datacenter.values():
-                async with broker.table.lock(name):
-                    pass  # reads it again if it is not known whether a write was made
             homes = [b for b in self.by_datacenter.values() if name in b.table]
             homes.sort(key=lambda b: b.table.get(name).assignment_generation)
             for stale in homes[:-1]:

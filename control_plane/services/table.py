@@ -216,6 +216,12 @@ class Table(Generic[T]):
                 await self._refresh(self._doubtful.intersection(names))
             yield
 
+    async def settle(self) -> None:
+        """Read again what a write may have changed that did not say whether it was made."""
+        if self._doubtful:
+            async with self.lock(*self._doubtful):
+                pass
+
     async def commit(
         self,
         name: str,

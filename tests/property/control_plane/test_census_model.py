@@ -76,11 +76,9 @@ class CensusModel(RuleBasedStateMachine):
 
     @rule(name=MACHINE, datacenter=DATACENTER)
     def add(self, name: str, datacenter: str) -> None:
-        self.store.fails_in = 0
         location = Location(datacenter=datacenter)
         record = MachineRecord(machine=name, location=location, machine_type="web")
-        if name not in self.brokers.table:
-            self.attempt(self.brokers.add({name: record}))
+        self.attempt(self.brokers.add({name: record}))
 
     @rule(name=MACHINE)
     def fail(self, name: str) -> None:

@@ -324,3 +324,27 @@ async def test_what_listeners_were_told_is_true_after_a_move_that_failed(
         assert told == {r.machine: r for r in brokers.table.records()}
         assert told["m1"] == m1
         assert m1.location.datacenter == ("dc1" if (write, made) == (1, False) else "dc2")
+
+
+async def test_a_machine_whose_adding_failed_late_is_not_added_elsewhere_too() -> None:
+    """The write was made, and nobody was told: whoever adds it again is."""
+
+    class Silent(MemoryStore):
+        answers = True
+
+        async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+            revision = await super().txn(compare, operations)
+            if not self.answers:
+                raise OSError("the disk did not answer")
+            return revision
+
+    async with Silent() as store:
+        brokers = await loaded(store)
+        store.answers = False
+        with pytest.raises(OSError, match="did not answer"):
+            await brokers.add({"m1": a_machine("m1", "dc1")})
+        store.answers = True
+        with pytest.raises(Conflict, match="m1 is known already"):
+            await brokers.add({"m1": a_machine("m1", "dc2")})
+        assert brokers.of("m1").datacenter == "dc1"
+        assert (await loaded(store)).table.records() == brokers.table.records()
