@@ -47,7 +47,9 @@ class Search:
         """Whether single machines of equal bins suit more or less well."""
         self.offers_again = ranking.looks_ahead or ranking.packs_machines
         """Whether machines with tasks of the job are offered before those without."""
-        self.is_simple = self.plain and not (self.offers_again or self.demand.requires)
+        self.is_simple = self.plain and not (
+            self.offers_again or self.demand.requires or ranking.capped
+        )
         """Whether the first machine of a bin that has room is the best there."""
         self.judged = 0
         """Machines that did not fit since others had a chance to run."""

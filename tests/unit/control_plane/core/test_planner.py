@@ -414,6 +414,17 @@ def test_nothing_is_explained_when_all_have_room():
     assert plan(a_region(), a_request(3), NONE).reasons == ()
 
 
+def test_a_limit_per_bin_counts_the_tasks_that_are_there_already():  # AL23
+    index = RegionIndex()
+    for msb in ("msb1", "msb2"):
+        add(index, [f"{msb}-{i}" for i in range(6)], msb)
+    limit = (Preference(property=Property.MSB, at_most=2), *DEFAULT[1:])
+    allocate(index, a_request(4, preferences=limit))
+    made = allocate(index, a_request(6, preferences=limit))
+    assert made.unplaced == (4, 5)
+    assert per(index, "msb") == [2, 2]
+
+
 # -- bounded time
 
 
