@@ -9,7 +9,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
 EXTRAS := host,control,lab,native,dev
 
-.PHONY: help demo test setup check fmt test-unit test-root test-lab bench clean
+.PHONY: help demo test setup check fmt seeds test-unit test-simulation test-root test-lab test-lab-long bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,11 +26,20 @@ check: setup ## formatting, lint, types, import contracts
 test-unit: setup ## what runs anywhere in seconds
 	tools/run-suites unit
 
+test-simulation: setup ## the simulated region: seeds that must hold
+	tools/run-suites simulation
+
+seeds: setup ## 2,000 new seeds of the simulated region; SEEDS=5001..7000 for others
+	$(BIN)/twine-lab region run everything --seeds $(or $(SEEDS),1001..3000) --jobs 2
+
 test-root: setup ## loop-mounted btrfs and real sockets (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites root
 
 test-lab: setup ## booted VMs, through public interfaces only (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites lab
+
+test-lab-long: setup ## what waits for minutes: cuts, a stopped control plane, jumping clocks (root)
+	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites lab_long
 
 bench: setup ## figures of tests/bench, into tests/bench/RESULTS.md (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites bench

@@ -36,7 +36,11 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 CpuWeight = Annotated[int, Meta(ge=1, le=10_000)]
 """Range of cpu.weight (Linux, Documentation/admin-guide/cgroup-v2.rst)."""
 _NO_NUL = r"^[^\x00]*$"
-Argument = Annotated[str, Meta(max_length=131_072, pattern=_NO_NUL)]
+_NO_NUL_WORDS = "text without NUL characters, of at most {} characters"
+Argument = Annotated[
+    str,
+    Meta(max_length=131_072, pattern=_NO_NUL, description=_NO_NUL_WORDS.format("131,072")),
+]
 """The kernel takes no longer argument (MAX_ARG_STRLEN, 32 pages), and none with a NUL."""
 EnvName = Annotated[
     str,
@@ -44,6 +48,14 @@ EnvName = Annotated[
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*" + _END,
         max_length=256,
         description="letters, digits and _, the first no digit",
+    ),
+]
+HttpPath = Annotated[
+    str,
+    Meta(
+        pattern=r"^/[\x21-\x7e]*" + _END,
+        max_length=2048,
+        description="a path that starts with / and has no spaces, of at most 2048 characters",
     ),
 ]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -64,7 +76,7 @@ class Limits(_Written, frozen=True, kw_only=True):
     """Share of CPU time against its neighbours; 100 is the kernel's default."""
     cpu_max_cores: Annotated[float, Meta(ge=0.01, le=4096)] | None = None
     """Hard limit in CPUs (1.5 = one and a half); None: as much as is idle."""
-    memory_max_bytes: Annotated[int, Meta(ge=4 << 20)] = 256 << 20
+    memory_max_bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 60)] = 256 << 20
     """Hard limit; a task above it is killed (`oom-kill`). Swap is off for tasks."""
     tasks_max: Annotated[int, Meta(ge=1, le=4_194_304)] = 512
     """Processes and threads together."""
@@ -82,7 +94,7 @@ class Probe(_Written, frozen=True, kw_only=True):
 
     kind: ProbeKind = ProbeKind.HTTP
     port: Port
-    path: Annotated[str, Meta(pattern=r"^/[\x21-\x7e]*" + _END, max_length=2048)] = "/"
+    path: HttpPath = "/"
     interval_s: Seconds = 2.0
     timeout_s: Seconds = 2.0
     successes: Annotated[int, Meta(ge=1, le=100)] = 1
@@ -109,6 +121,43 @@ class RestartPolicy(_Written, frozen=True, kw_only=True):
     """… up to this, and starts over once the task ran for ten minutes."""
 
 
+class DisconnectPolicy(StrEnum):
+    """What becomes of a task whose machine no longer hears its control plane."""
+
+    KEEP = "keep"
+    """It runs on; another copy may be started elsewhere meanwhile."""
+    STOP = "stop"
+    """Its host ends it, so that there is never a second copy."""
+
+
+class Disconnect(_Written, frozen=True, kw_only=True):
+    """What a machine that is cut off from its control plane does to a task."""
+
+    policy: DisconnectPolicy = DisconnectPolicy.KEEP
+    after_s: Annotated[float, Meta(ge=5, le=86_400)] = msgspec.field(default=30.0, name="after")
+    """With `stop`: how long nothing may be heard. At least as long as a few polls take."""
+
+
+CLOCK_RATE_ERROR = 0.001
+"""Most by which two hosts' clocks run apart: twice the 500 ppm to which the kernel slews one
+(adjtimex(2)), one each way."""
+CERTAIN_MARGIN_S = 10.0
+"""What a host may be late by: its fence looks twice a second, gives systemd two seconds, is
+restarted within three when it was killed; the rest is for a busy host (docs/adr/0024)."""
+
+
+def certainly_ended_s(disconnect: Disconnect, stop_timeout_s: float) -> float | None:
+    """Return how long after the last answer heard from its agent a task has certainly ended.
+
+    In seconds on the clock of who asks, suspend included. None: it is never certain (`keep`).
+    The last answer is one to `get_events`; other answers prolong nothing (docs/adr/0024).
+    """
+    if disconnect.policy is DisconnectPolicy.KEEP:
+        return None
+    alone_s = disconnect.after_s + stop_timeout_s + CERTAIN_MARGIN_S
+    return alone_s * (1.0 + CLOCK_RATE_ERROR)
+
+
 class TaskSpec(_Written, frozen=True, kw_only=True):
     """The desired state of one task."""
 
@@ -120,14 +169,18 @@ class TaskSpec(_Written, frozen=True, kw_only=True):
     command: Annotated[list[Argument], Meta(min_length=1, max_length=4096)]
     environment: dict[EnvName, Argument] = {}
     entitlement: Name = "local"
-    job: Annotated[str, Meta(max_length=128, pattern=_NO_NUL)] = ""
+    job: Annotated[
+        str, Meta(max_length=128, pattern=_NO_NUL, description=_NO_NUL_WORDS.format(128))
+    ] = ""
     limits: Limits = Limits()
     restart: RestartPolicy = RestartPolicy()
     probe: Probe | None = None
     stop_timeout_s: Seconds = 10.0
     """From SIGTERM to SIGKILL of everything the task left."""
     offline_restart: bool = False
-    """After a host reboot, start again without being told (else: wait for the owner)."""
+    """After a host reboot, start again without being told (else: wait for the owner). Void
+    where `disconnect` says `stop`: such a task starts only when it is told to."""
+    disconnect: Disconnect = Disconnect()
 
 
 class TaskState(StrEnum):
@@ -156,7 +209,7 @@ class Exit(_Reported, frozen=True, kw_only=True):
 
     result: str
     """systemd's word: success, exit-code, signal, oom-kill, timeout, …; `lost` after a
-    host reboot."""
+    host reboot; `cut-off` where the host ended it because of `disconnect`."""
     code: int | None = None
     signal: str | None = None
     at: float
@@ -330,6 +383,8 @@ class Events(_Reported, frozen=True, kw_only=True):
     """Events after the asked one are gone (too old, or the agent restarted): list all
     tasks again, then go on from `latest`."""
     boot_id: str = ""
+    answered: str = ""
+    """Names this answer. Said with later requests (`heard`) it proves that it arrived."""
 
 
 class Ack(_Reported, frozen=True, kw_only=True):

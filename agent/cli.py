@@ -18,6 +18,8 @@ import msgspec
 from agent import api
 from agent.config import load, local_socket
 from agent.errors import InvalidInput, NotFound, TwineError
+from agent.wire import options
+from agent.wire.quantities import SIZE, about_size, quantity_of
 
 if TYPE_CHECKING:
     from agent.client import AgentClient
@@ -91,8 +93,10 @@ def _call(config_path: Path | None, ask: Callable[[AgentClient], Awaitable[Any]]
 @click.argument("name")
 @click.option("--image", required=True, help="Digest, or a root file system as .tar[.gz|.zst].")
 @click.option("-e", "--env", multiple=True, metavar="K=V", help="Environment variable.")
-@click.option("--memory", default="256M", show_default=True, help="Most memory, for instance 1G.")
-@click.option("--cores", type=float, help="Most CPU, for instance 1.5.")
+@click.option(
+    "--memory", type=options.size(), default="256MiB", show_default=True, help="48MiB, 1.5GiB, …"
+)
+@click.option("--cores", type=options.cores(), help="Most CPUs: 0.5, 2, 500m.")
 @click.option("--port", type=int, help="Probe this port over HTTP; healthy once it answers.")
 @click.option("--path", default="/", show_default=True, help="Path of the probe.")
 @click.option(
@@ -105,24 +109,22 @@ def _call(config_path: Path | None, ask: Callable[[AgentClient], Awaitable[Any]]
 @click.option("--wait/--no-wait", default=True, help="Wait until it runs (and is healthy).")
 @click.argument("command", nargs=-1, required=True)
 @click.pass_obj
-def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **options: Any) -> None:
+def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **given: Any) -> None:
     """Start task NAME: COMMAND in a snapshot of an image. Put -- before the command."""
     probe = None
-    if options["port"]:
-        probe = api.Probe(port=options["port"], path=options["path"])
-    wait = options["wait"]
+    if given["port"]:
+        probe = api.Probe(port=given["port"], path=given["path"])
+    wait = given["wait"]
 
     async def start(client: AgentClient) -> api.TaskStatus:
         spec = api.TaskSpec(
             generation=time.time_ns() // 1_000_000,
-            image=await _image(client, options["image"]),
+            image=await _image(client, given["image"]),
             command=list(command),
-            environment=dict(_pair(e) for e in options["env"]),
-            entitlement=options["entitlement"],
-            limits=api.Limits(
-                memory_max_bytes=_size(options["memory"]), cpu_max_cores=options["cores"]
-            ),
-            restart=api.RestartPolicy(when=api.RestartWhen(options["restart"])),
+            environment=dict(_pair(e) for e in given["env"]),
+            entitlement=given["entitlement"],
+            limits=api.Limits(memory_max_bytes=int(given["memory"]), cpu_max_cores=given["cores"]),
+            restart=api.RestartPolicy(when=api.RestartWhen(given["restart"])),
             probe=probe,
         )
         events = await client.get_events(0)
@@ -191,14 +193,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not found:
         raise InvalidInput(f"--env {text!r} is not NAME=VALUE")
     return name, value
-
-
-def _size(text: str) -> int:
-    units = {"K": 10, "M": 20, "G": 30, "T": 40}
-    number, shift = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 0)
-    if not number.isdigit():
-        raise InvalidInput(f"{text!r} is not a size", hint="for instance 64M or 2G")
-    return int(number) << shift
 
 
 @cli.command()
@@ -277,7 +271,13 @@ def facts(config_path: Path | None, output: str) -> None:
     found = _call(config_path, lambda c: c.get_machine())
     if output == "json":
         return _json(found)
-    return _table(("FACT", "VALUE"), [(k, str(v)) for k, v in msgspec.to_builtins(found).items()])
+    return _table(
+        ("FACT", "VALUE"), [(k, _fact(k, v)) for k, v in msgspec.to_builtins(found).items()]
+    )
+
+
+def _fact(name: str, value: Any) -> str:
+    return about_size(value) if quantity_of(name) is SIZE else str(value)
 
 
 @cli.command()
@@ -289,7 +289,7 @@ def images(config_path: Path | None, output: str) -> None:
     if output == "json":
         return _json(found)
     rows = [
-        (i.digest, str(i.format), f"{i.stream_bytes >> 20} MiB", ", ".join(i.tasks) or "-")
+        (i.digest, str(i.format), about_size(i.stream_bytes), ", ".join(i.tasks) or "-")
         for i in found.images
     ]
     return _table(("IMAGE", "FORMAT", "SIZE", "TASKS"), rows)
@@ -311,7 +311,7 @@ def images(config_path: Path | None, output: str) -> None:
 def join(config_path: Path | None, /, url: str, **options: str) -> None:
     """Make this host a machine of the region behind the control plane at URL."""
     from agent.daemon import real_machine
-    from agent.services.facts import machine_facts
+    from agent.services.facts import Facts
     from agent.services.identity import Candidate, HostIdentity, Invitation
 
     config = load(config_path)
@@ -322,7 +322,7 @@ def join(config_path: Path | None, /, url: str, **options: str) -> None:
     candidate = Candidate(
         machine=name,
         address=options["address"],
-        facts=machine_facts(real_machine(), name, config.state_dir),
+        facts=Facts(real_machine(), config.state_dir).read(name),
         location=location,
         machine_type=options["machine_type"],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
@@ -17,8 +18,21 @@ _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 class AgentClient(WireClient):
     """Client of one agent, over mutual TLS or its unix socket.
 
-    Every method raises what the agent raised (`agent.errors`), or `Unreachable`.
+    Every method raises what the agent raised (`agent.errors`), or `Unreachable`. With each
+    request that counts for it the agent is told which of its answers arrived last.
     """
+
+    max_answer_bytes = 16 << 20
+    """Of one agent: thousands of tasks or a whole event log, at most 2 KiB each."""
+
+    def __init__(
+        self, endpoint: str, tls: ssl.SSLContext | None = None, *, timeout_s: float = 30.0
+    ) -> None:
+        """Open nothing yet."""
+        super().__init__(endpoint, tls, timeout_s=timeout_s)
+        self.epoch = 0
+        """Leadership term of who asks; 0 for a local operator."""
+        self._answered: str | None = None
 
     async def get_machine(self) -> api.MachineFacts:
         """Return what the machine has."""
@@ -56,7 +70,8 @@ class AgentClient(WireClient):
 
     async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
         """Set the desired state of a task; the answer comes before it runs."""
-        return _as(api.TaskStatus, await self.call(_ROUTE["put_task"], spec, task_id=task_id))
+        answer = await self.call(_ROUTE["put_task"], spec, task_id=task_id, heard=self._answered)
+        return _as(api.TaskStatus, answer)
 
     async def get_task(self, task_id: str) -> api.TaskStatus:
         """Return the observed state of a task, or raise `NotFound`."""
@@ -76,7 +91,11 @@ class AgentClient(WireClient):
     ) -> api.TaskStatus:
         """Stop a task and start it again, now."""
         answer = await self.call(
-            _ROUTE["restart_task"], task_id=task_id, generation=generation, epoch=epoch
+            _ROUTE["restart_task"],
+            task_id=task_id,
+            generation=generation,
+            epoch=epoch,
+            heard=self._answered,
         )
         return _as(api.TaskStatus, answer)
 
@@ -106,11 +125,22 @@ class AgentClient(WireClient):
         return _as(api.ProfileStatus, await self.call(_ROUTE["get_profile"]))
 
     async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
-        """Return events after a sequence number, waiting up to `wait_s` for the first."""
+        """Return events after a sequence number, waiting up to `wait_s` for the first.
+
+        An agent of an earlier release names no answer, and takes no parameter it does not know.
+        """
+        knows = self._answered is not None
         answer = await self.call(
-            _ROUTE["get_events"], timeout_s=wait_s + 10.0, after=after, wait_s=wait_s
+            _ROUTE["get_events"],
+            timeout_s=wait_s + 10.0,
+            after=after,
+            wait_s=wait_s,
+            heard=self._answered,
+            epoch=self.epoch if knows else None,
         )
-        return _as(api.Events, answer)
+        events = _as(api.Events, answer)
+        self._answered = events.answered or None
+        return events
 
     async def readyz(self) -> api.Liveness:
         """Return whether the agent has reconciled its state, or raise `Busy`."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from agent.errors import ConfigError
+from agent.wire.violations import violations
+from agent.wire.written import plain
 
 DEFAULT_PATH = Path("/etc/twine/agent.toml")
 
@@ -31,7 +33,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sidekick_state_dir: str = "/var/lib/twine/sidekick"
     reserve_memory_bytes: Annotated[int, Meta(ge=0)] = 128 << 20
     """Memory that tasks may not be promised: the kernel, systemd and the agent need it."""
-    log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def address(self) -> tuple[str, int]:
         """Return host and port of `listen`."""
@@ -55,11 +57,17 @@ def load(path: Path | None) -> AgentConfig:
     except OSError as e:
         raise ConfigError(f"cannot read {chosen}: {e.strerror}") from e
     try:
-        config = msgspec.convert(tomllib.loads(text), AgentConfig)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+        document = plain(tomllib.loads(text), AgentConfig)
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(f"{chosen} is not TOML: {e}") from e
+    if found := violations(document, AgentConfig):
+        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
         raise ConfigError(
-            f"{chosen} cannot be used: {e}", hint="`twine-agent config` prints every field"
-        ) from e
+            f"{chosen} cannot be used: {listed}",
+            hint="`twine-agent config` prints every field",
+            errors=tuple(found),
+        )
+    config = msgspec.convert(document, AgentConfig)
     config.address()
     return config
 

@@ -27,8 +27,9 @@ from agent.machine import Machine
 from agent.machine.notify import notify, watchdog_s
 from agent.routes import JOIN_ROUTES
 from agent.server import Services, application
+from agent.services.contact import Contact
 from agent.services.events import EventLog
-from agent.services.facts import machine_facts
+from agent.services.facts import Facts
 from agent.services.host_profile import HostProfile
 from agent.services.identity import HostIdentity
 from agent.services.images import Images
@@ -57,10 +58,10 @@ def real_machine() -> Machine:
     from agent.machine.hardware import read_hardware
     from agent.machine.kernelfs import KernelFs
     from agent.machine.process import HostProcesses
-    from agent.machine.systemd import HostSystemd
+    from agent.machine.systemd_apart import ApartSystemd
 
     return Machine(
-        systemd=HostSystemd(),
+        systemd=ApartSystemd(),
         btrfs=HostBtrfs(),
         processes=HostProcesses(),
         hardware=lambda: read_hardware(KernelFs()),
@@ -128,13 +129,16 @@ class Agent:
             events=events,
             lanes=lanes,
             prober=prober,
+            contact=Contact(Path(config.run_dir) / "fence", hardware.boot_id, machine.boottime_s),
             boot_id=hardware.boot_id,
         )
         self._host = host
         sidekick_state = Path(config.sidekick_state_dir)
 
+        standing = Facts(machine, config.state_dir)
+
         async def facts() -> api.MachineFacts:
-            return await lanes.run("facts", machine_facts, machine, self._name(), config.state_dir)
+            return await lanes.run("facts", standing.read, self._name())
 
         def spawn(work: Coroutine[Any, Any, None]) -> None:
             group.create_task(_logged(work))
@@ -144,6 +148,7 @@ class Agent:
             images=images,
             logs=Logs(machine.processes),
             events=events,
+            contact=host.contact,
             profile=HostProfile(
                 units, events, Path(config.sidekick), sidekick_state, hardware.boot_id
             ),

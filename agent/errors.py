@@ -42,6 +42,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retryable: bool = False
     errors: tuple[FieldError, ...] = ()
     """Every violation of a request at once, not only the first."""
+    request_id: str = ""
+    """By which the server's log, and the audit log, know the request."""
 
 
 class FieldError(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +67,8 @@ class TwineError(Exception):
         super().__init__(what)
         self.hint = hint
         self.errors = errors
+        self.request_id = ""
+        """Of the request that the other side refused; empty where it was refused here."""
 
     def problem(self) -> Problem:
         """Return the error in its wire form."""
@@ -214,4 +218,6 @@ def _tree(root: type[TwineError]) -> dict[str, type[TwineError]]:
 def from_problem(problem: Problem) -> TwineError:
     """Return the error that the other side raised, as the same class here."""
     kind = _tree(TwineError).get(problem.code, ProtocolError)
-    return kind(problem.detail, hint=problem.hint, errors=problem.errors)
+    error = kind(problem.detail, hint=problem.hint, errors=problem.errors)
+    error.request_id = problem.request_id
+    return error

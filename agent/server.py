@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from agent import api
 from agent.errors import Busy, Forbidden, InvalidInput, Unauthenticated
 from agent.routes import ROUTES
+from agent.services.contact import Contact
 from agent.services.events import EventLog
 from agent.services.facts import agent_version
 from agent.services.host_profile import HostProfile
@@ -41,6 +42,7 @@ class Services:
     images: Images
     logs: Logs
     events: EventLog
+    contact: Contact
     profile: HostProfile
     facts: Callable[[], Awaitable[api.MachineFacts]]
     pull: Callable[[api.ImagePull], Any]
@@ -175,7 +177,9 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
 
     async def put_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
-        return await s.tasks.put(_task_id(call), call.body)
+        spec: api.TaskSpec = call.body
+        s.contact.check_command(_task_id(call), spec, *_heard(s, call, spec.epoch))
+        return await s.tasks.put(_task_id(call), spec)
 
     async def get_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
@@ -189,7 +193,10 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
     async def restart_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
         generation, epoch = _version(call)
-        return await s.tasks.restart(_task_id(call), generation, epoch)
+        task_id = _task_id(call)
+        spec = s.tasks.spec(task_id)
+        s.contact.check_command(task_id, spec, *_heard(s, call, epoch or 0))
+        return await s.tasks.restart(task_id, generation, epoch)
 
     async def task_logs(call: Call) -> AsyncIterator[bytes]:
         _must_be_ready(s)
@@ -227,7 +234,9 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
     async def get_events(call: Call) -> api.Events:
         after = int(call.number("after", 0) or 0)
         wait_s = min(call.number("wait_s", 0) or 0.0, MAX_EVENT_WAIT_S)
-        return await s.events.after(after, wait_s)
+        _heard(s, call, int(call.number("epoch", 0) or 0))
+        events = await s.events.after(after, s.contact.wait_s(wait_s))
+        return msgspec.structs.replace(events, answered=s.contact.answer())
 
     async def healthz(_: Call) -> api.Liveness:
         return api.Liveness(ok=True)
@@ -249,6 +258,18 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
 def _must_be_ready(s: Services) -> None:
     if not s.ready:
         raise Busy("the agent is still comparing its records with the host; try again")
+
+
+def _heard(s: Services, call: Call, epoch: int) -> tuple[str | None, int]:
+    """Take note that the control plane speaks; return which answer it heard last, and its term.
+
+    Whoever asks on the host itself is not the control plane: then it heard None.
+    """
+    if call.peer.role != "component":
+        return None, epoch
+    name = call.query.get("heard", "")
+    s.contact.heard(name, epoch)
+    return name, epoch
 
 
 def _with_users(s: Services, info: api.ImageInfo) -> api.ImageInfo:

@@ -6,7 +6,7 @@ Used by `twinectl`, by application-level schedulers and by tests.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agent.api import ImageFormat, ImageInfo, Images, Liveness
 from agent.wire.client import WireClient
@@ -21,6 +21,7 @@ from control_plane.api.capacity import (
     EntitlementWish,
 )
 from control_plane.api.capacity_report import CapacityReport
+from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
 from control_plane.api.inventory import (
     BrokerMachines,
     BrokerViews,
@@ -34,6 +35,8 @@ from control_plane.api.inventory import (
 )
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machines import MachineRecord, Machines, MachineView, Token, TokenRequest
+from control_plane.api.operations import JobEvents, TaskStory
+from control_plane.api.people import AuditPage, Grant, Grants, Group, Groups, GroupSpec, Myself
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
 
@@ -48,6 +51,9 @@ class ControlPlaneClient(WireClient):
 
     Every method raises what the front end raised, or `Unreachable`.
     """
+
+    max_answer_bytes = 2 << 30
+    """All jobs of a large region, with each of their tasks."""
 
     async def list_jobs(self) -> Jobs:
         """Return all jobs."""
@@ -75,6 +81,16 @@ class ControlPlaneClient(WireClient):
     async def stop_job(self, job: str) -> JobStatus:
         """Stop a job; `get_job` raises `NotFound` once all its tasks are gone."""
         return _as(JobStatus, await self.call(_ROUTE["stop_job"], job=job))
+
+    async def job_events(self, job: str, after: int = 0, limit: int = 100) -> JobEvents:
+        """Return what was done to a job's tasks after an event, oldest first."""
+        return _as(
+            JobEvents, await self.call(_ROUTE["job_events"], job=job, after=after, limit=limit)
+        )
+
+    async def task_story(self, job: str, index: int) -> TaskStory:
+        """Return what is being done to a task of a job, and what was."""
+        return _as(TaskStory, await self.call(_ROUTE["task_story"], job=job, index=index))
 
     def job_logs(
         self,
@@ -151,6 +167,14 @@ class ControlPlaneClient(WireClient):
     async def undrain_machines(self, wish: Undrain) -> Records:
         """End what was planned for machines."""
         return _as(Records, await self.call(_ROUTE["undrain_machines"], wish))
+
+    async def held_back_machines(self) -> HeldBackMachines:
+        """Return silent machines of which nothing is concluded yet, and why."""
+        return _as(HeldBackMachines, await self.call(_ROUTE["held_back_machines"]))
+
+    async def confirm_down(self, wish: ConfirmDown) -> ConfirmedDown:
+        """Say that silent machines are down, whatever holds that back."""
+        return _as(ConfirmedDown, await self.call(_ROUTE["confirm_down"], wish))
 
     async def lend_machine(self, wish: Lend) -> MachineRecord:
         """Give a whole, empty machine to another entitlement for a while."""
@@ -239,6 +263,10 @@ class ControlPlaneClient(WireClient):
         """Return all images of the image store."""
         return _as(Images, await self.call(_ROUTE["list_store_images"]))
 
+    async def remove_image(self, digest: str) -> None:
+        """Remove an image that no job runs, or raise `Conflict` with their names."""
+        await self.call(_ROUTE["remove_image"], digest=digest)
+
     async def push_image(
         self, digest: str, format_: ImageFormat, stream: AsyncIterator[bytes]
     ) -> ImageInfo:
@@ -255,6 +283,39 @@ class ControlPlaneClient(WireClient):
     def fetch_image(self, digest: str) -> AsyncIterator[bytes]:
         """Yield the stream of an image."""
         return self.stream(_ROUTE["fetch_image"], digest=digest)
+
+    async def get_myself(self) -> Myself:
+        """Return who the caller is, and what they may do."""
+        return _as(Myself, await self.call(_ROUTE["get_myself"]))
+
+    async def list_operators(self) -> Grants:
+        """Return who is an operator."""
+        return _as(Grants, await self.call(_ROUTE["list_operators"]))
+
+    async def grant_operator(self, who: str) -> Grant:
+        """Make `user:NAME` or `group:NAME` an operator."""
+        return _as(Grant, await self.call(_ROUTE["grant_operator"], who=who))
+
+    async def revoke_operator(self, who: str) -> None:
+        """Make somebody an operator no longer."""
+        await self.call(_ROUTE["revoke_operator"], who=who)
+
+    async def list_groups(self) -> Groups:
+        """Return all groups."""
+        return _as(Groups, await self.call(_ROUTE["list_groups"]))
+
+    async def put_group(self, name: str, spec: GroupSpec) -> Group:
+        """Create a group, or say who belongs to it."""
+        return _as(Group, await self.call(_ROUTE["put_group"], spec, group=name))
+
+    async def delete_group(self, name: str) -> None:
+        """Remove a group."""
+        await self.call(_ROUTE["delete_group"], group=name)
+
+    async def list_audit(self, **query: float | str | None) -> AuditPage:
+        """Return a part of the audit log: `before`, `limit`, `since`, `who`, `object`."""
+        given: dict[str, Any] = dict(query)
+        return _as(AuditPage, await self.call(_ROUTE["list_audit"], timeout_s=60.0, **given))
 
     async def create_token(self, request: TokenRequest) -> Token:
         """Return a one-time join token."""

@@ -11,19 +11,22 @@ import re
 import socket
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from agent.api import Name
 from agent.errors import ConfigError, FieldError, InvalidInput
+from agent.wire.quantities import seconds
 from agent.wire.violations import violations
+from agent.wire.written import plain
+from control_plane.api.people import Principal
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])")
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})")
+_SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
+Folder = Annotated[str, Meta(pattern=r"^[^\x00]+$", description="the name of a folder")]
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 
@@ -48,9 +51,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     leaves time to renew."""
     image_max_bytes: Annotated[int, Meta(ge=1)] = 16 << 30
     """Largest image that may be pushed."""
-    broker_stores: dict[Name, Annotated[str, Meta(pattern=r"^[^\x00]+$")]] = {}
+    broker_stores: dict[Name, Folder] = {}
     """Data center → folder of the store of its machines; those of others are in `state`."""
-    log_level: str = "info"
+    operators: list[Principal] = []
+    """Users and groups who may do everything, such as `user:ann` and `group:sre`; besides them
+    those who were made operators by `twinectl role grant`, and whoever may open `socket`."""
+    audit_entries: Annotated[int, Meta(ge=1000, le=10_000_000)] = 100_000
+    """Entries of the audit log that are kept, some 300 bytes each."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     scheduler: SchedulerSettings = SchedulerSettings()
     portal: PortalSettings = PortalSettings()
 
@@ -91,9 +99,12 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
     if path is not None:
         try:
             document = tomllib.loads(path.read_text())
-        except (OSError, ValueError) as e:
-            raise ConfigError(f"cannot read the configuration {path}: {e}") from e
+        except OSError as e:
+            raise ConfigError(f"cannot read the configuration {path}: {e.strerror}") from e
+        except ValueError as e:
+            raise ConfigError(f"the configuration {path} is not TOML: {e}") from e
     document |= {k: v for k, v in overrides.items() if v not in (None, (), [])}
+    document = plain(document, Config)
     if found := violations(document, Config) + _folder_errors(document):
         listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
         raise ConfigError(f"the configuration is not valid: {listed}", errors=tuple(found))
@@ -131,22 +142,18 @@ def _overlap(one: str, other: str) -> bool:
     return os.path.commonpath((one, other)) in (one, other)
 
 
-def with_down_after(config: Config, down_after_s: float) -> Config:
-    """Return the configuration with one knob of the scheduler changed.
+def with_down_after(config: Config, text: str) -> Config:
+    """Return the configuration with one knob of the scheduler changed: `30s`, or seconds.
 
     Agents hold a request shorter than that, because their answer is the sign of life.
     """
+    try:
+        down_after_s = float(text) if _SECONDS.fullmatch(text) else seconds(text)
+    except InvalidInput as e:
+        raise ConfigError(f"--down-after: {e}") from e
     poll_wait_s = min(config.scheduler.poll_wait_s, down_after_s / 2)
     changed = {"down_after_s": down_after_s, "poll_wait_s": poll_wait_s}
     if found := violations(changed, SchedulerSettings):
-        raise ConfigError(f"--down-after-s {down_after_s}: {found[0].reason}")
+        raise ConfigError(f"--down-after {text}: {found[0].reason}")
     scheduler = msgspec.structs.replace(config.scheduler, **changed)
     return msgspec.structs.replace(config, scheduler=scheduler)
-
-
-def seconds_of(text: str) -> float:
-    """Return a duration such as `90s`, `10m`, `8h` or `30d` in seconds."""
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise InvalidInput(f"{text!r} is no duration", hint="for instance 90s, 10m, 8h or 30d")
-    return float(match[1]) * _UNITS[match[2]]

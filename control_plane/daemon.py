@@ -23,6 +23,7 @@ import click
 
 from agent import log as logs
 from agent.errors import ConfigError, InvalidInput, TwineError
+from agent.wire.options import seconds
 from control_plane import config as configuration
 from control_plane.config import Config
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from control_plane.api.machines import MachineRecord
-    from control_plane.services.authority import Authority, OwnIdentity
-    from control_plane.services.control_plane import ControlPlane
+    from control_plane.identity.authority import Authority, OwnIdentity
+    from control_plane.roles import ControlPlane
     from control_plane.store import Store
 
 log = logging.getLogger(__name__)
@@ -46,8 +47,8 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     Raises `Busy` if another process owns the state, `ConfigError` if something that was
     configured cannot be used.
     """
-    from control_plane.server.listen import serving, tcp_socket, unix_socket
-    from control_plane.services.authority import OwnIdentity, open_authority
+    from control_plane.front_end.listen import serving, tcp_socket, unix_socket
+    from control_plane.identity.authority import OwnIdentity, open_authority
     from control_plane.store.sqlite import SqliteStore
 
     async with AsyncExitStack() as stack:
@@ -76,7 +77,7 @@ async def _open_broker_stores(
     stack: AsyncExitStack, config: Config, main: Store
 ) -> dict[str, Store]:
     """Return the stores of data centers that have one of their own, once they are known to be."""
-    from control_plane.services.broker_stores import OwnStore, claim
+    from control_plane.broker.stores import OwnStore, claim
     from control_plane.store.sqlite import SqliteStore
 
     own: dict[str, OwnStore] = {}
@@ -97,19 +98,33 @@ async def _build(
     url: str,
 ) -> tuple[ControlPlane, web.Application]:
     """Return the control plane, its loops running, and the front end before it."""
-    from agent.client import AgentClient
-    from control_plane.server.access import Access
-    from control_plane.server.frontend import FrontEnd
-    from control_plane.services.control_plane import ControlPlane
-    from control_plane.services.heap import heap_that_stays
-    from control_plane.services.identity import Registrar
-    from control_plane.services.image_store import ImageStore
+    from control_plane.agents.polled import Patience, PolledAgent
+    from control_plane.front_end.access import Access
+    from control_plane.front_end.frontend import FrontEnd
+    from control_plane.front_end.trail import Trail
+    from control_plane.identity.people import People
+    from control_plane.identity.registrar import Registrar
+    from control_plane.images.store import ImageStore
+    from control_plane.roles import ControlPlane
+    from control_plane.runtime.garbage import heap_that_stays
+    from control_plane.runtime.runtime import Runtime
 
     authority, identity = trust
+    runtime, settings = Runtime(), config.scheduler
+    patience = Patience(settings.poll_wait_s, settings.poll_patience_s)
 
-    def agent_client(machine: MachineRecord) -> AgentClient:
-        context = identity.agent_context(machine.machine)
-        return AgentClient(f"https://{machine.address}", context)
+    context = identity.agents_context()
+
+    def agent_client(machine: MachineRecord) -> PolledAgent:
+        client = PolledAgent(
+            f"https://{machine.address}",
+            context,
+            runtime,
+            patience,
+        )
+        client.expected = f"/host/{machine.machine}"
+        client.epoch = store.epoch()
+        return client
 
     images = ImageStore(config.state_path / "images", time.time, config.image_max_bytes)
     with heap_that_stays():
@@ -117,15 +132,19 @@ async def _build(
             ControlPlane(
                 store,
                 agent_client,
-                time.time,
+                runtime,
                 config.scheduler,
                 images.find,
                 config.portal,
                 broker_stores,
             )
         )
-    registrar = Registrar(store, authority, control_plane, url, time.time)
-    front_end = FrontEnd(control_plane, registrar, images, authority.ca_pem)
+    registrar = Registrar(store, authority, control_plane, url, runtime)
+    people = People(store, runtime, config.operators, config.portal.approvers)
+    trail = Trail(store, runtime, config.audit_entries)
+    await people.load()
+    await trail.load()
+    front_end = FrontEnd(control_plane, registrar, images, people, trail)
     return control_plane, front_end.app(Access(os.getuid(), config.socket_group), version())
 
 
@@ -216,15 +235,17 @@ _STATE = click.option("--state", help="Folder of the store, the authority and th
 @click.option("--advertise", metavar="HOST", multiple=True, help="Where they reach it; repeat.")
 @click.option("--socket", "socket_", metavar="PATH", help="Unix socket for this host's operators.")
 @click.option("--cluster", metavar="NAME", help="Trust domain of all certificates.")
-@click.option("--down-after-s", type=float, help="Silence after which a machine counts as down.")
+@click.option(
+    "--down-after", "--down-after-s", metavar="DURATION", help="Silence of a machine that is down."
+)
 def serve_command(
-    file: Path | None, socket_: str | None, down_after_s: float | None, **given: Any
+    file: Path | None, socket_: str | None, down_after: str | None, **given: Any
 ) -> None:
     """Run the control plane; SIGTERM ends it and leaves all tasks alone."""
     try:
         config = configuration.load(file, {**given, "socket": socket_})
-        if down_after_s is not None:
-            config = configuration.with_down_after(config, down_after_s)
+        if down_after is not None:
+            config = configuration.with_down_after(config, down_after)
         config.listen_on()
         logs.configure("twine-control-plane", config.log_level)
     except TwineError as e:
@@ -252,7 +273,7 @@ def forget_store(datacenter: str, **given: Any) -> None:
 
 
 async def _forget_store(config: Config, datacenter: str) -> None:
-    from control_plane.services.broker_stores import forget
+    from control_plane.broker.stores import forget
     from control_plane.store.sqlite import SqliteStore
 
     if not config.store_path.exists():
@@ -270,16 +291,16 @@ def user() -> None:
 @user.command("add")
 @click.argument("name")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
-@click.option("--ttl", default="8h", show_default=True, help="Life, such as 30m, 8h or 30d.")
+@click.option("--ttl", type=seconds(), default="8h", show_default=True, help="30m, 8h, 30d, …")
 @click.option("--url", help="Where the user reaches the front end.")
 @_CONFIG
 @_STATE
-def user_add(name: str, out: Path, ttl: str, url: str | None, **given: Any) -> None:
+def user_add(name: str, out: Path, ttl: float, url: str | None, **given: Any) -> None:
     """Write a credential for `twinectl --credential FILE`: key, certificate, authority, URL."""
     try:
         config = configuration.load(given["file"], {"state": given["state"]})
         host, port = config.reachable_at()[0], config.listen_on()[1]
-        _write_user(config, name, out, configuration.seconds_of(ttl), url or url_of(host, port))
+        _write_user(config, name, out, ttl, url or url_of(host, port))
     except TwineError as e:
         _fail(e)
     except OSError as e:
@@ -288,7 +309,7 @@ def user_add(name: str, out: Path, ttl: str, url: str | None, **given: Any) -> N
 
 def _write_user(config: Config, name: str, out: Path, life_s: float, url: str) -> None:
     from agent.wire import tls
-    from control_plane.services.authority import Subject, check_user_name, open_authority
+    from control_plane.identity.authority import Subject, check_user_name, open_authority
 
     check_user_name(name)
     if not 60 <= life_s <= USER_LIFE_MAX_S:

@@ -1,12 +1,22 @@
 """Failures that only the control plane has; the tree's root is in `agent.errors`.
 
 TwineError
+├── UnknownOutcome      the store does not say whether a write was made
 └── Unprocessable
     ├── NoCapacity      an entitlement asks for more than the region has
     └── QuotaExceeded   a job asks for more than its entitlement may use
 """
 
-from agent.errors import Unprocessable
+from agent.errors import TwineError, Unprocessable
+
+
+class UnknownOutcome(TwineError):
+    """A write was made, was not, or will be: `store.outcomes` finds out which."""
+
+    code = "unknown_outcome"
+    status = 503
+    retryable = True
+    exit_code = 75
 
 
 class NoCapacity(Unprocessable):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from agent.api import Location
-from control_plane.core.feasibility import Capacity, Demand, Place, exact
-from control_plane.core.machine_pools import FREE, Machine
-from control_plane.core.planner import Allowance, Group, Plan, Request, plan
-from control_plane.core.region_index import Change, RegionIndex
+from control_plane.allocator.core.claims import Change
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.planner import plan
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allowance, Group, Plan, Request
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.capacity import Capacity, Place, exact
 
 GIB = 1 << 30
 TASK = Demand(memory_bytes=GIB, cpus=1.0)
@@ -56,11 +59,10 @@ def a_region(
     msbs: int = 3,
     machines: int = 2,
     pool: str = POOL,
-    lock: AbstractContextManager[object] | None = None,
     **fields: Any,
 ) -> RegionIndex:
     """Return a region with so many MSBs per data center and machines (`dc1-msb2-0`) per MSB."""
-    index = RegionIndex(lock)
+    index = RegionIndex()
     for dc in range(1, datacenters + 1):
         for msb in range(1, msbs + 1):
             names = [f"dc{dc}-msb{msb}-{i}" for i in range(machines)]
@@ -81,7 +83,7 @@ def a_request(
 ) -> Request:
     """Return a request for one group of tasks that are alike."""
     indices = tuple(range(tasks)) if isinstance(tasks, int) else tuple(tasks)
-    group = Group(demand, indices, leave=leave, avoid=avoid, running=running)
+    group = Group(demand, indices, frozenset({leave} - {""}), avoid, running)
     return Request(job, pool, (group,) if indices else (), **fields)
 
 

@@ -15,6 +15,7 @@ from vm_lab.image.app import build_app
 from vm_lab.image.build import VARIANTS, build_image, pack_box
 from vm_lab.lab import Lab, UpOptions
 from vm_lab.progress import Progress
+from vm_lab.region.cli import region
 from vm_lab.state import LabPaths, require_root
 from vm_lab.status import lab_status, status_table
 from vm_lab.vagrant import Vagrant
@@ -28,6 +29,9 @@ FREE_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Real machines to try Twine on, in a network namespace of their own."""
+
+
+main.add_command(region)
 
 
 def open_lab(name: str) -> Lab:
@@ -163,15 +167,18 @@ def power_on(name: str, machine: str) -> None:
 
 @main.command("control-plane")
 @name_option
-@click.argument("what", type=click.Choice(["stop", "start"]))
+@click.argument("what", type=click.Choice(["stop", "start", "pause", "continue"]))
 @timed
 def control_plane(name: str, what: str) -> None:
-    """Stop or start the lab's control plane; the machines are left alone."""
-    lab = open_lab(name)
-    if what == "stop":
-        lab.control.stop()
-    else:
-        lab.control.start()
+    """Stop or start the lab's control plane, or let it stand still; machines are left alone."""
+    control = open_lab(name).control
+    steps = {
+        "stop": control.stop,
+        "start": control.start,
+        "pause": control.pause,
+        "continue": control.resume,
+    }
+    steps[what]()
 
 
 @main.command()

@@ -77,6 +77,20 @@ class ControlPlane:
             time.sleep(0.05)
         self.paths.control_plane.unlink(missing_ok=True)
 
+    def pause(self) -> None:
+        """Let it stand still, as a suspended or starved host would; `resume` ends that."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        pid = self.pid()
+        if pid is None:
+            raise LabError("the control plane does not run", hint="twine-lab control-plane start")
+        os.kill(pid, number)
+
     def twinectl(self, *args: str) -> str:
         """Return the JSON that a twinectl command prints."""
         argv = [str(program("twinectl")), "--endpoint", self.endpoint, *args, "-o", "json"]

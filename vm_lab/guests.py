@@ -33,7 +33,9 @@ fi
 systemd-sysusers
 systemctl daemon-reload
 case "$active" in
-    active|activating|failed) systemctl restart twine-agent.service; echo restarted ;;
+    active|activating|failed)
+        systemctl restart twine-fence.service twine-agent.service
+        echo restarted ;;
     *) echo installed ;;
 esac
 """

@@ -60,10 +60,13 @@ def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord
     changed = replace(known, spec=spec, wanted=Wanted.RUN, reason="", streak=0)
     if known.wanted is Wanted.GONE:
         changed = replace(changed, restart_asked=True, orphan=False)
+    if known.cut_off:
+        changed = replace(changed, restart_asked=True, cut_off=False)
     if key_of(known.spec) != key_of(spec):
         changed = to_be_stopped(changed)
     if known.state in (TaskState.STOPPED, TaskState.FAILED, TaskState.BACKOFF):
         changed = replace(changed, state=TaskState.ACCEPTED, next_start_at=None)
+        changed = replace(changed, next_start_boot_s=None)
     return changed
 
 

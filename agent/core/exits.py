@@ -34,6 +34,7 @@ _RESULTS = {
     "timeout": "it did not end in time and was killed",
     "external-stop": "its unit was stopped by somebody else on the host",
     "lost": "the host was rebooted",
+    "cut-off": "its host did not hear its control plane for as long as its job asks",
     "resources": "systemd could not get what it needs to start it",
     "watchdog": "its watchdog ran out",
     "start-limit-hit": "it was started too often in a row",

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from agent.api import Exit, Health, RestartWhen, TaskState
 from agent.core.exits import describe
+from agent.core.lease import Moment, ends_at, is_bound, is_cut_off, why_cut_off
 from agent.core.records import TaskRecord, Wanted, key_of
 
 LONG_RUN_S = 600.0
@@ -84,12 +85,15 @@ class Decision:
     task: TaskRecord
     action: Action
     until: float | None = None
+    """Seconds since boot."""
 
 
-def decide(task: TaskRecord, seen: Seen, now: float) -> Decision:
-    """Return what to do next for a task. `now` is in seconds since 1970."""
+def decide(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
+    """Return what to do next for a task."""
     if task.wanted is Wanted.GONE:
         return _towards_gone(task, seen)
+    if task.cut_off or is_cut_off(task.spec, now):
+        return _while_cut_off(task, seen, now)
     unit = seen.unit
     if unit is None:
         return _without_unit(task, seen, now)
@@ -99,7 +103,7 @@ def decide(task: TaskRecord, seen: Seen, now: float) -> Decision:
     if unit.ended:
         return _after_end(task, unit, seen, now)
     if unit.active in ("active", "reloading"):
-        return _while_running(task, unit, seen)
+        return _while_running(task, unit, seen, now)
     state = TaskState.STOPPING if unit.active == "deactivating" else TaskState.STARTING
     between = replace(task, state=state, boot_id=seen.boot_id, health=Health.UNKNOWN)
     return Decision(between, Action.REST)
@@ -112,6 +116,29 @@ def _towards_gone(task: TaskRecord, seen: Seen) -> Decision:
     if seen.root or seen.leftover:
         return Decision(gone, Action.REMOVE_ROOT)
     return Decision(gone, Action.FORGET)
+
+
+def _while_cut_off(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
+    """End the task and keep it ended, even when its control plane is heard again: by then a
+    copy may run elsewhere. Only a command takes `cut_off` back (core.admission).
+    """
+    here = replace(task, restart_asked=False, next_start_at=None, next_start_boot_s=None)
+    unit = seen.unit
+    if unit is None and task.boot_id and task.boot_id != seen.boot_id:
+        here = _after_reboot(here, seen, now)
+    if unit is None and here.state in (TaskState.STOPPED, TaskState.FAILED):
+        return Decision(here, Action.REST)
+    here = replace(here, cut_off=True, health=Health.UNKNOWN, reason=why_cut_off(task.spec))
+    ran = unit.invocation_id if unit is not None else task.invocation_id
+    if ran not in ("", task.ended_invocation):
+        end = Exit(result="cut-off", at=now.wall)
+        if unit is not None and unit.ended:
+            end = replace(end, code=unit.exit_code, signal=unit.exit_signal)
+        here = replace(here, last_exit=end, invocation_id=ran, ended_invocation=ran)
+    if unit is None:
+        return Decision(replace(here, state=TaskState.STOPPED), Action.REST)
+    here = replace(here, state=TaskState.STOPPING, boot_id=seen.boot_id)
+    return Decision(here, Action.REST if unit.active == "deactivating" else Action.STOP)
 
 
 def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: Seen) -> Decision:
@@ -134,8 +161,14 @@ def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: Seen) -> Decisi
     return Decision(stopping, Action.REST if unit.active == "deactivating" else Action.STOP)
 
 
-def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen) -> Decision:
-    running = replace(task, state=TaskState.RUNNING, boot_id=seen.boot_id, next_start_at=None)
+def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) -> Decision:
+    running = replace(
+        task,
+        state=TaskState.RUNNING,
+        boot_id=seen.boot_id,
+        next_start_at=None,
+        next_start_boot_s=None,
+    )
     if task.state is not TaskState.RUNNING:
         running = replace(running, reason="")
     if task.ended_invocation == unit.invocation_id:
@@ -145,6 +178,7 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen) -> Decision:
             running,
             invocation_id=unit.invocation_id,
             started_at=unit.started_at,
+            started_boot_s=now.boot_s,
             health=Health.UNKNOWN,
             reason="",
             limits=task.limits,
@@ -153,16 +187,18 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen) -> Decision:
         running = replace(running, health=Health.HEALTHY)
     if running.limits != task.spec.limits:
         return Decision(running, Action.LIMIT)
-    return Decision(running, Action.REST)
+    return Decision(running, Action.REST, ends_at(task.spec, now.heard_s))
 
 
-def _after_end(task: TaskRecord, unit: SeenUnit, seen: Seen, now: float) -> Decision:
+def _after_end(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) -> Decision:
     """The main process ended by itself: count it once, let the unit go, apply the policy."""
     if task.ended_invocation == unit.invocation_id:
         return Decision(task, Action.STOP)
-    end = _exit_of(unit, unit.exited_at or now)
+    end = _exit_of(unit, unit.exited_at or now.wall)
+    noticed = task.invocation_id == unit.invocation_id
     started = replace(
         task,
+        started_boot_s=task.started_boot_s if noticed else None,
         invocation_id=unit.invocation_id,
         started_at=unit.started_at or task.started_at,
         boot_id=seen.boot_id,
@@ -170,27 +206,29 @@ def _after_end(task: TaskRecord, unit: SeenUnit, seen: Seen, now: float) -> Deci
     return Decision(_ended(started, end, now), Action.STOP)
 
 
-def _without_unit(task: TaskRecord, seen: Seen, now: float) -> Decision:
+def _without_unit(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     task = _account_for_missing_unit(task, seen, now)
     if task.restart_asked:
         task = replace(task, restart_asked=False, state=TaskState.ACCEPTED, reason="")
     if task.state in (TaskState.STOPPED, TaskState.FAILED):
         return Decision(task, Action.REST)
-    if task.state is TaskState.BACKOFF and now < (task.next_start_at or 0.0):
-        return Decision(task, Action.REST, task.next_start_at)
-    task = replace(task, next_start_at=None)
+    due_s = task.next_start_boot_s or 0.0
+    if task.state is TaskState.BACKOFF and now.boot_s < due_s:
+        end_s = ends_at(task.spec, now.heard_s)
+        return Decision(task, Action.REST, due_s if end_s is None else min(due_s, end_s))
+    task = replace(task, next_start_at=None, next_start_boot_s=None)
     if not seen.root:
         return Decision(replace(task, state=TaskState.PREPARING), Action.PREPARE)
     starting = replace(task, state=TaskState.STARTING, limits=task.spec.limits)
     return Decision(starting, Action.START)
 
 
-def _account_for_missing_unit(task: TaskRecord, seen: Seen, now: float) -> TaskRecord:
+def _account_for_missing_unit(task: TaskRecord, seen: Seen, now: Moment) -> TaskRecord:
     """A unit that was seen and is gone without a counted end: say why, once."""
     if task.boot_id and task.boot_id != seen.boot_id:
         return _after_reboot(task, seen, now)
     if _uncounted(task) and task.state in (TaskState.RUNNING, TaskState.STOPPING):
-        return _ended(task, Exit(result="external-stop", at=now), now)
+        return _ended(task, Exit(result="external-stop", at=now.wall), now)
     if task.state in (TaskState.RUNNING, TaskState.STOPPING):
         return replace(task, state=TaskState.ACCEPTED, reason="")
     return task
@@ -200,19 +238,20 @@ def _uncounted(task: TaskRecord) -> bool:
     return task.invocation_id not in ("", task.ended_invocation)
 
 
-def _after_reboot(task: TaskRecord, seen: Seen, now: float) -> TaskRecord:
+def _after_reboot(task: TaskRecord, seen: Seen, now: Moment) -> TaskRecord:
     """Return the task in a new boot of the host, where nothing of it can run.
 
     Whatever it was about to do, it only comes back by itself where its specification says
     so: meanwhile its owner may have started it elsewhere (promise P8).
     """
-    alone = task.spec.offline_restart
+    alone = task.spec.offline_restart and not is_bound(task.spec)
     here = replace(task, boot_id=seen.boot_id, restart_asked=task.restart_asked and alone)
     if task.state in (TaskState.STOPPED, TaskState.FAILED):
         return here
-    here = replace(here, health=Health.UNKNOWN, next_start_at=None)
+    here = replace(here, health=Health.UNKNOWN, next_start_at=None, next_start_boot_s=None)
+    here = replace(here, started_boot_s=None)
     if _uncounted(task):
-        end = Exit(result="lost", at=now)
+        end = Exit(result="lost", at=now.wall)
         here = replace(here, last_exit=end, ended_invocation=task.invocation_id)
     if alone:
         restarts = task.restarts + _uncounted(task)
@@ -228,9 +267,9 @@ def _exit_of(unit: SeenUnit, at: float) -> Exit:
     return Exit(result=unit.result, code=unit.exit_code, signal=unit.exit_signal, at=at)
 
 
-def _ended(task: TaskRecord, end: Exit, now: float) -> TaskRecord:
+def _ended(task: TaskRecord, end: Exit, now: Moment) -> TaskRecord:
     """Return the task after an end that nobody asked for, by its restart policy."""
-    ran_s = end.at - task.started_at if task.started_at else 0.0
+    ran_s = _ran_s(task, end, now)
     policy = task.spec.restart
     again = policy.when is RestartWhen.ALWAYS or (
         policy.when is RestartWhen.ON_FAILURE and end.result != "success"
@@ -243,15 +282,24 @@ def _ended(task: TaskRecord, end: Exit, now: float) -> TaskRecord:
         reason=describe(end),
     )
     if not again:
-        return replace(ended, state=TaskState.STOPPED, next_start_at=None)
+        return replace(ended, state=TaskState.STOPPED, next_start_at=None, next_start_boot_s=None)
     streak = 0 if ran_s >= LONG_RUN_S else task.streak
+    pause_s = backoff_s(task, streak)
     return replace(
         ended,
         state=TaskState.BACKOFF,
         streak=streak + 1,
         restarts=task.restarts + 1,
-        next_start_at=now + backoff_s(task, streak),
+        next_start_at=now.wall + pause_s,
+        next_start_boot_s=now.boot_s + pause_s,
     )
+
+
+def _ran_s(task: TaskRecord, end: Exit, now: Moment) -> float:
+    """Return for how long it ran; by systemd's own stamps where nobody saw it run."""
+    if task.started_boot_s is not None:
+        return now.boot_s - task.started_boot_s
+    return end.at - task.started_at if task.started_at else 0.0
 
 
 def backoff_s(task: TaskRecord, streak: int) -> float:
@@ -260,17 +308,25 @@ def backoff_s(task: TaskRecord, streak: int) -> float:
     return min(policy.backoff_s * 2.0 ** min(streak, 30), policy.backoff_max_s)
 
 
-def after_failure(task: TaskRecord, reason: str, now: float, *, retry: bool) -> TaskRecord:
+def after_failure(task: TaskRecord, reason: str, now: Moment, *, retry: bool) -> TaskRecord:
     """Return the task after a step towards its start could not be done.
 
     With `retry` it waits as after an end of its own; without, only a new specification helps.
     """
     if not retry:
-        return replace(task, state=TaskState.FAILED, reason=reason, next_start_at=None)
+        return replace(
+            task,
+            state=TaskState.FAILED,
+            reason=reason,
+            next_start_at=None,
+            next_start_boot_s=None,
+        )
+    pause_s = backoff_s(task, task.streak)
     return replace(
         task,
         state=TaskState.BACKOFF,
         reason=reason,
         streak=task.streak + 1,
-        next_start_at=now + backoff_s(task, task.streak),
+        next_start_at=now.wall + pause_s,
+        next_start_boot_s=now.boot_s + pause_s,
     )

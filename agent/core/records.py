@@ -39,13 +39,20 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended_invocation: str = ""
     """Invocation whose end is already counted."""
     started_at: float | None = None
+    started_boot_s: float | None = None
+    """Seconds since boot when it was first seen running: what its back-off goes by."""
     next_start_at: float | None = None
+    """For people; the clock may be stepped, so `next_start_boot_s` decides."""
+    next_start_boot_s: float | None = None
+    """Seconds since boot, suspend included."""
     restarts: int = 0
     streak: int = 0
     """Restarts since it last ran for long; sets the back-off."""
     last_exit: Exit | None = None
     limits: Limits | None = None
     """Limits that the running unit has."""
+    cut_off: bool = False
+    """It was ended because its control plane was not heard; only a command starts it again."""
     orphan: bool = False
     """It was found on the host and no specification is known: it is only being removed."""
 

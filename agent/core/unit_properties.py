@@ -102,6 +102,20 @@ def limit_properties(limits: Limits) -> dict[str, object]:
     }
 
 
+_NOT_AFTER = 'read up rest </proc/uptime && [ "${up%.*}" -lt "$1" ]'
+"""Succeeds before a second since boot; the first number there counts suspend (proc(5))."""
+
+
+def not_after(boot_s: float) -> dict[str, object]:
+    """Return the properties of a unit that must not be started from this second since boot on.
+
+    systemd asks just before the start. So a request that an agent or a bus held back for long
+    starts nothing, even if the agent thought before that it may (docs/adr/0024).
+    """
+    command = ["/bin/sh", "-c", _NOT_AFTER, "sh", str(int(boot_s))]
+    return {"ExecCondition": [command], "RootDirectoryStartOnly": True}
+
+
 def unit_properties(
     task_id: str, spec: TaskSpec, root: str, hardening: Mapping[str, object] = TASK_HARDENING
 ) -> dict[str, object]:

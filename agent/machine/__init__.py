@@ -6,6 +6,7 @@ whole machine in memory that passes the same contract tests.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,6 +171,11 @@ class Hardware:
     cgroup_controllers: tuple[str, ...]
 
 
+def boottime_s() -> float:
+    """Return seconds since boot, suspend included; no step of the clock moves them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """One host: the real one (`daemon.real_machine`) or one in memory (`fake.FakeMachine`)."""
@@ -178,3 +184,4 @@ class Machine:
     btrfs: Btrfs
     processes: Processes
     hardware: Callable[[], Hardware]
+    boottime_s: Callable[[], float] = boottime_s

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.errors import BtrfsError, Conflict, ProgramError
-from agent.machine import Completed, Cpu, Hardware, Machine, Subvolume
+from agent.machine import Completed, Cpu, Hardware, Machine, Subvolume, boottime_s
 from agent.machine.fake_programs import PROGRAMS, btrfs, ends_with
 from agent.machine.fake_systemd import Ended, FakeSystemd, Program
 
@@ -220,6 +220,7 @@ class FakeMachine:
     root: Path
     hardware: Hardware = HARDWARE
     clock: Callable[[], float] = time.time
+    boottime_s: Callable[[], float] = boottime_s
     systemd: FakeSystemd = field(init=False)
     btrfs: FakeBtrfs = field(init=False)
     processes: FakeProcesses = field(init=False)
@@ -234,7 +235,9 @@ class FakeMachine:
     @property
     def machine(self) -> Machine:
         """Return it as the agent takes it."""
-        return Machine(self.systemd, self.btrfs, self.processes, lambda: self.hardware)
+        return Machine(
+            self.systemd, self.btrfs, self.processes, lambda: self.hardware, self.boottime_s
+        )
 
     def reboot(self) -> None:
         """Lose all units and get a new boot id; files stay."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import cast
 
 from agent.errors import Conflict, SystemdError
 from agent.machine import Property, UnitListener, UnitState
@@ -215,6 +216,12 @@ class FakeSystemd:
 
     def _execute(self, unit: str) -> None:
         properties = self.properties(unit)
+        for argv in cast(Sequence[Sequence[str]], properties.get("ExecCondition", ())):
+            program = self.programs.get(PurePosixPath(argv[0]).name)
+            ended = program(list(argv), properties) if program else None
+            if ended is not None and ended.code:
+                self._forget(unit)  # systemd.service(5): skipped, not failed
+                return
         commands = properties["ExecStart"]
         assert isinstance(commands, Sequence)
         for argv in commands:

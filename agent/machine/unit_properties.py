@@ -62,7 +62,8 @@ _BY_SIGNATURE = {
         SystemCallArchitectures UnsetEnvironment Wants""",
     "ay": "AllowedCPUs AllowedMemoryNodes CPUAffinity",
     "aay": "LogExtraFields",
-    "a(sasas)": "ExecReload ExecStart ExecStartPost ExecStartPre ExecStop ExecStopPost",
+    "a(sasas)": """
+        ExecCondition ExecReload ExecStart ExecStartPost ExecStartPre ExecStop ExecStopPost""",
     "a(say)": "SetCredential",
     "a(ss)": "DeviceAllow LoadCredential TemporaryFileSystem",
     "a(ssbt)": "BindPaths BindReadOnlyPaths",
@@ -205,6 +206,13 @@ def _commands(value: object) -> object:
     return [(argv[0], argv, ["no-env-expand"]) for argv in commands]
 
 
+def _conditions(value: object) -> object:
+    """Return commands that decide about a start: they run as root, outside of the sandbox."""
+    commands = _commands(value)
+    assert isinstance(commands, list)
+    return [(program, argv, [*flags, "privileged"]) for program, argv, flags in commands]
+
+
 def _capabilities(value: object) -> object:
     if _is_number(value):
         return value
@@ -289,6 +297,7 @@ _BY_NAME: dict[str, Callable[[object], object]] = {
     "AmbientCapabilities": _capabilities,
     "CapabilityBoundingSet": _capabilities,
     "DeviceAllow": _devices,
+    "ExecCondition": _conditions,
     "RestrictNamespaces": _namespaces,
 }
 _BY_KIND: dict[str, Callable[[object], object]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from agent.api import MachineFacts
 from agent.machine import Machine
 
 
+@cache
 def agent_version() -> str:
     """Return the version of this distribution."""
     try:
@@ -17,11 +19,28 @@ def agent_version() -> str:
         return "unknown"
 
 
-def machine_facts(machine: Machine, name: str, state_dir: str) -> MachineFacts:
-    """Return the machine's facts; `name` is its name in the control plane, else the host's."""
+class Facts:
+    """The facts of one machine, as they are when asked for. Blocking: call it through a lane."""
+
+    def __init__(self, machine: Machine, state_dir: str) -> None:
+        """Ask nothing yet."""
+        self._machine, self._state_dir = machine, state_dir
+        self._systemd = 0
+
+    def read(self, name: str) -> MachineFacts:
+        """Return the facts; `name` is the machine's in the control plane, else the host's is taken.
+
+        systemd is asked for its version once: on a busy host it answers late, and whoever asks
+        for facts wants to know whether this one does.
+        """
+        self._systemd = self._systemd or self._machine.systemd.version()
+        return machine_facts(self._machine, name, self._state_dir, self._systemd)
+
+
+def machine_facts(machine: Machine, name: str, state_dir: str, systemd: int) -> MachineFacts:
+    """Return the facts of a machine with this version of systemd."""
     hardware = machine.hardware()
     size, free = machine.btrfs.free_bytes(Path(state_dir))
-    systemd = machine.systemd.version()
     capabilities = [f"systemd-{systemd}", "btrfs"]
     if hardware.cgroup_controllers:
         capabilities += ["cgroup-v2", *(f"cgroup-{c}" for c in hardware.cgroup_controllers)]

@@ -14,7 +14,9 @@ from agent.errors import Unprocessable
 _PREFIX = "/opt/twine"
 _TARGETS = {
     ("agent", "twine-agent.service"): "etc/systemd/system/twine-agent.service",
+    ("agent", "twine-fence.service"): "etc/systemd/system/twine-fence.service",
     ("agent", "hostcritical.slice"): "etc/systemd/system/hostcritical.slice",
+    ("agent", "init.scope.conf"): "etc/systemd/system/init.scope.d/twine.conf",
     ("agent", "workload.slice"): "etc/systemd/system/workload.slice",
     ("agent", "twine.sysusers.conf"): "etc/sysusers.d/twine.conf",
     ("sidekick", "sidekick-resume.service"): "etc/systemd/system/sidekick-resume.service",

@@ -9,6 +9,7 @@ import aiohttp
 
 from agent.api import Health, Probe, ProbeKind
 from agent.core.health import Streak, after_answer
+from agent.wire.reasons import why
 
 Report = Callable[[Health, str], None]
 
@@ -47,7 +48,7 @@ class Prober:
         except TimeoutError:
             return f"probe of port {probe.port}: no answer within {probe.timeout_s:g} s"
         except (OSError, aiohttp.ClientError) as e:
-            return f"probe of port {probe.port}: {e}"
+            return f"probe of port {probe.port}: {why(e)}"
 
     async def _tcp(self, probe: Probe) -> str:
         _, writer = await asyncio.open_connection("127.0.0.1", probe.port)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -12,11 +11,13 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.api import Health, Probe, TaskState
+from agent.core.lease import is_bound
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
 from agent.core.records import TaskRecord, status_of, unit_of
-from agent.core.unit_properties import key_in, limit_properties, unit_properties
+from agent.core.unit_properties import key_in, limit_properties, not_after, unit_properties
 from agent.errors import Conflict, HostError, NotFound, TwineError
 from agent.machine import UnitState
+from agent.services.contact import Contact
 from agent.services.events import EventLog
 from agent.services.journal import Journal
 from agent.services.offload import Lanes
@@ -46,6 +47,7 @@ class Host:
     events: EventLog
     lanes: Lanes
     prober: Prober
+    contact: Contact
     boot_id: str
 
 
@@ -99,11 +101,14 @@ class TaskLoop:
             record = make(before)
             if record is before:
                 return record
+            anew = before.cut_off and not record.cut_off
+            self._host.contact.bind(record, anew=anew)
             self.record = record
             try:
                 await self._save(record)
             except HostError:
                 self.record = before
+                self._host.contact.bind(before)
                 raise
             self._fresh = False
             self._known = None
@@ -141,7 +146,7 @@ class TaskLoop:
         await self._take_verdict()
         before = self.record
         seen = await self._look()
-        decision = decide(before, seen, time.time())
+        decision = decide(before, seen, self._host.contact.moment(before.task_id))
         if not await self._keep(before, decision.task):
             return True
         self.settled.set()
@@ -193,6 +198,7 @@ class TaskLoop:
             if self.record is not task:
                 return False
             await self._bury(task)
+            self._host.contact.release(task.task_id)
             self._over = True
         return True
 
@@ -218,7 +224,8 @@ class TaskLoop:
             )
             if decision.action in (Action.PREPARE, Action.START):
                 retry = isinstance(e, HostError)
-                await self._keep(task, after_failure(task, str(e), time.time(), retry=retry))
+                now = self._host.contact.moment(task.task_id)
+                await self._keep(task, after_failure(task, str(e), now, retry=retry))
             else:
                 await asyncio.sleep(RETRY_S)
 
@@ -232,7 +239,10 @@ class TaskLoop:
                     self._known = Seen(seen.unit, root=True, leftover=True, boot_id=seen.boot_id)
             case Action.START:
                 root = str(host.roots.path(task.task_id))
-                await host.units.start(self._unit, unit_properties(task.task_id, task.spec, root))
+                properties = unit_properties(task.task_id, task.spec, root)
+                if is_bound(task.spec):
+                    properties |= not_after(host.contact.may_start(task.task_id))
+                await host.units.start(self._unit, properties)
                 await self._woken(2.0)
             case Action.LIMIT:
                 await host.units.limit(self._unit, limit_properties(task.spec.limits))
@@ -244,7 +254,7 @@ class TaskLoop:
                 await host.lanes.run("btrfs", host.roots.remove, task.task_id)
             case _:
                 until = decision.until
-                pause = RESYNC_S if until is None else max(0.0, until - time.time())
+                pause = RESYNC_S if until is None else max(0.0, until - host.contact.now_s())
                 await self._woken(pause)
 
     async def _woken(self, timeout_s: float) -> None:
@@ -319,6 +329,7 @@ _TRANSIENT = {
     "state": TaskState.ACCEPTED,
     "reason": "",
     "next_start_at": None,
+    "next_start_boot_s": None,
     "limits": None,
 }
 

@@ -12,7 +12,7 @@ from agent.api import Digest, Health, TaskSpec, TaskState, TaskStatus
 from agent.core.admission import accept, stale, to_be_stopped, tombstone_of, too_big
 from agent.core.reconcile import leftovers
 from agent.core.records import TaskRecord, Tombstone, Wanted, status_of, unit_of
-from agent.errors import Conflict, NotFound, Unprocessable
+from agent.errors import Conflict, HostError, NotFound, Unprocessable
 from agent.machine import Hardware
 from agent.services.journal import Replay
 from agent.services.supervisor import Host, TaskLoop
@@ -48,6 +48,7 @@ class Tasks:
         self._spared = dict(replay.unreadable)
         units = [u.unit for u in await host.units.all("twine-task-*.service")]
         roots = await host.lanes.run("btrfs", host.roots.all)
+        host.contact.adopt(replay)
         for record in replay.tasks.values():
             self._start(record)
         for task_id in leftovers(replay.tasks, replay.unreadable, units, roots):
@@ -110,6 +111,7 @@ class Tasks:
         task_id, host = record.task_id, self._host
         self._coming[task_id] = record.spec
         try:
+            host.contact.bind(record, anew=True)
             if task_id in self._spared:
                 await host.lanes.run("journal", host.journal.set_aside, task_id)
             await host.lanes.run("journal", host.journal.save, record)
@@ -117,6 +119,9 @@ class Tasks:
             self._spared.pop(task_id, None)
             host.events.add("task", task_id, str(record.state), status_of(record))
             self._start(record, fresh=fresh)
+        except HostError:
+            host.contact.release(task_id)
+            raise
         finally:
             del self._coming[task_id]
         return status_of(record)
@@ -180,7 +185,8 @@ class Tasks:
             self._current(record, generation, epoch)
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not restarted: it is being removed")
-            asked = replace(record, restart_asked=True, streak=0, boot_id=self._host.boot_id)
+            asked = replace(record, restart_asked=True, cut_off=False, streak=0)
+            asked = replace(asked, boot_id=self._host.boot_id)
             return to_be_stopped(asked)
 
         return status_of(await loop.change(again))
@@ -203,6 +209,12 @@ class Tasks:
         if task_id in self._spared:
             return _spared_status(task_id, self._spared[task_id])
         raise self._unknown(task_id)
+
+    def spec(self, task_id: str) -> TaskSpec:
+        """Return the specification in force of a task, or raise `NotFound`."""
+        if task_id not in self._loops:
+            raise self._unknown(task_id)
+        return self._loops[task_id].record.spec
 
     def all(self) -> list[TaskStatus]:
         """Return the state of all tasks, sorted by id."""

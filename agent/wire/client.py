@@ -24,17 +24,25 @@ from agent.errors import (
     Unreachable,
     from_problem,
 )
+from agent.wire.quantities import about_size
+from agent.wire.reasons import why
 from agent.wire.routes import Route
+from agent.wire.tls import EXPECTED
 
 
 class WireClient:
     """A connection pool to one server: `https://host:port` or `unix:/path/to.sock`."""
+
+    max_answer_bytes = 64 << 20
+    """Some 100,000 tasks; what is longer is not kept in memory."""
 
     def __init__(
         self, endpoint: str, tls: ssl.SSLContext | None = None, *, timeout_s: float = 30.0
     ) -> None:
         """Open nothing yet; plain http is refused."""
         self.endpoint = endpoint
+        self.expected = ""
+        """Who must answer, such as `/host/vm1`, if the context is for many peers."""
         self._timeout_s = timeout_s
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
@@ -64,6 +72,8 @@ class WireClient:
             self._session = None
 
     def _open(self) -> aiohttp.ClientSession:
+        if self.expected:
+            EXPECTED.set(self.expected)  # of the task that is about to connect
         if self._session is None or self._session.closed:
             connector: aiohttp.BaseConnector
             if self.endpoint.startswith("unix:"):
@@ -96,7 +106,7 @@ class WireClient:
             async with self._open().request(
                 route.method, url, data=data, timeout=timeout, allow_redirects=False
             ) as response:
-                answer = await response.read()
+                answer = await self._answer(route, response)
                 if response.status >= 300:
                     raise _refusal(route, response.status, answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
@@ -106,7 +116,10 @@ class WireClient:
         try:
             return msgspec.json.decode(answer, type=route.response)
         except msgspec.DecodeError as e:
-            raise ProtocolError(f"{self.endpoint} answered {route.name} with nonsense: {e}") from e
+            raise ProtocolError(
+                f"{self.endpoint} answered {route.name} with something else than we understand",
+                hint="is it the same version, and a service of Twine at all?",
+            ) from e
 
     async def stream(self, route: Route, **parameters: object) -> AsyncIterator[bytes]:
         """Yield the chunks of a `stream_out` route as they come, for as long as they come."""
@@ -117,23 +130,35 @@ class WireClient:
                 route.method, url, timeout=timeout, allow_redirects=False
             ) as response:
                 if response.status >= 300:
-                    raise _refusal(route, response.status, await response.read())
+                    raise _refusal(route, response.status, await self._answer(route, response))
                 async for chunk in response.content.iter_any():
                     yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             raise self._unreachable(route, e) from e
 
+    async def _answer(self, route: Route, response: aiohttp.ClientResponse) -> bytes:
+        """Return the whole answer, or stop where it is longer than any true one."""
+        answer = bytearray()
+        async for chunk in response.content.iter_any():
+            answer += chunk
+            if len(answer) > self.max_answer_bytes:
+                response.close()
+                raise ProtocolError(
+                    f"{self.endpoint} answered {route.name} with more than"
+                    f" {about_size(self.max_answer_bytes)}, which is no answer of ours"
+                )
+        return bytes(answer)
+
     def _unreachable(self, route: Route, error: BaseException) -> TwineError:
         cause = getattr(error, "os_error", error)
-        reason = getattr(cause, "strerror", "") or str(error) or type(error).__name__
         if isinstance(cause, PermissionError):
             return Forbidden(
                 f"may not open {self.endpoint}", hint="as root, or as a member of its group"
             )
         kind = Refused if isinstance(cause, ConnectionRefusedError) else Unreachable
         return kind(
-            f"cannot {route.name.replace('_', ' ')} at {self.endpoint}: {reason}",
-            hint="is the service running, and may you open its socket?",
+            f"cannot {route.name.replace('_', ' ')} at {self.endpoint}: {why(error)}",
+            hint="is the service running, and is this its address?",
         )
 
 

@@ -25,7 +25,7 @@ class Route:
     `request` is decoded strictly from the body before the handler sees it; a `stream_in`
     route hands the body over unread, a `stream_out` route answers in chunks of text.
     `query` lists the optional parameters; others are refused. `roles` says which roles of
-    a certificate may call it (empty: the program's default).
+    a certificate may call it (empty: the program's default), `needs` adds users.
     """
 
     name: str
@@ -38,8 +38,17 @@ class Route:
     stream_out: bool = False
     summary: str = ""
     roles: tuple[str, ...] = ()
+    needs: str = ""
+    """What a user must be to call it, in the program's own words; empty: no user may."""
+    changes: bool = True
+    """Whether a call that is no GET changes something; then it is written down who made it."""
     relations: Relations | None = None
     """Rules between the fields of the request that its types cannot say."""
+
+    @property
+    def is_change(self) -> bool:
+        """Return whether a call may change something."""
+        return self.changes and self.method != "GET"
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 20
 """Of a request that is not a stream. A job file is a few KiB."""
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
+NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 READER_CHECK_S = 5.0
 """How long a stream that has nothing to say (a quiet log) outlives its reader at most."""
 
@@ -52,6 +56,8 @@ class Call:
     path: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     stream: AsyncIterator[bytes] | None = None
+    request_id: str = ""
+    """Made here for each request; the caller finds it in the header `X-Request-Id`."""
 
     def number(self, name: str, default: float | None = None) -> float | None:
         """Return a query parameter as a number that is finite and not negative."""
@@ -88,7 +94,8 @@ def make_app(
     """Return the application; every route must have a handler and every handler a route."""
     if missing := {r.name for r in routes} ^ set(handlers):
         raise TypeError(f"routes and handlers differ: {', '.join(sorted(missing))}")
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_problems])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_numbered, _problems])
+    app.on_response_prepare.append(_name_request)
     for route in routes:
         app.router.add_route(
             route.method, route.path, _endpoint(route, handlers[route.name], authorize)
@@ -131,6 +138,10 @@ def _endpoint(
 
 
 async def _decode(route: Route, request: web.Request, peer: Peer) -> Call:
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise InvalidInput(
+            "a compressed body is not taken", hint="send it as it is, without Content-Encoding"
+        )
     if unknown := set(request.query) - set(route.query):
         raise InvalidInput(
             f"{route.method} {route.path} takes no parameter {', '.join(sorted(unknown))}",
@@ -143,7 +154,8 @@ async def _decode(route: Route, request: web.Request, peer: Peer) -> Call:
     elif route.request is not None:
         data = b"".join([chunk async for chunk in _received(request, MAX_BODY_BYTES)])
         body = decode_json(data, route.request, "the request body", route.relations)
-    return Call(route, peer, body, dict(request.match_info), dict(request.query), stream)
+    query = dict(request.query)
+    return Call(route, peer, body, dict(request.match_info), query, stream, request_id())
 
 
 async def _received(request: web.Request, limit: int | None = None) -> AsyncIterator[bytes]:
@@ -156,7 +168,7 @@ async def _received(request: web.Request, limit: int | None = None) -> AsyncIter
                 raise TooLarge(f"the request body is over {limit} bytes")
             yield chunk
     except (aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError, ConnectionError) as e:
-        raise InvalidInput(f"the request body broke off: {e}") from e
+        raise InvalidInput("the request body broke off before its end") from e
 
 
 async def _stream(request: web.Request, chunks: AsyncIterator[bytes]) -> web.StreamResponse:
@@ -211,28 +223,44 @@ async def _cancelled(future: asyncio.Future[bytes]) -> None:
         await asyncio.wait({future})
 
 
+def request_id() -> str:
+    """Return the id of the request that is being answered; empty outside of one."""
+    return _request_id.get()
+
+
 @web.middleware
-async def _problems(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _numbered(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+    """Give the request an id, by which answer, log and audit log can be brought together."""
+    _request_id.set(secrets.token_hex(8))
+    return await handler(request)
+
+
+async def _name_request(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers["X-Request-Id"] = request_id()
+
+
+@web.middleware
+async def _problems(request: web.Request, handler: NextHandler) -> web.StreamResponse:
     try:
         return await handler(request)
     except TwineError as e:
-        return _problem_response(e.problem())
+        return _refused(e.problem())
     except web.HTTPNotFound:
         error = NotFound(f"there is no {request.path} here", hint="see /openapi.json")
-        return _problem_response(error.problem())
+        return _refused(error.problem())
     except web.HTTPException as e:
-        return _problem_response(Problem(code="http", status=e.status, detail=e.reason))
+        return _refused(Problem(code="http", status=e.status, detail=e.reason))
     except ConnectionResetError:
         raise
     except Exception:
-        log.exception("a request failed in a way that is a bug", extra={"path": request.path})
+        extra = {"path": request.path, "request": request_id()}
+        log.exception("a request failed in a way that is a bug", extra=extra)
         detail = "the server failed in a way that is a bug; its log has the traceback"
-        return _problem_response(Problem(code="internal", status=500, detail=detail))
+        return _refused(Problem(code="internal", status=500, detail=detail))
 
 
-def _problem_response(problem: Problem) -> web.Response:
+def _refused(problem: Problem) -> web.Response:
+    problem = msgspec.structs.replace(problem, request_id=request_id())
     headers = {"Retry-After": "1"} if problem.retryable else {}
     return web.Response(
         body=msgspec.json.encode(problem),

@@ -7,7 +7,6 @@ the whole. So every constraint is written once, in the type.
 
 from __future__ import annotations
 
-import types
 import typing
 from typing import Any, get_args, get_origin
 
@@ -15,6 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from agent.errors import FieldError
+from agent.wire.kinds import arm, is_struct, strip
+from agent.wire.words import refusal
 
 MAX_ERRORS = 100
 MAX_DEPTH = 32
@@ -22,22 +23,21 @@ MAX_DEPTH = 32
 
 def violations(value: Any, kind: Any, where: str = "", depth: int = 0) -> list[FieldError]:
     """Return what keeps `value` (plain values, as JSON, TOML or YAML give) from being `kind`."""
-    reason = _refusal(value, kind)
-    if reason is None:
+    if not _is_refused(value, kind):
         return []
     if depth >= MAX_DEPTH:
         return [FieldError(field=where or "(whole)", reason="nested too deeply")]
     inner: list[FieldError] = []
-    bare, constraints = _strip(kind)
-    bare = _arm(value, bare)
-    if isinstance(value, dict) and _is_struct(bare):
+    bare, constraints = strip(kind)
+    bare = arm(value, bare)
+    if isinstance(value, dict) and is_struct(bare):
         inner = _in_struct(value, bare, where, depth)
     elif isinstance(value, dict) and get_origin(bare) is dict:
         inner = _in_dict(value, bare, constraints, where, depth)
     elif isinstance(value, list) and get_origin(bare) is list:
         inner = _in_list(value, bare, constraints, where, depth)
     if not inner:
-        return [FieldError(field=where or "(whole)", reason=_in_words(reason, constraints))]
+        return [FieldError(field=where or "(whole)", reason=refusal(value, kind, _last(where)))]
     return inner[:MAX_ERRORS]
 
 
@@ -63,8 +63,8 @@ def _in_dict(
     found = _whole(value, dict[Any, Any], constraints, where)
     for key, item in value.items():
         place = _join(where, key)
-        if reason := _refusal(key, key_kind):
-            reason = _in_words(reason, _strip(key_kind)[1])
+        if _is_refused(key, key_kind):
+            reason = refusal(key, key_kind, "")
             found.append(FieldError(field=place, reason=f"as a name: {reason}"))
         found += violations(item, item_kind, place, depth + 1)
     return found
@@ -86,52 +86,24 @@ def _whole(value: Any, kind: Any, constraints: list[Meta], where: str) -> list[F
     """Return the error of a container's own constraints, its length for instance."""
     if not constraints:
         return []
-    reason = _refusal(value, typing.Annotated[kind, *constraints])
-    return [FieldError(field=where or "(whole)", reason=reason)] if reason else []
+    whole = typing.Annotated[kind, *constraints]
+    if not _is_refused(value, whole):
+        return []
+    return [FieldError(field=where or "(whole)", reason=refusal(value, whole, ""))]
 
 
-def _refusal(value: Any, kind: Any) -> str | None:
+def _is_refused(value: Any, kind: Any) -> bool:
     try:
         msgspec.convert(value, kind)
-    except msgspec.ValidationError as e:
-        return str(e).partition(" - at `")[0]
-    except RecursionError:
-        return "nested too deeply"
-    return None
-
-
-def _in_words(reason: str, constraints: list[Meta]) -> str:
-    """Return a reason without its regular expression, where the type says it in words."""
-    words = next((m.description for m in constraints if m.description), None)
-    return f"Expected {words}" if words and "matching regex" in reason else reason
-
-
-def _strip(kind: Any) -> tuple[Any, list[Meta]]:
-    """Return a type without its annotations, and the constraints among these."""
-    constraints: list[Meta] = []
-    while get_origin(kind) is typing.Annotated:
-        inner, *extra = get_args(kind)
-        constraints += [m for m in extra if isinstance(m, Meta)]
-        kind = inner
-    return kind, constraints
-
-
-def _arm(value: Any, kind: Any) -> Any:
-    """Return the arm of a union that a container was meant for; other types unchanged."""
-    if get_origin(kind) not in (typing.Union, types.UnionType):
-        return kind
-    for arm in get_args(kind):
-        bare, _ = _strip(arm)
-        if isinstance(value, dict) and (_is_struct(bare) or get_origin(bare) is dict):
-            return bare
-        if isinstance(value, list) and get_origin(bare) is list:
-            return bare
-    return kind
-
-
-def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    except (msgspec.ValidationError, RecursionError):
+        return True
+    return False
 
 
 def _join(where: str, key: Any) -> str:
     return f"{where}.{key}" if where else str(key)
+
+
+def _last(where: str) -> str:
+    """Return the name of the field that a place lies in: `probe.ports[2]` is in `ports`."""
+    return where.rpartition(".")[2].partition("[")[0]

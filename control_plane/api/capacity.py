@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Name
+from control_plane.api.people import Principal
 from control_plane.api.policy import Overcommit, Preference
 
 
@@ -19,7 +20,7 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Quota: the most machines it holds at any time; it holds as many as its jobs need."""
     per_type: dict[Name, Annotated[int, Meta(ge=1, le=1_000_000)]] = {}
     """Quota by type: "2,000 Skylake machines" (MO6); other types are not held."""
-    rru: Annotated[float, Meta(gt=0)] | None = None
+    rru: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """Quota in relative resource units; every quota that is given holds."""
     machine_types: list[Name] = []
     """Hardware types it may hold; empty: any."""
@@ -36,6 +37,8 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Every machine of the entitlement runs it (HP1, MO11)."""
     business_unit: Annotated[str, Meta(max_length=256)] = ""
     """A path in the accounting hierarchy: `ads/ranking`."""
+    owners: Annotated[list[Principal], Meta(max_length=100)] = []
+    """Who may deploy into it and change it, besides operators: `user:ann`, `group:web`."""
     priority: Annotated[int, Meta(ge=0, le=1000)] = 500
     """Who gets free machines first when there are too few; higher first (CP6)."""
 

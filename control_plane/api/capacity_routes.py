@@ -15,21 +15,21 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.entitlement_rules import entitlement_relations, wish_relations
+from control_plane.api.people import Needs
 
-_USER = ("user", "local")
 _ALL = "/v1/entitlements"
 _ONE = "/v1/entitlements/{entitlement}"
 _REQUEST = "/v1/entitlement-requests/{request}"
 
 
-def _decision(name: str, summary: str) -> Route:
+def _decision(name: str, needs: Needs, summary: str) -> Route:
     return Route(
         f"{name}_request",
         "POST",
         f"{_REQUEST}/{name}",
         request=DecisionNote,
         response=EntitlementRequest,
-        roles=_USER,
+        needs=needs,
         summary=summary,
     )
 
@@ -40,7 +40,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         "GET",
         _ALL,
         response=Entitlements,
-        roles=_USER,
+        needs=Needs.VIEWER,
         summary="All entitlements",
     ),
     Route(
@@ -48,7 +48,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         "GET",
         _ONE,
         response=EntitlementView,
-        roles=_USER,
+        needs=Needs.VIEWER,
         summary="One entitlement",
     ),
     Route(
@@ -57,7 +57,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         _ONE,
         request=EntitlementSpec,
         response=EntitlementView,
-        roles=_USER,
+        needs=Needs.OPERATOR,
         relations=entitlement_relations,
         summary="Create an entitlement or change it, at once or not at all",
     ),
@@ -66,7 +66,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         "DELETE",
         _ONE,
         response=Ack,
-        roles=_USER,
+        needs=Needs.OWNER,
         summary="Remove an entitlement that has no jobs",
     ),
     Route(
@@ -75,7 +75,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         f"{_ONE}/requests",
         request=EntitlementWish,
         response=EntitlementRequest,
-        roles=_USER,
+        needs=Needs.ASKER,
         relations=wish_relations,
         summary="Ask for an entitlement, a change, or a removal; it is granted or waits",
     ),
@@ -85,7 +85,7 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         "/v1/entitlement-requests",
         query=("all",),
         response=EntitlementRequests,
-        roles=_USER,
+        needs=Needs.VIEWER,
         summary="Requests that wait for a decision; with `all`, decided ones too",
     ),
     Route(
@@ -93,18 +93,20 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         "GET",
         _REQUEST,
         response=EntitlementRequest,
-        roles=_USER,
+        needs=Needs.VIEWER,
         summary="One request",
     ),
-    _decision("approve", "Grant a request; for operators and the portal's approvers"),
-    _decision("deny", "Refuse a request; for operators and the portal's approvers"),
-    _decision("withdraw", "Take one's own request back"),
+    _decision(
+        "approve", Needs.APPROVER, "Grant a request; for operators and the portal's approvers"
+    ),
+    _decision("deny", Needs.APPROVER, "Refuse a request; for operators and the portal's approvers"),
+    _decision("withdraw", Needs.VIEWER, "Take one's own request back"),
     Route(
         "get_capacity",
         "GET",
         "/v1/capacity",
         response=CapacityReport,
-        roles=_USER,
+        needs=Needs.VIEWER,
         summary="What is granted, held, used and left over",
     ),
 )

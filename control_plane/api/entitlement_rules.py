@@ -1,7 +1,7 @@
 """What the fields of an entitlement get wrong about each other, for command line and front end.
 
 What a single field may hold is in its type. What only the region knows (its machine types,
-other entitlements) is checked by `core.entitlement_check`.
+other entitlements) is checked by `portal.core.entitlement_check`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from agent.errors import FieldError
 
 _UNIT_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")
 MAX_DEPTH = 10
+MAX_LISTED = 20
 _NAMED = ("prefer", "avoid")
 
 
@@ -39,16 +40,19 @@ def _quota_errors(document: dict[Any, Any]) -> list[FieldError]:
     if not isinstance(per_type, dict) or not isinstance(types, list):
         return []
     found = []
-    if types and (strays := sorted({str(t) for t in per_type if t not in types})):
-        listed = ", ".join(str(t) for t in types)
-        found.append(
-            _error("per_type", f"{', '.join(strays)} is not one of machine_types ({listed})")
-        )
+    known = {t for t in types if isinstance(t, str)}
+    if types and (strays := sorted({str(t) for t in per_type} - known)):
+        reason = f"{_listed(strays)} is not one of machine_types ({_listed(sorted(known))})"
+        found.append(_error("per_type", reason))
     counts = [count for count in per_type.values() if _is_count(count)]
     most = sum(counts)
     if per_type and len(counts) == len(per_type) and _is_count(machines) and machines > most:
         found.append(_error("machines", f"{machines} is more than per_type sums up to, {most}"))
     return found
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

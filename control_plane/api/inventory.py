@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.api import Name
-from control_plane.api.machines import EventKind, MachineRecord, MachineState
+from agent.api import Location, Name
+from control_plane.api.machines import EventKind, Hardware, MachineRecord, MachineState
 
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
 Seconds = Annotated[float, Meta(ge=0, le=400 * 86_400)]
@@ -117,6 +117,17 @@ class Revoke(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     return_within_s: Seconds = 300.0
 
 
+class InventoryMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One machine of a list."""
+
+    machine: str
+    location: Location
+    machine_type: str
+    hardware: Hardware
+    cluster: str = ""
+    address: str = ""
+
+
 class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     """What an inventory changed, or would."""
 
@@ -124,3 +135,6 @@ class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     updated: int = 0
     unchanged: int = 0
     dry_run: bool = False
+    pending: bool = False
+    """The list is taken for good, and yet to be written to the end: that goes on by itself, also
+    after a restart. Until then no machine is moved, removed or imported."""

@@ -12,9 +12,11 @@ from agent.api import (
     ID_PATTERN,
     Argument,
     DigestStr,
+    Disconnect,
     EnvName,
     Exit,
     Health,
+    HttpPath,
     Limits,
     Name,
     ProbeKind,
@@ -22,9 +24,17 @@ from agent.api import (
     Seconds,
     TaskState,
 )
+from control_plane.api.operations import Operation
 from control_plane.api.policy import Admission, Overcommit, Preference, Requirement
 
-JobName = Annotated[str, Meta(pattern=ID_PATTERN, max_length=56)]
+JobName = Annotated[
+    str,
+    Meta(
+        pattern=ID_PATTERN,
+        max_length=56,
+        description="1 to 56 of a-z, 0-9 and -, neither first nor last a dash",
+    ),
+]
 """Leaves room for `-<index>` within the 63 characters of a task id."""
 
 
@@ -38,7 +48,7 @@ class JobProbe(_Written, frozen=True, kw_only=True):
     kind: ProbeKind = ProbeKind.HTTP
     port: Name
     """One of the job's `ports`."""
-    path: Annotated[str, Meta(pattern=r"^/[\x21-\x7e]*$", max_length=2048)] = "/"
+    path: HttpPath = "/"
     interval_s: Seconds = 2.0
     timeout_s: Seconds = 2.0
     successes: Annotated[int, Meta(ge=1, le=100)] = 1
@@ -80,11 +90,17 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     admission: Admission = Admission.PARTIAL
     overcommit: Overcommit = Overcommit()
     """Opt in to less than the limits per task; the entitlement must allow it (AL21)."""
-    rru: Annotated[float, Meta(gt=0)] | None = None
+    cpus: Annotated[float, Meta(ge=0.001, le=4096)] | None = None
+    """Cores that a task claims, where it may use more than that; None: those that it is limited
+    to, and of a job without a limit what the settings say (`default_cpu_cores`)."""
+    rru: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """Computing power per task where `limits.cpu_max_cores` would depend on the machine."""
     gpus: Annotated[int, Meta(ge=0, le=64)] = 0
     network_mbps: Annotated[int, Meta(ge=0)] = 0
     update: UpdatePolicy = UpdatePolicy()
+    disconnect: Disconnect = Disconnect()
+    """What a machine does to a task when it is cut off from the control plane. With `stop` the
+    task is placed elsewhere only once it has certainly ended: never more than one copy."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +125,10 @@ class TaskPhase(StrEnum):
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One task of a job as the scheduler knows it."""
+    """One task of a job as the scheduler knows it: what is stored, and what its agent says.
+
+    What the agent says is not stored: after a start it is asked again.
+    """
 
     index: int
     """Stable inside the job, across moves and restarts (MO15)."""
@@ -121,6 +140,16 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement | None = None
     listed: bool = False
     """Whether discovery shows it."""
+    since: float = 0.0
+    """When the phase last changed, in seconds since 1970: for people."""
+    attempts: int = 0
+    """Starts in a row that failed; the pause before the next one grows with them."""
+    avoid: str = ""
+    """A machine that kept refusing the task, or that it is to leave; it is placed there only
+    for want of another."""
+    operation: Operation | None = None
+    """What is being done to it; None: nothing."""
+    # -- in memory only
     reason: str = ""
     health: Health = Health.UNKNOWN
     state: TaskState | None = None
@@ -128,20 +157,21 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     invocation_id: str = ""
     restarts: int = 0
     last_exit: Exit | None = None
-    since: float = 0.0
-    """When the phase last changed."""
-    attempts: int = 0
-    """Starts in a row that failed; the pause before the next one grows with them."""
+    begun: float | None = None
+    """When the phase last changed on the clock of durations; None: before this process began,
+    so that what is counted from it counts anew."""
     retry_at: float = 0.0
-    """When a task that failed to start is tried again; 0: it did not fail."""
-    avoid: str = ""
-    """A machine that kept refusing the task; it is placed there only for want of another."""
+    """When a task that failed to start is tried again, on the clock of durations; 0: it did
+    not fail."""
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A job: one durable record, never one per task (design 3.5)."""
+    """A job and all its tasks, as they stand together in memory.
 
-    schema: int = 1
+    Stored as a small intent and chunks of tasks (`api/stored_jobs.py`), never as one value.
+    """
+
+    schema: int = 2
     name: str
     spec: JobSpec
     version: int
@@ -150,9 +180,12 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Specifications that tasks still run, by version."""
     stopping: bool = False
     tasks: list[TaskRecord] = []
+    """By index, rising."""
     created_at: float = 0.0
     generation: int = 0
     """The highest generation given to any task of the job; the next one is above it."""
+    operations: int = 0
+    """How many there have been so far; their ids are counted with it."""
     leaving: dict[str, list[str]] = {}
     """Machine → agent task ids that must be gone there (moved away while it was down)."""
 
@@ -207,3 +240,8 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 def task_id(job: str, index: int) -> str:
     """Return the id of a task, unique in the region and stable for its life (MO15)."""
     return f"{job}-{index}"
+
+
+def spec_of(record: JobRecord, task: TaskRecord) -> JobSpec:
+    """Return the specification that a task runs."""
+    return record.specs.get(task.version, record.spec)

@@ -16,8 +16,8 @@ from control_plane.api.inventory import (
     Undrain,
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.api.people import Needs
 
-_USER = ("user", "local")
 _MACHINE = "/v1/machines/{machine}"
 
 MACHINE_ROUTES: tuple[Route, ...] = (
@@ -27,16 +27,23 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         "/v1/machines",
         query=(*MachineScope.__struct_fields__, "after", "limit"),
         response=Machines,
-        roles=_USER,
+        needs=Needs.VIEWER,
         summary="Machines by place, type, owner and state; page after page",
     ),
-    Route("get_machine", "GET", _MACHINE, response=MachineView, roles=_USER, summary="One machine"),
+    Route(
+        "get_machine",
+        "GET",
+        _MACHINE,
+        response=MachineView,
+        needs=Needs.VIEWER,
+        summary="One machine",
+    ),
     Route(
         "remove_machine",
         "DELETE",
         _MACHINE,
         response=Ack,
-        roles=_USER,
+        needs=Needs.OPERATOR,
         summary="Forget a free machine that is decommissioned or was replaced",
     ),
     Route(
@@ -46,7 +53,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         query=("format", "dry_run", "simulated"),
         stream_in=True,
         response=ImportResult,
-        roles=_USER,
+        needs=Needs.OPERATOR,
         summary="Bring the machines in line with a list, CSV or JSON",
     ),
     Route(
@@ -55,7 +62,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         "/v1/machines:drain",
         request=Drain,
         response=Records,
-        roles=_USER,
+        needs=Needs.OPERATOR,
         summary="Announce that machines will be away; their tasks move",
     ),
     Route(
@@ -64,7 +71,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         "/v1/machines:undrain",
         request=Undrain,
         response=Records,
-        roles=_USER,
+        needs=Needs.OPERATOR,
         summary="End what was planned for machines",
     ),
     Route(
@@ -73,7 +80,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         "/v1/machines:lend",
         request=Lend,
         response=MachineRecord,
-        roles=_USER,
+        needs=Needs.OPERATOR,
         summary="Give an empty machine to another entitlement for a while",
     ),
     Route(
@@ -82,7 +89,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         "/v1/machines:revoke",
         request=Revoke,
         response=Records,
-        roles=_USER,
+        needs=Needs.OPERATOR,
         summary="Call lent machines back",
     ),
     Route(
@@ -90,7 +97,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/brokers",
         response=BrokerViews,
-        roles=_USER,
+        needs=Needs.VIEWER,
         summary="The resource brokers, one per data center",
     ),
     Route(
@@ -99,7 +106,7 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         "/v1/brokers/{datacenter}/machines",
         query=("after", "wait_s", "name_after", "limit"),
         response=BrokerMachines,
-        roles=_USER,
+        needs=Needs.VIEWER,
         summary="A broker's machines, or what changed after a revision; waits up to wait_s",
     ),
 )

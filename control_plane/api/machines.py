@@ -134,6 +134,8 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     """Up, and its agent answered lately."""
     last_seen_s: float | None = None
     """Seconds since its agent last answered; None: never since this process started."""
+    health: str = ""
+    """Why its silence has no consequence yet, or its answers: it is not trusted again yet."""
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,3 +63,7 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     fitting_free: int = 0
     """Machines of the free pool that could, and that the entitlement may take."""
     spread: list[SpreadBin] = []
+    uneven: str = ""
+    """Where the job has two tasks more than elsewhere, and why they stay; empty: nowhere."""
+    second_copies: list[str] = []
+    """Tasks that may run twice: on a machine that cannot be asked, too."""

@@ -2,7 +2,7 @@
 
 A *hard requirement* excludes machines. A *soft preference* is a machine property that parts
 machines into bins, and a strategy over those bins; it only orders what is left.
-`core.preferences` knows the properties and the strategies.
+`allocator.core.preferences` knows the properties and the strategies.
 """
 
 from __future__ import annotations

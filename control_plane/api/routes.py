@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from agent.api import ImageInfo, Images, Liveness
+from agent.api import Ack, ImageInfo, Images, Liveness
 from agent.routes import JOIN_ROUTES
 from agent.wire.routes import Route
 from control_plane.api.capacity_routes import CAPACITY_ROUTES
+from control_plane.api.health_routes import HEALTH_ROUTES
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machine_routes import MACHINE_ROUTES
 from control_plane.api.machines import Token, TokenRequest
+from control_plane.api.operations import JobEvents, TaskStory
+from control_plane.api.people import Needs
+from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.validate import job_relations
 
-_USER = ("user", "local")
 _JOB = "/v1/jobs/{job}"
 
 ROUTES: tuple[Route, ...] = (
     *JOIN_ROUTES,
-    Route("list_jobs", "GET", "/v1/jobs", response=Jobs, roles=_USER, summary="All jobs"),
+    Route("list_jobs", "GET", "/v1/jobs", response=Jobs, needs=Needs.VIEWER, summary="All jobs"),
     Route(
         "apply_job",
         "PUT",
@@ -25,7 +28,7 @@ ROUTES: tuple[Route, ...] = (
         request=JobSpec,
         response=JobStatus,
         query=("dry_run",),
-        roles=_USER,
+        needs=Needs.OWNER,
         relations=job_relations,
         summary="Create a job, or change what is wanted of it",
     ),
@@ -35,7 +38,8 @@ ROUTES: tuple[Route, ...] = (
         f"{_JOB}/plan",
         request=JobSpec,
         response=JobPlan,
-        roles=_USER,
+        needs=Needs.VIEWER,
+        changes=False,
         relations=job_relations,
         summary="What applying a job would do; changes nothing",
     ),
@@ -44,19 +48,36 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         f"{_JOB}/explanation",
         response=JobExplanation,
-        roles=_USER,
+        needs=Needs.VIEWER,
         summary="How many tasks of a job have a machine, and every reason why others wait",
     ),
-    Route("get_job", "GET", _JOB, response=JobStatus, roles=_USER, summary="One job"),
-    Route("stop_job", "DELETE", _JOB, response=JobStatus, roles=_USER, summary="Stop a job"),
+    Route("get_job", "GET", _JOB, response=JobStatus, needs=Needs.VIEWER, summary="One job"),
+    Route("stop_job", "DELETE", _JOB, response=JobStatus, needs=Needs.OWNER, summary="Stop a job"),
     Route(
         "job_logs",
         "GET",
         f"{_JOB}/tasks/{{index}}/logs",
         query=("follow", "since", "tail"),
         stream_out=True,
-        roles=_USER,
+        needs=Needs.OWNER,
         summary="What a task wrote",
+    ),
+    Route(
+        "job_events",
+        "GET",
+        f"{_JOB}/events",
+        query=("after", "limit"),
+        response=JobEvents,
+        needs=Needs.VIEWER,
+        summary="What was done to a job's tasks and why, oldest first, after event `after`",
+    ),
+    Route(
+        "task_story",
+        "GET",
+        f"{_JOB}/tasks/{{index}}/story",
+        response=TaskStory,
+        needs=Needs.VIEWER,
+        summary="What is being done to a task, what was, and why",
     ),
     Route(
         "get_endpoints",
@@ -64,17 +85,20 @@ ROUTES: tuple[Route, ...] = (
         f"{_JOB}/endpoints",
         query=("after", "wait_s"),
         response=Endpoints,
-        roles=("user", "local", "host", "anyone"),
+        roles=("host", "anyone"),
+        needs=Needs.VIEWER,
         summary="Healthy tasks of a job; waits up to wait_s for a revision above `after`",
     ),
     *MACHINE_ROUTES,
+    *HEALTH_ROUTES,
     *CAPACITY_ROUTES,
+    *PEOPLE_ROUTES,
     Route(
         "list_store_images",
         "GET",
         "/v1/images",
         response=Images,
-        roles=_USER,
+        needs=Needs.VIEWER,
         summary="All images of the image store",
     ),
     Route(
@@ -84,8 +108,16 @@ ROUTES: tuple[Route, ...] = (
         query=("format",),
         stream_in=True,
         response=ImageInfo,
-        roles=_USER,
+        needs=Needs.ANY_OWNER,
         summary="Stream an image into the image store",
+    ),
+    Route(
+        "remove_image",
+        "DELETE",
+        "/v1/images/{digest}",
+        response=Ack,
+        needs=Needs.OPERATOR,
+        summary="Remove an image that no job runs",
     ),
     Route(
         "create_token",
@@ -93,7 +125,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/tokens",
         request=TokenRequest,
         response=Token,
-        roles=_USER,
+        needs=Needs.OPERATOR,
         summary="A one-time join token for one host",
     ),
     Route("healthz", "GET", "/healthz", response=Liveness, roles=("anyone",), summary="Alive"),

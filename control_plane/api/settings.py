@@ -29,16 +29,29 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     call_timeout_s: Positive = 10.0
     """For one call to an agent, the fetching of images excepted."""
     brake_share: Annotated[float, Meta(gt=0, le=1)] = 0.4
-    """More machines than this share (and more than one) silent at once: perhaps it is this
-    process that is cut off, so nothing moves …"""
+    """More machines of a rack, MSB, data center or region than this share (and more than one)
+    silent at once: perhaps it is cut off, or this process is, so nothing of it moves …"""
+    domain_grace_s: Positive = 30.0
+    """… until its machines were silent for this long, for a rack or an MSB: these do lose
+    their power, and what ran there must run again …"""
     partition_grace_s: Positive = 300.0
-    """… until they were silent for this long."""
+    """… and for this long for a data center or the region, which are more often cut off."""
     brake_window_s: Positive = 60.0
     """Losses this close to each other count as simultaneous."""
+    flap_trust_s: Positive = 15.0
+    """A machine that was down for the second time is up again once it answered for this long;
+    twice as long after each further time …"""
+    flap_trust_max_s: Positive = 600.0
+    """… up to this."""
+    flap_forget_s: Positive = 3600.0
+    """One time is forgotten for each time that this passes without another."""
     reboot_grace_s: Positive = 300.0
     """A machine that reboots for its profile may be silent this long."""
     resync_s: Positive = 30.0
     """Every job is looked at this often even if nothing happened."""
+    repair_after_s: Annotated[float, Meta(ge=0)] = 60.0
+    """Tasks move for the sake of an even spread once nothing else happened to their job for so
+    long: a failure that is over soon is no reason."""
     retry_s: Positive = 2.0
     """Pause after a command that an agent refused; doubles up to a minute."""
     give_back_after_s: Annotated[float, Meta(ge=0)] = 60.0
@@ -49,8 +62,17 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Stops and restarts that may be sent per second, over all machines …"""
     destructive_burst: Annotated[int, Meta(ge=1)] = 20
     """… after at most this many at once."""
+    default_cpu_cores: Annotated[float, Meta(ge=0.001, le=4096)] = 0.25
+    """What a task claims of CPU whose job says nothing about it: four such tasks a core."""
     concurrent_calls: Annotated[int, Meta(ge=1)] = 64
     """Calls to agents that may be in flight together."""
+
+    @property
+    def poll_patience_s(self) -> float:
+        """Return how long a request for events may take: one is given up early enough that
+        another is made before its machine counts as down.
+        """
+        return self.poll_wait_s + max(1.0, self.down_after_s / 4)
 
 
 class Approval(StrEnum):

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from agent.errors import FieldError
+from agent.wire.quantities import shown
 from agent.wire.routes import invalid
-from agent.wire.violations import violations
+from agent.wire.violations import MAX_ERRORS, violations
 from control_plane.api.jobs import JobSpec
 
 MAX_JOB_FILE_BYTES = 256 << 10
-_PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
+_PLACEHOLDER = re.compile(r"\$\{([^}$]*)\}")
+"""Without `$` inside, so that no text makes it start again and again (`${${${…`)."""
+MAX_LISTED = 16
 
 
 def job_errors(document: Any) -> list[FieldError]:
@@ -49,9 +53,13 @@ def job_relations(document: Any) -> list[FieldError]:
     port = probe.get("port") if isinstance(probe, dict) else None
     if isinstance(port, str) and port not in ports:
         found.append(FieldError(field="probe.port", reason=_no_port(port, ports)))
+    known = frozenset(ports)
     for field, text in _texts(document):
-        found += _placeholder_errors(field, text, ports)
-    return found
+        if len(found) >= MAX_ERRORS:
+            break
+        strays = dict.fromkeys(_strays(text, known))
+        found += [FieldError(field=field, reason=_no_port(port, ports)) for port in strays]
+    return found[:MAX_ERRORS]
 
 
 def _texts(document: dict[Any, Any]) -> list[tuple[str, str]]:
@@ -65,15 +73,15 @@ def _texts(document: dict[Any, Any]) -> list[tuple[str, str]]:
     return [(field, text) for field, text in texts if isinstance(text, str)]
 
 
-def _placeholder_errors(field: str, text: str, ports: list[str]) -> list[FieldError]:
-    """Return placeholders that would be passed on to the program as they stand."""
-    found = []
-    for name in _PLACEHOLDER.findall(text):
-        kind, _, port = name.partition(":")
+def _strays(text: str, ports: frozenset[str]) -> Iterator[str]:
+    """Yield the ports of placeholders that would be passed on to the program as they stand."""
+    for match in _PLACEHOLDER.finditer(text):
+        kind, _, port = match[1].partition(":")
         if kind == "port" and port not in ports:
-            found.append(FieldError(field=field, reason=_no_port(port, ports)))
-    return found
+            yield port
 
 
 def _no_port(port: str, ports: list[str]) -> str:
-    return f"there is no port {port!r} in `ports`, which has: {', '.join(ports) or 'none'}"
+    known = ", ".join(shown(name) for name in ports[:MAX_LISTED]) or "none"
+    more = ", …" if len(ports) > MAX_LISTED else ""
+    return f"there is no port {shown(port)} in `ports`, which has: {known}{more}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import click
 
+from agent.wire.quantities import about_size
 from control_plane.api.capacity_report import Amount, CapacityReport, Line
 from control_plane.cli import show
 from control_plane.cli.program import Target
@@ -51,7 +52,7 @@ def _print_owners(by: str, lines: Iterable[Line]) -> None:
             line.held.machines,
             f"{line.held.rru:g}",
             show.share(line.used.rru, line.held.rru),
-            show.size(line.held.memory_bytes),
+            about_size(line.held.memory_bytes),
             show.share(line.used.memory_bytes, line.held.memory_bytes),
         )
         for line in lines
@@ -69,7 +70,7 @@ def _print_places(by: str, lines: Iterable[Line]) -> None:
             line.held.machines,
             line.free.machines,
             f"{line.free.rru:g}",
-            show.size(line.free.memory_bytes),
+            about_size(line.free.memory_bytes),
             show.share(line.used.rru, line.held.rru),
             show.share(line.used.memory_bytes, line.held.memory_bytes),
             f"{line.held.power_w / 1000:.1f}/{line.all.power_w / 1000:.1f}",
@@ -105,9 +106,12 @@ def _print_whole(found: CapacityReport) -> None:
             ("machines held, less than half used", f"{pieces.half_empty} of {pieces.held}"),
             ("machines held, without tasks", pieces.idle),
             ("stranded RRU", f"{pieces.stranded_rru:g}"),
-            ("stranded memory", show.size(pieces.stranded_memory_bytes)),
+            ("stranded memory", about_size(pieces.stranded_memory_bytes)),
             *(
-                (f"largest task on {t.machine_type}", f"{show.size(t.memory_bytes)}, {t.rru:g} RRU")
+                (
+                    f"largest task on {t.machine_type}",
+                    f"{about_size(t.memory_bytes)}, {t.rru:g} RRU",
+                )
                 for t in pieces.largest
             ),
         ],
@@ -118,4 +122,4 @@ def _print_whole(found: CapacityReport) -> None:
 
 def _row(name: str, part: Amount, whole: Amount) -> tuple[object, ...]:
     share = show.share(part.rru, whole.rru)
-    return name, part.machines, f"{part.rru:g}", share, show.size(part.memory_bytes)
+    return name, part.machines, f"{part.rru:g}", share, about_size(part.memory_bytes)

@@ -11,6 +11,7 @@ import msgspec
 
 from agent.wire.routes import invalid
 from agent.wire.violations import violations
+from agent.wire.written import plain
 from control_plane.api.capacity import (
     EntitlementRequest,
     EntitlementRequests,
@@ -23,6 +24,7 @@ from control_plane.api.capacity import (
 from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.cli import show
 from control_plane.cli.jobfile import read_document
+from control_plane.cli.people import principal_of
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 
@@ -62,6 +64,9 @@ _OPTIONS = (
     click.option("--host-profile", metavar="P", help="What its machines run [default: base]."),
     click.option("--business-unit", metavar="PATH", help="Who pays, such as ads/ranking."),
     click.option("--priority", type=click.IntRange(0, 1000), help="Higher first [default: 500]."),
+    click.option("--owner", "owners", metavar="WHO", multiple=True, help="Exactly these; repeat."),
+    click.option("--add-owner", "add_owners", metavar="WHO", multiple=True, help="user:N, group:N"),
+    click.option("--remove-owner", "remove_owners", metavar="WHO", multiple=True),
     click.option("--materialization", metavar="NAME", help="Stack on this one's machines."),
     click.option("--unset", metavar="FIELD", multiple=True, help="Back to its default; repeat."),
     click.option(
@@ -166,6 +171,7 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
         ("types", ", ".join(spec.machine_types) or "(any)"),
         ("datacenter", spec.datacenter or "(any)"),
         ("host profile", spec.host_profile),
+        ("owners", ", ".join(spec.owners) or "- (operators only)"),
         ("business unit", spec.business_unit or "-"),
         ("priority", spec.priority),
         ("stacks on", spec.materialization or "- (a pseudo cluster of its own)"),
@@ -267,13 +273,28 @@ def _wish(base: dict[str, Any], given: dict[str, Any], *, queue: bool = False) -
     if isinstance(document, dict):
         for field in unset:
             document.pop(field, None)
+        _put_owners(document, given)
         given["per_type"] = dict(given["per_type"])
         given["machine_types"] = list(given["machine_types"])
         document |= {field: value for field, value in given.items() if value not in (None, {}, [])}
+    document = plain(document, EntitlementSpec)
     if found := violations(document, EntitlementSpec) + entitlement_relations(document):
         raise invalid(found, "the entitlement")
     spec = msgspec.convert(document, EntitlementSpec)
     return EntitlementWish(spec=spec, reason=reason, queue=queue)
+
+
+def _put_owners(document: dict[str, Any], given: dict[str, Any]) -> None:
+    """Change the owners in a document; a name alone is a user's."""
+    exactly, more, less = (
+        [principal_of(who) for who in given.pop(option)]
+        for option in ("owners", "add_owners", "remove_owners")
+    )
+    owners = document.get("owners", [])
+    if isinstance(owners, list) and (exactly or more or less):
+        document["owners"] = [
+            w for w in dict.fromkeys([*(exactly or owners), *more]) if w not in less
+        ]
 
 
 def _quota(spec: EntitlementSpec) -> str:

@@ -14,6 +14,7 @@ import click
 
 from agent.api import ImageFormat, ImageInfo, Images
 from agent.errors import InvalidInput
+from agent.wire.quantities import about_size
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -65,10 +66,22 @@ def list_(target: Target, output: str) -> None:
     """Show all images of the image store."""
     found: Images = target.ask(lambda client: client.list_images())
     rows = [
-        (i.digest, i.format.value, show.size(i.stream_bytes), show.ago(i.created_at))
+        (i.digest, i.format.value, about_size(i.stream_bytes), show.ago(i.created_at))
         for i in found.images
     ]
     show.emit(output, found, lambda: show.table(("digest", "format", "size", "age"), rows))
+
+
+@image.command("rm")
+@click.argument("digest")
+@click.pass_obj
+def remove(target: Target, digest: str) -> None:
+    """Remove an image from the image store, unless a job runs it.
+
+    Machines that have it already keep it until they need the room.
+    """
+    target.ask(lambda client: client.remove_image(digest))
+    click.echo(f"{digest} is removed")
 
 
 def _looks_like(file: Path) -> ImageFormat:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent.errors import InvalidInput
+from agent.wire.written import plain
 from control_plane.api.jobs import JobSpec
 from control_plane.api.validate import MAX_JOB_FILE_BYTES, job_spec
 
@@ -23,6 +24,7 @@ def read_job(path: Path, settings: Sequence[str]) -> JobSpec:
     document = read_document(path)
     for setting in settings:
         put(document, setting)
+    document = plain(document, JobSpec)
     try:
         return job_spec(document, str(path))
     except InvalidInput as e:
@@ -81,9 +83,12 @@ def _parse_yaml(text: str) -> Any:
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
             """Return a dict whose keys were each written once."""
             keys = [self.construct_object(k, deep=True) for k, _ in node.value]
-            doubled = [k for i, k in enumerate(keys) if k in keys[:i]]
-            if doubled:
-                reason = f"{doubled[0]!r} is written twice"
+            seen: set[Any] = set()
+            for key in keys:
+                if isinstance(key, Hashable) and key not in seen:
+                    seen.add(key)
+                    continue
+                reason = f"{key!r} is written twice, or is no name"
                 raise yaml.MarkedYAMLError(None, None, reason, node.start_mark)
             return super().construct_mapping(node, deep)
 

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from agent.wire.options import seconds
 from control_plane.api.jobs import Endpoints, Jobs, JobStatus
 from control_plane.cli import follow, show
-from control_plane.cli.program import Seconds, Target
+from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
 _TIMEOUT = click.option(
-    "--timeout", type=Seconds(), default="10m", show_default=True, help="For --wait."
+    "--timeout", type=seconds(), default="10m", show_default=True, help="For --wait."
 )
 _TASK_COLUMNS = ("task", "phase", "health", "machine", "ports", "version", "restarts", "reason")
 
@@ -110,7 +111,7 @@ def list_(target: Target, output: str) -> None:
 @click.argument("index", type=click.IntRange(0, 999_999))
 @click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as more is written.")
 @click.option("--tail", type=click.IntRange(1, 100_000), help="Only the last lines.")
-@click.option("--since", type=Seconds(), metavar="DURATION", help="Only the last 90s, 10m, …")
+@click.option("--since", type=seconds(), metavar="DURATION", help="Only the last 90s, 10m, …")
 @output_option
 @click.pass_obj
 def logs(

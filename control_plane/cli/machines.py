@@ -12,6 +12,8 @@ import click
 
 from agent.api import MachineFacts
 from agent.errors import InvalidInput
+from agent.wire.options import seconds
+from agent.wire.quantities import about_size
 from control_plane.api.inventory import (
     Drain,
     ImportResult,
@@ -32,7 +34,7 @@ from control_plane.api.machines import (
     UnavailabilityEvent,
 )
 from control_plane.cli import show
-from control_plane.cli.program import Seconds, Target
+from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 
 _KINDS = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
@@ -92,7 +94,7 @@ def machine_list(
     rows = [
         (
             view.record.machine,
-            view.record.state.value,
+            view.record.state.value + (", held back" if view.health else ""),
             "yes" if view.ready else "no",
             view.record.machine_type,
             view.record.location.datacenter,
@@ -137,6 +139,7 @@ def _print_machine(view: MachineView) -> None:
     levels = [getattr(place, level) for level in _LEVELS]
     rows: list[tuple[str, object]] = [
         ("state", record.state.value + ("" if view.ready else ", not ready")),
+        *([("health", view.health)] if view.health else []),
         ("last seen", show.duration(view.last_seen_s) + " ago"),
         ("address", record.address or "-"),
         ("type", record.machine_type),
@@ -162,7 +165,7 @@ def _hardware(hardware: Hardware | None) -> list[tuple[str, object]]:
         (hardware.sku, "SKU "),
         (f"{hardware.rru:g}" if hardware.rru else "", "RRU "),
         (str(hardware.cpus or ""), "CPUs "),
-        (show.size(hardware.memory_bytes) if hardware.memory_bytes else "", "memory "),
+        (about_size(hardware.memory_bytes) if hardware.memory_bytes else "", "memory "),
         (f"{hardware.gpus} x {hardware.gpu_type}" if hardware.gpus else "", "GPUs "),
         (f"{hardware.network_mbps} Mbit/s" if hardware.network_mbps else "", ""),
         (f"{hardware.power_w} W" if hardware.power_w else "", ""),
@@ -173,8 +176,8 @@ def _hardware(hardware: Hardware | None) -> list[tuple[str, object]]:
 def _facts(facts: MachineFacts) -> list[tuple[str, object]]:
     return [
         ("cpus", f"{facts.cpus} ({facts.sockets} socket(s), {facts.cpu_model})"),
-        ("memory", show.size(facts.memory_bytes)),
-        ("disk", f"{show.size(facts.disk_bytes)}, {show.size(facts.disk_free_bytes)} free"),
+        ("memory", about_size(facts.memory_bytes)),
+        ("disk", f"{about_size(facts.disk_bytes)}, {about_size(facts.disk_free_bytes)} free"),
         ("kernel", facts.kernel),
         ("agent", facts.agent_version),
     ]
@@ -230,7 +233,7 @@ def _scope(settings: Sequence[str]) -> MachineScope | None:
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
-        key = "machine_type" if key == "type" else key
+        key = {"type": "machine_type", "dc": "datacenter"}.get(key, key)
         if not equals or key not in _SCOPE or key in values:
             raise InvalidInput(
                 f"cannot use --scope {setting!r}", hint=f"KEY=VALUE with one of {', '.join(_SCOPE)}"
@@ -239,7 +242,8 @@ def _scope(settings: Sequence[str]) -> MachineScope | None:
     return MachineScope(**values) if values else None
 
 
-def _chosen(names: Sequence[str], scopes: Sequence[str]) -> tuple[list[str], MachineScope | None]:
+def chosen(names: Sequence[str], scopes: Sequence[str]) -> tuple[list[str], MachineScope | None]:
+    """Return what a command is about; neither names nor a scope is wrong usage."""
     if not names and not scopes:
         raise click.UsageError("name machines, or give --scope")
     return list(names), _scope(scopes)
@@ -268,9 +272,9 @@ def _print_plans(records: Iterable[MachineRecord]) -> None:
 @click.option(
     "--kind", type=click.Choice([k.value for k in _KINDS]), default="maintenance", show_default=True
 )
-@click.option("--start", type=Seconds(), default="0s", help="When tasks begin to move, from now.")
-@click.option("--deadline", type=Seconds(), help="It begins then whatever still runs there.")
-@click.option("--duration", type=Seconds(), help="How long it is expected to take.")
+@click.option("--start", type=seconds(), default="0s", help="When tasks begin to move, from now.")
+@click.option("--deadline", type=seconds(), help="It begins then whatever still runs there.")
+@click.option("--duration", type=seconds(), help="How long it is expected to take.")
 @output_option
 @click.pass_obj
 def machine_drain(
@@ -285,7 +289,7 @@ def machine_drain(
     output: str,
 ) -> None:
     """Announce that machines will be away: their tasks move, and no new ones come."""
-    machines, scope = _chosen(names, scopes)
+    machines, scope = chosen(names, scopes)
     wish = Drain(
         machines=machines,
         scope=scope,
@@ -308,7 +312,7 @@ def machine_undrain(
     target: Target, names: tuple[str, ...], scopes: tuple[str, ...], output: str
 ) -> None:
     """End what was planned for machines: they are back, or it was called off."""
-    machines, scope = _chosen(names, scopes)
+    machines, scope = chosen(names, scopes)
     wish = Undrain(machines=machines, scope=scope)
     found: Records = target.ask(lambda client: client.undrain_machines(wish))
     show.emit(output, found, lambda: _print_plans(found.machines))
@@ -339,6 +343,8 @@ def machine_import(
         f"{found.added} machine(s) {verb}added, {found.updated} {verb}updated,"
         f" {found.unchanged} unchanged"
     )
+    if found.pending:
+        line += "; taken for good, and the rest is written as soon as the stores answer"
     show.emit(output, found, lambda: click.echo(line))
 
 
@@ -358,7 +364,7 @@ def machine_lend(target: Target, name: str, borrower: str, donor: str, output: s
 
 @machine.command("revoke")
 @click.argument("names", nargs=-1, required=True)
-@click.option("--within", type=Seconds(), default="5m", show_default=True, help="By force then.")
+@click.option("--within", type=seconds(), default="5m", show_default=True, help="By force then.")
 @output_option
 @click.pass_obj
 def machine_revoke(target: Target, names: tuple[str, ...], within: float, output: str) -> None:
@@ -386,7 +392,7 @@ def token() -> None:
 
 @token.command("create")
 @click.option("--host", required=True, help="The only name that can join with it.")
-@click.option("--ttl", type=Seconds(), default="10m", show_default=True, help="90s, 10m, 8h, …")
+@click.option("--ttl", type=seconds(), default="10m", show_default=True, help="90s, 10m, 8h, …")
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="json", show_default=True
 )

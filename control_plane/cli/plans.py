@@ -74,7 +74,7 @@ def _print_explanation(found: JobExplanation) -> None:
     count = f"{found.placed} of {found.wanted} placed"
     if not found.waiting:
         click.echo(f"job {found.job}: {count}")
-        return _print_spread(found.spread)
+        return _print_rest(found)
     word = "waits" if len(found.waiting) == 1 else "wait"
     click.echo(f"job {found.job}: {count}; {len(found.waiting)} {word}:")
     for reason in found.reasons:
@@ -83,7 +83,13 @@ def _print_explanation(found: JobExplanation) -> None:
         f"room for one more task now: {found.fitting_held} machines of the entitlement,"
         f" {found.fitting_free} free ones"
     )
-    return _print_spread(found.spread)
+    return _print_rest(found)
+
+
+def _print_rest(found: JobExplanation) -> None:
+    _print_spread(found.spread)
+    for line in filter(None, (found.uneven, *found.second_copies)):
+        click.echo(show.printable(line))
 
 
 def _print_spread(spread: Iterable[SpreadBin]) -> None:

@@ -95,22 +95,3 @@ class Program(click.Group):
         except OSError as e:
             failure(InvalidInput(f"cannot use {e.filename or 'a file'}: {e.strerror or e}"))
             return EXIT_USAGE
-
-
-class Seconds(click.ParamType[float]):
-    """A duration with its unit: 90s, 10m, 8h, 30d."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return seconds."""
-        from control_plane.config import seconds_of
-
-        if isinstance(value, float):
-            return value
-        try:
-            return seconds_of(value)
-        except InvalidInput as e:
-            self.fail(f"{e}; {e.hint}", param, ctx)

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import click
 
+from control_plane.cli.audit import audit
 from control_plane.cli.capacity import capacity
 from control_plane.cli.entitlements import entitlement
+from control_plane.cli.events import events, task
 from control_plane.cli.images import image
 from control_plane.cli.jobs import job
+from control_plane.cli.machine_health import machine_confirm_down, machine_held_back
 from control_plane.cli.machines import machine, token
+from control_plane.cli.people import group, role, whoami
 from control_plane.cli.plans import explain, plan
 from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
 
@@ -40,7 +44,11 @@ def main(context: click.Context, endpoint: str | None, credential: Path | None) 
     context.obj = Target(endpoint, credential)
 
 
-for _command in (job, machine, entitlement, capacity, image, token):
+_COMMANDS = (job, task, machine, entitlement, capacity, image, token, role, group, whoami, audit)
+for _command in _COMMANDS:
     main.add_command(_command)
+machine.add_command(machine_held_back)
+machine.add_command(machine_confirm_down)
 job.add_command(plan)
 job.add_command(explain)
+job.add_command(events)

@@ -119,21 +119,13 @@ def failure(error: TwineError) -> None:
         click.echo(f"{label} {printable(error)}", err=True)
     if error.hint:
         click.echo(f"try:   {printable(error.hint)}", err=True)
+    if error.request_id and (error.status >= 500 or error.status in (401, 403)):
+        click.echo(f"request {printable(error.request_id)}", err=True)
 
 
 def progress(text: str) -> None:
     """Say on stderr how it goes, so that stdout stays the result."""
     click.echo(printable(text), err=True)
-
-
-def size(count: int) -> str:
-    """Return a number of bytes as people write it."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError
 
 
 def share(part: float, whole: float) -> str:

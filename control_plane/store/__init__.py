@@ -5,14 +5,14 @@
 """
 
 from control_plane.store.protocol import (
-    Change,
     Compacted,
     Delete,
     Entry,
+    KeyChange,
     Listing,
     Operation,
     Put,
     Store,
 )
 
-__all__ = ["Change", "Compacted", "Delete", "Entry", "Listing", "Operation", "Put", "Store"]
+__all__ = ["Compacted", "Delete", "Entry", "KeyChange", "Listing", "Operation", "Put", "Store"]

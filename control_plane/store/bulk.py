@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Iterable
 from itertools import islice
 
+from control_plane.store.bounds import ROWS_MAX
 from control_plane.store.protocol import Put, Store
 
-_BATCH = 1000
+_BATCH = ROWS_MAX
 """Keys of one transaction."""
-_IN_FLIGHT = 2
-"""One is made while the other is written; more would only hold memory."""
+_IN_FLIGHT = 20
+"""Half of them are made while the others are written; more would only hold memory."""
 
 
 async def put_all(store: Store, items: Iterable[tuple[str, bytes]]) -> int:

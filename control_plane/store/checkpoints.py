@@ -39,6 +39,7 @@ class Checkpoints:
                 self._written = 0
                 self._moving = self._mover.submit(self._move)
         elif self._moving.done():
+            self._moving.result()  # what it did not expect ends the writer, loudly
             self._moving = None
             with contextlib.suppress(sqlite3.Error):  # a full disk fails the next commit, loudly
                 writer.execute(_MOVE).fetchone()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import islice
 
-from control_plane.store.protocol import Change, Compacted
+from control_plane.store.protocol import Compacted, KeyChange
 
 HISTORY = 10_000
 """Changes that are kept for watchers; a reader further behind must list again."""
@@ -26,11 +26,11 @@ class Feed:
         self.revision = revision
         self.compacted = compacted
         self._history = history
-        self._batches: deque[tuple[int, tuple[Change, ...]]] = deque()
+        self._batches: deque[tuple[int, tuple[KeyChange, ...]]] = deque()
         self._changes = self._bytes = 0
         self._more = asyncio.Event()
 
-    def extend(self, transactions: Iterable[Sequence[Change]]) -> None:
+    def extend(self, transactions: Iterable[Sequence[KeyChange]]) -> None:
         """Add transactions, none of them empty, and wake the watchers."""
         for changes in transactions:
             self.revision = changes[0].revision
@@ -48,7 +48,7 @@ class Feed:
             self._forget()
         self._wake()
 
-    async def follow(self, prefix: str, after: int) -> AsyncIterator[Change]:
+    async def follow(self, prefix: str, after: int) -> AsyncIterator[KeyChange]:
         """Yield all changes below a prefix after a revision, for ever."""
         while True:
             more = self._more
@@ -77,12 +77,12 @@ class Feed:
         self._more.set()
         self._more = asyncio.Event()
 
-    def _after(self, revision: int) -> list[tuple[int, tuple[Change, ...]]]:
+    def _after(self, revision: int) -> list[tuple[int, tuple[KeyChange, ...]]]:
         """Return the kept transactions after a revision; revisions have no gaps."""
         if not self._batches:
             return []
         return list(islice(self._batches, max(0, revision + 1 - self._batches[0][0]), None))
 
 
-def _size(changes: Sequence[Change]) -> int:
+def _size(changes: Sequence[KeyChange]) -> int:
     return sum(len(change.value) for change in changes if change.value is not None)

@@ -6,17 +6,19 @@ one higher, and watches begin anew.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from agent.errors import Busy, Conflict
+from control_plane.store.bounds import Bounds
 from control_plane.store.feed import HISTORY, Feed
 from control_plane.store.protocol import (
     LAST,
-    Change,
     Entry,
+    KeyChange,
     Listing,
     Operation,
     Put,
@@ -27,8 +29,9 @@ from control_plane.store.protocol import (
 class MemoryStore:
     """Implements `control_plane.store.Store`; durable as long as the object lives."""
 
-    def __init__(self, history: int = HISTORY) -> None:
-        """Start empty."""
+    def __init__(self, history: int = HISTORY, *, strict: bool = False) -> None:
+        """Start empty; `strict` refuses what not every engine takes (`bounds`)."""
+        self.bounds = Bounds(strict=strict)
         self._entries: dict[str, Entry] = {}
         self._order: list[str] | None = None
         """All keys sorted; None: made at the next list."""
@@ -78,6 +81,7 @@ class MemoryStore:
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
         """Apply all operations, or none and raise `Conflict`."""
         check_transaction(compare, operations)
+        self.bounds.check(operations)
         for key, expected in compare.items():
             entry = self._entries.get(key)
             if (entry.revision if entry else 0) != expected:
@@ -92,15 +96,23 @@ class MemoryStore:
                     self._order = None
                 entry = Entry(operation.key, operation.value, self._revision)
                 self._entries[operation.key] = entry
-                changes.append(Change(operation.key, operation.value, self._revision))
+                changes.append(KeyChange(operation.key, operation.value, self._revision))
             else:
                 if self._entries.pop(operation.key, None):
                     self._order = None
-                changes.append(Change(operation.key, None, self._revision))
+                changes.append(KeyChange(operation.key, None, self._revision))
         self._follow().extend([changes])
         return self._revision
 
-    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Change]:
+    def failure(self) -> str:
+        """Return nothing: memory does not break."""
+        return ""
+
+    async def wait_failed(self) -> None:
+        """Return never."""
+        await asyncio.Event().wait()
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
         """Yield changes after a revision."""
         return self._follow().follow(prefix, from_revision)
 

@@ -68,7 +68,7 @@ Operation = Put | Delete
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KeyChange:
     """What one transaction did to one key."""
 
     key: str
@@ -129,11 +129,20 @@ class Store(Protocol):
 
         0 stands for "must not exist". Returns the new revision once the change would
         survive a crash, or raises `Conflict` with nothing changed. At most one operation
-        per key.
+        per key. `UnknownOutcome`, and having been cancelled, mean that it was made, was not,
+        or will be: `outcomes` finds out which. Any other `TwineError`: nothing was changed.
         """
         ...
 
-    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Change]:
+    def failure(self) -> str:
+        """Return why this engine will never write again; empty: it will, or it may."""
+        ...
+
+    async def wait_failed(self) -> None:
+        """Return never, or raise why this engine will never write again."""
+        ...
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
         """Yield every change after `from_revision`, in order, for ever.
 
         Raises `Compacted` when that part of the history is gone, also in the middle if

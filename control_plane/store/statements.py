@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from agent.errors import ConfigError
-from control_plane.store.protocol import OPERATIONS_MAX, Change, Entry
+from control_plane.store.protocol import OPERATIONS_MAX, Entry, KeyChange
 
 SCHEMA = 2
 _SHIFT = (OPERATIONS_MAX - 1).bit_length()
@@ -59,7 +59,7 @@ SELECT json_group_array(json_array(key, length(value), revision)),
 FROM (SELECT key, value, revision FROM state WHERE key >= ? AND key < ? ORDER BY key LIMIT ?)
 """
 _FOUND = """
-SELECT json_group_object(key, revision) FROM state
+SELECT json_group_object(key, revision), (SELECT value FROM meta WHERE name = 'epoch') FROM state
 WHERE key IN (SELECT value FROM json_each(?))
 """
 _PUT = """
@@ -88,6 +88,19 @@ def _text(value: object) -> str:
 # ── opening
 
 
+def must_be_brought_up(db: sqlite3.Connection) -> bool:
+    """Return whether an earlier release made the tables."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        return False
+    found = db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+    return bool(found) and int(found[0]) < SCHEMA
+
+
+def epoch(db: sqlite3.Connection) -> int:
+    """Return for the how-many-th time the store is open."""
+    return int(db.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()[0])
+
+
 def read_meta(db: sqlite3.Connection) -> dict[str, int]:
     """Return schema, epoch and so on, of a database whose tables are made or brought up."""
     db.execute(_META)
@@ -112,12 +125,12 @@ def revision(db: sqlite3.Connection) -> int:
     return int(db.execute(_REVISION).fetchone()[0])
 
 
-def read_log(db: sqlite3.Connection, after: int) -> Iterator[Change]:
+def read_log(db: sqlite3.Connection, after: int) -> Iterator[KeyChange]:
     """Yield the changes after a revision, in order."""
     for row, key, value in db.execute(
         "SELECT id, key, value FROM log WHERE id >= ? ORDER BY id", ((after + 1) << _SHIFT,)
     ):
-        yield Change(key, value, row >> _SHIFT)
+        yield KeyChange(key, value, row >> _SHIFT)
 
 
 # ── reading
@@ -152,18 +165,16 @@ def read_range(
     return now, tuple(entries)
 
 
-def find_revisions(db: sqlite3.Connection, keys: Iterable[str]) -> dict[str, int]:
-    """Return the revisions of those keys that exist."""
-    wanted = list(keys)
-    if not wanted:
-        return {}
-    return _REVISIONS.decode(db.execute(_FOUND, (_text(wanted),)).fetchone()[0])
+def find_revisions(db: sqlite3.Connection, keys: Iterable[str]) -> tuple[dict[str, int], int]:
+    """Return the revisions of those keys that exist, and the epoch of the store."""
+    found, epoch = db.execute(_FOUND, (_text(list(keys)),)).fetchone()
+    return _REVISIONS.decode(found), epoch
 
 
 # ── writing
 
 
-def write(db: sqlite3.Connection, changes: Sequence[Change]) -> None:
+def write(db: sqlite3.Connection, changes: Sequence[KeyChange]) -> None:
     """Append changes, in order of revision, to the log and bring the state up to them."""
     last = {change.key: change for change in changes}
     gone = [change.key for change in last.values() if change.value is None]
@@ -192,8 +203,8 @@ def _write_piece(
     db: sqlite3.Connection,
     places: Sequence[tuple[str, int, int | None, int, int]],
     values: Sequence[bytes],
-    changes: Sequence[Change],
-    last: dict[str, Change],
+    changes: Sequence[KeyChange],
+    last: dict[str, KeyChange],
 ) -> None:
     """Write one piece; the state gets only the last change of each key."""
     kept = [

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol, Self
 
+from control_plane.allocator.core import demand as demands
+from control_plane.allocator.core.region_index import IndexedMachine, RegionIndex
+from control_plane.allocator.core.request import Allowance, Group, Request
+from control_plane.allocator.transactions import Allocations
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.machines import MachineRecord, MachineState
-from control_plane.core import feasibility
-from control_plane.core.feasibility import Kinds
-from control_plane.core.planner import Allowance, Group, Request
-from control_plane.core.region_index import IndexedMachine, RegionIndex
-from control_plane.services.allocations import Allocations
-from control_plane.services.brokers import Brokers
-from control_plane.services.heap import heap_that_stays
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.capacity import Kinds
+from control_plane.runtime.garbage import heap_that_stays
+from control_plane.runtime.runtime import Runtime
 from control_plane.store.records import ENTITLEMENTS, MACHINES, decode
 from control_plane.store.sqlite import SqliteStore
 from tests.bench.placement_floors import BestFit, Demand, Machines
@@ -151,7 +151,7 @@ class TwineEngine:
         self._down: set[str] = set()
         self._hurt: set[str] = set()
         """Jobs with tasks on machines that are down, until they have asked for others."""
-        self._demands: dict[Demand, feasibility.Demand] = {}
+        self._demands: dict[Demand, demands.Demand] = {}
 
     @property
     def hits(self) -> int:
@@ -173,7 +173,7 @@ class TwineEngine:
             await self._load()
 
     async def _load(self) -> None:
-        self.brokers = Brokers(self._stores.own, time.time, self._stores.brokers)
+        self.brokers = Brokers(self._stores.own, Runtime(), self._stores.brokers)
         self.allocations = Allocations(self._stores.own, self.index, self.brokers, self._refresh)
         self._entitlements = await self._stores.entitlements()
         await self.brokers.load()
@@ -191,7 +191,7 @@ class TwineEngine:
     ) -> Sequence[str]:
         made = self._demands.get(demand)
         if made is None:
-            made = self._demands[demand] = feasibility.Demand(
+            made = self._demands[demand] = demands.Demand(
                 memory_bytes=demand.memory_bytes, rru=demand.rru, gpus=demand.gpus
             )
         request = Request(job, entitlement, self._groups(job, made, tasks))
@@ -204,7 +204,7 @@ class TwineEngine:
         if claims is not None:
             await self.allocations.allocate(Request(job, claims.pool), Allowance)
 
-    def _groups(self, job: str, demand: feasibility.Demand, tasks: int) -> tuple[Group, ...]:
+    def _groups(self, job: str, demand: demands.Demand, tasks: int) -> tuple[Group, ...]:
         """Return what the scheduler asks: tasks of machines that are down must leave them."""
         if job not in self._hurt:
             return (Group(demand, tuple(range(tasks))),)
@@ -216,7 +216,9 @@ class TwineEngine:
                 leaving.setdefault(claim.machine.name, []).append(claim.task)
         moved = {task for found in leaving.values() for task in found}
         stay = tuple(task for task in range(tasks) if task not in moved)
-        groups = [Group(demand, tuple(found), leave=name) for name, found in leaving.items()]
+        groups = [
+            Group(demand, tuple(found), leave=frozenset({name})) for name, found in leaving.items()
+        ]
         return (Group(demand, stay), *groups)
 
     async def fail(self, machine: str) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from control_plane.api.machines import MachineRecord
-from control_plane.core.feasibility import usable_memory
+from control_plane.broker.core.capacity import usable_memory
 from vm_lab.region.generator import BY_NAME, GIB, make_region
 
 SOLVE_S = 10.0

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from agent.machine import Btrfs, Systemd, UnitState
-from agent.machine.fake import Ended, FakeMachine
+from agent.machine.fake import Ended, FakeMachine, FakeSystemd
 
 INTERFACES = ("btrfs", "systemd")
 REAL = frozenset(filter(None, os.environ.get("TWINE_REAL", "").split(",")))
@@ -104,6 +104,15 @@ class Host:
     """A subvolume, or in the fake a folder, that holds /bin/sleep."""
     real: bool
 
+    def fake_clock(self, boot_s: int) -> None:
+        """Let the fake's shell know the time."""
+        assert isinstance(self.systemd, FakeSystemd)
+
+        def shell(argv: list[str], _: Mapping[str, object]) -> Ended | None:
+            return Ended(code=int(boot_s >= int(argv[-1])))
+
+        self.systemd.programs["sh"] = shell
+
     def until(self, unit: str, reached: Callable[[UnitState | None], bool]) -> UnitState | None:
         """Return the state of a unit once it is as wanted; fail after 30 s."""
         deadline = time.monotonic() + 30
@@ -169,9 +178,9 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
         fake.systemd.programs["sh"] = _shell
         yield Host(fake.systemd, tmp_path, real=False)
         return
-    from agent.machine.systemd import HostSystemd
+    from agent.machine.systemd_apart import ApartSystemd
 
-    systemd = HostSystemd()
+    systemd = ApartSystemd()
     yield Host(systemd, request.getfixturevalue("real_root"), real=True)
     for state in systemd.units("twine-contract-*"):
         systemd.kill(state.unit, signal.SIGKILL)

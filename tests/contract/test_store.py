@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from agent.errors import Busy, ConfigError, Conflict
-from control_plane.store import Change, Compacted, Delete, Entry, Put, Store
+from control_plane.store import Compacted, Delete, Entry, KeyChange, Put, Store
 from control_plane.store.bulk import put_all
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
@@ -33,7 +33,7 @@ def on(store: Store, body: Callable[[Store], Awaitable[T]]) -> T:
     return asyncio.run(opened())
 
 
-async def take(changes, count: int) -> list[Change]:
+async def take(changes, count: int) -> list[KeyChange]:
     found = []
     async for change in changes:
         found.append(change)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from control_plane.store import Change, Entry
+from control_plane.store import Entry, KeyChange
 from control_plane.store.sqlite import SqliteStore
 from control_plane.store.statements import read_log
 
@@ -86,7 +86,7 @@ def _killed_writer(folder: Path, after: int) -> list[bytes]:
     return lines
 
 
-def _on_disk(folder: Path) -> tuple[int, dict[str, Entry], list[Change]]:
+def _on_disk(folder: Path) -> tuple[int, dict[str, Entry], list[KeyChange]]:
     """Return (newest revision, state, log) as they were left, without opening the store."""
     db = sqlite3.connect(folder / "twine.db")
     rows = db.execute("SELECT key, value, revision FROM state")
@@ -97,7 +97,7 @@ def _on_disk(folder: Path) -> tuple[int, dict[str, Entry], list[Change]]:
     return log[-1].revision, state, log
 
 
-def _log_leads_to(state: dict[str, Entry], log: list[Change], newest: int) -> None:
+def _log_leads_to(state: dict[str, Entry], log: list[KeyChange], newest: int) -> None:
     """Revisions have no gap; the last change of each key is what the state says of it."""
     revisions = sorted({change.revision for change in log})
     assert revisions == list(range(revisions[0], newest + 1))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.core.unit_properties import not_after
 from agent.errors import Conflict, InvalidInput, SystemdError
 
 from .conftest import Host
@@ -429,6 +430,22 @@ def test_a_hardened_task_starts_from_its_own_root(host: Host, unit: str) -> None
         assert fields["NoNewPrivs"] == "1"
         assert fields["Seccomp"] == "2"
         assert {fields[name] for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+
+
+def test_a_start_that_comes_too_late_leaves_nothing(host: Host, unit: str) -> None:
+    """The condition runs outside of the task's root, where there is a shell and a clock."""
+    root = {**HARDENING, "RootDirectory": str(host.root), "MemoryMax": 64 << 20}
+    seconds = int(time.clock_gettime(time.CLOCK_BOOTTIME))
+    if not host.real:
+        host.fake_clock(seconds)
+
+    host.systemd.start_transient(unit, a_service(**root, **not_after(seconds + 600.9)))
+    assert host.running(unit).main_pid
+    host.systemd.stop(unit)
+    host.until(unit, lambda state: state is None)
+
+    host.systemd.start_transient(unit, a_service(**root, **not_after(seconds)))
+    host.until(unit, lambda state: state is None)
 
 
 def test_an_argument_arrives_as_it_is(host: Host, unit: str, tmp_path: Path) -> None:

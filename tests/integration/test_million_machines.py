@@ -8,12 +8,14 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping
 
-from control_plane.core.feasibility import Demand, Kinds
-from control_plane.core.machine_pools import FREE
-from control_plane.core.planner import Allowance, Group, Request
-from control_plane.core.region_index import Claims, RegionIndex
-from control_plane.services.allocations import Allocation, Allocations
-from control_plane.services.holds import Take
+from control_plane.allocator.core.claims import Claims
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allowance, Group, Request
+from control_plane.allocator.transactions import Allocation, Allocations
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.capacity import Kinds
+from control_plane.broker.holds import Take
 from control_plane.store.memory import MemoryStore
 from vm_lab.region.generator import make_region
 

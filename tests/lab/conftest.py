@@ -18,10 +18,12 @@ from vm_lab.image.app import VERSIONS, build_app
 @pytest.fixture(scope="session")
 def the_lab() -> Iterator[TheLab]:
     lab = TheLab()
-    lab.lab("down")
+    keep = bool(os.environ.get("TWINE_KEEP_LAB"))
+    if not keep:
+        lab.lab("down")
     lab.lab("up", timeout_s=900)
     yield lab
-    if not os.environ.get("TWINE_KEEP_LAB"):
+    if not keep:
         lab.lab("down")  # fails by itself if a process, namespace or mount is left
         assert not Path("/var/lib/twine-lab", NAME).exists()
         assert not Path("/run/twine-lab", NAME).exists()

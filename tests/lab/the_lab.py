@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -34,11 +35,17 @@ class TheLab:
     machines = ("m1", "m2", "m3")
     endpoint = f"unix:/run/twine-lab/{NAME}/cp.sock"
 
-    def run(self, program: str, *words: str, timeout_s: float = 300) -> str:
-        environment = {**os.environ, "TWINE_ENDPOINT": self.endpoint, "TWINE_LAB_NAME": NAME}
+    def run(
+        self,
+        program: str,
+        *words: str,
+        timeout_s: float = 300,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
+        ours = {"TWINE_ENDPOINT": self.endpoint, "TWINE_LAB_NAME": NAME}
         done = subprocess.run(
             [str(BIN / program), *words],
-            env=environment,
+            env={**os.environ, **ours, **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -49,8 +56,13 @@ class TheLab:
             raise Failed([program, *words], done)
         return done.stdout
 
-    def lab(self, *words: str, timeout_s: float = 300) -> str:
-        return self.run("twine-lab", *words, timeout_s=timeout_s)
+    def lab(
+        self,
+        *words: str,
+        timeout_s: float = 300,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
+        return self.run("twine-lab", *words, timeout_s=timeout_s, environment=environment)
 
     def ctl(self, *words: str, timeout_s: float = 300) -> Any:
         return json.loads(self.run("twinectl", *words, "-o", "json", timeout_s=timeout_s))

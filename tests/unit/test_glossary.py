@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-GLOSSARY = Path(__file__).resolve().parents[2] / "docs" / "glossary.md"
+ROOT = Path(__file__).resolve().parents[2]
+GLOSSARY = ROOT / "docs" / "glossary.md"
 
 
 def rows() -> list[tuple[str, ...]]:
-    """Return the cells of each line of the table below its head: say, meaning, elsewhere."""
+    """Return the cells of each line of the table below its head."""
     lines = [line for line in GLOSSARY.read_text().splitlines() if line.startswith("|")]
     cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
-    assert cells[0] == ("say", "meaning", "elsewhere")
+    assert cells[0] == ("say", "meaning", "elsewhere", "where")
     assert set(cells[1]) == {"---"}
     return cells[2:]
 
 
-def test_each_line_has_a_word_a_meaning_and_what_others_say() -> None:
-    assert {len(row) for row in rows()} == {3}
+def test_each_line_has_a_word_a_meaning_what_others_say_and_a_file() -> None:
+    assert {len(row) for row in rows()} == {4}
     assert all(cell for row in rows() for cell in row)
     assert max(Counter(row[0] for row in rows()).values()) == 1
+
+
+def test_each_word_is_found_in_the_file_that_it_names() -> None:
+    """A stranger who looks a word up opens that file, and the word is there."""
+    missing = []
+    for words, _, _, where in rows():
+        file = re.fullmatch(r"\[(\S+)\]\(\.\./\1\)", where)
+        assert file, f"{words}: {where}"
+        path = ROOT / file[1]
+        said = path.read_text().lower() if path.is_file() else ""
+        missing += [
+            f"{word}: {file[1]}"
+            for word in re.split(r",? / |, ", words)
+            if re.sub(r"\W", "", word.lower()) not in re.sub(r"[\W_]", "", said)
+        ]
+    assert missing == []
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_a_module_is_short_and_named_by_what_it_holds(path: Path) -> None:
 
 
 def test_no_host_process_is_ever_signalled_by_its_pid() -> None:
-    """PIDs are reused; units and cgroups are not (trust F-15)."""
+    """PIDs are reused; units and cgroups are not (F-15)."""
     offenders = [
         path.relative_to(ROOT)
         for path in MODULES

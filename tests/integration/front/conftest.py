@@ -10,7 +10,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,12 @@ from agent.api import Health, JoinRequest, Liveness, MachineFacts, TaskState
 from agent.errors import HostError, InvalidInput, NotFound
 from agent.wire import tls
 from agent.wire.client import WireClient
+from control_plane.agents.pool import AgentPool
+from control_plane.agents.protocol import AgentApi
+from control_plane.agents.region import Region as SharedRegion
+from control_plane.agents.sights import Sights
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.transactions import Allocations
 from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import (
     Endpoint,
@@ -37,23 +43,34 @@ from control_plane.api.jobs import (
     task_id,
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.api.operations import (
+    Cause,
+    JobEvent,
+    JobEvents,
+    OperationKind,
+    OperationState,
+    TaskStory,
+)
 from control_plane.api.plans import JobExplanation, JobPlan
-from control_plane.api.settings import PortalSettings
-from control_plane.core.capacity_report import Used
-from control_plane.core.region_index import RegionIndex
-from control_plane.server.access import Access
-from control_plane.server.frontend import FrontEnd
-from control_plane.server.listen import serving, tcp_socket, unix_socket
-from control_plane.services.allocations import Allocations
-from control_plane.services.authority import Authority, OwnIdentity, Subject, open_authority
-from control_plane.services.brokers import Brokers
-from control_plane.services.capacity_desk import CapacityDesk, Sources
-from control_plane.services.census import Census
-from control_plane.services.control_plane import ControlPlane
-from control_plane.services.identity import Registrar
-from control_plane.services.image_store import ImageStore
-from control_plane.services.machine_desk import MachineDesk
-from control_plane.services.portal import Portal
+from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.desk import MachineDesk
+from control_plane.front_end.access import Access
+from control_plane.front_end.frontend import FrontEnd
+from control_plane.front_end.listen import serving, tcp_socket, unix_socket
+from control_plane.front_end.trail import Trail
+from control_plane.health.checker import HealthChecker
+from control_plane.health.desk import HealthDesk
+from control_plane.identity.authority import Authority, OwnIdentity, Subject, open_authority
+from control_plane.identity.people import People
+from control_plane.identity.registrar import Registrar
+from control_plane.images.store import ImageStore
+from control_plane.portal.core.report import Used
+from control_plane.portal.desk import CapacityDesk, Sources
+from control_plane.portal.portal import Portal
+from control_plane.roles import ControlPlane
+from control_plane.runtime.runtime import Runtime
+from control_plane.scheduler.census import Census
 from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
 
@@ -76,6 +93,23 @@ FACTS = MachineFacts(
 
 async def _nothing_to_release(entitlement: str) -> None:
     return None
+
+
+def _no_agent(record: MachineRecord) -> AgentApi:
+    raise AssertionError(f"nobody asks {record.machine}")
+
+
+EVENT = JobEvent(
+    seq=1,
+    task=0,
+    operation="web-0.1",
+    kind=OperationKind.START,
+    cause=Cause.RELEASE,
+    outcome=OperationState.DONE,
+    to_machine="m1",
+    start=1.0,
+    end=4.0,
+)
 
 
 class CannedPlanner:
@@ -103,9 +137,13 @@ class CannedControlPlane(ControlPlane):
     """
 
     def __init__(self, store: Store) -> None:
-        self.brokers = Brokers(store, time.time)
-        self.inventory = MachineDesk(self.brokers, time.time, self._view, lambda _: "base")
-        self.portal = Portal(store, time.time, PortalSettings(approvers=["bob"]))
+        self.brokers = Brokers(store, Runtime())
+        self.inventory = MachineDesk(self.brokers, Runtime(), self._view, lambda _: "base")
+        sights = Sights(self.brokers, Runtime())
+        shared = SharedRegion(self.brokers, sights, SchedulerSettings(), Runtime())
+        self.checker = HealthChecker(shared, AgentPool(_no_agent))
+        self.health = HealthDesk(self.checker, self.inventory.outages)
+        self.portal = Portal(store, Runtime(), PortalSettings(approvers=["bob"]))
         self.brokers.listen(self.portal.supply.heard)
         self.census = Census()
         self.brokers.listen(self.census.machine_heard)
@@ -116,7 +154,7 @@ class CannedControlPlane(ControlPlane):
             release_idle=_nothing_to_release,
             used=lambda name: Used(),
         )
-        self.capacity = CapacityDesk(self.portal, sources, time.time)
+        self.capacity = CapacityDesk(self.portal, sources, Runtime())
         self.allocations = Allocations(store, RegionIndex(), self.brokers)
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
         self.jobs: dict[str, JobSpec] = {}
@@ -141,10 +179,21 @@ class CannedControlPlane(ControlPlane):
     async def list_jobs(self) -> Jobs:
         return Jobs(jobs=[self._status(spec) for spec in self.jobs.values()])
 
+    def users_of_image(self, digest: str) -> list[str]:
+        return sorted(job.name for job in self.jobs.values() if job.image == digest)
+
     async def stop_job(self, name: str) -> JobStatus:
         status = await self.get_job(name)
         del self.jobs[name]
         return msgspec.structs.replace(status, phase=JobPhase.STOPPING)
+
+    async def job_events(self, name: str, after: int = 0, limit: int = 100) -> JobEvents:
+        await self.get_job(name)
+        return JobEvents(job=name, events=[EVENT] if after < EVENT.seq else [])
+
+    async def task_story(self, name: str, index: int) -> TaskStory:
+        await self.get_job(name)
+        return TaskStory(job=name, task=index, phase="running", machine="m1", events=[EVENT])
 
     async def job_logs(
         self,
@@ -178,6 +227,19 @@ class CannedControlPlane(ControlPlane):
     def _view(self, record: MachineRecord) -> MachineView:
         tasks = ["web-0"] if record.machine == "vm1" else []
         return MachineView(record=record, tasks=tasks, ready=True)
+
+    def entitlement_of(self, job: str) -> str | None:
+        return self.jobs[job].entitlement if job in self.jobs else None
+
+    def owners_of(self, entitlement: str) -> Sequence[str] | None:
+        record = self.portal.table.find(entitlement)
+        return None if record is None else record.spec.owners
+
+    def entitlement_names(self) -> Iterable[str]:
+        return self.portal.table.names()
+
+    def revision_of(self, kind: str, name: str) -> int | None:
+        return self.portal.table.revision(name) if kind == "entitlement" else None
 
     async def ready(self) -> Liveness:
         return Liveness(ok=self.is_ready, detail="" if self.is_ready else "loading")
@@ -249,15 +311,20 @@ def start_region(folder: Path) -> Iterator[Region]:
     tcp, local = tcp_socket("127.0.0.1", 0), unix_socket(folder / "cp.sock")
     url = f"https://127.0.0.1:{tcp.getsockname()[1]}"
     images = ImageStore(folder / "images", time.time, max_bytes=8 << 20)
-    registrar = Registrar(store, authority, canned, url, time.time)
+    registrar = Registrar(store, authority, canned, url, Runtime())
     identity = OwnIdentity(authority, ["127.0.0.1", "localhost"])
     region = Region(folder, canned, authority, registrar, identity, folder / "cp.sock", url)
-    app = FrontEnd(canned, registrar, images, authority.ca_pem).app(Access(os.getuid()), "0.1.0")
+    people = People(store, Runtime(), ["user:root", "group:sre"], ["bob"])
+    trail = Trail(store, Runtime())
+    front_end = FrontEnd(canned, registrar, images, people, trail)
+    app = front_end.app(Access(os.getuid()), "0.1.0")
     ready, stop = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
         async with store, serving(app, tcp, identity.server_context(), local):
             await canned.brokers.load()
+            await people.load()
+            await trail.load()
             ready.set()
             await stop.wait()
 

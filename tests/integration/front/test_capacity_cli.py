@@ -15,7 +15,7 @@ from agent.api import JoinRequest, Location
 from agent.wire import tls
 from control_plane.api.settings import Approval
 from control_plane.cli import main
-from control_plane.services.authority import Subject
+from control_plane.identity.authority import Subject
 
 from .conftest import FACTS, Region
 

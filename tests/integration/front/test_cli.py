@@ -18,10 +18,10 @@ from click.testing import CliRunner, Result
 
 from agent.errors import Busy
 from agent.wire import tls
-from control_plane.api.jobs import JobPhase
+from control_plane.api.jobs import JobPhase, JobSpec
 from control_plane.cli import follow, main
 from control_plane.client import ControlPlaneClient
-from control_plane.services.authority import Subject
+from control_plane.identity.authority import Subject
 
 from .conftest import FACTS, Region
 
@@ -72,6 +72,23 @@ def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
     assert "h:80" in ctl("job", "endpoints", "web").stdout
     assert ctl("job", "stop", "web", "--wait").stdout == "job web: stopped\n"
     assert ctl("job", "status", "web").exit_code == 3
+
+
+def test_what_was_done_to_tasks_is_told(ctl: Ctl, jobfile: Path) -> None:
+    an_entitlement(ctl)
+    assert ctl("job", "apply", str(jobfile), "--wait").exit_code == 0
+    head, row = ctl("job", "events", "web").stdout.splitlines()
+    assert head.split()[:6] == ["NR", "END", "TOOK", "TASK", "OPERATION", "CAUSE"]
+    assert row.split()[3:] == ["3s", "web-0", "start", "release", "done", "m1"]
+    assert json.loads(ctl("job", "events", "web", "-o", "json", "--after", "1").stdout) == {
+        "job": "web",
+        "events": [],
+        "more": False,
+    }
+    story = ctl("task", "story", "web-0").stdout.splitlines()
+    assert (story[0], story[2]) == ("task web-0: running on m1", row)
+    assert ctl("task", "story", "web").exit_code == 64
+    assert ctl("job", "events", "other").exit_code == 3
 
 
 def test_yaml_json_and_set_say_the_same(ctl: Ctl, tmp_path: Path) -> None:
@@ -226,6 +243,23 @@ def test_an_image_is_pushed_once_and_verified(ctl: Ctl, region: Region, tmp_path
     assert "already in the image store" in again.stderr
     assert digest in ctl("image", "list").stdout
     assert ctl("image", "push", str(tmp_path / "none")).exit_code == 64
+
+
+def test_an_image_is_removed_unless_a_job_runs_it(
+    ctl: Ctl, region: Region, tmp_path: Path
+) -> None:  # BUG-CP23
+    (tmp_path / "old").write_bytes(b"an image that was replaced")
+    digest = json.loads(ctl("image", "push", str(tmp_path / "old"), "-o", "json").stdout)["digest"]
+    job = JobSpec(name="user", entitlement="front", tasks=1, image=digest, command=["/bin/true"])
+    region.control_plane.jobs[job.name] = job
+    refused = ctl("image", "rm", digest)
+    assert refused.exit_code != 0
+    assert f"job {job.name} uses it" in refused.stderr
+    assert digest in ctl("image", "list").stdout
+    del region.control_plane.jobs[job.name]
+    assert f"{digest} is removed" in ctl("image", "rm", digest).stdout
+    assert digest not in ctl("image", "list").stdout
+    assert ctl("image", "rm", digest).exit_code == 3
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from control_plane.api.health import HeldBack
 from control_plane.cli import main
 from control_plane.client import ControlPlaneClient
 
@@ -71,7 +73,7 @@ def test_a_machine_is_shown_with_place_hardware_and_events(ctl: Ctl) -> None:  #
     assert "maintenance" in drained.stdout
     shown = ctl("machine", "show", "m1").stdout
     assert "prn/prn1/msb1/row1/rack1/m1" in shown
-    assert "skylake, SKU web-1s-64g, RRU 1.5, CPUs 36, memory 64.0 GiB" in shown
+    assert "skylake, SKU web-1s-64g, RRU 1.5, CPUs 36, memory 64GiB" in shown
     assert "maintenance: new fan; from 20" in shown
     assert "takes 2h" in shown
     assert "agent has not joined yet" in " ".join(shown.split())
@@ -114,7 +116,8 @@ def test_a_wrong_list_is_refused_with_all_its_lines(ctl: Ctl, imported: Path) ->
     ]
     imported.write_text(LIST.replace("rack2", "rack3"))
     dry = ctl("machine", "import", str(imported), "--dry-run", "-o", "json")
-    assert json.loads(dry.stdout) == {"added": 0, "updated": 1, "unchanged": 2, "dry_run": True}
+    counts = {"added": 0, "updated": 1, "unchanged": 2}
+    assert json.loads(dry.stdout) == {**counts, "dry_run": True, "pending": False}
 
 
 @pytest.mark.usefixtures("imported")
@@ -136,3 +139,38 @@ def test_a_subscriber_follows_a_broker_over_http(ctl: Ctl, region: Region) -> No
             return [change.name for change in news.changes]
 
     assert asyncio.run(follow()) == ["m2"]
+
+
+@pytest.mark.usefixtures("imported")
+def test_nothing_is_confirmed_of_machines_that_nobody_waits_for(ctl: Ctl, region: Region) -> None:
+    """BUG-CP16 BUG-CP23: an operator's word counts only where something is silent."""
+    assert json.loads(ctl("machine", "held-back", "-o", "json").stdout) == {"machines": []}
+    for choice in (["m1"], ["--scope", "dc=prn1"]):
+        refused = ctl("machine", "confirm-down", *choice, "--reason", "fire")
+        assert refused.exit_code == 5
+        assert "none of these machines is silent" in refused.stderr
+    assert ctl("machine", "confirm-down", "--reason", "fire").exit_code == 64
+    assert ctl("machine", "confirm-down", "m1").exit_code == 64
+
+
+@pytest.mark.usefixtures("imported")
+def test_what_is_held_back_is_shown_and_confirmed(ctl: Ctl, region: Region) -> None:
+    """BUG-CP23: the reason is shown, and the caller's name and word are passed on."""
+    told: list[str] = []
+
+    class Checker:
+        held_count = 2
+
+        def held_back(self) -> list[HeldBack]:
+            held = HeldBack(machine="m1", state="up", silent_s=40.0, reason="looks cut", left_s=9.0)
+            return [held]
+
+        def confirm_down(self, machines: list[str], why: str) -> list[str]:
+            told.append(why)
+            return list(machines)
+
+    region.control_plane.health._checker = Checker()
+    assert "looks cut" in ctl("machine", "held-back").stdout
+    done = ctl("machine", "confirm-down", "--scope", "dc=prn1", "--reason", "fire")
+    assert done.stdout == "2 machine(s) confirmed down: m1, m2\n"
+    assert told == [f"local:{os.getuid()} said so: fire"]

@@ -137,11 +137,12 @@ def test_a_killed_daemon_leaves_nothing_in_the_way_of_the_next(
         (("--listen", "nowhere"), "not HOST:PORT"),
         (("--listen", "192.0.2.1:7440"), "cannot listen on 192.0.2.1:7440"),
         (("--listen", "127.0.0.1:1x"), "not HOST:PORT"),
-        (("--cluster", "Not A Name"), "cluster: Expected"),
+        (("--cluster", "Not A Name"), "cluster: 'Not A Name' is not valid; expected"),
         (("--config", "/nonexistent.toml"), "cannot read the configuration"),
         (("--socket", "/proc/x/cp.sock"), "cannot listen on /proc/x"),
         (("--state", "/proc/x"), "cannot use the state folder"),
-        (("--down-after-s", "-1"), "--down-after-s"),
+        (("--down-after", "-1"), "--down-after: '-1' is no duration"),
+        (("--down-after-s", "0"), "--down-after 0: 0s is not valid"),
     ],
 )
 def test_what_cannot_be_used_is_said(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:

@@ -6,6 +6,7 @@ The control plane behind the front end is the real one, on the in-memory store.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import logging
@@ -25,19 +26,22 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.api import ImageFormat, ImageInfo
-from agent.client import AgentClient
 from agent.wire.server import MAX_BODY_BYTES
+from control_plane.agents.polled import Patience, PolledAgent
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineRecord
 from control_plane.api.routes import ROUTES
 from control_plane.api.settings import SchedulerSettings
-from control_plane.server.access import Access
-from control_plane.server.frontend import FrontEnd
-from control_plane.server.listen import serving, tcp_socket, unix_socket
-from control_plane.services.authority import OwnIdentity, open_authority
-from control_plane.services.control_plane import ControlPlane
-from control_plane.services.identity import Registrar
-from control_plane.services.image_store import ImageStore
+from control_plane.front_end.access import Access
+from control_plane.front_end.frontend import FrontEnd
+from control_plane.front_end.listen import serving, tcp_socket, unix_socket
+from control_plane.front_end.trail import Trail
+from control_plane.identity.authority import OwnIdentity, open_authority
+from control_plane.identity.people import People
+from control_plane.identity.registrar import Registrar
+from control_plane.images.store import ImageStore
+from control_plane.roles import ControlPlane
+from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 
 DIGEST = "sha256:" + "a" * 64
@@ -86,18 +90,18 @@ class Real:
                 return None
             return ImageInfo(digest=digest, format=ImageFormat.TAR, stream_bytes=1, created_at=0.0)
 
-        def no_agent(record: MachineRecord) -> AgentClient:
-            return AgentClient("https://127.0.0.1:9")
+        def no_agent(record: MachineRecord) -> PolledAgent:
+            return PolledAgent("https://127.0.0.1:9", None, Runtime(), Patience(3.0, 5.5))
 
         authority = open_authority(self._folder / "a.pem", "twine")
         own = OwnIdentity(authority, ["127.0.0.1"])
         store = MemoryStore()
-        control_plane = ControlPlane(store, no_agent, time.time, SchedulerSettings(), find)
-        registrar = Registrar(store, authority, control_plane, "https://x", time.time)
+        control_plane = ControlPlane(store, no_agent, Runtime(), SchedulerSettings(), find)
+        registrar = Registrar(store, authority, control_plane, "https://x", Runtime())
         images = ImageStore(self._folder / "images", time.time, 1 << 20)
-        app = FrontEnd(control_plane, registrar, images, authority.ca_pem).app(
-            Access(os.getuid()), "0"
-        )
+        people, trail = People(store, Runtime()), Trail(store, Runtime())
+        front_end = FrontEnd(control_plane, registrar, images, people, trail)
+        app = front_end.app(Access(os.getuid()), "0")
         sockets = tcp_socket("127.0.0.1", 0), unix_socket(self.path)
         async with (
             store,
@@ -260,6 +264,7 @@ def test_metrics_count_by_route_and_status(real: Real) -> None:
     assert samples["twine_requests_total", "get_job", "404"] == before + 1
     # How often the allocator was asked depends on the examples above, in what order they ran.
     assert samples["twine_machines", "up"] == samples["twine_allocator_machines",] == 0  # AL24
+    assert samples["twine_machines_held_back",] == 0
     assert samples["twine_tasks", "pending"] >= 0
     assert samples["twine_allocations_total", "hit"] >= 0
     assert samples["twine_allocations_total", "miss"] >= 0
@@ -290,3 +295,21 @@ def _references(value: Any) -> Iterator[str]:
 
 def _placeholders(path: str) -> list[str]:
     return ["{" + part.partition("}")[0] + "}" for part in path.split("{")[1:]]
+
+
+@pytest.mark.parametrize("path", ["/v1/machines:import", "/v1/join"])
+def test_a_compressed_body_is_refused_and_not_unpacked(shared: Any, path: str) -> None:
+    """BUG-HT3, BUG-HT7: 58 KB of gzip at an import took 17 GB of memory; a plain body that says
+    it is gzip was a 500."""
+
+    async def post(body: bytes) -> tuple[int, str]:
+        async with shared.client() as client:
+            headers = {"Content-Encoding": "gzip"}
+            url = f"http://local{path}"
+            async with client._open().post(url, data=body, headers=headers) as answer:
+                return answer.status, (await answer.json())["detail"]
+
+    bomb = gzip.compress(bytes(64 << 20))
+    assert len(bomb) < 80_000
+    for body in (bomb, b"plain"):
+        assert asyncio.run(post(body)) == (400, "a compressed body is not taken")

@@ -23,7 +23,7 @@ from agent.wire.client import WireClient
 from agent.wire.peers import peer_of
 from agent.wire.tls import Credential
 from control_plane.api.machines import EventKind, Token, TokenRequest
-from control_plane.services.authority import SKEW_S, Authority, Subject, open_authority
+from control_plane.identity.authority import SKEW_S, Authority, Subject, open_authority
 
 from .conftest import FACTS, Region
 
@@ -77,7 +77,8 @@ def test_the_control_plane_reaches_the_host_that_joined_and_no_other(
         server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=host.server_context())
         async with server:
             port = server.sockets[0].getsockname()[1]
-            context = region.identity.agent_context(expected)
+            context = region.identity.agents_context()
+            tls.EXPECTED.set(f"/host/{expected}" if expected else "")
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", port, ssl=context, server_hostname=server_name
             )
@@ -89,6 +90,8 @@ def test_the_control_plane_reaches_the_host_that_joined_and_no_other(
     assert asyncio.run(call("vm1")) == "spiffe://twine/component/control-plane"
     with pytest.raises(ssl.SSLCertVerificationError, match="/host/vm1 answered"):
         asyncio.run(call("vm2"))
+    with pytest.raises(ssl.SSLCertVerificationError, match="/host/vm1 answered"):
+        asyncio.run(call(""))  # whoever forgets to say whom it calls, calls nobody
     with pytest.raises(ssl.SSLCertVerificationError, match=r"doesn't match|not valid for"):
         asyncio.run(call("vm1", "127.0.0.2"))
 
@@ -196,7 +199,7 @@ def test_nothing_secret_is_sent_to_who_only_shows_the_right_authority(
     good = invitation(region)
     with Listener(other, region.authority.ca_pem + other.ca_pem) as listener:
         invited = Invitation(listener.url, good.token, good.ca_hash)
-        with pytest.raises(Unreachable, match="certificate verify failed"):
+        with pytest.raises(Unreachable, match="its certificate is not one that we trust"):
             asyncio.run(HostIdentity(tmp_path / "id").join(invited, candidate()))
     assert good.token.encode() not in listener.received
 
@@ -255,7 +258,8 @@ async def _serial(serving: ssl.SSLContext, region: Region) -> str:
     server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0, ssl=serving)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        context = region.identity.agent_context("vm1")
+        context = region.identity.agents_context()
+        tls.EXPECTED.set("/host/vm1")
         _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         serial: str = writer.get_extra_info("peercert")["serialNumber"]
         writer.close()
@@ -357,7 +361,7 @@ def test_a_certificate_without_an_identity_of_ours_is_refused(shared: Region) ->
     key = ec.generate_private_key(ec.SECP256R1())
     leaf = shared.authority.issue(key.public_key(), Subject("robot", "vm1"))
     held = shared.authority.credential(Subject("host", "vm1"), "")
-    from control_plane.services.authority import _key_pem
+    from control_plane.identity.authority import _key_pem
 
     held = msgspec.structs.replace(held, key_pem=_key_pem(key).decode(), certificate_pem=leaf.pem)
     with pytest.raises(TwineError, match="no identity of ours") as refusal:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from agent.api import RestartPolicy, TaskSpec, TaskState
 from agent.core.admission import accept
+from agent.core.lease import Moment
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, decide
 from agent.core.records import TaskRecord, Wanted, key_of
 from agent.services.supervisor import _must_last
@@ -61,7 +62,7 @@ class Model:
     def look(self) -> None:
         if self.memory is not None and self.decision is None:
             self.clock += 1
-            self.decision = decide(self.memory, self.seen(), float(self.clock))
+            self.decision = decide(self.memory, self.seen(), self.now())
             self.keep(self.decision.task)
 
     def keep(self, task: TaskRecord) -> None:
@@ -103,6 +104,9 @@ class Model:
             self.unit.active, self.unit.sub = "deactivating", "stop-sigterm"
         else:
             self.unit = None
+
+    def now(self) -> Moment:
+        return Moment(wall=float(self.clock), boot_s=float(self.clock))
 
     def crash(self) -> None:
         self.decision, self.memory = None, self.journal
@@ -238,8 +242,8 @@ class TaskLife(RuleBasedStateMachine):
         model = getattr(self, "model", None)
         if model is None or model.memory is None:
             return
-        first = decide(model.memory, model.seen(), float(model.clock))
-        second = decide(first.task, model.seen(), float(model.clock))
+        first = decide(model.memory, model.seen(), model.now())
+        second = decide(first.task, model.seen(), model.now())
         assert second.action in (first.action, Action.REST)
 
 

@@ -13,11 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "unit/control_plane/services"
 from allocating import HARDWARE, TASK, a_request
 
 from agent.api import Location
-from control_plane.core.feasibility import Capacity, Place
-from control_plane.core.machine_pools import FREE
-from control_plane.core.planner import Allowance, Group, Request, plan
-from control_plane.core.region_index import RegionIndex
-from control_plane.services.allocations import Allocation, Allocations
+from control_plane.allocator.core.planner import plan
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allowance, Group, Request
+from control_plane.allocator.transactions import Allocation, Allocations
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.store.memory import MemoryStore
 
 NAMES = [f"m{n}" for n in range(6)]

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from regions import FREE, Allowance, RegionIndex, a_capacity, a_place, check, plan, state
 
+from control_plane.allocator.core.claims import Change
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.machine_pools import Space
+from control_plane.allocator.core.preferences import DEFAULT
+from control_plane.allocator.core.request import Group, Plan, Request
 from control_plane.api.policy import Preference, Property, Strategy
-from control_plane.core.feasibility import Demand, judge
-from control_plane.core.machine_pools import Space
-from control_plane.core.planner import Group, Plan, Request
-from control_plane.core.preferences import DEFAULT
-from control_plane.core.region_index import Change
 
 POOLS = ["e1", "e2"]
 JOBS = ["a", "b", "c"]
@@ -72,7 +73,7 @@ ALLOWANCES = st.builds(
 def a_request_of(job: str, pool: str, groups, preferences, gang: bool) -> Request:
     found, first = [], 0
     for demand, tasks, leave, avoids in groups:
-        named = {"avoid": leave} if avoids else {"leave": leave}
+        named = {"avoid": leave} if avoids else {"leave": frozenset({leave} - {""})}
         found.append(Group(demand, tuple(range(first, first + tasks)), **named))
         first += tasks
     return Request(job, pool, tuple(found), preferences, gang)
@@ -174,7 +175,7 @@ class Region(RuleBasedStateMachine):
         assert set(change.takes) <= used
         assert len({c.task for c in change.claims}) == len(change.claims)
         groups = {task: group for group in request.groups for task in group.tasks}
-        assert all(c.machine.name != groups[c.task].leave for c in change.claims)
+        assert all(c.machine.name not in groups[c.task].leave for c in change.claims)
         for machine in change.takes:
             assert machine.pool == FREE
             assert not machine.jobs

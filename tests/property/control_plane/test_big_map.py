@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.core.big_map import BigMap
+from control_plane.runtime.big_map import BigMap
 
 KEYS = st.sampled_from([f"machine-{number}" for number in range(40)])
 

@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from control_plane.allocator.core.bin_order import EvenOrder, HeapOrder, bin_order
+from control_plane.allocator.core.machine_pools import Machine, Partition
+from control_plane.allocator.core.preferences import DEFAULT, Ranking
 from control_plane.api.policy import Preference, Property, Strategy
-from control_plane.core.bin_order import EvenOrder, HeapOrder, bin_order
-from control_plane.core.feasibility import Capacity, Place
-from control_plane.core.machine_pools import Machine, Partition
-from control_plane.core.preferences import DEFAULT, Ranking
+from control_plane.broker.core.capacity import Capacity, Place
 
 MSBS = [(f"dc{dc}/msb{msb}", f"dc{dc}") for dc in range(3) for msb in range(4)]
 WHERE = st.lists(st.sampled_from(MSBS), unique=True, max_size=12)

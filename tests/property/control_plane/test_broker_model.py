@@ -13,10 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from agent.api import Location
 from agent.errors import Conflict, NotFound
 from control_plane.api.machines import MachineRecord
-from control_plane.services.broker import FREE
-from control_plane.services.brokers import Brokers
-from control_plane.services.holds import Take
-from control_plane.services.loans import Loans
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.holds import Take
+from control_plane.broker.loans import Loans
+from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
@@ -54,8 +55,8 @@ class BrokerModel(RuleBasedStateMachine):
         return self.runner.run(work)
 
     def load(self) -> None:
-        self.brokers = Brokers(self.store, lambda: 0.0)
-        self.loans = Loans(self.brokers, lambda: 0.0)
+        self.brokers = Brokers(self.store, Runtime(lambda: 0.0))
+        self.loans = Loans(self.brokers, Runtime(lambda: 0.0))
         self.heard: dict[str, str] = {}
         self.brokers.listen(self.listen)
         self.run(self.brokers.load())

@@ -14,12 +14,12 @@ from agent.api import Location
 from agent.errors import Conflict, NotFound
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord
 from control_plane.api.machines import EventKind, MachineRecord
-from control_plane.services.brokers import Brokers
-from control_plane.services.census import Census
-from control_plane.services.outages import Outages
-from control_plane.services.table import Table
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.outages import Outages
+from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.runtime import Runtime
+from control_plane.scheduler.census import Census
 from control_plane.store.memory import MemoryStore
-from control_plane.store.records import JOBS
 
 MACHINE = st.sampled_from(["m1", "m2", "m3", "m4"])
 DATACENTER = st.sampled_from(["dc1", "dc2", "dc3"])
@@ -56,9 +56,9 @@ class CensusModel(RuleBasedStateMachine):
     def start(self) -> None:
         self.run(self.store.__aenter__())
         self.census = Census()
-        self.brokers = Brokers(self.store, lambda: 0.0)
+        self.brokers = Brokers(self.store, Runtime(lambda: 0.0))
         self.brokers.listen(self.census.machine_heard)
-        self.jobs = Table(self.store, JOBS, JobRecord, "job")
+        self.jobs = JobTable(self.store)
         self.jobs.listen(self.census.job_heard)
         self.run(self.brokers.load())
         self.run(self.jobs.load())
@@ -104,7 +104,7 @@ class CensusModel(RuleBasedStateMachine):
     @rule(name=MACHINE)
     def remove(self, name: str) -> None:
         async def drained() -> None:
-            outages = Outages(self.brokers, lambda: 0.0)
+            outages = Outages(self.brokers, Runtime(lambda: 0.0))
             await outages.plan_unavailability([name], EventKind.DECOMMISSION, "old")
             await self.brokers.remove(name)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.core.grants import (
+from control_plane.portal.core.grants import (
     MachineClass,
     Promises,
     asks_for_more,
@@ -15,7 +15,7 @@ from control_plane.core.grants import (
     shortage,
     unkept,
 )
-from control_plane.core.pools import MICRO, Quota, pool_quotas
+from control_plane.portal.core.pools import MICRO, Quota, pool_quotas
 
 TYPES = ["skylake", "icelake", "milan"]
 COUNT = st.integers(1, 12)

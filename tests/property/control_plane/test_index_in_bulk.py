@@ -1,17 +1,15 @@
 """What a restart puts into the index many at once is what it would be one by one."""
 
-import threading
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from regions import FREE, POOL, a_capacity, a_place, add, check, state
 
+from control_plane.allocator.core.allocation_record import claims_of, record_after, restoring
+from control_plane.allocator.core.claims import Change, Claim
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.api.allocations import AllocationRecord, StoredDemand
-from control_plane.core.allocation_record import claims_of, record_after, restoring
-from control_plane.core.claims import Claim
-from control_plane.core.feasibility import Demand
-from control_plane.core.region_index import Change, RegionIndex
 
 PLACES = [a_place(f"msb{1 + i % 2}", f"dc{1 + i // 2}", f"rack{r}") for i in range(4) for r in "12"]
 CAPACITIES = [
@@ -138,7 +136,7 @@ def test_machines_of_which_one_cannot_be_made_leave_no_trace() -> None:
         yield "m0", CAPACITIES[0], PLACES[0], POOL, ""
         raise ConnectionError
 
-    index = RegionIndex(threading.Lock())
+    index = RegionIndex()
     with pytest.raises(ConnectionError):
         index.put_many(fails())
     assert everything(index) == everything(RegionIndex())

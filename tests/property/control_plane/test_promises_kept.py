@@ -1,12 +1,19 @@
 """What one pool may take at once leaves all others what they were promised (CP7)."""
 
+import asyncio
 from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from regions import a_capacity, a_place
 
-from control_plane.core.grants import MachineClass, Promises, quota_left
-from control_plane.core.pools import MICRO, Quota
+from control_plane.allocator import promises
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.promises import PromiseKeeper
+from control_plane.broker.core.assignment import FREE
+from control_plane.portal.core.grants import MachineClass, Promises, quota_left
+from control_plane.portal.core.pools import MICRO, Quota
+from control_plane.runtime.runtime import Runtime
 
 KINDS = [
     MachineClass("a", "dc1", 2 * MICRO),
@@ -50,3 +57,121 @@ def test_taking_what_is_unpromised_makes_nobody_short(supply, quotas):
 def allows(quota: Quota, held: Counter[MachineClass], kind: MachineClass) -> bool:
     left = quota.left((k.machine_type, k.micro_rru / MICRO) for k in held.elements())
     return left.allows(kind.machine_type, kind.micro_rru / MICRO)
+
+
+class HastyRuntime(Runtime):
+    """Gives others a turn at every chance."""
+
+    async def breathe(self) -> None:
+        await asyncio.sleep(0)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+class Life:
+    """A region with many pools: machines change hands while the sums are being done."""
+
+    def __init__(self, supply: dict[MachineClass, int], quotas: dict[str, Quota]) -> None:
+        self.index, self.quotas = RegionIndex(), quotas
+        self.names = 0
+        self.kinds = {kind: kind for kind in KINDS}
+        for kind, count in supply.items():
+            for _ in range(count):
+                self.add(kind)
+        self.keeper = PromiseKeeper(
+            self.index, lambda: self.quotas, lambda _: Counter(), HastyRuntime()
+        )
+
+    def add(self, kind: MachineClass) -> None:
+        self.names += 1
+        self.move(f"m{self.names}", kind, FREE)
+
+    def move(self, name: str, kind: MachineClass, pool: str) -> None:
+        rru = kind.micro_rru / MICRO
+        capacity = a_capacity(kind.machine_type, rru=rru)
+        self.index.put(name, capacity, a_place(dc=kind.datacenter), pool, "")
+
+    def of(self, pool: str) -> Counter[MachineClass]:
+        found = Counter[MachineClass]()
+        for machine in self.index.machines.values():
+            if machine.pool == pool:
+                found[self.kind(machine)] += 1
+        return found
+
+    def kind(self, machine) -> MachineClass:
+        rru = round(machine.capacity.rru * MICRO)
+        return MachineClass(machine.capacity.machine_type, machine.place.datacenter, rru)
+
+    def unkept(self) -> set[str]:
+        """Return the pools whose promises cannot be kept, by new sums over everything."""
+        left = {pool: quota_left(quota, self.of(pool)) for pool, quota in self.quotas.items()}
+        sums = Promises(left, self.of(FREE))
+        return {pool for pool in self.quotas if sums.shortage(pool) is not None}
+
+    def take(self, pool: str, kind: MachineClass) -> None:
+        limits = self.keeper.limits(pool)
+        key = (kind.machine_type, kind.datacenter, kind.micro_rru)
+        if limits is not None and limits.get(key, 1) <= 0:
+            return
+        if not allows(self.quotas[pool], self.of(pool), kind):
+            return
+        free = (m for m in self.index.machines.values() if m.pool == FREE)
+        machine = next((m for m in free if self.kind(m) == kind), None)
+        if machine is not None:
+            before = self.unkept()
+            self.move(machine.name, kind, pool)
+            assert self.unkept() - {pool} <= before
+
+    def give_back(self, pool: str, kind: MachineClass) -> None:
+        for machine in self.index.machines.values():
+            if machine.pool == pool and self.kind(machine) == kind:
+                self.move(machine.name, kind, FREE)
+                return
+
+    def lose(self, pool: str, kind: MachineClass) -> None:
+        for name, machine in self.index.machines.items():
+            if machine.pool == pool and self.kind(machine) == kind:
+                self.index.remove(name)
+                return
+
+
+ACTS = st.one_of(
+    st.tuples(st.just("take"), st.sampled_from("wxyz"), st.sampled_from(KINDS)),
+    st.tuples(st.just("take"), st.sampled_from("wxyz"), st.sampled_from(KINDS)),
+    st.tuples(st.just("give_back"), st.sampled_from("wxyz"), st.sampled_from(KINDS)),
+    st.tuples(st.just("lose"), st.sampled_from(["w", "x", FREE]), st.sampled_from(KINDS)),
+    st.tuples(st.just("add"), st.sampled_from(KINDS)),
+    st.tuples(st.just("quota"), st.sampled_from("wxyz"), QUOTAS),
+    st.tuples(st.just("turns"), st.integers(1, 30)),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    SUPPLIES,
+    st.fixed_dictionaries(dict.fromkeys("wxyz", QUOTAS)),
+    st.lists(ACTS, min_size=5, max_size=30),
+)
+def test_promises_are_kept_while_machines_change_hands_and_sums_are_under_way(supply, quotas, acts):
+    """BUG-CP6, BUG-CP2: at whichever step of the sums, no take breaks another one's promise."""
+
+    async def live() -> None:
+        life = Life(supply, quotas)
+        runs = asyncio.create_task(life.keeper.run())
+        for name, *rest in acts:
+            if name == "turns":
+                for _ in range(rest[0]):
+                    await asyncio.sleep(0)
+            elif name == "quota":
+                life.quotas = {**life.quotas, rest[0]: rest[1]}
+            else:
+                getattr(life, name)(*rest)
+            assert not runs.done()
+        runs.cancel()
+
+    many, promises.MANY = promises.MANY, 1
+    try:
+        asyncio.run(live())
+    finally:
+        promises.MANY = many

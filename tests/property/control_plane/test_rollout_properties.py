@@ -7,21 +7,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.api import Health, Location, TaskState, TaskStatus
+from control_plane.agents.core.commands import Start
+from control_plane.agents.core.seen import SeenMachine
+from control_plane.allocator.core.planner import plan
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allowance
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, UpdatePolicy, task_id
-from control_plane.core.feasibility import Capacity, Place
-from control_plane.core.job_request import Answer, answer_of, request_of
-from control_plane.core.planner import Allowance, plan
-from control_plane.core.reconcile import SeenMachine, Start, commands, observe
-from control_plane.core.region_index import RegionIndex
-from control_plane.core.rollout import (
-    Placed,
-    apply_plan,
-    begin_updates,
-    next_updates,
-    prune,
-    resize,
-    summarize,
-)
+from control_plane.broker.core.capacity import Capacity, Place
+from control_plane.scheduler.core.decide import Found, Seen, decide, go_on, settle
+from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
+from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.reconcile import commands, observe
+from control_plane.scheduler.core.rollout import Placed, summarize
 
 IMAGE = "sha256:" + "1" * 64
 MACHINES = ("m1", "m2", "m3")
@@ -44,7 +42,7 @@ class Model:
     def __init__(self, tasks: int, budget: int) -> None:
         spec = a_spec(tasks, budget)
         self.record = JobRecord(name="web", spec=spec, version=1, specs={1: spec})
-        self.now = 0.0
+        self.clock = 0.0
         self.up = dict.fromkeys(MACHINES, True)
         self.index = RegionIndex()
         for name in MACHINES:
@@ -52,6 +50,10 @@ class Model:
             self.index.put(name, capacity, Place.of(Location(msb=name)), "front", "")
         self.tasks: dict[str, dict[str, TaskStatus]] = {m: {} for m in MACHINES}
         self.stopped: dict[str, dict[str, int]] = {m: {} for m in MACHINES}
+
+    @property
+    def now(self) -> Moment:
+        return Moment(wall=1e9 + self.clock, steady=self.clock)
 
     def view(self) -> dict[str, SeenMachine]:
         return {
@@ -67,17 +69,17 @@ class Model:
 
     def round(self) -> None:
         """What the scheduler does in one round, then what agents do about it."""
-        self.now += 0.5
+        self.clock += 0.5
         view = self.view()
-        record = resize(observe(self.record, view, self.now), self.now)
-        serving = self.serving(record)
-        chosen = set(next_updates(record, view).indexes)
-        record = begin_updates(record, chosen, self.now)
-        wanted = record.spec.tasks
-        if self.serving(record) < serving:  # SC6: only within the budget
-            assert wanted - self.serving(record) <= record.spec.update.max_unavailable
-        record = prune(record)
-        self.record = apply_plan(record, self.allocate(record, view), self.now)
+        seen = Seen(view, self.now, claims=self.index.claims.get("web") or ())
+        made = decide(self.record, seen)
+        serving = self.serving(made.record)
+        go_on(made, Found(ready=frozenset(made.chosen)), seen)
+        wanted = made.record.spec.tasks
+        if self.serving(made.record) < serving:  # SC6: only within the budget
+            assert wanted - self.serving(made.record) <= made.record.spec.update.max_unavailable
+        settle(made, self.allocate(made.record, view), self.now)
+        self.record = made.record
         self.obey()
 
     def allocate(self, record: JobRecord, view: dict[str, SeenMachine]) -> Placed:
@@ -114,7 +116,7 @@ class Model:
 
     def serving(self, record: JobRecord) -> int:
         return sum(
-            task.phase is TaskPhase.RUNNING and task.listed and task.index < record.spec.tasks
+            task.phase is TaskPhase.RUNNING and task.listed and not is_going(task)
             for task in record.tasks
         )
 
@@ -192,7 +194,9 @@ def test_a_rollout_keeps_its_budget_and_always_ends(tasks, budget, events):  # S
     for _ in range(4):
         model.round()
     copies = Counter(name for m in MACHINES for name in model.tasks[m])
-    assert copies == {task_id("web", i): 1 for i in range(wanted)}  # nothing twice, nothing left
+    assert len(copies) == copies.total() == wanted  # nothing twice, nothing left
+    assert copies.keys() == {task_id("web", task.index) for task in model.record.tasks}
+    assert all(task.operation is None for task in model.record.tasks)
     assert model.record.leaving == {}
 
 

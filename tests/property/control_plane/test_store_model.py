@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agent.errors import Conflict
-from control_plane.store import Change, Compacted, Delete, Operation, Put, Store
+from control_plane.store import Compacted, Delete, KeyChange, Operation, Put, Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
 
@@ -63,7 +63,7 @@ class TwoStores(RuleBasedStateMachine):
         if back == 0 or revision < back or revision - back < self.started_at:
             return
 
-        async def tail(store: Store) -> list[Change]:
+        async def tail(store: Store) -> list[KeyChange]:
             found = []
             async for change in store.watch("", revision - back):
                 found.append(change)

@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 
 from agent.errors import ConfigError
 from control_plane.api.machines import MachineRecord
-from control_plane.services.machine_reader import MachineReader
+from control_plane.broker.reader import MachineReader
 from control_plane.store import Entry
 from control_plane.store.records import SCHEMAS, decode, encode
 

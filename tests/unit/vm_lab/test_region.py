@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 import pytest
 from msgspec.structs import replace
 
-from control_plane.core.inventory import COLUMNS, parse_csv, parse_json
+from control_plane.broker.core.inventory import COLUMNS, parse_csv, parse_json
 from vm_lab.region.generator import columns, main, make_racks, make_region, make_regions
 from vm_lab.region.workload import assigned, make_entitlements, make_jobs, service_of
 

@@ -7,10 +7,12 @@ from builders import BOOT, a_record, a_spec, a_unit, an_ended_unit, seen
 from msgspec.structs import replace
 
 from agent.api import Exit, Health, Limits, Probe, RestartPolicy, RestartWhen, TaskState
+from agent.core.lease import Moment
 from agent.core.lifecycle import Action, Decision, SeenUnit, after_failure, backoff_s, decide
 from agent.core.records import TaskRecord, Wanted
 
-NOW = 100.0
+NOW, UP = 100.0, 7000.0
+AT = Moment(wall=NOW, boot_s=UP)
 S, A = TaskState, Action
 TABLE: list[tuple[str, str, S, A]] = [
     # state          what is seen      new state      action
@@ -64,12 +66,13 @@ def _task(name: str) -> TaskRecord:
     if name == "restart":
         return a_record(restart_asked=True, state=S.RUNNING, invocation_id="i1", boot_id=BOOT)
     state = S(name.partition(" ")[0])
-    due = {"backoff": NOW + 1, "backoff due": NOW}.get(name)
+    due = {"backoff": UP + 1, "backoff due": UP}.get(name)
     before = state in (S.BACKOFF, S.STOPPED, S.FAILED, S.STOPPING)
     ran = state is S.RUNNING or before
     return a_record(
         state=state,
-        next_start_at=due,
+        next_start_at=due and due - UP + NOW,
+        next_start_boot_s=due,
         invocation_id="i1" if ran else "",
         ended_invocation="i1" if before else "",
         limits=Limits() if ran else None,
@@ -92,7 +95,7 @@ def _seen_unit(name: str) -> SeenUnit | None:
 @pytest.mark.parametrize(("task", "host", "state", "action"), TABLE)
 def test_what_a_task_does_next(task: str, host: str, state: S, action: A) -> None:
     there = host != "nothing"
-    decision = decide(_task(task), seen(_seen_unit(host), root=there, leftover=there), NOW)
+    decision = decide(_task(task), seen(_seen_unit(host), root=there, leftover=there), AT)
 
     assert (decision.task.state, decision.action) == (state, action)
     assert decision.task.health is Health.UNKNOWN or state is S.RUNNING
@@ -104,17 +107,17 @@ def test_a_decision_made_again_is_the_same_or_rest(
 ) -> None:
     there = host != "nothing"
     look = seen(_seen_unit(host), root=there, leftover=there)
-    first = decide(_task(task), look, NOW)
-    second = decide(first.task, look, NOW)
+    first = decide(_task(task), look, AT)
+    second = decide(first.task, look, AT)
 
     assert second.action in (first.action, A.REST)
-    assert decide(second.task, look, NOW).task == second.task
+    assert decide(second.task, look, AT).task == second.task
 
 
 def _after_end(when: RestartWhen, code: int) -> Decision:
     policy = RestartPolicy(when=when, backoff_s=2.0)
     task = a_record(spec=a_spec(restart=policy), state=S.RUNNING, invocation_id="i1")
-    return decide(task, seen(an_ended_unit(task, code)), NOW)
+    return decide(task, seen(an_ended_unit(task, code)), AT)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_the_policy_says_what_follows_an_end(when: RestartWhen, code: int, state
 
 def test_an_end_is_counted_once() -> None:
     first = _after_end(RestartWhen.ALWAYS, 1)
-    again = decide(first.task, seen(an_ended_unit(first.task)), NOW)
+    again = decide(first.task, seen(an_ended_unit(first.task)), AT)
 
     assert again.task == first.task
     assert again.action is A.STOP
@@ -149,25 +152,38 @@ def test_pauses_double_up_to_the_maximum_and_start_over_after_a_long_run() -> No
     task, pauses = a_record(spec=a_spec(restart=policy)), []
     for number in range(5):
         unit = an_ended_unit(task, invocation_id=f"i{number}", started_at=99.0)
-        task = decide(replace(task, state=S.RUNNING), seen(unit), NOW).task
+        task = decide(replace(task, state=S.RUNNING), seen(unit), AT).task
         assert task.next_start_at is not None
         pauses.append(task.next_start_at - NOW)
     unit = an_ended_unit(task, invocation_id="long", started_at=100.0 - 600.0)
-    task = decide(replace(task, state=S.RUNNING), seen(unit), NOW).task
+    task = decide(replace(task, state=S.RUNNING), seen(unit), AT).task
 
     assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
     assert task.next_start_at == NOW + 1.0
     assert backoff_s(task, 10_000) == 5.0
 
 
-def test_a_task_in_back_off_says_when_it_is_looked_at_again() -> None:
-    decision = decide(_task("backoff"), seen(), NOW)
+@pytest.mark.parametrize("step_s", [-7200.0, 7200.0])
+def test_a_stepped_clock_makes_no_pause_longer_or_shorter(step_s: float) -> None:
+    """BUG-AG14: one hour back was a pause of 3,600 s."""
+    policy = RestartPolicy(backoff_s=4.0)
+    task = a_record(spec=a_spec(restart=policy), state=S.RUNNING, boot_id=BOOT)
+    pausing = decide(task, seen(an_ended_unit(task)), AT).task
+    early = decide(pausing, seen(), Moment(NOW + step_s, UP + 3.9))
+    due = decide(pausing, seen(), Moment(NOW + step_s, UP + 4.0))
 
-    assert decision.until == NOW + 1
+    assert (early.action, early.until) == (A.REST, UP + 4.0)
+    assert due.action is A.START
+
+
+def test_a_task_in_back_off_says_when_it_is_looked_at_again() -> None:
+    decision = decide(_task("backoff"), seen(), AT)
+
+    assert decision.until == UP + 1
 
 
 def test_a_unit_that_somebody_else_stopped_is_started_again_and_said_so() -> None:  # F-21
-    task = decide(_task("running"), seen(), NOW).task
+    task = decide(_task("running"), seen(), AT).task
 
     assert task.last_exit == Exit(result="external-stop", at=NOW)
     assert "somebody else" in task.reason
@@ -180,8 +196,8 @@ def test_after_a_reboot_a_task_waits_for_its_owner_whatever_it_was_doing(state: 
     task = a_record(
         state=state, boot_id=BOOT, invocation_id="i1", next_start_at=0.0, restart_asked=True
     )
-    decision = decide(task, seen(boot_id="boot-2"), NOW)
-    again = decide(decision.task, seen(boot_id="boot-2"), NOW)
+    decision = decide(task, seen(boot_id="boot-2"), AT)
+    again = decide(decision.task, seen(boot_id="boot-2"), AT)
 
     assert (decision.task.state, decision.action) == (S.STOPPED, A.REST)
     assert decision.task.last_exit == Exit(result="lost", at=NOW)
@@ -196,7 +212,7 @@ def test_after_a_reboot_a_task_that_may_starts_again_and_its_loss_is_counted() -
         boot_id=BOOT,
         invocation_id="i1",
     )
-    decision = decide(task, seen(boot_id="boot-2"), NOW)
+    decision = decide(task, seen(boot_id="boot-2"), AT)
 
     assert (decision.action, decision.task.restarts) == (A.START, 1)
     assert decision.task.health is Health.UNKNOWN
@@ -204,7 +220,7 @@ def test_after_a_reboot_a_task_that_may_starts_again_and_its_loss_is_counted() -
 
 def test_a_task_that_had_ended_for_good_stays_so_over_a_reboot() -> None:
     task = a_record(spec=a_spec(offline_restart=True), state=S.STOPPED, reason="done", boot_id=BOOT)
-    decision = decide(task, seen(boot_id="boot-2"), NOW)
+    decision = decide(task, seen(boot_id="boot-2"), AT)
 
     assert (decision.task.state, decision.task.reason) == (S.STOPPED, "done")
 
@@ -212,23 +228,23 @@ def test_a_task_that_had_ended_for_good_stays_so_over_a_reboot() -> None:
 def test_an_owner_who_speaks_up_after_a_reboot_gets_a_start() -> None:
     task = a_record(state=S.STOPPED, boot_id="boot-2", restart_asked=True)
 
-    assert decide(task, seen(boot_id="boot-2"), NOW).action is A.START
+    assert decide(task, seen(boot_id="boot-2"), AT).action is A.START
 
 
 def test_a_unit_that_was_replaced_before_it_was_seen_to_run_is_no_external_stop() -> None:
     task = a_record(state=S.STARTING, invocation_id="i0", ended_invocation="i0", boot_id=BOOT)
-    replaced = decide(task, seen(a_unit(key="old", invocation_id="i1")), NOW).task
-    after = decide(replaced, seen(), NOW)
+    replaced = decide(task, seen(a_unit(key="old", invocation_id="i1")), AT).task
+    after = decide(replaced, seen(), AT)
 
     assert after.action is A.START
     assert (after.task.restarts, after.task.last_exit) == (0, None)
 
 
 def test_a_task_wanted_back_while_it_stops_starts_at_once() -> None:
-    leaving = decide(_task("gone"), seen(a_unit()), NOW).task
+    leaving = decide(_task("gone"), seen(a_unit()), AT).task
     back = replace(leaving, wanted=Wanted.RUN, restart_asked=True, boot_id=BOOT)
-    waits = decide(back, seen(a_unit(active="deactivating")), NOW)
-    starts = decide(waits.task, seen(), NOW)
+    waits = decide(back, seen(a_unit(active="deactivating")), AT)
+    starts = decide(waits.task, seen(), AT)
 
     assert (waits.action, starts.action) == (A.REST, A.START)
     assert (starts.task.restarts, starts.task.last_exit) == (0, None)
@@ -239,7 +255,7 @@ def test_a_restart_that_was_asked_for_wins_over_a_policy_of_never() -> None:
     task = a_record(
         spec=spec, state=S.RUNNING, invocation_id="i1", restart_asked=True, boot_id=BOOT
     )
-    decision = decide(task, seen(), NOW)
+    decision = decide(task, seen(), AT)
 
     assert decision.action is A.START
     assert not decision.task.restart_asked
@@ -247,7 +263,7 @@ def test_a_restart_that_was_asked_for_wins_over_a_policy_of_never() -> None:
 
 def test_how_a_task_ended_is_kept_although_its_owner_changed_it_meanwhile() -> None:
     task = a_record(state=S.RUNNING, invocation_id="i1", boot_id=BOOT)
-    decision = decide(task, seen(an_ended_unit(key="old", code=3)), NOW)
+    decision = decide(task, seen(an_ended_unit(key="old", code=3)), AT)
 
     assert decision.action is A.STOP
     assert decision.task.last_exit == Exit(result="exit-code", code=3, at=100.0)
@@ -255,27 +271,27 @@ def test_how_a_task_ended_is_kept_although_its_owner_changed_it_meanwhile() -> N
 
 def test_a_unit_that_is_wanted_again_before_it_was_stopped_counts_when_it_ends() -> None:
     task = a_record(state=S.STOPPING, invocation_id="i1", ended_invocation="i1", boot_id=BOOT)
-    runs = decide(task, seen(a_unit()), NOW).task
-    ended = decide(runs, seen(an_ended_unit()), NOW).task
+    runs = decide(task, seen(a_unit()), AT).task
+    ended = decide(runs, seen(an_ended_unit()), AT).task
 
     assert ended.last_exit == Exit(result="exit-code", code=1, at=100.0)
 
 
 def test_new_limits_are_applied_to_the_running_unit() -> None:
     task = a_record(state=S.RUNNING, invocation_id="i1", limits=Limits(tasks_max=7), boot_id=BOOT)
-    decision = decide(task, seen(a_unit()), NOW)
+    decision = decide(task, seen(a_unit()), AT)
     settled = replace(decision.task, limits=task.spec.limits)
 
     assert decision.action is A.LIMIT
-    assert decide(settled, seen(a_unit()), NOW).action is A.REST
+    assert decide(settled, seen(a_unit()), AT).action is A.REST
 
 
 def test_a_task_without_a_probe_is_healthy_while_it_runs_and_one_with_waits_for_it() -> None:
     plain = a_record()
     probed = a_record(spec=a_spec(probe=Probe(port=80)))
 
-    assert decide(plain, seen(a_unit()), NOW).task.health is Health.HEALTHY
-    assert decide(probed, seen(a_unit(probed)), NOW).task.health is Health.UNKNOWN
+    assert decide(plain, seen(a_unit()), AT).task.health is Health.HEALTHY
+    assert decide(probed, seen(a_unit(probed)), AT).task.health is Health.UNKNOWN
 
 
 def test_the_health_that_was_found_survives_a_restart_of_the_agent() -> None:  # AG5
@@ -288,12 +304,12 @@ def test_the_health_that_was_found_survives_a_restart_of_the_agent() -> None:  #
         limits=Limits(),
     )
 
-    assert decide(task, seen(a_unit(task)), NOW) == Decision(task, A.REST)
+    assert decide(task, seen(a_unit(task)), AT) == Decision(task, A.REST)
 
 
 def test_a_start_that_failed_is_tried_again_only_where_it_may_succeed() -> None:
-    again = after_failure(a_record(), "no space", NOW, retry=True)
-    never = after_failure(a_record(), "no image", NOW, retry=False)
+    again = after_failure(a_record(), "no space", AT, retry=True)
+    never = after_failure(a_record(), "no image", AT, retry=False)
 
     assert (again.state, again.streak, again.restarts) == (S.BACKOFF, 1, 0)
     assert (never.state, never.next_start_at) == (S.FAILED, None)

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent import api, server
-from agent.errors import Forbidden, Problem, Unauthenticated
+from agent.errors import Forbidden, Problem, SystemdError, Unauthenticated
 from agent.routes import ROUTES
 from agent.server import authorize_with
 from agent.wire.server import Peer
@@ -276,3 +276,17 @@ async def test_a_reader_of_the_log_of_nothing_gets_a_problem_not_an_empty_log(
         session.get("/v1/tasks/web/logs") as response,
     ):
         assert (await _problem(response)).code == "not_found"
+
+
+async def test_what_a_machine_has_is_told_while_systemd_does_not_answer(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-AG3: facts waited behind the starts of tasks, and the host looked dead."""
+    async with host.agent() as client:
+        before = await client.get_machine()
+
+        def silent() -> int:
+            raise SystemdError("cannot ask systemd for its version: it does not answer")
+
+        monkeypatch.setattr(host.fake.systemd, "version", silent)
+        assert await client.get_machine() == before

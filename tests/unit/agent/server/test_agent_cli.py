@@ -146,7 +146,7 @@ def test_run_ends_as_the_task_did(
         (("run", "web", "--image=sha256:" + "9" * 64, "--", "x"), 5, "is not on this machine"),
         (("run", "web", "--image=/no/such.tar", "--", "x"), 64, "neither a digest nor a file"),
         (("run", "WEB", f"--image={IMAGE}", "--", "x"), 64, "is not a task id"),
-        (("run", "web", f"--image={IMAGE}", "--memory=lots", "--", "x"), 64, "is not a size"),
+        (("run", "web", f"--image={IMAGE}", "--memory=lots", "--", "x"), 64, "is no size"),
         (("run", "web", f"--image={IMAGE}", "-e", "A", "--", "x"), 64, "is not NAME=VALUE"),
         (("run", "web", f"--image={IMAGE}", "--memory=1K", "--", "x"), 64, "memory_max_bytes"),
         (("run", "web", f"--image={IMAGE}"), 64, "COMMAND"),
@@ -209,8 +209,10 @@ def test_install_puts_units_group_and_configuration_below_a_root(
     assert code == 0
     assert placed == [
         "etc/systemd/system/hostcritical.slice",
+        "etc/systemd/system/init.scope.d/twine.conf",
         "etc/systemd/system/sidekick-resume.service",
         "etc/systemd/system/twine-agent.service",
+        "etc/systemd/system/twine-fence.service",
         "etc/systemd/system/workload.slice",
         "etc/sysusers.d/twine.conf",
         "etc/twine/agent.toml",

@@ -53,9 +53,10 @@ def test_every_violation_is_listed_with_its_field() -> None:
 
 def test_a_type_that_describes_its_pattern_is_quoted_with_it() -> None:
     kind = Annotated[str, Meta(pattern="^[a-z]+$", description="small letters")]
-    assert fields("A", kind) == {"(whole)": "Expected small letters"}
-    assert fields(3, kind) == {"(whole)": "Expected `str`, got `int`"}
-    assert fields({"A": 1}, dict[kind, int]) == {"A": "as a name: Expected small letters"}  # type: ignore[valid-type]
+    assert fields("A", kind) == {"(whole)": "'A' is not valid; expected small letters"}
+    assert fields(3, kind) == {"(whole)": "3 is not valid; expected small letters"}
+    named = fields({"A": 1}, dict[kind, int])  # type: ignore[valid-type]
+    assert named == {"A": "as a name: 'A' is not valid; expected small letters"}
 
 
 def test_the_length_of_a_list_and_its_items_are_both_reported() -> None:

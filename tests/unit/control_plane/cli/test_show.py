@@ -21,7 +21,6 @@ from control_plane.cli.show import (
     json_text,
     printable,
     rich_table,
-    size,
     text_table,
 )
 
@@ -67,13 +66,6 @@ def test_markup_in_a_name_is_text_on_a_terminal() -> None:
 )
 def test_durations_are_short(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 40, "1024.0 GiB")]
-)
-def test_sizes_are_short(count: int, text: str) -> None:
-    assert size(count) == text
 
 
 @pytest.mark.parametrize(

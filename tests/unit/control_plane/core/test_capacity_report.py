@@ -14,13 +14,13 @@ from control_plane.api.machines import (
     MachineState,
     UnavailabilityEvent,
 )
-from control_plane.core.capacity_report import (
+from control_plane.broker.core.capacity import capacity_of
+from control_plane.portal.core.report import (
     Used,
     buffer_share,
     capacity_report,
     largest_share,
 )
-from control_plane.core.feasibility import capacity_of
 
 GIB = 1 << 30
 BIG = Hardware(rru=4.0, cpus=8, memory_bytes=64 * GIB, power_w=400)

@@ -2,11 +2,10 @@
 
 from regions import GIB, a_capacity, a_place
 
-from control_plane.core.allocation_record import claims_of, record_after
-from control_plane.core.claims import Claim, Claims
-from control_plane.core.feasibility import Demand
-from control_plane.core.machine_pools import Machine
-from control_plane.core.region_index import Change
+from control_plane.allocator.core.allocation_record import claims_of, record_after
+from control_plane.allocator.core.claims import Change, Claim, Claims
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.machine_pools import Machine
 
 SMALL, LARGE, GPU = Demand(GIB), Demand(2 * GIB), Demand(GIB, gpus=1)
 MACHINES = {name: Machine(name, a_capacity(), a_place(), "") for name in ("m0", "m1", "m2")}

@@ -6,27 +6,25 @@ import pytest
 from regions import GIB, TASK, a_capacity, add
 
 from agent.api import Limits, Location, MachineFacts
-from control_plane.api.jobs import JobSpec
-from control_plane.api.machines import Hardware, MachineRecord
-from control_plane.api.policy import Overcommit, Property, Requirement
-from control_plane.core.feasibility import (
+from control_plane.allocator.core.demand import Demand, demand_of
+from control_plane.allocator.core.feasibility import (
     FIRST_PORT,
     PORTS,
     SHARED,
-    Capacity,
-    Demand,
     Lack,
     Tally,
     admits,
     admits_any_of,
     bin_of,
-    capacity_of,
-    demand_of,
     judge,
     names,
 )
-from control_plane.core.machine_pools import Machine, Ports, Space
-from control_plane.core.region_index import RegionIndex
+from control_plane.allocator.core.machine_pools import Machine, Ports, Space
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.api.jobs import JobSpec
+from control_plane.api.machines import Hardware, MachineRecord
+from control_plane.api.policy import Overcommit, Property, Requirement
+from control_plane.broker.core.capacity import Capacity, capacity_of
 
 MIB = 1 << 20
 

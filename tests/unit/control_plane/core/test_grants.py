@@ -14,14 +14,14 @@ from control_plane.api.machines import (
     UnavailabilityEvent,
 )
 from control_plane.api.policy import Overcommit
-from control_plane.core.grants import (
+from control_plane.portal.core.grants import (
     MachineClass,
     asks_for_more,
     shortage,
     supply_of,
     unkept,
 )
-from control_plane.core.pools import MICRO, Quota, members, pool_of, pool_quota
+from control_plane.portal.core.pools import MICRO, Quota, members, pool_of, pool_quota
 
 SKYLAKE = MachineClass("skylake", "dc1", MICRO)
 ICELAKE = MachineClass("icelake", "dc1", 2 * MICRO)

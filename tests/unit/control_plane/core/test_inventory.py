@@ -6,7 +6,7 @@ import pytest
 from agent.api import Location
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machines import MachineRecord, MachineState
-from control_plane.core.inventory import (
+from control_plane.broker.core.inventory import (
     COLUMNS,
     NOT_JOINED,
     InventoryMachine,
@@ -18,7 +18,7 @@ from control_plane.core.inventory import (
     size_of,
     updated,
 )
-from control_plane.core.unavailability import blocking
+from control_plane.broker.core.unavailability import blocking
 
 HEADER = ",".join(COLUMNS)
 ROW = (

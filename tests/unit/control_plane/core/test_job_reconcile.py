@@ -1,8 +1,11 @@
 """Reports folded into a job's record, one case each."""
 
+import pytest
 from msgspec.structs import replace
 
 from agent.api import Exit, Health, RestartPolicy, RestartWhen, TaskState, TaskStatus
+from control_plane.agents.core.commands import Start, Stop, strays
+from control_plane.agents.core.seen import SeenMachine
 from control_plane.api.jobs import (
     JobRecord,
     JobSpec,
@@ -11,16 +14,10 @@ from control_plane.api.jobs import (
     TaskRecord,
     UpdatePolicy,
 )
-from control_plane.core.reconcile import (
-    SeenMachine,
-    Start,
-    Stop,
-    commands,
-    next_look,
-    observe,
-    strays,
-)
-from control_plane.core.rollout import next_updates
+from control_plane.api.operations import Cause, Operation, OperationKind
+from control_plane.scheduler.core.decide import Seen, decide
+from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.reconcile import commands, next_look, observe
 
 IMAGE = "sha256:" + "1" * 64
 
@@ -43,6 +40,7 @@ def a_task(index: int = 0, phase: TaskPhase = TaskPhase.RUNNING, **changes) -> T
         "phase": phase,
         "placement": Placement(machine="m1"),
         "listed": phase is TaskPhase.RUNNING,
+        "begun": 0.0,
     }
     return TaskRecord(**(values | changes))
 
@@ -65,8 +63,12 @@ def m1(*tasks: TaskStatus, **changes) -> dict[str, SeenMachine]:
     return {"m1": SeenMachine(**(values | changes), tasks={t.task_id: t for t in tasks})}
 
 
+def at(seconds: float) -> Moment:
+    return Moment(wall=1e9 + seconds, steady=seconds)
+
+
 def after(record: JobRecord, view, now: float = 100.0) -> TaskRecord:
-    return observe(record, view, now).tasks[0]
+    return observe(record, view, at(now)).tasks[0]
 
 
 def test_a_task_lost_in_a_reboot_is_started_at_once():
@@ -75,12 +77,19 @@ def test_a_task_lost_in_a_reboot_is_started_at_once():
     assert (task.phase, task.generation, task.listed) == (TaskPhase.STARTING, 6, False)
 
 
+@pytest.mark.parametrize("when", list(RestartWhen))
+def test_a_task_that_was_cut_off_is_told_to_start_again_at_once(when: RestartWhen):
+    status = a_status(state=TaskState.STOPPED, last_exit=Exit(result="cut-off", at=1))
+    task = after(a_record(a_task(), restart=RestartPolicy(when=when)), m1(status))
+    assert (task.phase, task.generation, task.listed) == (TaskPhase.STARTING, 6, False)
+
+
 def test_a_failed_start_waits_longer_each_time():
     status = a_status(state=TaskState.FAILED, reason="exec format error")
     record = a_record(a_task(phase=TaskPhase.STARTING, attempts=3))
-    waiting = observe(record, m1(status), 100.0)
+    waiting = observe(record, m1(status), at(100.0))
     assert waiting.tasks[0].retry_at == 116.0
-    assert next_look(waiting, 100.0) == 116.0
+    assert next_look(waiting, at(100.0)) == 116.0
     assert after(waiting, m1(status), 115.0) == waiting.tasks[0]
     again = after(waiting, m1(status), 116.0)
     assert (again.phase, again.attempts, again.retry_at) == (TaskPhase.STARTING, 4, 0.0)
@@ -97,7 +106,7 @@ def test_a_task_that_may_end_is_not_started_again():
 
 def test_silence_concludes_nothing_and_a_down_machine_loses_its_task():  # SC3
     record = a_record(a_task())
-    assert observe(record, m1(answering=False), 1.0) == record
+    assert observe(record, m1(answering=False), at(1.0)) == record
     task = after(record, m1(up=False, answering=False))
     assert (task.phase, task.listed) == (TaskPhase.LOST, False)
     assert task.placement == Placement(machine="m1")  # until there is a better one
@@ -105,7 +114,7 @@ def test_silence_concludes_nothing_and_a_down_machine_loses_its_task():  # SC3
 
 def test_a_task_on_its_way_out_is_remembered_where_its_machine_died():
     for phase in (TaskPhase.DRAINING, TaskPhase.STOPPING):
-        seen = observe(a_record(a_task(phase=phase), version=2), m1(up=False), 1.0)
+        seen = observe(a_record(a_task(phase=phase), version=2), m1(up=False), at(1.0))
         assert seen.leaving == {"m1": ["web-0"]}
         assert (seen.tasks[0].phase, seen.tasks[0].version) == (TaskPhase.PENDING, 2)
 
@@ -113,11 +122,11 @@ def test_a_task_on_its_way_out_is_remembered_where_its_machine_died():
 def test_what_left_is_deleted_on_the_machine_that_came_back():
     record = replace(a_record(), leaving={"m1": ["web-0", "web-1"]}, generation=9)
     view = m1(a_status(0, generation=3))
-    seen = observe(record, view, 1.0)
+    seen = observe(record, view, at(1.0))
     assert seen.leaving == {"m1": ["web-0"]}
     assert commands(seen, view) == [Stop("m1", "web-0", 9)]
-    assert observe(seen, m1(), 1.0).leaving == {}
-    assert observe(seen, {}, 1.0).leaving == {}
+    assert observe(seen, m1(), at(1.0)).leaving == {}
+    assert observe(seen, {}, at(1.0)).leaving == {}
 
 
 def test_a_lost_task_that_ran_on_is_adopted_without_a_restart():
@@ -130,17 +139,18 @@ def test_a_lost_task_that_ran_on_is_adopted_without_a_restart():
 
 def test_a_lost_task_keeps_its_version_when_its_machine_was_taken_away():
     record = a_record(a_task(phase=TaskPhase.LOST), version=2)
-    seen = observe(record, m1(a_status(), held=False), 1.0)
+    seen = observe(record, m1(a_status(), held=False), at(1.0))
     assert (seen.tasks[0].phase, seen.tasks[0].version) == (TaskPhase.PENDING, 1)
     assert seen.leaving == {"m1": ["web-0"]}
 
 
 def test_a_stop_counts_only_once_the_agent_confirmed_it():
-    record = a_record(a_task(phase=TaskPhase.STOPPING), tasks=0)
+    going = Operation(id="web-0.1", task=0, kind=OperationKind.REMOVE, cause=Cause.RESIZE)
+    record = a_record(a_task(phase=TaskPhase.STOPPING, operation=going), tasks=0)
     missing = m1()
-    assert commands(observe(record, missing, 1.0), missing) == [Stop("m1", "web-0", 5)]
+    assert commands(observe(record, missing, at(1.0)), missing) == [Stop("m1", "web-0", 5)]
     confirmed = m1(stopped={"web-0": 5})
-    assert observe(record, confirmed, 1.0).tasks == []
+    assert observe(record, confirmed, at(1.0)).tasks == []
 
 
 def test_somebody_elses_change_is_overruled_by_a_higher_generation():
@@ -169,23 +179,50 @@ def test_strays_are_our_own_tasks_that_belong_elsewhere():
     assert strays("m1", tasks, {"web-2"}) == [Stop("m1", "web-0", 5)]
 
 
+def chosen(record: JobRecord, view) -> tuple[int, ...]:
+    return decide(record, Seen(view, at(1.0))).chosen
+
+
 def test_no_more_than_the_budget_is_replaced_at_once_even_if_all_are_broken():  # SC6
     sick = [a_status(i, health=Health.UNHEALTHY) for i in range(4)]
     tasks = [a_task(i, listed=False) for i in range(4)]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
-    assert next_updates(record, m1(*sick)).indexes == (0, 1)
+    assert chosen(record, m1(*sick)) == (0, 1)
     tasks[0] = replace(tasks[0], phase=TaskPhase.STARTING, version=2)
     record = replace(record, tasks=tasks)
-    assert next_updates(record, m1(*sick)).indexes == (1,)
+    assert chosen(record, m1(*sick)) == (1,)
+
+
+def test_what_is_down_for_any_reason_counts_before_broken_tasks_are_replaced():
+    """BUG-CP17: two of four are lost or being started again, so the budget of two is used up."""
+    tasks = [
+        a_task(0, phase=TaskPhase.LOST, placement=Placement(machine="m9")),
+        a_task(1, phase=TaskPhase.STARTING, version=2),
+        a_task(2, listed=False),
+        a_task(3, listed=False),
+    ]
+    record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
+    sick = [a_status(i, health=Health.UNHEALTHY) for i in (1, 2, 3)]
+    view = m1(*sick) | {"m9": SeenMachine(up=False, answering=False, ready=False)}
+    assert chosen(record, view) == ()
+
+
+def test_a_task_that_must_leave_now_uses_up_the_budget():
+    """SC6: its deadline is over and it goes anyway, so nothing else may go with it."""
+    tasks = [a_task(0), a_task(1, placement=Placement(machine="m2")), a_task(2)]
+    record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=1))
+    late = m1(a_status(1), leaving=True, overdue=True)["m1"]
+    made = decide(record, Seen(m1(a_status(0), a_status(2)) | {"m2": late}, at(1.0)))
+    assert (made.overdue, made.chosen) == ((1,), ())
 
 
 def test_broken_tasks_go_first_and_use_up_the_budget():
     tasks = [a_task(0), a_task(1), a_task(2, listed=False)]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
     view = m1(a_status(0), a_status(1), a_status(2, health=Health.UNHEALTHY))
-    assert next_updates(record, view).indexes == (2, 0)
+    assert chosen(record, view) == (2, 0)
 
 
 def test_an_update_waits_while_machines_do_not_answer():
     record = a_record(a_task(0), a_task(1), version=2)
-    assert next_updates(record, m1(answering=False)).indexes == ()
+    assert chosen(record, m1(answering=False)) == ()

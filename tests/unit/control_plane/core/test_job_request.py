@@ -5,10 +5,10 @@ from msgspec.structs import replace
 from regions import a_region, a_request, allocate
 
 from agent.api import Limits
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Request
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
-from control_plane.core.job_request import request_of
-from control_plane.core.planner import Request
-from control_plane.core.region_index import RegionIndex
+from control_plane.scheduler.core.job_request import request_of
 
 OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 LIMITS = Limits(memory_max_bytes=1 << 30, cpu_max_cores=1.0)

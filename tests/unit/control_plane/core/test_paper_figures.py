@@ -23,8 +23,8 @@ from regions import (
     where,
 )
 
+from control_plane.allocator.core.demand import Demand
 from control_plane.api.policy import Property
-from control_plane.core.feasibility import Demand
 
 HALF = Demand(2 * GIB, cpus=2)
 
@@ -95,7 +95,7 @@ def lose(index: RegionIndex, msb: str, job: str = "web") -> Request:
         if machine.place.msb == msb:
             index.block(name, "is down")
     groups = [Group(TASK, tuple(staying))]
-    groups += [Group(TASK, tuple(tasks), leave=name) for name, tasks in lost.items()]
+    groups += [Group(TASK, tuple(tasks), leave=frozenset({name})) for name, tasks in lost.items()]
     return Request(job, "e1", tuple(groups))
 
 

@@ -24,10 +24,10 @@ from regions import (
     where,
 )
 
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.planner import planning
+from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.api.policy import Preference, Property
-from control_plane.core.feasibility import Demand
-from control_plane.core.planner import planning
-from control_plane.core.preferences import DEFAULT
 
 NONE = Allowance(machines=0)
 BIG = Demand(3 * GIB, cpus=1)
@@ -190,7 +190,10 @@ def test_tasks_leave_a_machine_as_far_as_there_is_room_elsewhere():
     leaving = [t for t, name in where(index).items() if name == "dc1-msb1-0"]
     staying = [t for t in range(4) if t not in leaving]
     allocate(index, a_request(1, "other", demand=requiring(Property.MACHINE, "dc1-msb2-0")))
-    groups = (Group(TASK, tuple(staying)), Group(TASK, tuple(leaving), leave="dc1-msb1-0"))
+    groups = (
+        Group(TASK, tuple(staying)),
+        Group(TASK, tuple(leaving), leave=frozenset({"dc1-msb1-0"})),
+    )
     made = allocate(index, Request("web", POOL, groups))
     assert made.unplaced == (leaving[1],)
     assert "1 machine: is to be left" in made.reasons
@@ -270,7 +273,7 @@ def test_a_gang_that_moves_in_vain_keeps_its_claims(changed):
     before = state(index)
     leaving = tuple(t for t, name in where(index).items() if name == "dc1-msb1-0")
     staying = tuple(t for t in range(6) if t not in leaving)
-    groups = (Group(TASK, staying), Group(changed, leaving, leave="dc1-msb1-0"))
+    groups = (Group(TASK, staying), Group(changed, leaving, leave=frozenset({"dc1-msb1-0"})))
     made = allocate(index, Request("web", POOL, groups, gang=True))
     assert made.unplaced == leaving
     assert state(index) == before

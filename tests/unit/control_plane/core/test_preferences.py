@@ -19,9 +19,9 @@ from regions import (
     where,
 )
 
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.preferences import DEFAULT, SCORES
 from control_plane.api.policy import Preference, Property, Strategy
-from control_plane.core.feasibility import Demand
-from control_plane.core.preferences import DEFAULT, SCORES
 
 EVEN, PACK, PREFER, AVOID = Strategy.EVEN, Strategy.PACK, Strategy.PREFER, Strategy.AVOID
 

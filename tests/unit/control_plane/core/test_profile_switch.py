@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from agent.api import Location, MachineFacts, ProfileState, ProfileStatus
 from control_plane.api.machines import MachineRecord
-from control_plane.core.profile_switch import Step, next_step
+from control_plane.profiles.core.switch import Step, next_step
 
 FACTS = MachineFacts(
     machine_id="m1",

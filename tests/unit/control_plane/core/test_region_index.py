@@ -26,10 +26,11 @@ from regions import (
     where,
 )
 
+from control_plane.allocator.core.claims import Change, Claim
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.machine_pools import Bucket
 from control_plane.api.policy import Property
-from control_plane.core.feasibility import Demand, exact
-from control_plane.core.machine_pools import Bucket
-from control_plane.core.region_index import Change, Claim
+from control_plane.broker.core.capacity import exact
 
 BIG = Demand(memory_bytes=3 * GIB, cpus=1.0)
 

@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api import Limits, Location
+from control_plane.allocator.core.demand import demand_of
+from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.machine_pools import Machine, Space
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
 from control_plane.api.policy import Property, Requirement
-from control_plane.core.feasibility import Capacity, Place, demand_of, judge
-from control_plane.core.machine_pools import Machine, Space
-from control_plane.core.shares import check_share, is_shared
+from control_plane.broker.core.capacity import Capacity, Place
+from control_plane.scheduler.core.shares import check_share, is_shared
 
 GIB = 1 << 30
 SMALL = Capacity("small", rru=4.0, cpus=4.0, memory_bytes=8 * GIB, gpus=1, network_mbps=1000)

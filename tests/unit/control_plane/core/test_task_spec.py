@@ -1,7 +1,7 @@
 """How the specification of a task is filled in from its job's and its placement."""
 
 from control_plane.api.jobs import JobProbe, JobSpec, Placement
-from control_plane.core.task_spec import task_spec, unknown_templates
+from control_plane.scheduler.core.task_spec import task_spec, unknown_templates
 
 
 def test_templates_are_filled_and_dollars_escaped():

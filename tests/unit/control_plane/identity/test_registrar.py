@@ -19,14 +19,15 @@ from agent.api import JoinRequest, MachineFacts
 from agent.errors import Busy, ConfigError, Forbidden, InvalidInput, Unauthenticated
 from agent.wire.peers import expect_peer, peer_of, principal
 from control_plane.api.machines import MachineRecord, MachineView, TokenRequest
-from control_plane.services.authority import (
+from control_plane.identity.authority import (
     Authority,
     OwnIdentity,
     Subject,
     open_authority,
     public_key_of,
 )
-from control_plane.services.identity import TOKENS, Failures, Registrar, host_of
+from control_plane.identity.registrar import TOKENS, Failures, Registrar, host_of
+from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 
 FACTS = MachineFacts(
@@ -71,7 +72,7 @@ class Desk:
         self.store, self.inventory = MemoryStore(), Inventory()
         self.authority = open_authority(folder / "a.pem", "twine", clock=lambda: self.now)
         self.registrar = Registrar(
-            self.store, self.authority, self.inventory, "https://cp:7440", lambda: self.now
+            self.store, self.authority, self.inventory, "https://cp:7440", Runtime(lambda: self.now)
         )
 
     async def token(self, machine: str = "vm1", ttl_s: float = 600.0) -> str:
@@ -214,7 +215,7 @@ def test_a_wish_for_a_token_is_checked(desk: Desk, machine: str, ttl_s: float) -
 
 def test_failures_are_forgiven_after_a_minute_and_counted_per_address() -> None:
     now = 0.0
-    failures = Failures(lambda: now)
+    failures = Failures(Runtime(lambda: now))
     for _ in range(5):
         failures.check("10.0.0.1")
         failures.add("10.0.0.1")
@@ -228,7 +229,7 @@ def test_failures_are_forgiven_after_a_minute_and_counted_per_address() -> None:
 
 
 def test_one_ipv6_host_cannot_use_all_its_addresses() -> None:
-    failures = Failures(lambda: 0.0)
+    failures = Failures(Runtime(lambda: 0.0))
     for i in range(5):
         failures.add(f"2001:db8::{i}")
     with pytest.raises(Busy):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import ConfigError, InvalidInput
+from agent.errors import ConfigError
 from control_plane import config
 
 
@@ -50,22 +50,25 @@ def test_the_certificate_names_what_is_advertised_first() -> None:
 
 
 def test_a_short_silence_shortens_the_polls() -> None:
-    changed = config.with_down_after(config.Config(), 2.0).scheduler
+    changed = config.with_down_after(config.Config(), "2s").scheduler
     assert changed.down_after_s == 2.0
     assert changed.poll_wait_s < changed.down_after_s
     with pytest.raises(ConfigError):
-        config.with_down_after(config.Config(), 0.0)
+        config.with_down_after(config.Config(), "0")
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400)])
-def test_durations_have_a_unit(text: str, seconds: float) -> None:
-    assert config.seconds_of(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "10", "10 m", "-1s", "1w", "1e3s"])
-def test_other_durations_are_refused(text: str) -> None:
-    with pytest.raises(InvalidInput):
-        config.seconds_of(text)
+def test_a_file_may_say_how_long_and_how_much_in_words(tmp_path: Path) -> None:
+    """BUG-AG17."""
+    file = tmp_path / "cp.toml"
+    file.write_text(
+        'image_max_bytes = "2GiB"\nleaf_life_s = "8h"\n[scheduler]\ndown_after_s = "30s"'
+    )
+    read = config.load(file, {})
+    assert (read.image_max_bytes, read.leaf_life_s) == (2 << 30, 28_800.0)
+    assert read.scheduler.down_after_s == 30.0
+    file.write_text('image_max_bytes = "2 gigs"')
+    with pytest.raises(ConfigError, match="image_max_bytes: '2 gigs' is no size; write bytes or"):
+        config.load(file, {})
 
 
 def stores(tmp_path: Path, *lines: str) -> config.Config:

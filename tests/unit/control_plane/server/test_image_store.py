@@ -14,7 +14,7 @@ from pytest_mock import MockerFixture
 
 from agent.api import ImageFormat
 from agent.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
-from control_plane.services.image_store import ImageStore
+from control_plane.images.store import ImageStore
 
 DATA = os.urandom(3 << 20)
 DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
@@ -99,7 +99,7 @@ def test_a_wrong_stream_leaves_nothing(
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, mocker: MockerFixture) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    mocker.patch("control_plane.services.image_store._append", side_effect=full)
+    mocker.patch("control_plane.images.store._append", side_effect=full)
 
     async def scenario() -> None:
         with pytest.raises(HostError, match="No space left on device") as failure:
@@ -137,3 +137,33 @@ def test_two_senders_of_one_image_both_succeed(tmp_path: Path) -> None:
 def test_only_a_digest_names_an_image(tmp_path: Path, digest: str) -> None:
     with pytest.raises(InvalidInput):
         asyncio.run(a_store(tmp_path).find(digest))
+
+
+def test_an_image_can_be_removed_unless_a_job_runs_it(tmp_path: Path) -> None:
+    """BUG-CP23: images were never deleted."""
+
+    async def story() -> None:
+        store = a_store(tmp_path)
+        await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        with pytest.raises(Conflict, match="job a, b, c, d, e and 1 more uses it"):
+            await store.remove(DIGEST, lambda _: list("abcdef"))
+        assert await store.find(DIGEST) is not None
+        await store.remove(DIGEST, lambda _: [])
+        assert files(tmp_path) == set()
+        with pytest.raises(NotFound, match="there is no image"):
+            await store.remove(DIGEST, lambda _: [])
+        await store.put(DIGEST, ImageFormat.BTRFS, chunks(DATA))
+
+    asyncio.run(story())
+
+
+def test_what_a_removal_left_half_done_is_gone_after_a_restart(tmp_path: Path) -> None:
+    """BUG-CP23: the stream goes first, so that half of an image is no image."""
+
+    async def story() -> None:
+        await a_store(tmp_path).put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        next(tmp_path.glob("*.image")).unlink()
+        assert await a_store(tmp_path).find(DIGEST) is None
+        assert files(tmp_path) == set()
+
+    asyncio.run(story())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import InvalidInput
+from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.api.jobs import JobSpec
 from control_plane.api.validate import job_errors, job_spec
 
@@ -98,3 +100,26 @@ def test_one_changed_field_is_blamed_and_no_other(field: str, value: Any) -> Non
         e.field.partition(".")[0].partition("[")[0] for e in job_errors(GOOD | {field: value})
     }
     assert blamed <= related.get(field, {field})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["${" * 60_000, "${port:" * 30_000, "$" * 120_000, "${port:a}" * 20_000],
+    ids=["open", "ports", "dollars", "unknown"],
+)
+def test_no_text_of_a_user_keeps_the_validator_busy(text: str) -> None:
+    """BUG-HT3: 40 KB of `${` took 22 s; a repeated port made an answer of 246 MB."""
+    before = time.process_time()
+    errors = job_errors(GOOD | {"command": [text] * 4, "ports": [f"p{i}" for i in range(16)]})
+    assert time.process_time() - before < 2
+    assert sum(len(e.reason) for e in errors) < 20_000
+
+
+def test_types_by_the_thousand_are_compared_once() -> None:
+    """BUG-HT3: types x types took 10 s."""
+    types = [f"type-{i}" for i in range(20_000)]
+    document = {"machine_types": types, "per_type": {f"other-{i}": 1 for i in range(20_000)}}
+    before = time.process_time()
+    (error,) = entitlement_relations(document)
+    assert time.process_time() - before < 2
+    assert len(error.reason) < 1000

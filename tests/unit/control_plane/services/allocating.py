@@ -9,15 +9,18 @@ from typing import Any
 from inventory import a_machine
 
 from agent.api import Location
+from agent.errors import Busy
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allowance, Group, Request
+from control_plane.allocator.transactions import Allocation, Allocations
 from control_plane.api.allocations import AllocationRecord, Decision
 from control_plane.api.machines import Hardware, MachineRecord, MachineState
-from control_plane.core.feasibility import Demand, Place, capacity_of
-from control_plane.core.planner import Allowance, Group, Request
-from control_plane.core.region_index import RegionIndex
-from control_plane.core.unavailability import blocking
-from control_plane.services.allocations import Allocation, Allocations
-from control_plane.services.brokers import Brokers
-from control_plane.store import Operation, Put, Store
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.capacity import Place, capacity_of
+from control_plane.broker.core.unavailability import blocking
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Entry, Operation, Put, Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import ALLOCATIONS, DECISIONS, decode
 from control_plane.store.sqlite import SqliteStore
@@ -57,9 +60,19 @@ class FatedStore:
         """What the next writes raise: before anything was written …"""
         self.fails_after: list[Exception] = []
         """… or after everything was."""
+        self.unread = 0
+        """How many of the next questions have no answer."""
+        self.hangs = False
+        """Whether writes neither end nor fail."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+    async def get(self, key: str) -> Entry | None:
+        if self.unread:
+            self.unread -= 1
+            raise Busy("the store cannot be read")
+        return await self._inner.get(key)
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
         fate = self._fate
@@ -67,6 +80,8 @@ class FatedStore:
         dies = fate.writes == fate.die_at
         if fate.dead.is_set() or (dies and not fate.after):
             return await self._forever()
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.fails:
             raise self.fails.pop(0)
         revision = await self._inner.txn(compare, operations)
@@ -90,7 +105,7 @@ class Process:
         self.stores = stores
         self.store = stores[own]
         sites = {site: stores[site] for site in SITES}
-        self.brokers = Brokers(stores[SITES[0]], lambda: self.now, sites)
+        self.brokers = Brokers(stores[SITES[0]], Runtime(lambda: self.now), sites)
         self._made(own)
 
     def _made(self, own: str) -> None:

@@ -9,17 +9,20 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
-from virtual_time import clock
+from virtual_time import RUNTIME, clock
 
 from agent import api
 from agent.api import Health, ProfileState, TaskState
-from agent.errors import Conflict, NotFound, Refused, Unprocessable, Unreachable
+from agent.errors import Busy, Conflict, NotFound, Refused, Unprocessable, Unreachable
+from control_plane.agents.polled import Patience, PolledEvents
 from control_plane.api.machines import MachineRecord
-from control_plane.core.feasibility import usable_memory
+from control_plane.broker.core.capacity import usable_memory
 
 ALIVE = (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
 IMAGE = "sha256:" + "1" * 64
 IMAGE_2 = "sha256:" + "2" * 64
+PATIENCE_S = 5.5
+"""Of the default settings, with a request for events."""
 
 
 @dataclass
@@ -35,6 +38,10 @@ class Behaviour:
     profile_end: dict[str, ProfileState] = field(default_factory=dict)
     """Profile name → how a switch to it ends, if not verified."""
     refuse_pull: str = ""
+    list_s: float = 0.0
+    """Until it answers what tasks it has."""
+    answer_s: float = 0.0
+    """Until it answers anything, with a kernel that takes connections at once."""
 
 
 class Region:
@@ -234,7 +241,7 @@ class FakeMachine:
 
 
 class FakeAgent:
-    """Implements `control_plane.services.agents.AgentApi` for one machine."""
+    """Implements `control_plane.agents.protocol.AgentApi` for one machine."""
 
     def __init__(self, machine: FakeMachine) -> None:
         self.machine = machine
@@ -249,7 +256,11 @@ class FakeAgent:
         return self.machine
 
     async def get_machine(self) -> api.MachineFacts:
-        return (await self._enter()).facts()
+        m = await self._enter()
+        if m.behaviour.answer_s > PATIENCE_S:  # as `PolledAgent` has it
+            await asyncio.sleep(PATIENCE_S)
+            raise Busy(f"{m.name} accepts connections and does not answer")
+        return m.facts()
 
     async def list_images(self) -> api.Images:
         m = await self._enter()
@@ -266,6 +277,7 @@ class FakeAgent:
 
     async def list_tasks(self) -> api.Tasks:
         m = await self._enter()
+        await asyncio.sleep(m.behaviour.list_s)
         return api.Tasks(tasks=list(m.tasks.values()))
 
     async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
@@ -349,6 +361,7 @@ class FakeAgent:
 
     async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
         m = await self._enter()
+        await asyncio.sleep(m.behaviour.answer_s)
         boot = m.boots
         if wait_s and after >= m.sequence:
             try:
@@ -365,6 +378,12 @@ class FakeAgent:
             lost=after > m.sequence or boot != m.boots,
             boot_id=m.facts().boot_id,
         )
+
+    def follow(self, after: int) -> PolledEvents:
+        async def knock() -> bool:
+            return self.machine.reachable
+
+        return PolledEvents(self.get_events, knock, RUNTIME, after, Patience(3.0, PATIENCE_S))
 
     async def close(self) -> None:
         return None

@@ -5,7 +5,8 @@ from typing import Any
 
 from agent.api import JoinRequest, Location, MachineFacts
 from control_plane.api.machines import MachineRecord
-from control_plane.services.brokers import Brokers
+from control_plane.broker.brokers import Brokers
+from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
 
 
@@ -69,6 +70,6 @@ def a_region_of(
 async def loaded(
     store: Store, stores: Mapping[str, Store] | None = None, now: float = 1000.0
 ) -> Brokers:
-    brokers = Brokers(store, lambda: now, stores)
+    brokers = Brokers(store, Runtime(lambda: now), stores)
     await brokers.load()
     return brokers

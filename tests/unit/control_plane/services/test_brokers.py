@@ -10,9 +10,11 @@ from inventory import a_join, a_machine, a_region_of, loaded
 
 from agent.errors import Conflict, NotFound
 from control_plane.api.machines import MachineRecord, MachineState
-from control_plane.services.broker import FREE, Broker
-from control_plane.services.brokers import Brokers
-from control_plane.services.holds import Take
+from control_plane.broker.broker import Broker
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.holds import Take
+from control_plane.runtime.runtime import Runtime
 from control_plane.store import Compacted, Operation, Put, Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import encode
@@ -121,19 +123,20 @@ async def test_a_move_that_is_interrupted_leaves_one_machine() -> None:
         brokers = await loaded(main, stores)
         await brokers.join(a_join("m1", "dc1"))
 
-        brokers.of("m1").table.store, real = _Failing(), brokers.of("m1").table.store
+        home = brokers.of("m1").table
+        home._slots.store, real = _Failing(), home.store
         with pytest.raises(ConnectionError):
             await brokers.join(a_join("m1", "dc2"))
         assert len((await main.list_prefix("machines/")).entries) == 1
         assert len((await other.list_prefix("machines/")).entries) == 1
         heard = []
-        again = Brokers(main, lambda: 0.0, stores)
+        again = Brokers(main, Runtime(lambda: 0.0), stores)
         again.listen(lambda name, before, after: heard.append((before, after)))
         await again.load()
         assert again.of("m1").datacenter == "dc2"
         assert (await main.list_prefix("machines/")).entries == ()
         assert heard[-1][1].location.datacenter == "dc2"
-        brokers.by_datacenter["dc1"].table.store = real
+        home._slots.store = real
         await brokers.join(a_join("m2", "dc1"))  # the first process goes on, too
         assert brokers.of("m1").datacenter == "dc2"
 
@@ -148,7 +151,7 @@ async def test_a_name_is_one_machine_even_if_two_join_at_once() -> None:
 
 async def test_subscribers_are_told_every_change_after_the_list(store: Store) -> None:  # RB4 AL2
     async with store:
-        broker = Broker(store, lambda: 1.0, "dc1")
+        broker = Broker(store, Runtime(lambda: 1.0), "dc1")
         await broker.load()
         await broker.put_many({f"m{i}": a_machine(f"m{i}") for i in range(3)})
         revision, machines = broker.list()
@@ -169,9 +172,9 @@ async def test_subscribers_are_told_every_change_after_the_list(store: Store) ->
         assert (await waiting).name == "m1"
 
 
-async def test_a_subscriber_too_far_behind_is_told_to_list_again() -> None:  # RB4 AL2
+async def test_a_subscriber_too_far_behind_is_told_to_list_again() -> None:  # RB4 AL2 F-62
     async with MemoryStore() as store:
-        broker = Broker(store, lambda: 1.0, "dc1")
+        broker = Broker(store, Runtime(lambda: 1.0), "dc1")
         await broker.load()
         await broker.put_many({"m1": a_machine("m1")})
         revision, _ = broker.list()
@@ -181,7 +184,7 @@ async def test_a_subscriber_too_far_behind_is_told_to_list_again() -> None:  # R
         with pytest.raises(Compacted):
             await anext(aiter(broker.watch(revision)))
     async with store:  # another life of the broker: what was counted then says nothing now
-        again = Broker(store, lambda: 1.0, "dc1")
+        again = Broker(store, Runtime(lambda: 1.0), "dc1")
         await again.load()
         with pytest.raises(Compacted):
             await anext(aiter(again.watch(revision)))
@@ -225,7 +228,10 @@ async def test_two_allocators_never_get_the_same_machine(store: Store) -> None: 
 
 async def test_two_processes_on_one_store_never_assign_one_machine_twice() -> None:  # RB12
     async with MemoryStore() as store:
-        first, second = Broker(store, lambda: 1.0, "dc1"), Broker(store, lambda: 1.0, "dc1")
+        first, second = (
+            Broker(store, Runtime(lambda: 1.0), "dc1"),
+            Broker(store, Runtime(lambda: 1.0), "dc1"),
+        )
         await first.load()
         await first.put_many({f"m{i:02}": a_machine(f"m{i:02}") for i in range(20)})
         await second.load()
@@ -249,7 +255,7 @@ async def test_two_processes_on_one_store_never_assign_one_machine_twice() -> No
 
 async def test_a_cancelled_writer_leaves_no_doubt_about_what_it_wrote(tmp_path: Path) -> None:
     async with SqliteStore(tmp_path) as store:
-        broker = Broker(store, lambda: 1.0, "dc1")
+        broker = Broker(store, Runtime(lambda: 1.0), "dc1")
         await broker.load()
         await broker.put_many({"m1": a_machine("m1")})
         writer = asyncio.create_task(broker.mark_down("m1", "test"))

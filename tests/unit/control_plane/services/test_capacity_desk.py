@@ -9,7 +9,7 @@ from world import World, a_job, scenario
 from agent.errors import InvalidInput, NotFound, Unprocessable
 from control_plane.api.capacity import EntitlementSpec, EntitlementWish, RequestState
 from control_plane.api.settings import Approval
-from control_plane.services.portal import Person
+from control_plane.portal.portal import Person
 
 ANN, ROOT = Person("ann"), Person("local:0", is_operator=True)
 

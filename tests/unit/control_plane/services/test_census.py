@@ -5,12 +5,12 @@ from virtual_time import run
 from world import World, a_job, a_region
 
 from control_plane.api.routes import ROUTES
-from control_plane.server.metrics import Metrics
+from control_plane.front_end.metrics import Metrics
 
 
 def scraped(w: World, name: str) -> dict[str, float]:
     """Return the samples of a metric with one label, without those that are 0."""
-    text = Metrics(ROUTES, w.cp.allocations, w.cp.census).text().decode()
+    text = Metrics(ROUTES, w.cp.allocations, w.cp.census, w.cp.health).text().decode()
     return {
         next(iter(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)

@@ -256,8 +256,9 @@ async def test_tasks_of_a_dead_machine_run_elsewhere_and_twice_nowhere(w: World)
     assert len(await w.endpoints()) == 6
     w.region.machines["m1"].power_on()
     await w.until(lambda: w.region.machines["m1"].tasks == {})
-    await asyncio.sleep(60)
+    await asyncio.sleep(30)
     assert w.alive() == {"m1": 0, "m2": 3, "m3": 3}
+    await w.until(lambda: w.alive() == {"m1": 2, "m2": 2, "m3": 2}, 300)
     record = (await w.cp.get_machine("m1")).record
     assert record.state is MachineState.UP
     assert record.unavailability[-1].end is not None
@@ -278,9 +279,10 @@ async def test_a_machine_that_was_cut_off_is_cleaned_before_it_gets_work(w: Worl
     machine.reachable = True
     moved = set(machine.tasks)
     await w.until(lambda: all(s.state is TaskState.STOPPING for s in machine.tasks.values()))
-    await w.until(lambda: len(machine.tasks) < 2 or len(machine.starts) > starts)
-    await w.until(lambda: not moved & set(machine.tasks) or len(machine.starts) > starts)
-    assert len(machine.starts) == starts
+    async with asyncio.timeout(60):
+        while moved & set(machine.tasks):
+            assert len(machine.starts) == starts
+            await asyncio.sleep(0.001)
     w.region.broken_rules.clear()
     await w.stable()
     copies = Counter(t for ts in w.region.where().values() for t in ts)

@@ -1,7 +1,6 @@
 """The control plane on its real store and the real clock, over a restart."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -12,7 +11,8 @@ from world import a_job, a_region
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobPhase, UpdatePolicy
 from control_plane.api.settings import SchedulerSettings
-from control_plane.services.control_plane import ControlPlane
+from control_plane.roles import ControlPlane
+from control_plane.runtime.runtime import Runtime
 from control_plane.store.sqlite import SqliteStore
 
 
@@ -49,7 +49,7 @@ def test_a_job_outlives_the_process_that_took_it(tmp_path, own):
                 cp = ControlPlane(
                     main,
                     region.agent,
-                    time.time,
+                    Runtime(),
                     settings,
                     find_image,
                     broker_stores=stores,

@@ -8,7 +8,7 @@ import pytest
 from fake_agents import Region
 from msgspec.structs import replace
 from virtual_time import clock, run
-from world import World, a_job
+from world import World, a_job, a_region
 
 from agent.api import Limits, Location, TaskState
 from agent.errors import Busy, Conflict, InvalidInput
@@ -18,8 +18,8 @@ from control_plane.api.jobs import JobPhase, UpdatePolicy
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.api.policy import Admission, Property, Requirement
 from control_plane.api.settings import Overgrant
-from control_plane.core.unavailability import leaving
-from control_plane.services.loans import revoke_times_s
+from control_plane.broker.core.unavailability import leaving
+from control_plane.broker.loans import revoke_times_s
 from control_plane.store.memory import MemoryStore
 
 MIB = 1 << 20
@@ -555,5 +555,24 @@ def test_a_move_that_was_not_written_down_is_undone_when_the_machine_is_back(): 
             assert hosts(world, "a") == {"a-0": claim.machine.name} == {"a-0": home}
             assert len(world.region.machines[home].starts) == 1
         assert world.region.broken_rules == []
+
+    run(main())
+
+
+def test_a_machine_is_given_back_once_what_moved_away_is_gone_there():  # AL3
+    """BUG-AL7: it was cut off, its task runs elsewhere, and its old copy takes time to stop."""
+
+    async def main() -> None:
+        world = World(a_region(3), give_back_after_s=20)
+        async with world.running():
+            await world.deployed(a_job(1))
+            (first,) = [m for m in world.region.machines.values() if m.tasks]
+            first.reachable = False
+            await world.until(lambda: len(world.region.copies("web-0")) == 2, 600)
+            first.behaviour.stop_s = 120.0
+            first.reachable = True
+            table = world.cp._broker.table
+            await world.until(lambda: not table.get(first.name).entitlement, 900)
+            assert not first.tasks
 
     run(main())

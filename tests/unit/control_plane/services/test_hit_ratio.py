@@ -18,10 +18,10 @@ from allocating import Process, Region
 from fake_agents import IMAGE_2
 from world import World, a_job, scenario
 
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.request import Allowance, Group, Request
+from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementRecord
-from control_plane.core.feasibility import Demand
-from control_plane.core.planner import Allowance, Group, Request
-from control_plane.services.allocations import Allocation
 from tests.bench.churn import Churn, Event
 from tests.regions import check
 from vm_lab.region.generator import make_racks, make_region
@@ -41,7 +41,7 @@ class Job:
         """Those that were given a machine; the others wait for one."""
 
     def request(self, down: set[str], process: Process) -> Request:
-        """Return what `core.job_request` makes of it."""
+        """Return what `scheduler.core.job_request` makes of it."""
         alike: dict[tuple[Demand, str, bool], list[int]] = defaultdict(list)
         where = process.where(self.name) if down else {}
         for task, demand in enumerate(self.tasks):
@@ -49,7 +49,7 @@ class Job:
             kind = (demand, leave if leave in down else "", task in self.running)
             alike[kind].append(task)
         groups = [
-            Group(demand, tuple(tasks), leave=leave, running=running)
+            Group(demand, tuple(tasks), frozenset({leave} - {""}), running=running)
             for (demand, leave, running), tasks in alike.items()
         ]
         return Request(self.name, self.pool, tuple(groups))
@@ -74,6 +74,10 @@ class Day:
             job.name: Job(job.name, *shape) for job, shape in zip(jobs, self.shapes, strict=True)
         }
         self.down: set[str] = set()
+        self.settled_asks = self.settled_misses = 0
+        """Of jobs with all their machines, of which none changed: nothing is to be computed."""
+        self.replaced = 0
+        """Tasks that a release replaced, each a change of its job's request."""
 
     async def begin(self) -> None:
         """Place everything, and ask once more: tasks that run are asked for as such."""
@@ -116,7 +120,17 @@ class Day:
             case "change":
                 await self.roll(self.jobs[event.name], event.factor)
             case "ask":
-                await self.ask(self.jobs[event.name])
+                await self.ask_unprovoked(self.jobs[event.name])
+
+    async def ask_unprovoked(self, job: Job) -> None:
+        """Ask although nothing happened to the job, and note what had to be computed for it."""
+        counts, claims = self.process.allocations.counts, self.process.index.claims.get(job.name)
+        misses, is_settled = counts.misses, len(job.running) == len(job.tasks)
+        was_valid = claims is not None and claims.valid
+        await self.ask(job)
+        if is_settled and was_valid:
+            self.settled_asks += 1
+            self.settled_misses += counts.misses - misses
 
     async def fails(self, machine: str) -> None:
         """Let a machine go down: its jobs are looked at at once, and their tasks move."""
@@ -135,6 +149,7 @@ class Day:
         for task in range(len(job.tasks)):
             job.tasks[task] = job.demand
             job.running.discard(task)
+            self.replaced += 1
             await self.changed(job)
 
 
@@ -158,6 +173,10 @@ def test_of_a_day_of_production_like_churn_the_cache_answers_over_99_percent(): 
             assert seen["ask"] > 2_500 * len(jobs)
             assert counts.misses > seen["resize"] + seen["fail"]  # changes are not answered so
             assert counts.hits / (counts.hits + counts.misses) > 0.99
+            events = sum(seen.values()) - seen["ask"]
+            assert day.settled_asks > 2_000 * len(jobs)
+            assert day.settled_misses == 0  # asking alone makes nobody compute
+            assert counts.misses < 2 * (events + day.replaced)  # what happens is computed once
             check(process.index)
 
     asyncio.run(main())

@@ -8,9 +8,9 @@ from inventory import a_machine, loaded
 from agent.api import ProfileState
 from agent.errors import Conflict, NotFound
 from control_plane.api.machines import EventKind, UnavailabilityEvent
-from control_plane.services.broker import FREE
-from control_plane.services.brokers import Brokers
-from control_plane.services.holds import Take
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.holds import Take
 from control_plane.store import Operation
 from control_plane.store.memory import MemoryStore
 

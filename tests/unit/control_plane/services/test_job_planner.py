@@ -16,12 +16,13 @@ from world import World
 
 from agent.api import Limits
 from agent.errors import InvalidInput, NotFound
+from control_plane.allocator.core.region_index import STEP
+from control_plane.allocator.core.request import Allowance
+from control_plane.allocator.transactions import Allocations
 from control_plane.api.inventory import Drain
 from control_plane.api.plans import JobPlan
 from control_plane.api.policy import Admission, Preference, Property, Strategy
-from control_plane.core.planner import Allowance
-from control_plane.core.region_index import STEP
-from control_plane.services.allocations import Allocations
+from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 
 PLACES = ("dc1/msb1", "dc1/msb2", "dc1/msb2", "dc2/msb3", "dc2/msb4")
@@ -106,7 +107,7 @@ def compare(planned: JobPlan, before: dict[int, str], after: dict[int, str]) -> 
 @given(WISHES)
 def test_a_plan_is_what_applying_then_does(wishes):  # MO8
     async def main() -> None:
-        w = World(region_of(*PLACES), give_back_after_s=100_000)
+        w = World(region_of(*PLACES), give_back_after_s=100_000, repair_after_s=100_000)
         async with w.running():
             for machine in w.region.machines.values():
                 await w.cp.joined(machine.join())
@@ -177,11 +178,17 @@ async def test_limits_of_preferences_and_gangs_are_reasons(w: World):
 # -- the largest jobs
 
 
+class EveryStep(SteppedRuntime):
+    """Gives others a turn whenever it is asked to."""
+
+    STEPS = 1
+
+
 async def test_the_largest_job_never_keeps_others_from_their_turn():  # SH5 AL17
     """Counted in turns of the loop, not in time: 15,000 tasks in steps of at most 500."""
     async with MemoryStore() as store:
         index = an_index(5, 12, 70, pool="front")
-        allocations = Allocations(store, index, NoBrokers())
+        allocations = Allocations(store, index, NoBrokers(), runtime=EveryStep(lambda: 0.0, 0))
         turns, steps = 0, []
 
         async def others() -> None:

@@ -4,16 +4,17 @@ import asyncio
 
 import pytest
 from inventory import a_join, a_machine, loaded
-from virtual_time import clock, run
+from virtual_time import RUNTIME, run
 
 from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machines import EventKind, MachineRecord
-from control_plane.core.unavailability import blocking, leaving, open_event
-from control_plane.services.broker import FREE
-from control_plane.services.brokers import Brokers
-from control_plane.services.loans import Loans, revoke_times_s
-from control_plane.services.outages import Outages
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.unavailability import blocking, leaving, open_event
+from control_plane.broker.loans import Loans, revoke_times_s
+from control_plane.broker.outages import Outages
+from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 
 
@@ -26,7 +27,7 @@ class Time:
 
 
 async def four(store: MemoryStore, time: Time | None = None) -> tuple[Brokers, Outages, Loans]:
-    clock = time or Time()
+    clock = Runtime(time or Time())
     brokers = Brokers(store, clock)
     outages, loans = Outages(brokers, clock), Loans(brokers, clock)
     await brokers.load()
@@ -84,7 +85,7 @@ async def test_after_its_deadline_a_loan_ends_by_force() -> None:  # EL2 RB8
         time.now = 1060.0
         record = await loans.give_back("m0", "", empty=False)
         assert (record.entitlement, record.profile_wanted) == (FREE, "")
-        again = Loans(again_brokers := Brokers(store, time), time)
+        again = Loans(again_brokers := Brokers(store, Runtime(time)), Runtime(time))
         await again_brokers.load()
         assert again.lent() == []
 
@@ -116,8 +117,8 @@ async def test_what_cannot_be_lent_is_refused_with_the_reason() -> None:
 def test_revoked_machines_go_back_by_themselves() -> None:  # EL2
     async def main() -> None:
         async with MemoryStore() as store:
-            brokers = Brokers(store, clock)
-            loans = Loans(brokers, clock)
+            brokers = Brokers(store, RUNTIME)
+            loans = Loans(brokers, RUNTIME)
             await brokers.load()
             await brokers.add({n: a_machine(n) for n in ("m1", "m2", "m3")})
             await assign(brokers, "m1", "online")

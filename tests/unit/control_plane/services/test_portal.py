@@ -1,7 +1,6 @@
 """The capacity portal: what is granted at once, what waits, what is refused, what survives."""
 
 import asyncio
-import time
 from contextlib import asynccontextmanager
 from itertools import product
 
@@ -22,9 +21,10 @@ from control_plane.api.machines import (
     UnavailabilityEvent,
 )
 from control_plane.api.settings import PortalSettings
-from control_plane.core.grants import supply_of, unkept
-from control_plane.services.portal import NOTHING, Person, Portal, Use
-from control_plane.services.supply import SupplyIndex
+from control_plane.portal.core.grants import supply_of, unkept
+from control_plane.portal.portal import NOTHING, Person, Portal, Use
+from control_plane.portal.supply import SupplyIndex
+from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 
 ANN, BOB, ROOT = Person("ann"), Person("bob"), Person("local:0", is_operator=True)
@@ -47,7 +47,7 @@ REMOVE = EntitlementWish(spec=None)
 @asynccontextmanager
 async def a_portal(store: MemoryStore | None = None, machines: int = 10, **rules):
     async with store or MemoryStore() as opened:
-        portal = Portal(opened, clock, msgspec.convert(rules, PortalSettings))
+        portal = Portal(opened, Runtime(clock), msgspec.convert(rules, PortalSettings))
         for i in range(machines):
             portal.supply.heard(f"m{i}", None, machine(i))
         await portal.load()
@@ -286,7 +286,7 @@ def test_a_large_portal_does_its_sums_beside_the_loop():  # CP8
 
     async def main() -> None:
         async with MemoryStore() as store:
-            portal = Portal(store, time.time)
+            portal = Portal(store, Runtime())
             for i in range(300):
                 portal.supply.heard(f"m{i}", None, machine(i))
             for i in range(300):

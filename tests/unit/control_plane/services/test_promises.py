@@ -1,17 +1,34 @@
 """What is promised to others, kept up to date as machines and quotas change (CP7)."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
 
-from regions import add
+import pytest
+from regions import a_capacity, a_place, add
 
-from control_plane.core.machine_pools import FREE
-from control_plane.core.pools import MICRO, Quota
-from control_plane.core.region_index import RegionIndex
-from control_plane.services import promises
-from control_plane.services.promises import PromiseKeeper
+from control_plane.allocator import promises
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.promises import PromiseKeeper
+from control_plane.broker.core.assignment import FREE
+from control_plane.portal.core.grants import MachineClass
+from control_plane.portal.core.pools import MICRO, Quota
+from control_plane.runtime.runtime import Runtime
 
-PLAIN, RARE = ("plain", "dc1", 4 * MICRO), ("rare", "dc1", 4 * MICRO)
+PLAIN, RARE = MachineClass("plain", "dc1", 4 * MICRO), MachineClass("rare", "dc1", 4 * MICRO)
+P, R = ("plain", "dc1", 4 * MICRO), ("rare", "dc1", 4 * MICRO)
 ANY, ONLY = Quota(machines=2), Quota(per_type={"rare": 1})
+NOBODY = Counter[MachineClass]()
+
+
+class HastyRuntime(Runtime):
+    """Gives others a turn at every chance."""
+
+    async def breathe(self) -> None:
+        await asyncio.sleep(0)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
 
 
 def a_region() -> RegionIndex:
@@ -21,44 +38,98 @@ def a_region() -> RegionIndex:
     return index
 
 
+def a_keeper(index: RegionIndex, quotas: Mapping[str, Quota]) -> PromiseKeeper:
+    return PromiseKeeper(index, lambda: quotas, lambda _: NOBODY, HastyRuntime())
+
+
+def give(index: RegionIndex, name: str, pool: str, machine_type: str = "rare") -> None:
+    index.put(name, a_capacity(machine_type), a_place(), pool, "")
+
+
 async def test_limits_follow_machines_and_quotas():
     index, quotas = a_region(), {"any": ANY, "only": ONLY}
-    keeper = PromiseKeeper(index, lambda: quotas, lambda _: ())
-    assert keeper.limits("any") == {PLAIN: 1, RARE: 1}
-    assert keeper.limits("only") == {PLAIN: 0, RARE: 1}
-    place = index.machines["m2"].place
-    index.put("m2", index.machines["m2"].capacity, place, "only", "")
-    assert keeper.limits("any") == {PLAIN: 1, RARE: 1}
+    keeper = PromiseKeeper(index, lambda: quotas, lambda _: NOBODY, HastyRuntime())
+    assert keeper.limits("any") == {P: 1, R: 1}
+    assert keeper.limits("only") == {P: 0, R: 1}
+    give(index, "m2", "only")
+    assert keeper.limits("any") == {P: 1, R: 1}
     quotas = {"any": Quota(machines=1), "only": Quota(per_type={"rare": 2})}
-    assert keeper.limits("any") == {PLAIN: 1, RARE: 0}
+    assert keeper.limits("any") == {P: 1, R: 0}
 
 
 async def test_where_all_quotas_are_of_one_kind_nothing_is_kept():
-    keeper = PromiseKeeper(a_region(), lambda: {"a": ANY, "b": Quota(machines=9)}, lambda _: ())
-    assert keeper.limits("a") is None
+    assert a_keeper(a_region(), {"a": ANY, "b": Quota(machines=9)}).limits("a") is None
 
 
 async def test_machines_that_are_put_aside_do_not_count():
-    index, aside = a_region(), []
+    index, aside = a_region(), NOBODY.copy()
     keeper = PromiseKeeper(
-        index, lambda: {"any": Quota(machines=1), "only": ONLY}, lambda pool: () if pool else aside
+        index,
+        lambda: {"any": Quota(machines=1), "only": ONLY},
+        lambda pool: NOBODY if pool else aside,
+        HastyRuntime(),
     )
-    assert keeper.limits("any") == {PLAIN: 1, RARE: 1}
-    aside.append(index.machines["m2"])
+    assert keeper.limits("any") == {P: 1, R: 1}
+    aside[RARE] += 1
     keeper.outdated()
-    assert keeper.limits("any") == {PLAIN: 1, RARE: 0}
+    assert keeper.limits("any") == {P: 1, R: 0}
 
 
-async def test_the_sums_of_many_pools_are_done_in_a_thread(monkeypatch):
+async def until_known(keeper: PromiseKeeper, pool: str = "any") -> None:
+    async with asyncio.timeout(10):
+        while not any((keeper.limits(pool) or {}).values()):
+            await asyncio.sleep(0)
+
+
+async def test_the_sums_of_many_pools_are_done_beside_the_loop(monkeypatch):
     monkeypatch.setattr(promises, "MANY", 2)
     index = a_region()
-    keeper = PromiseKeeper(index, lambda: {"any": ANY, "only": ONLY}, lambda _: ())
+    keeper = a_keeper(index, {"any": ANY, "only": ONLY})
     runs = asyncio.create_task(keeper.run())
-    gain = index.gain
-    assert keeper.limits("any") is None
-    async with asyncio.timeout(10):
-        while keeper.limits("any") is None:
-            await asyncio.sleep(0.001)
-    assert keeper.limits("any") == {PLAIN: 1, RARE: 1}
+    gain, limits = index.gain, keeper.limits("any")
+    assert limits is not None
+    assert limits
+    assert limits.get(P, 1) == 0  # until something is known nobody grows
+    await until_known(keeper)
+    assert keeper.limits("any") == {P: 1, R: 1}
     assert index.gain > gain  # those who wait are tried again
     runs.cancel()
+
+
+async def test_what_is_taken_between_two_sums_is_subtracted(monkeypatch):
+    """BUG-CP6: in a region of many pools the limits were those of up to five seconds ago."""
+    monkeypatch.setattr(promises, "MANY", 2)
+    index = a_region()
+    keeper = a_keeper(index, {"any": ANY, "only": ONLY})
+    runs = asyncio.create_task(keeper.run())
+    await until_known(keeper)
+    runs.cancel()
+    assert keeper.limits("any") == {P: 1, R: 1}
+    give(index, "m2", "any")
+    assert keeper.limits("any") == {P: 1, R: 0}  # m3 is all that is left for the other
+    assert keeper.limits("only") == {P: 0, R: 1}
+    give(index, "m2", FREE)
+    assert keeper.limits("any") == {P: 1, R: 1}
+
+
+async def test_machines_change_hands_at_every_step_of_the_sums(monkeypatch):
+    """BUG-CP2: sums in a thread ended the process when the loop changed what they iterated."""
+    monkeypatch.setattr(promises, "MANY", 2)
+    index = RegionIndex()
+    add(index, [f"plain{i}" for i in range(40)], pool=FREE, machine_type="plain")
+    add(index, [f"rare{i}" for i in range(40)], pool=FREE, machine_type="rare")
+    quotas = {f"any{i}": Quota(machines=1) for i in range(30)}
+    quotas |= {f"only{i}": Quota(per_type={"rare": 1}) for i in range(30)}
+    keeper = a_keeper(index, quotas)
+    runs = asyncio.create_task(keeper.run())
+    for round_ in range(400):
+        name, pool = f"rare{round_ % 40}", f"only{round_ % 30}"
+        give(index, name, pool if index.machines[name].pool == FREE else FREE)
+        if round_ % 7 == 0:
+            keeper.outdated()
+        keeper.limits(pool)
+        assert not runs.done()
+        await asyncio.sleep(0)
+    runs.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await runs

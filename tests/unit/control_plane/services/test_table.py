@@ -6,9 +6,10 @@ from inventory import a_join
 from msgspec.structs import replace
 
 from control_plane.api.machines import Hold, MachineRecord
-from control_plane.core.inventory import completed
-from control_plane.services.brokers import Brokers
-from control_plane.services.table import PAGE, Table, pages
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.inventory import completed
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import PAGE, Table, pages
 from control_plane.store import Listing, Put
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import encode
@@ -65,7 +66,7 @@ async def test_brokers_know_after_the_start_who_holds_what_and_tell_each_machine
     async with MemoryStore() as store:
         one, two = machine("m1", entitlement="web"), machine("m2", hold=hold)
         await store.txn({}, [one, two])
-        brokers, heard = Brokers(store, lambda: 0.0), []
+        brokers, heard = Brokers(store, Runtime(lambda: 0.0)), []
         brokers.listen(lambda name, before, after: heard.append((name, before, after)))
         await asyncio.wait_for(brokers.load(), 10)
         assert [record.machine for record in brokers.held("web")] == ["m1"]

@@ -1,6 +1,6 @@
 """The directory of tasks per machine."""
 
-from control_plane.services.usage import TaskDirectory
+from control_plane.allocator.task_directory import TaskDirectory
 
 
 def test_to_ask_of_a_machine_without_tasks_makes_no_entry_for_it():

@@ -5,6 +5,8 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from control_plane.runtime.runtime import SteppedRuntime
+
 T = TypeVar("T")
 EPOCH_S = 1_800_000_000.0
 """What the wall clock shows when the loop's clock shows 0."""
@@ -38,3 +40,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def clock() -> float:
     return EPOCH_S + asyncio.get_running_loop().time()
+
+
+RUNTIME = SteppedRuntime(clock, seed=0)
+"""What actors get in tests."""

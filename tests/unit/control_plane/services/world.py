@@ -12,7 +12,8 @@ from agent.api import Limits
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobPhase, JobProbe, JobSpec
 from control_plane.api.settings import SchedulerSettings
-from control_plane.services.control_plane import ControlPlane
+from control_plane.roles import ControlPlane
+from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 
 
@@ -44,14 +45,19 @@ class World:
 
     def __init__(self, region: Region, store: MemoryStore | None = None, **settings) -> None:
         self.region = region
-        self.store = store or MemoryStore()
+        self.store = store or MemoryStore(strict=True)
         self.settings = SchedulerSettings(**({"join_grace_s": 0} | settings))
+        self.runtime = SteppedRuntime(clock, seed=0)
         self.cp: ControlPlane
+
+    def control_plane(self) -> ControlPlane:
+        agent, runtime = self.region.agent, self.runtime
+        return ControlPlane(self.store, agent, runtime, self.settings, find_image)
 
     @asynccontextmanager
     async def running(self):
         async with self.store:
-            cp = ControlPlane(self.store, self.region.agent, clock, self.settings, find_image)
+            cp = self.control_plane()
             async with cp:
                 self.cp = cp
                 yield self

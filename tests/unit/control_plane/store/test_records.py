@@ -4,14 +4,16 @@ import msgspec
 import pytest
 
 from agent.errors import ConfigError
+from control_plane.api.allocations import AllocationRecord
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
-from control_plane.store.records import decode, encode, entitlement_key
+from control_plane.store.bounds import VALUE_MAX
+from control_plane.store.records import decode, encode
 
 RECORD = EntitlementRecord(name="web", spec=EntitlementSpec(machines=3))
 
 
 def test_a_record_comes_back_as_it_was():
-    assert decode(encode(RECORD), EntitlementRecord, entitlement_key("web")) == RECORD
+    assert decode(encode(RECORD), EntitlementRecord, "entitlements/web") == RECORD
 
 
 def test_fields_that_a_later_release_added_are_ignored():
@@ -29,3 +31,21 @@ def test_a_newer_schema_is_refused():
 def test_damage_is_said_and_not_guessed_around(data):
     with pytest.raises(ConfigError, match="entitlements/web"):
         decode(data, EntitlementRecord, "entitlements/web")
+
+
+def test_the_largest_job_is_one_value_that_every_engine_takes():
+    """SH9: 15,000 tasks, each on a machine of its own and with two ports."""
+    names = [f"prn{n % 7}-{(n * 7919) % 1_000_000:07d}" for n in range(15_000)]
+    record = AllocationRecord(
+        schema=1,
+        job="web",
+        pool="front",
+        machines=names,
+        demands=[],
+        ports={n: {"http": 20_000 + n % 97, "admin": 30_000 + n % 89} for n in range(15_000)},
+    )
+    data = encode(record)
+    assert len(data) <= VALUE_MAX
+    assert decode(data, AllocationRecord, "allocations/web") == record
+    with pytest.raises(ConfigError, match="allocations/web"):
+        decode(data[:-9], AllocationRecord, "allocations/web")

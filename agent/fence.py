@@ -1,0 +1,95 @@
+"""Ends tasks that may run no longer, whether or not there is an agent (docs/adr/0024).
+
+A program of its own (`twine-fence.service`) that depends on as little as it can: it reads the
+files that `agent.services.contact` keeps below /run/twine/fence, compares them with the clock
+that counts suspend, and tells the kernel to kill (cgroup.kill of cgroup-v2.rst). Neither the
+agent, nor D-Bus, nor systemd has to work for that. In doubt it kills.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from agent.core.lease import read_bond, read_numbers
+from agent.core.records import unit_of
+from agent.machine import boottime_s
+from agent.machine.notify import notify
+
+log = logging.getLogger(__name__)
+
+FOLDER = Path("/run/twine/fence")
+SLICE = Path("/sys/fs/cgroup/workload.slice")
+EVERY_S = 0.5
+
+Kill = Callable[[str], bool]
+"""Kills all processes of a unit; returns whether there were any."""
+
+
+def overdue(folder: Path, now_s: float) -> Iterator[str]:
+    """Yield the tasks of which no process may be left."""
+    heard = read_numbers(_read(folder / ".heard"))
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        text = _read(path)
+        if text and read_bond(text).overdue(heard[0] if heard else None, now_s):
+            yield path.name
+
+
+def _read(path: Path) -> str:
+    """Return a file's text, empty where the agent has just removed it."""
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def kill_unit(unit: str, below: Path = SLICE) -> bool:
+    """Kill every process of a unit at once; return whether there were any.
+
+    Its cgroup is found by its name, one or two slices down (systemd.slice(5)).
+    """
+    found = False
+    for cgroup in (*below.glob(f"{unit}"), *below.glob(f"*/{unit}")):
+        try:
+            if "populated 1" in (cgroup / "cgroup.events").read_text():
+                (cgroup / "cgroup.kill").write_text("1")
+                found = True
+        except OSError as e:
+            if cgroup.exists():
+                log.error("cannot kill %s: %s", cgroup, e)
+    return found
+
+
+def look(folder: Path, now_s: float, kill: Kill = kill_unit) -> None:
+    """Kill what is overdue, and leave word for the agent that somebody looks."""
+    for task_id in overdue(folder, now_s):
+        if kill(unit_of(task_id)):
+            log.warning("killed task %s: its control plane was not heard", task_id)
+    new = folder / ".new.alive"
+    new.write_text(f"{now_s!r}\n")
+    os.replace(new, folder / ".alive")
+
+
+def main() -> None:
+    """Look twice a second until SIGTERM."""
+    logging.basicConfig(format="%(message)s")
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    look(folder, boottime_s())
+    notify("READY=1")
+    while not stop.wait(EVERY_S):
+        look(folder, boottime_s())
+        notify("WATCHDOG=1")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Sizes, durations and CPUs as options of a command line, for both programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from agent.errors import InvalidInput
+from agent.wire.quantities import CORES, DURATION, SIZE, Quantity
+
+
+class _Option(click.ParamType[float]):
+    """An option with a quantity: what cannot be read is told with what is accepted."""
+
+    def __init__(self, quantity: Quantity, name: str) -> None:
+        self._quantity = quantity
+        self.name = name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        if not isinstance(value, str):
+            return float(value)
+        try:
+            return self._quantity.read(value)
+        except InvalidInput as e:
+            self.fail(str(e), param, ctx)
+
+
+def size() -> click.ParamType[float]:
+    """Return the type of an option for bytes: 48MiB, 1.5GiB; its values are whole."""
+    return _Option(SIZE, "size")
+
+
+def seconds() -> click.ParamType[float]:
+    """Return the type of an option for a duration: 90s, 10m, 8h, 30d."""
+    return _Option(DURATION, "duration")
+
+
+def cores() -> click.ParamType[float]:
+    """Return the type of an option for CPUs: 0.5, 2, 500m."""
+    return _Option(CORES, "cpus")

@@ -1,0 +1,173 @@
+"""Sizes, durations and shares of CPUs as people write them, and as they are shown to people.
+
+`48MiB`, `30s`, `0.5`. In programs and on the wire they are numbers: bytes, seconds, CPUs. What
+these functions write they also read: `size(size_text(n)) == n`, and so for the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from agent.errors import InvalidInput
+
+_SIZES = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40, "PiB": 50, "EiB": 60}
+_LETTERS = {"K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
+"""As systemd reads them, to the base of 1024 (systemd.resource-control(5), MemoryMax=)."""
+_DECIMAL = ("kB", "KB", "MB", "GB", "TB", "PB", "EB")
+_SPANS = {
+    "d": Fraction(86_400),
+    "h": Fraction(3600),
+    "m": Fraction(60),
+    "s": Fraction(1),
+    "ms": Fraction(1, 1000),
+}
+_NUMBER = r"\d{1,400}(?:\.\d{1,400})?"
+_SIZE = re.compile(rf"({_NUMBER}) ?([A-Za-z]{{0,3}})", re.ASCII)
+_CORES = re.compile(rf"({_NUMBER})(m?)", re.ASCII)
+_SPAN = re.compile(rf"({_NUMBER})(ms|[dhms])", re.ASCII)
+_PLACES = 3
+"""Decimals of a size that is written exactly; with more of them bytes are easier to read."""
+_MAX_CHARS = 1000
+_SHOWN_CHARS = 40
+_LONG_BITS = 128
+"""Python itself refuses to write numbers of many thousand digits."""
+
+
+def size(text: str) -> int:
+    """Return bytes; parts of a byte are rounded. `InvalidInput` says what is accepted."""
+    match = _SIZE.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
+    unit = match[2] if match else ""
+    if match is None or (unit and unit not in _SIZES and unit not in _LETTERS):
+        raise InvalidInput(f"{shown(text)} is no size; {_accepted_size(unit)}")
+    shift = _SIZES.get(unit, _LETTERS.get(unit, 0))
+    return round(Fraction(match[1]) * (1 << shift))
+
+
+def _accepted_size(unit: str) -> str:
+    if unit in _DECIMAL:
+        return f"{unit} means 1000 to some and 1024 to others: write bytes or 48MiB"
+    return "write bytes or 48MiB, 1.5GiB, …"
+
+
+def seconds(text: str) -> float:
+    """Return seconds of `30s`, `10m`, `1h30m`, `250ms`; a unit is needed, except by 0."""
+    rest, total = text.strip(), Fraction(0)
+    if len(text) > _MAX_CHARS or not rest:
+        raise _no_duration(text)
+    if rest == "0":
+        return 0.0
+    largest = Fraction(10**9)
+    while rest:
+        match = _SPAN.match(rest)
+        if match is None or _SPANS[match[2]] >= largest:
+            raise _no_duration(text)
+        largest = _SPANS[match[2]]
+        total += Fraction(match[1]) * largest
+        rest = rest[match.end() :]
+    try:
+        return float(total)
+    except OverflowError:
+        raise _no_duration(text) from None
+
+
+def _no_duration(text: str) -> InvalidInput:
+    return InvalidInput(f"{shown(text)} is no duration; write 90s, 10m, 1h30m, 8h or 30d")
+
+
+def cores(text: str) -> float:
+    """Return CPUs of `0.5`, `2` or, in thousandths, `500m`."""
+    match = _CORES.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
+    try:
+        if match is not None:
+            return float(Fraction(match[1]) / (1000 if match[2] else 1))
+    except OverflowError:
+        pass
+    raise InvalidInput(f"{shown(text)} is no number of CPUs; write 0.5, 2 or 500m")
+
+
+def size_text(count: int) -> str:
+    """Return a size exactly, in the largest unit that is short to write: `48MiB`, `1.5GiB`."""
+    for unit, shift in reversed(_SIZES.items()):
+        if shift and count >= 1 << shift:
+            thousandths, rest = divmod(count * 10**_PLACES, 1 << shift)
+            if not rest:
+                return f"{_decimal(Fraction(thousandths, 10**_PLACES))}{unit}"
+    return f"{count}B"
+
+
+def about_size(count: int) -> str:
+    """Return a size rounded to a tenth of its unit, for tables: `48MiB`, `11.8MiB`."""
+    for unit, shift in reversed(_SIZES.items()):
+        if shift and count >= 1 << shift:
+            return f"{_decimal(round(Fraction(count, 1 << shift), 1))}{unit}"
+    return f"{count}B"
+
+
+def seconds_text(value: float) -> str:
+    """Return a duration exactly: `90s` is `1m30s`, a quarter of a second is `0.25s`."""
+    exact = Fraction(repr(value))
+    left, parts = exact, []
+    for unit in ("d", "h", "m"):
+        count, left = divmod(left, _SPANS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    if left or not parts:
+        parts.append(f"{_decimal(left)}s")
+    return "".join(parts)
+
+
+def cores_text(value: float) -> str:
+    """Return CPUs: `0.5`, `2`."""
+    return _decimal(Fraction(repr(value)))
+
+
+def shown(value: Any) -> str:
+    """Return a value that was refused, as its writer knows it, and not all of a long one."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case int() if value.bit_length() > _LONG_BITS:
+            return f"a number of {value.bit_length()} bits"
+        case dict():
+            return f"a table of {len(value)}"
+        case list():
+            return f"a list of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
+def _decimal(value: Fraction) -> str:
+    """Return a number without exponent; its denominator has no factors but 2 and 5."""
+    whole, rest = divmod(value, 1)
+    digits = []
+    while rest:
+        digit, rest = divmod(rest * 10, 1)
+        digits.append(str(digit))
+    return f"{whole}.{''.join(digits)}" if digits else str(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One kind of quantity: how it is called, read and written."""
+
+    name: str
+    read: Callable[[str], float]
+    write: Callable[[Any], str]
+    examples: str
+
+
+SIZE = Quantity("a size", size, size_text, "48MiB or 1.5GiB")
+DURATION = Quantity("a duration", seconds, seconds_text, "30s, 10m or 8h")
+CORES = Quantity("a number of CPUs", cores, cores_text, "0.5, 2 or 500m")
+_BY_ENDING = {"_bytes": SIZE, "_s": DURATION, "_cores": CORES, "cpus": CORES}
+
+
+def quantity_of(field: str) -> Quantity | None:
+    """Return what a field holds; its name says so, as everywhere in Twine."""
+    return next((q for end, q in _BY_ENDING.items() if field.endswith(end)), None)

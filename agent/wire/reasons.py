@@ -1,0 +1,85 @@
+"""Why a connection, a file or a document could not be used, in words for people.
+
+Libraries say it in their own way (`Cannot connect to host … ssl:default [Connect call failed
+…]`); here it is said once, from the kind of failure and its number.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import ssl
+
+_BY_NUMBER = {
+    errno.ECONNREFUSED: "nothing listens there (the connection was refused)",
+    errno.EHOSTUNREACH: "there is no way to its host",
+    errno.ENETUNREACH: "there is no way to its network",
+    errno.ETIMEDOUT: "its host does not answer",
+    errno.ECONNRESET: "it closed the connection",
+    errno.EPIPE: "it closed the connection",
+    errno.ENOENT: "there is no such file",
+    errno.EACCES: "this user may not open it",
+    errno.EPERM: "this user may not do that",
+    errno.ENOSPC: "the disk is full",
+}
+_TLS_WORDS = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not one that we trust",
+    "CERTIFICATE_EXPIRED": "our certificate has expired",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust our certificate",
+    "CERTIFICATE_REQUIRED": "it asks for a certificate and we showed none",
+    "WRONG_VERSION_NUMBER": "what answers there does not speak TLS",
+}
+_VERIFY_WORDS = {
+    10: "its certificate has expired",
+    9: "its certificate is not valid yet; compare the clocks of both hosts",
+    62: "its certificate is for another name",
+    64: "its certificate is for another address",
+}
+"""By number of X509_V_ERR_… (OpenSSL, x509_vfy.h)."""
+_ERRNO = re.compile(r"\[Errno (\d{1,4})\]")
+
+
+def why(error: BaseException) -> str:
+    """Return why something failed, without the words of the library that noticed."""
+    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return _of_certificate(cause)
+    if isinstance(cause, ssl.SSLError):
+        return _TLS_WORDS.get(
+            getattr(cause, "reason", None) or "", "the connection cannot be secured with TLS"
+        )
+    if isinstance(cause, socket.gaierror):
+        return "its name is not known: no address was found for it"
+    if isinstance(cause, TimeoutError):
+        return "it did not answer in time"
+    if isinstance(cause, ConnectionRefusedError):
+        return _BY_NUMBER[errno.ECONNREFUSED]
+    if isinstance(cause, OSError):
+        return _of_number(cause)
+    return _KINDS.get(type(cause).__name__, "the connection broke off")
+
+
+def _of_certificate(error: ssl.SSLCertVerificationError) -> str:
+    code = getattr(error, "verify_code", None)
+    if code is None and len(error.args) > 1:
+        return str(error.args[1])  # our own check of the identity, in our own words (tls.py)
+    return _VERIFY_WORDS.get(code or 0, "its certificate is not one that we trust")
+
+
+def _of_number(error: OSError) -> str:
+    numbers = [error.errno] if error.errno else [int(n) for n in _ERRNO.findall(str(error))]
+    found = list(dict.fromkeys(_BY_NUMBER.get(n, os.strerror(n)) for n in numbers))
+    if found:
+        return "; ".join(found)
+    return _KINDS.get(type(error).__name__, "the connection broke off")
+
+
+_KINDS = {
+    "ServerDisconnectedError": "it closed the connection without an answer",
+    "ClientPayloadError": "its answer broke off",
+    "ClientResponseError": "it does not speak HTTP as we do",
+    "InvalidURL": "this is no address",
+    "ServerTimeoutError": "it did not answer in time",
+}

@@ -1,0 +1,60 @@
+"""From what a person wrote to what programs exchange: `"48MiB"` in a file is 50331648 there.
+
+Which fields are sizes, durations or CPUs is said by their names (`_bytes`, `_s`, `_cores`) and
+that they are numbers by their types. The wire itself carries plain numbers only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_origin
+
+import msgspec
+from msgspec.structs import FieldInfo
+
+from agent.errors import InvalidInput
+from agent.wire.kinds import arm, is_number, is_struct, strip
+from agent.wire.quantities import Quantity, quantity_of
+
+MAX_DEPTH = 32
+
+
+def plain(document: Any, kind: Any) -> Any:
+    """Return a document of `kind` with numbers where sizes were written in words.
+
+    What cannot be read stays as it is: `violations` refuses it, and says what is accepted.
+    """
+    return _plain(document, kind, None, 0)
+
+
+def _plain(value: Any, kind: Any, quantity: Quantity | None, depth: int) -> Any:
+    if isinstance(value, str):
+        return _number(value, kind, quantity)
+    if depth >= MAX_DEPTH or not isinstance(value, dict | list):
+        return value
+    bare, _ = strip(arm(value, kind))
+    if isinstance(value, dict) and is_struct(bare):
+        fields = {f.encode_name: f for f in msgspec.structs.fields(bare)}
+        return {key: _field(item, fields.get(key), depth) for key, item in value.items()}
+    if isinstance(value, dict) and get_origin(bare) is dict:
+        item_kind = get_args(bare)[1]
+        return {k: _plain(item, item_kind, quantity, depth + 1) for k, item in value.items()}
+    if isinstance(value, list) and get_origin(bare) is list:
+        (item_kind,) = get_args(bare)
+        return [_plain(item, item_kind, quantity, depth + 1) for item in value]
+    return value
+
+
+def _field(value: Any, field: FieldInfo | None, depth: int) -> Any:
+    """Return one field; its name in our code says what it holds, also where files say less."""
+    if field is None:
+        return value
+    return _plain(value, field.type, quantity_of(field.name), depth + 1)
+
+
+def _number(text: str, kind: Any, quantity: Quantity | None) -> Any:
+    if quantity is None or not is_number(kind):
+        return text
+    try:
+        return quantity.read(text)
+    except InvalidInput:
+        return text

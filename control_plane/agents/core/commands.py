@@ -1,0 +1,48 @@
+"""What agents are told about tasks, and which tasks nobody asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from agent.api import TaskStatus
+from control_plane.api.jobs import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Put a task on its machine."""
+
+    machine: str
+    task: str
+    index: int
+    version: int
+    generation: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Delete a task from a machine."""
+
+    machine: str
+    task: str
+    generation: int
+    urgent: bool = field(default=False, compare=False)
+    """It must not run there at all (a second copy, a job that is gone), so it goes first."""
+
+
+Command = Start | Stop
+
+
+def strays(machine: str, tasks: Mapping[str, TaskStatus], known: Set[str]) -> list[Stop]:
+    """Return stops for tasks of ours that no record places on this machine.
+
+    `known` holds the ids that belong there, or that their job is already removing. Tasks
+    that a local operator started (no epoch, no job) are none of our business.
+    """
+    return [
+        Stop(machine, name, status.generation, urgent=True)
+        for name, status in tasks.items()
+        if status.epoch and status.job and name not in known
+    ]

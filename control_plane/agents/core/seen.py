@@ -1,0 +1,48 @@
+"""Machines as the scheduler sees them: what broker and agent last said, in one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent.api import TaskState, TaskStatus
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMachine:
+    """A machine of a job, as its agent and the broker last said."""
+
+    up: bool
+    """Not declared down."""
+    answering: bool
+    """Its tasks were listed since it last became reachable, so `tasks` is what runs."""
+    ready: bool
+    """Runs the entitlement's verified profile, so tasks may start (HP15)."""
+    held: bool = True
+    """Is assigned to the job's entitlement."""
+    leaving: bool = False
+    """Its tasks must move away: maintenance, decommission, a loan that is called back."""
+    overdue: bool = False
+    """… and the deadline for that has passed, which wins over the availability budget."""
+    leaving_reason: str = ""
+    called_back: bool = False
+    """It was lent and its owner wants it back: the reason of `leaving`."""
+    deadline: float | None = None
+    """When its tasks must be gone, in seconds since 1970."""
+    tasks: Mapping[str, TaskStatus] = field(default_factory=dict)
+    stopped: Mapping[str, int] = field(default_factory=dict)
+    """Task id → generation of the last stop that the agent confirmed."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Task id → why the agent refused the last command about it."""
+    unheard_s: float = 0.0
+    """Of a machine that is down or does not answer: since its agent certainly answered last;
+    since the start of this process if it never did. Pauses of this process count. An answer
+    takes time: the agent heard us before that."""
+
+
+View = Mapping[str, SeenMachine]
+
+
+def is_empty(tasks: Mapping[str, TaskStatus]) -> bool:
+    """Return whether no task of a machine is alive, so that it may be rebooted."""
+    return all(s.state in (TaskState.STOPPED, TaskState.FAILED) for s in tasks.values())

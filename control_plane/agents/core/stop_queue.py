@@ -1,0 +1,91 @@
+"""In which order tasks are stopped, and how fast: what the rate limit lets pass next.
+
+A bug that wants to stop everything gets no further than the limit (F-54). Within it a task
+that must not run where it runs goes first; all others by turns of their entitlements, so that
+the end of a large job does not hold up the update of a small one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A task on a machine."""
+
+    machine: str
+    task: str
+
+
+class StopQueue:
+    """Places that wait for a stop, each at most once."""
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+        self._urgent: OrderedDict[Place, None] = OrderedDict()
+        self._by_entitlement: OrderedDict[str, OrderedDict[Place, None]] = OrderedDict()
+        self._where: dict[Place, str] = {}
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self._urgent) + len(self._where)
+
+    def __contains__(self, place: object) -> bool:
+        """Return whether a place waits."""
+        return place in self._urgent or place in self._where
+
+    def add(self, place: Place, entitlement: str, *, urgent: bool) -> None:
+        """Let a place wait; one that waits already may only become urgent."""
+        if place in self._urgent or (place in self._where and not urgent):
+            return
+        self.discard(place)
+        if urgent:
+            self._urgent[place] = None
+        else:
+            self._where[place] = entitlement
+            self._by_entitlement.setdefault(entitlement, OrderedDict())[place] = None
+
+    def first(self) -> Place | None:
+        """Return who is next, and leave it there."""
+        if self._urgent:
+            return next(iter(self._urgent))
+        for places in self._by_entitlement.values():
+            return next(iter(places))
+        return None
+
+    def take(self, place: Place) -> None:
+        """Remove a place that is stopped now: its entitlement goes to the end of the turns."""
+        entitlement = self._where.get(place)
+        self.discard(place)
+        if entitlement is not None and entitlement in self._by_entitlement:
+            self._by_entitlement.move_to_end(entitlement)
+
+    def discard(self, place: Place) -> None:
+        """Remove a place, if it waits."""
+        self._urgent.pop(place, None)
+        entitlement = self._where.pop(place, None)
+        if entitlement is not None:
+            places = self._by_entitlement[entitlement]
+            del places[place]
+            if not places:
+                del self._by_entitlement[entitlement]
+
+
+class TokenBucket:
+    """At most `burst` at once and `per_s` in the long run."""
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        """Start full."""
+        self._per_s, self._burst = per_s, burst
+        self._tokens, self._at = float(burst), 0.0
+
+    def take(self, now: float) -> float:
+        """Return 0 if one more is allowed now, which is taken; else the seconds until it is."""
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
+        self._at = now
+        if self._tokens >= 1 - 1e-9:
+            self._tokens -= 1
+            return 0.0
+        return (1 - self._tokens) / self._per_s

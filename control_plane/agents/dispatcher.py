@@ -1,0 +1,389 @@
+"""Carries commands to agents: each at most once at a time, none held up by a slow machine.
+
+A command is derived when its turn has come, not when it was asked for: whatever was decided
+while it waited for a slot, for the rate limit or for an image counts (BUG-CP7 was the other
+way). One that fails is derived again after a pause; agents fence them by generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from agent.api import ImagePull, ProfileSpec, TaskSpec
+from agent.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachable
+from control_plane.agents.core.commands import Command, Start, Stop
+from control_plane.agents.core.seen import is_empty
+from control_plane.agents.core.stop_queue import Place, StopQueue, TokenBucket
+from control_plane.agents.pool import AgentPool
+from control_plane.agents.protocol import AgentApi
+from control_plane.agents.region import Region
+from control_plane.api.machines import MachineRecord
+from control_plane.images.store import FindImage
+from control_plane.runtime.table import ignore
+
+log = logging.getLogger(__name__)
+Wanted = Callable[[str, str], TaskSpec | Stop | None]
+"""What to tell a machine about a task at this moment; None: nothing."""
+_PER_MACHINE = 4
+"""Calls in flight per machine, and images on their way to it."""
+_QUICK_S = 1.0
+"""A call that was not answered by then gives its slot to others and goes on: an agent that is
+slow takes memory for what it is asked, and no turn of anybody else (BUG-CP11, F-53)."""
+_PULL_TIMEOUT_S = 900.0
+_PAUSE_MAX_S = 60.0
+_PROFILE, _ASK_PROFILE = "profile", "profile?"
+
+
+@dataclass(slots=True)
+class _Line:
+    """What waits for one machine; gone with the last of it."""
+
+    machine: str
+    pending: dict[str, bool] = field(default_factory=dict)
+    """What → whether the rate limit let it pass already."""
+    in_flight: set[str] = field(default_factory=set)
+    pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """What failed → until when it is not tried, and how long that pause was."""
+    pulls: dict[str, set[str]] = field(default_factory=dict)
+    """Image on its way → tasks that wait for it."""
+    pulling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PER_MACHINE))
+    queued: bool = False
+
+    def is_idle(self) -> bool:
+        return not (self.pending or self.in_flight or self.pauses or self.pulls)
+
+
+class Dispatcher:
+    """The only way from the control plane to an agent's tasks, images and profile."""
+
+    def __init__(self, region: Region, pool: AgentPool, find_image: FindImage) -> None:
+        """Send nothing yet."""
+        self._broker, self._sights = region.broker, region.sights
+        self._settings = settings = region.settings
+        self._runtime = region.runtime
+        self._pool = pool
+        self._find_image = find_image
+        self._wanted: Wanted = lambda _machine, _task: None
+        self._epoch = 0
+        self._group: asyncio.TaskGroup | None = None
+        self._lines: dict[str, _Line] = {}
+        self._order: deque[_Line] = deque()
+        """Machines for which something waits that may go at once, by turns."""
+        self._slots = settings.concurrent_calls
+        self._stops = StopQueue()
+        self._bucket = TokenBucket(settings.destructive_per_s, settings.destructive_burst)
+        self._release_at: asyncio.TimerHandle | None = None
+        region.broker.listen(self._machine_changed, loaded=ignore)
+
+    def follow(self, wanted: Wanted) -> None:
+        """Take the source of what is wanted: the scheduler."""
+        self._wanted = wanted
+
+    async def run(self, epoch: int) -> None:
+        """Carry commands, stamped with this term, until cancelled."""
+        self._epoch = epoch
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._fill()
+            self._release()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._group = None  # news may still come while everything ends
+                if self._release_at is not None:
+                    self._release_at.cancel()
+
+    def send(self, command: Command) -> None:
+        """Have an agent told about a task, when its turn has come and if it is still wanted."""
+        match command:
+            case Start(machine=machine, task=task):
+                self._ask(machine, task)
+            case Stop(machine=machine, task=task, urgent=urgent):
+                self._ask_stop(Place(machine, task), urgent=urgent)
+
+    def prestage(self, machine: str, digest: str) -> None:
+        """Bring an image to a machine ahead of its use."""
+        if digest not in self._sights.sight(machine).images:
+            line = self._line(machine)
+            if not self._is_paused(line, digest):
+                self._pull(line, digest)
+
+    def put_profile(self, machine: str) -> None:
+        """Ask a machine for the profile that its record wants."""
+        self._ask(machine, _PROFILE)
+
+    def ask_profile(self, machine: str) -> None:
+        """Ask a machine how its profile stands; the sights will know."""
+        self._ask(machine, _ASK_PROFILE)
+
+    async def logs(
+        self, machine: str, task: str, *, follow: bool, since: str | None, tail: int | None
+    ) -> AsyncIterator[bytes]:
+        """Yield what a task wrote on a machine."""
+        agent = await self._agent(machine)
+        async for chunk in agent.task_logs(task, follow=follow, since=since, tail=tail):
+            yield chunk
+
+    # -- whose turn it is
+
+    def _line(self, machine: str) -> _Line:
+        return self._lines.get(machine) or self._lines.setdefault(machine, _Line(machine))
+
+    def _is_paused(self, line: _Line, what: str) -> bool:
+        return what in line.pauses and self._runtime.now() < line.pauses[what][0]
+
+    def _ask(self, machine: str, what: str, *, passed: bool = False) -> None:
+        """Let something wait for its turn, once."""
+        line = self._line(machine)
+        if what in line.in_flight or self._is_paused(line, what):
+            return
+        if any(what in tasks for tasks in line.pulls.values()):
+            return
+        line.pending[what] = passed or line.pending.get(what, False)
+        self._queue(line)
+        self._fill()
+
+    def _ask_stop(self, place: Place, *, urgent: bool) -> None:
+        """Let a stop wait for the rate limit, then for its turn."""
+        line = self._lines.get(place.machine)
+        if line is not None:
+            passed = line.pending.get(place.task, False)
+            if passed or place.task in line.in_flight or self._is_paused(line, place.task):
+                return
+            line.pending.pop(place.task, None)  # a start that is not wanted any more
+        status = self._sights.sight(place.machine).tasks.get(place.task)
+        self._stops.add(place, status.entitlement if status else "", urgent=urgent)
+        self._release()
+
+    def _release(self) -> None:
+        """Let stops pass as far as the rate limit goes, those that are still wanted."""
+        if self._group is None or self._release_at is not None:
+            return
+        while (place := self._stops.first()) is not None:
+            wanted = self._wanted(place.machine, place.task)
+            if isinstance(wanted, Stop):
+                wait_s = self._bucket.take(self._runtime.now())
+                if wait_s > 0:
+                    loop = asyncio.get_running_loop()
+                    self._release_at = loop.call_later(wait_s, self._release_again)
+                    return
+                self._stops.take(place)
+                self._ask(place.machine, place.task, passed=True)
+            else:
+                self._stops.discard(place)
+                if wanted is not None:
+                    self._ask(place.machine, place.task)
+
+    def _release_again(self) -> None:
+        self._release_at = None
+        self._release()
+
+    def _queue(self, line: _Line) -> None:
+        if line.pending and not line.queued and len(line.in_flight) < _PER_MACHINE:
+            line.queued = True
+            self._order.append(line)
+
+    def _fill(self) -> None:
+        """Begin what may begin: one of each machine, by turns."""
+        while self._group is not None and self._slots > 0 and self._order:
+            line = self._order.popleft()
+            line.queued = False
+            if not line.pending:
+                continue
+            what = next(iter(line.pending))
+            passed = line.pending.pop(what)
+            line.in_flight.add(what)
+            self._slots -= 1
+            self._runtime.spawn_in(self._group, "dispatcher", self._attempt(line, what, passed))
+            self._queue(line)
+
+    async def _attempt(self, line: _Line, what: str, passed: bool) -> None:
+        holds = True
+
+        def give_slot() -> None:
+            nonlocal holds
+            if holds:
+                holds = False
+                self._slots += 1
+                self._fill()
+
+        giving = asyncio.get_running_loop().call_later(_QUICK_S, give_slot)
+        try:
+            await self._carry(line, what, passed)
+        except (TwineError, TimeoutError) as e:
+            self._failed(line, what, e)
+        except Exception as e:
+            log.exception("command broke", extra={"machine": line.machine, "object": what})
+            self._failed(line, what, e)
+        else:
+            line.pauses.pop(what, None)
+        finally:
+            giving.cancel()
+            line.in_flight.discard(what)
+            self._queue(line)
+            self._tidy(line)
+            give_slot()
+            self._fill()  # its slot may have been another's for long
+
+    def _failed(self, line: _Line, what: str, error: Exception) -> None:
+        """Note why, and derive the command again after a pause."""
+        last = line.pauses.get(what, (0.0, self._settings.retry_s / 2))[1]
+        pause = min(last * 2, _PAUSE_MAX_S)
+        line.pauses[what] = (self._runtime.now() + pause, pause)
+        asyncio.get_running_loop().call_later(pause, self._again, line, what)
+        reason = str(error) or f"no answer within {self._settings.call_timeout_s:g} s"
+        machine = line.machine
+        log.warning(
+            "command to agent failed",
+            extra={"machine": machine, "object": what, "reason": reason},
+        )
+        if what == _ASK_PROFILE or self._broker.table.find(machine) is None:
+            return  # the health checker notices if the machine is gone
+        unknown = isinstance(error, TimeoutError | Unreachable | Conflict)
+        self._sights.refused(machine, what, f"{machine}: {reason}", doubtful=unknown)
+
+    def _again(self, line: _Line, what: str) -> None:
+        """End a pause; its length is remembered until it succeeds or nobody wants it."""
+        if self._group is None or self._lines.get(line.machine) is not line:
+            return
+        wanted = self._wanted(line.machine, what)
+        if wanted is None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_PAUSE_MAX_S, self._forgive, line, what, line.pauses.get(what))
+            self._sights.changed(line.machine)  # for whoever asked for what is no task
+        elif isinstance(wanted, Stop):
+            self._ask_stop(Place(line.machine, what), urgent=wanted.urgent)
+        else:
+            self._ask(line.machine, what)
+
+    def _forgive(self, line: _Line, what: str, pause: tuple[float, float] | None) -> None:
+        """Forget a failure that did not happen again."""
+        if line.pauses.get(what) == pause:
+            line.pauses.pop(what, None)
+            self._tidy(line)
+
+    def _tidy(self, line: _Line) -> None:
+        if line.is_idle() and self._lines.get(line.machine) is line:
+            del self._lines[line.machine]
+
+    def _machine_changed(
+        self, name: str, _: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        """Drop what waits for a machine that is gone, and its connections."""
+        if after is not None:
+            return
+        line = self._lines.pop(name, None)
+        if line is not None:
+            line.pending.clear()
+            line.pauses.clear()
+        if self._group is not None:
+            self._runtime.spawn_in(self._group, "dispatcher", self._pool.drop(name))
+
+    # -- carrying
+
+    async def _agent(self, machine: str) -> AgentApi:
+        return await self._pool.get(self._broker.table.get(machine))
+
+    async def _carry(self, line: _Line, what: str, passed: bool) -> None:
+        """Tell the agent what is wanted at this moment."""
+        machine = line.machine
+        async with asyncio.timeout(self._settings.call_timeout_s):
+            if what == _PROFILE:
+                await self._put_profile(machine)
+            elif what == _ASK_PROFILE:
+                seen = await (await self._agent(machine)).get_profile()
+                self._sights.saw_profile(machine, seen)
+            else:
+                wanted = self._wanted(machine, what)
+                if isinstance(wanted, TaskSpec):
+                    await self._start(line, what, wanted)
+                elif wanted is not None and passed:
+                    await self._stop(wanted)
+                elif wanted is not None:
+                    line.in_flight.discard(what)
+                    self._ask_stop(Place(machine, what), urgent=wanted.urgent)
+
+    async def _start(self, line: _Line, task: str, spec: TaskSpec) -> None:
+        machine = line.machine
+        if spec.image not in self._sights.sight(machine).images:
+            self._pull(line, spec.image, task)
+            return
+        try:
+            status = await (await self._agent(machine)).put_task(task, spec)
+        except (NotFound, Unprocessable):
+            # perhaps the image was removed meanwhile: the next attempt asks for it again
+            self._sights.sight(machine).images -= {spec.image}
+            raise
+        self._sights.answered(machine, status)
+        log.info(
+            "task put", extra={"task": task, "machine": machine, "generation": spec.generation}
+        )
+
+    async def _stop(self, command: Stop) -> None:
+        name, machine, generation = command.task, command.machine, command.generation
+        gone = False
+        try:
+            agent = await self._agent(machine)
+            status = await agent.delete_task(name, generation, self._epoch)
+        except NotFound:
+            gone = True
+        else:
+            self._sights.answered(machine, status, removed=True)
+        self._sights.stop_confirmed(machine, name, generation, gone=gone)
+        log.info("task stopped", extra={"task": name, "machine": machine})
+
+    async def _put_profile(self, machine: str) -> None:
+        record = self._broker.table.get(machine)
+        if not record.entitlement:
+            return
+        spec = ProfileSpec(
+            name=record.profile_wanted,
+            generation=record.assignment_generation,
+            epoch=self._epoch,
+            allow_reboot=is_empty(self._sights.sight(machine).tasks),
+        )
+        self._sights.saw_profile(machine, await (await self._agent(machine)).put_profile(spec))
+
+    # -- images
+
+    def _pull(self, line: _Line, digest: str, task: str = "") -> None:
+        """Bring an image to a machine; a task that waits for it holds up no other."""
+        if digest in line.pulls:
+            line.pulls[digest] |= {task} if task else set()
+        elif self._group is not None:
+            line.pulls[digest] = {task} if task else set()
+            self._runtime.spawn_in(self._group, "dispatcher", self._bring(line, digest))
+
+    async def _bring(self, line: _Line, digest: str) -> None:
+        machine = line.machine
+        try:
+            async with asyncio.timeout(_PULL_TIMEOUT_S), line.pulling:
+                await self._ensure_image(machine, digest)
+        except (TwineError, TimeoutError) as e:
+            for what in [*sorted(line.pulls.pop(digest)), digest]:
+                self._failed(line, what, e)
+            return
+        line.pauses.pop(digest, None)
+        waiting = sorted(line.pulls.pop(digest))
+        if self._lines.get(machine) is line:
+            for task in waiting:
+                self._ask(machine, task)
+            self._sights.changed(machine)
+        self._tidy(line)
+
+    async def _ensure_image(self, machine: str, digest: str) -> None:
+        if digest in self._sights.sight(machine).images:
+            return
+        image = await self._find_image(digest)
+        if image is None:
+            raise NotFound(
+                f"cannot bring image {digest} to machine {machine}: the image store has it no more",
+                hint="push it again",
+            )
+        pull = ImagePull(digest=digest, format=image.format, path=f"/v1/images/{digest}/stream")
+        await (await self._agent(machine)).pull_image(pull)
+        self._sights.sight(machine).images |= {digest}

@@ -1,0 +1,120 @@
+"""An agent over the network: its events are long-polled, and a slow one is told from a dead one."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from agent import api
+from agent.client import AgentClient
+from agent.errors import Busy, TwineError, Unreachable
+from control_plane.runtime.runtime import Runtime
+
+MIN_POLL_S = 0.1
+"""Between two polls that brought nothing: no busy loop against an agent that does not wait."""
+KNOCK_S = 2.0
+"""How long a host may take to accept a connection: two attempts of TCP (RFC 6298: 1 s)."""
+Knock = Callable[[], Awaitable[bool]]
+"""Returns whether the host's kernel accepts a connection."""
+GetEvents = Callable[[int, float], Awaitable[api.Events]]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an agent may take to answer, in seconds."""
+
+    wait_s: float
+    """It may hold a request for events for this long."""
+    give_up_s: float
+    """After this there will be no answer."""
+
+
+class PolledEvents:
+    """Implements `EventStream` with one long poll after the other."""
+
+    def __init__(
+        self, ask: GetEvents, knock: Knock, runtime: Runtime, after: int, patience: Patience
+    ) -> None:
+        """Ask nothing yet."""
+        self.heard_at = float("-inf")
+        self._ask, self._knock, self._runtime = ask, knock, runtime
+        self._after, self._patience = after, patience
+        self._boot_id: str | None = None
+
+    async def next(self) -> api.Events:
+        """Return the first answer, then each that brings something; see `EventStream`."""
+        while True:
+            asked = self._runtime.now()
+            events = await self._poll()
+            self.heard_at = self._runtime.now()
+            boots, self._boot_id = (self._boot_id, events.boot_id), events.boot_id
+            if events.lost or events.events or boots[0] != boots[1]:
+                self._after = events.latest
+                return events
+            if self.heard_at - asked < MIN_POLL_S:
+                await self._runtime.sleep(MIN_POLL_S)
+
+    async def close(self) -> None:
+        """There is nothing to close: a poll that is cancelled ends its own connection."""
+
+    async def _poll(self) -> api.Events:
+        patience = self._patience
+        try:
+            async with asyncio.timeout(patience.give_up_s):
+                return await self._ask(self._after, patience.wait_s)
+        except TimeoutError:
+            raise await unanswered(
+                "a request for events", patience.give_up_s, self._knock
+            ) from None
+
+
+async def unanswered(what: str, after_s: float, knock: Knock) -> TwineError:
+    """Return what it means that there was no answer: `Busy` if the host lives.
+
+    Then its agent has no computing time or does not get on, and its tasks most likely run.
+    """
+    if await knock():
+        return Busy(f"the host accepts connections, {what} is not answered within {after_s:g} s")
+    return Unreachable(f"{what} is not answered within {after_s:g} s")
+
+
+class PolledAgent(AgentClient):
+    """Implements `AgentApi` for a machine of the real world."""
+
+    def __init__(
+        self, endpoint: str, tls: ssl.SSLContext | None, runtime: Runtime, patience: Patience
+    ) -> None:
+        """Open nothing yet."""
+        super().__init__(endpoint, tls)
+        self._runtime, self._patience = runtime, patience
+
+    def follow(self, after: int) -> PolledEvents:
+        """Return the agent's events after a sequence number, as they come."""
+        knock = self._takes_connections
+        return PolledEvents(self.get_events, knock, self._runtime, after, self._patience)
+
+    async def get_machine(self) -> api.MachineFacts:
+        """Return what the machine has, or raise `Busy` for an agent that only is slow."""
+        patience_s = self._patience.give_up_s
+        try:
+            async with asyncio.timeout(patience_s):
+                return await super().get_machine()
+        except TimeoutError:
+            knock = self._takes_connections
+            raise await unanswered("a request for facts", patience_s, knock) from None
+
+    async def _takes_connections(self) -> bool:
+        """Return whether the host's kernel accepts a connection for the agent."""
+        place = urlsplit(self.endpoint)
+        if place.hostname is None or place.port is None:
+            return False  # a unix socket
+        try:
+            async with asyncio.timeout(KNOCK_S):
+                _, writer = await asyncio.open_connection(place.hostname, place.port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True

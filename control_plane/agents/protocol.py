@@ -1,0 +1,96 @@
+"""What the control plane asks of an agent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from agent import api
+from control_plane.api.machines import MachineRecord
+
+
+class EventStream(Protocol):
+    """What happens on one machine, as its agent tells it; the answers are its signs of life."""
+
+    @property
+    def heard_at(self) -> float:
+        """Return `Runtime.now()` of the last sign of life; it may be computed when asked."""
+        ...
+
+    async def next(self) -> api.Events:
+        """Return what is new, that something was lost, or another boot.
+
+        An answer without events is possible and means nothing. Raises `TwineError` when the
+        line is given up: open another one. `Unreachable`: nothing was heard; any other: the
+        host lives, and what its agent said is of no use.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Listen no more."""
+        ...
+
+
+class AgentApi(Protocol):
+    """The part of `agent.client.AgentClient` that the control plane uses."""
+
+    async def get_machine(self) -> api.MachineFacts:
+        """Return what the machine has."""
+        ...
+
+    async def list_images(self) -> api.Images:
+        """Return all images that are complete."""
+        ...
+
+    async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
+        """Let the agent fetch an image; returns when it is published."""
+        ...
+
+    async def list_tasks(self) -> api.Tasks:
+        """Return all tasks of the machine."""
+        ...
+
+    async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
+        """Set the desired state of a task."""
+        ...
+
+    async def delete_task(
+        self, task_id: str, generation: int | None = None, epoch: int | None = None
+    ) -> api.TaskStatus:
+        """Stop a task and tear it down."""
+        ...
+
+    def task_logs(
+        self,
+        task_id: str,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        tail: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Yield what the task wrote."""
+        ...
+
+    async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
+        """Ask for a host profile."""
+        ...
+
+    async def get_profile(self) -> api.ProfileStatus:
+        """Return the profile the machine runs."""
+        ...
+
+    async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
+        """Return events after a sequence number."""
+        ...
+
+    def follow(self, after: int) -> EventStream:
+        """Return the events after a sequence number, as they come."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+AgentFactory = Callable[[MachineRecord], AgentApi]
+"""Return a client of a machine's agent; called again when the machine's address changes."""

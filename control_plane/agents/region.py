@@ -1,0 +1,20 @@
+"""What all actors above the machines share: brokers, sights, the knobs, and the runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from control_plane.agents.sights import Sights
+from control_plane.api.settings import SchedulerSettings
+from control_plane.broker.brokers import Brokers
+from control_plane.runtime.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One region, as one process serves it."""
+
+    broker: Brokers
+    sights: Sights
+    settings: SchedulerSettings
+    runtime: Runtime

@@ -1,0 +1,245 @@
+"""What the agents last said: the control plane's view of the machines, in memory only.
+
+Nothing here is stored: after a start everything is asked again, and until a machine's
+tasks were listed nothing is concluded from their absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
+from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.protocol import EventStream
+from control_plane.api.machines import EventKind, MachineRecord, MachineState
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.unavailability import departure, overdue
+from control_plane.runtime.big_map import BigMap
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import ignore
+
+_NO_PROFILE = ProfileStatus()
+
+
+@dataclass(slots=True)
+class Sight:
+    """One machine, as its agent describes it. Times are the loop's.
+
+    There is one for each machine of the region, so one of which nothing is known is small.
+    """
+
+    asked_since: float | None = None
+    """None: this process did not come to ask it yet, so its silence means nothing."""
+    answered_at: float | None = None
+    """When a call was answered last; `stream` knows of the others."""
+    stream: EventStream | None = None
+    """Open while the agent is followed."""
+    alive_at: float | None = None
+    """When its host gave a sign of life last while its agent was of no use."""
+    answering: bool = False
+    boot_id: str = ""
+    tasks: dict[str, TaskStatus] = field(default_factory=dict)
+    stopped: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    images: frozenset[str] = frozenset()
+    profile: ProfileStatus = _NO_PROFILE
+    doubtful: bool = False
+    """A command had an unknown outcome: the tasks must be listed again."""
+
+    @property
+    def was_listed(self) -> bool:
+        """Return whether this process ever knew all that the machine has."""
+        return bool(self.boot_id)
+
+    @property
+    def heard_at(self) -> float | None:
+        """Return when the agent gave its last sign of life; None: never to this process."""
+        if self.stream is not None:
+            at = self.stream.heard_at
+            if self.answered_at is None or at > self.answered_at:
+                return at if at > float("-inf") else None
+        return self.answered_at
+
+    def silent_s(self, now: float) -> float:
+        """Return how long nothing was heard, or since when it is asked for the first time."""
+        since = self.heard_at
+        if since is None:
+            since = now if self.asked_since is None else self.asked_since
+        return now - since
+
+
+class Sights:
+    """The sights of all machines, and who wants to know when one changes."""
+
+    def __init__(self, broker: Brokers, runtime: Runtime) -> None:
+        """Start blind."""
+        self._runtime = runtime
+        self._broker = broker
+        self._sights: BigMap[Sight] = BigMap()
+        self._listeners: list[Callable[[str], None]] = []
+        broker.listen(self._record_changed, loaded=ignore)
+
+    def listen(self, changed: Callable[[str], None]) -> None:
+        """Call `changed(machine)` whenever something about a machine may matter."""
+        self._listeners.append(changed)
+
+    def sight(self, machine: str) -> Sight:
+        """Return what is known of a machine; nothing is kept of one that does not exist."""
+        known = self._sights.get(machine)
+        if known is None:
+            known = Sight()
+            if self._broker.table.find(machine) is not None:
+                self._sights[machine] = known
+        return known
+
+    def view(self, pool: str, machines: Iterable[str], now: float) -> dict[str, SeenMachine]:
+        """Return machines by name, as the scheduler sees them; `pool` is that of the tasks."""
+        found = {}
+        for name in machines:
+            record = self._broker.table.find(name)
+            if record is not None:
+                found[name] = self._seen(record, record.entitlement == pool, now)
+        return found
+
+    def ready(self, record: MachineRecord) -> bool:
+        """Return whether tasks may start there: its own profile, verified in this boot."""
+        sight = self.sight(record.machine)
+        return (
+            bool(record.entitlement)
+            and record.state is MachineState.UP
+            and sight.answering
+            and sight.profile.state is ProfileState.VERIFIED
+            and sight.profile.name == record.profile_wanted
+            and sight.profile.generation == record.assignment_generation
+        )
+
+    def listed(
+        self,
+        machine: str,
+        facts: MachineFacts,
+        tasks: Iterable[TaskStatus],
+        profile: ProfileStatus,
+        images: Iterable[str],
+    ) -> None:
+        """Take in a complete answer: from now on absence means something."""
+        sight = self.sight(machine)
+        sight.boot_id = facts.boot_id
+        sight.tasks = {status.task_id: status for status in tasks}
+        sight.images = frozenset(images)
+        sight.profile = profile
+        sight.refused.clear()
+        sight.stopped.clear()
+        sight.doubtful = False
+        sight.answering = True
+        self.heard(machine)
+        self.changed(machine)
+
+    def asked(self, machine: str) -> None:
+        """Take in that a machine is asked: from the first time on its silence counts."""
+        sight = self.sight(machine)
+        if sight.asked_since is None:
+            sight.asked_since = self._runtime.now()
+
+    def heard(self, machine: str, at: float | None = None) -> None:
+        """Take in a sign of life, now or at another time."""
+        sight, at = self.sight(machine), self._runtime.now() if at is None else at
+        sight.answered_at = at if sight.answered_at is None else max(sight.answered_at, at)
+
+    def silent(self, machine: str, *, alive: bool = False) -> None:
+        """Take in that the agent did not answer: what is known may be out of date.
+
+        `alive`: its host did, by refusing the connection or by taking it, or the agent said
+        something that is of no use.
+        """
+        sight = self.sight(machine)
+        if alive:
+            sight.alive_at = self._runtime.now()
+        if sight.answering:
+            sight.answering = False
+            self.changed(machine)
+
+    def saw_task(self, machine: str, status: TaskStatus) -> None:
+        """Take in the state of a task, unless something newer is known."""
+        self.heard(machine)
+        sight = self.sight(machine)
+        known = sight.tasks.get(status.task_id)
+        if known is None or status.generation >= known.generation:
+            sight.tasks[status.task_id] = status
+            sight.refused.pop(status.task_id, None)
+            self.changed(machine)
+
+    def answered(self, machine: str, status: TaskStatus, *, removed: bool = False) -> None:
+        """Take in the answer to a command, unless events overtook it.
+
+        They come in order and on another connection: what they said of the same generation is
+        newer, and so is that a task which was to be `removed` is gone.
+        """
+        known = self.sight(machine).tasks.get(status.task_id)
+        if status.generation > (0 if known is None else known.generation) and (
+            known is not None or not removed
+        ):
+            self.saw_task(machine, status)
+
+    def saw_tasks(self, machine: str, tasks: Iterable[TaskStatus]) -> None:
+        """Take in a complete list of tasks."""
+        self.heard(machine)
+        self.sight(machine).tasks = {status.task_id: status for status in tasks}
+        self.changed(machine)
+
+    def stop_confirmed(self, machine: str, task: str, generation: int, *, gone: bool) -> None:
+        """Take in that the agent accepted a stop, or (`gone`) that it knows no such task."""
+        self.heard(machine)
+        sight = self.sight(machine)
+        sight.stopped[task] = max(generation, sight.stopped.get(task, 0))
+        sight.refused.pop(task, None)
+        if gone:
+            sight.tasks.pop(task, None)
+        self.changed(machine)
+
+    def saw_profile(self, machine: str, profile: ProfileStatus) -> None:
+        """Take in the state of the machine's profile."""
+        self.heard(machine)
+        sight = self.sight(machine)
+        sight.refused.pop("profile", None)
+        if sight.profile != profile:
+            sight.profile = profile
+            self.changed(machine)
+
+    def refused(self, machine: str, task: str, reason: str, *, doubtful: bool) -> None:
+        """Take in that a command failed; with `doubtful`, nobody knows with what effect."""
+        sight = self.sight(machine)
+        sight.refused[task] = reason
+        sight.doubtful = sight.doubtful or doubtful
+        self.changed(machine)
+
+    def changed(self, machine: str) -> None:
+        """Wake whoever decides something about the machine."""
+        for listener in self._listeners:
+            listener(machine)
+
+    def _record_changed(
+        self, name: str, _before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        if after is None:
+            self._sights.pop(name, None)
+
+    def _seen(self, record: MachineRecord, held: bool, now: float) -> SeenMachine:
+        sight, event = self.sight(record.machine), departure(record, now)
+        up = record.state is MachineState.UP
+        is_heard = up and sight.answering
+        return SeenMachine(
+            up=up,
+            answering=sight.answering,
+            ready=is_heard and self.ready(record),
+            held=held,
+            leaving=event is not None,
+            overdue=overdue(record, now),
+            leaving_reason=event.reason if event is not None else "",
+            called_back=event is not None and event.kind is EventKind.REVOKED,
+            deadline=event.deadline if event is not None else None,
+            tasks=sight.tasks,
+            stopped=sight.stopped,
+            refused=sight.refused,
+            unheard_s=0.0 if is_heard else sight.silent_s(self._runtime.now()),
+        )

@@ -1,0 +1,471 @@
+"""The allocator as the scheduler knows it: machines for a job's tasks, and why some have none.
+
+It keeps the region's index true: to the brokers' records, of which it hears each change, and
+to what agents say, which decides whether a machine takes tasks now. Allocations themselves
+are made by `transactions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from agent.api import ProfileState
+from control_plane.agents.core.commands import strays
+from control_plane.agents.region import Region
+from control_plane.agents.sights import Sight
+from control_plane.allocator.core.claims import Claim
+from control_plane.allocator.core.demand import demand_for
+from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.planner import planning
+from control_plane.allocator.core.region_index import IndexedMachine, RegionIndex
+from control_plane.allocator.core.request import Allowance, Plan, Request
+from control_plane.allocator.core.spread import (
+    Repair,
+    Targets,
+    evened,
+    fullest_first,
+    gaining,
+    targets_of,
+    trying,
+)
+from control_plane.allocator.counted import CountedMachines, Held
+from control_plane.allocator.promises import Limits, PromiseKeeper
+from control_plane.allocator.task_directory import TaskDirectory
+from control_plane.allocator.transactions import Allocation, Allocations
+from control_plane.allocator.waiting import Waiting
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobRecord, JobSpec, spec_of
+from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.api.settings import Overgrant
+from control_plane.broker.core.capacity import Kinds
+from control_plane.broker.core.unavailability import blocking
+from control_plane.portal.core.pools import Quota, pool_of, pool_quotas
+from control_plane.portal.portal import Portal
+from control_plane.runtime.table import Table, ignore
+from control_plane.store import Compacted, Store
+
+STEP = 1_000
+"""Machines that are looked at between two pauses of a comparison of everything."""
+TURN = 100
+"""Machines that are looked at before others may have their turn: some 3 ms."""
+_RESYNC_S = 600.0
+"""Least time between two comparisons of everything, which find nothing unless there is a
+mistake: of 50,000 machines one takes about a second of computing."""
+_RESYNC_PAUSE_S = 0.5
+"""After each of these steps, so that keeping up costs little of a large region's time."""
+
+
+class Allocator:
+    """Plans on the index; owns the allocation records through `allocations`."""
+
+    def __init__(
+        self, region: Region, portal: Portal, jobs: Table[JobRecord], store: Store
+    ) -> None:
+        """Know nothing yet; `load` reads the records."""
+        self.index = RegionIndex()
+        self.allocations = Allocations(
+            store, self.index, region.broker, self.refresh, runtime=region.runtime
+        )
+        self.directory = TaskDirectory()
+        self._kinds = Kinds()
+        self._broker, self._portal = region.broker, portal
+        self.portal = portal
+        self._jobs, self._sights = jobs, region.sights
+        self._runtime, self._settings = region.runtime, region.settings
+        self._by_entitlement: dict[str, dict[str, None]] = defaultdict(dict)
+        self._quotas: dict[str, Quota] | None = None
+        self.waiting = Waiting(self._priority, lambda: self.index.gain)
+        self._counted = CountedMachines(self.index, self._runtime.wall)
+        self._timed: dict[str, None] = {}
+        """Machines whose agents are yet to answer for the first time."""
+        self._seen: dict[str, int] = {}
+        """Data center → the revision of its broker up to which nothing can be missed."""
+        self._given_back: dict[str, None] = {}
+        """Machines that are being given back: nothing is placed there, whatever is heard."""
+        self._away: dict[str, str] = {}
+        """Data centers whose brokers did not answer, when that was looked at last."""
+        self._quarantined: dict[str, float] = {}
+        """Machine → until when it is kept from a profile that it did not reach."""
+        self._promises = PromiseKeeper(
+            self.index,
+            self._all_quotas,
+            lambda pool: self._counted.aside(pool, self.quota(pool)),
+            self._runtime,
+        )
+        self._loaded = False
+        jobs.listen(self._job_changed)
+        portal.table.listen(lambda *_: self._quotas_changed())
+        region.broker.listen(self._machine_changed, loaded=ignore)
+        region.sights.listen(self._machine_seen)
+
+    async def load(self) -> None:
+        """Finish what a crash interrupted, then read all allocations (restart in seconds).
+
+        The tables must be loaded. A job of an earlier release has its tasks placed, but no
+        allocation: its claims are taken from its record.
+        """
+        await self.allocations.recover()
+        await self._look_at_all()
+        await self.allocations.load()
+        for record in self._jobs.records():
+            self._adopt(record)
+        self._loaded = True
+
+    async def run(self) -> None:
+        """Make up for events that were missed, until cancelled; a large region takes minutes."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._promises.run())
+            whole_at = self._runtime.now() + _RESYNC_S
+            while True:
+                await self._runtime.sleep(self._settings.resync_s)
+                await self._look_at_changes()
+                if self._runtime.now() >= whole_at:
+                    await self.resync(_RESYNC_PAUSE_S)
+                    whole_at = self._runtime.now() + _RESYNC_S
+
+    async def _look_at_changes(self) -> None:
+        """Take in what brokers changed since this was done last, heard of or not."""
+        for datacenter, broker in list(self._broker.by_datacenter.items()):
+            seen, self._seen[datacenter] = self._seen.get(datacenter), broker.table.latest
+            try:
+                names = dict.fromkeys(
+                    name for name, *_ in broker.table.changes(seen or broker.table.latest)
+                )
+            except Compacted:
+                names = dict.fromkeys(broker.table)
+            await self._refresh_in_turns(list(names))
+
+    async def resync(self, pause_s: float = 0.0) -> None:
+        """Compare the whole index with the brokers, whatever was heard or missed (AL2)."""
+        await self._look_at_all(pause_s)
+        known = list(self.index.machines)
+        for start in range(0, len(known), STEP):
+            part = known[start : start + STEP]
+            await self._refresh_in_turns([n for n in part if self._broker.table.find(n) is None])
+            await asyncio.sleep(pause_s)
+
+    async def _look_at_all(self, pause_s: float = 0.0) -> None:
+        for broker in list(self._broker.by_datacenter.values()):
+            names = list(broker.table)
+            for start in range(0, len(names), STEP):
+                await self._refresh_in_turns(names[start : start + STEP])
+                await asyncio.sleep(pause_s)
+
+    async def _refresh_in_turns(self, machines: Sequence[str]) -> None:
+        for start in range(0, len(machines), TURN):
+            self.refresh(machines[start : start + TURN])
+            await self._runtime.breathe()
+
+    def refresh(self, machines: Iterable[str]) -> None:
+        """Bring some machines up to date with their brokers' records and agents."""
+        known = []
+        for name in machines:
+            record = self._broker.table.find(name)
+            if record is None:
+                self._forget_machine(name)
+            else:
+                known.append(self._as_indexed(record))
+        self.index.put_many(known)
+
+    def _adopt(self, record: JobRecord) -> None:
+        claims = self.index.claims.get(record.name)
+        entitlement = self.entitlement_of(record.spec)
+        missing = []
+        for task in record.tasks:
+            if task.placement is None or (claims and claims.get(task.index)):
+                continue
+            machine = self.index.machines.get(task.placement.machine)
+            if machine is not None:
+                demand = demand_for(spec_of(record, task), entitlement)
+                missing.append(Claim(task.index, machine, demand, task.placement.ports or None))
+        if missing:
+            self.index.restore(record.name, self.pool_of(record.spec), missing)
+
+    # -- requests
+
+    async def allocate(self, request: Request) -> Allocation:
+        """Do what a request asks for; durable when this returns (`transactions`)."""
+        pool = request.pool
+        if self.waiting.begin(request.job):
+            self.allocations.forget_answer(request.job)
+        allocation = await self.allocations.allocate(
+            request, lambda: self.allowance(request), self._profile(pool)
+        )
+        if allocation.unplaced:
+            self.waiting.put(request.job, request, allocation.gain)
+        else:
+            self.waiting.drop(request.job)
+        return allocation
+
+    def known(self, request: Request) -> Allocation | None:
+        """Return the answer to a request that says the same as the last one, if it still holds."""
+        if self.waiting.begin(request.job):
+            return None
+        allocation = self.allocations.known(request)
+        if allocation is not None and not allocation.unplaced:
+            self.waiting.drop(request.job)
+        elif allocation is not None:
+            self.waiting.put(request.job, request, allocation.gain)
+        return allocation
+
+    async def targets(self, request: Request) -> Targets:
+        """Return where each task of a request would be: one plan, which changes nothing."""
+        made = await self._planned(request)
+        return targets_of(request, made, self.index.claims.get(request.job) or ())
+
+    async def repairs(self, request: Request, most: int = 1) -> tuple[Repair, ...]:
+        """Return so many moves at most that make a job's spread more even; changes nothing.
+
+        `request` is what the job asks for as it is. Empty: it is even, or as even as there is
+        room, or its first preference is not to be spread.
+        """
+        over, known = evened(request.preferences), self.index.claims.get(request.job)
+        if over is None or known is None:
+            return ()
+        claims = list(known)
+        tried = frozenset(fullest_first(claims, over, most))
+        left = {claim.machine.name for claim in claims if claim.task in tried}
+        return gaining(claims, over, await self._planned(trying(request, tried, left)), most)
+
+    async def _planned(self, request: Request) -> Plan:
+        steps = planning(self.index, request, self.allowance(request))
+        return await self.allocations.in_steps(steps)
+
+    async def forget(self, job: str) -> None:
+        """Give back everything that a job claims."""
+        self.waiting.drop(job)
+        claims = self.index.claims.get(job)
+        if claims is not None:
+            await self.allocations.allocate(Request(job, claims.pool), Allowance)
+
+    def strays(self, machine: str) -> list[str]:
+        """Return tasks of ours that run on a machine although no record places them there."""
+        known = self.directory.tasks(machine).keys()
+        return [stop.task for stop in strays(machine, self._sights.sight(machine).tasks, known)]
+
+    def jobs_of(self, entitlement: str) -> list[str]:
+        """Return the jobs bound to an entitlement."""
+        return sorted(self._by_entitlement[entitlement])
+
+    # -- quotas
+
+    def quota(self, pool: str) -> Quota:
+        """Return what a pool may hold, its reservations included."""
+        return self._all_quotas().get(pool) or Quota(machines=0)
+
+    def _all_quotas(self) -> Mapping[str, Quota]:
+        if self._quotas is None:
+            self._quotas = pool_quotas(self._portal.specs())
+        return self._quotas
+
+    def over_quota(self, pool: str) -> bool:
+        """Return whether a pool holds more than its quota, since that was made smaller."""
+        quota, held = self.quota(pool), self._held(pool)
+        return (
+            (quota.machines is not None and held.machines > quota.machines)
+            or (quota.rru is not None and held.rru > quota.rru + 1e-6)
+            or any(
+                count > quota.per_type.get(kind, 0)
+                for kind, count in held.per_type.items()
+                if quota.per_type
+            )
+        )
+
+    def _held(self, pool: str) -> Held:
+        """Return what counts against a pool's quota: `counted`."""
+        return self._counted.held(pool, self.quota(pool))
+
+    async def give_back(self, machine: Machine) -> None:
+        """Give a machine to the free pool; no task comes there from this moment on.
+
+        What is heard of it meanwhile changes nothing about that.
+        """
+        name = machine.name
+        if name in self._given_back:
+            return
+        self._given_back[name] = None
+        self.index.block(name, "is being given back")
+        try:
+            await self._broker.release(name, revision=self._broker.table.revision(name))
+        finally:
+            del self._given_back[name]
+            self.refresh([name])
+
+    def must_be_left(self, machine: str) -> bool:
+        """Return whether the tasks of a machine must leave it now."""
+        return self._counted.leaves(machine)
+
+    async def look_at_clock(self) -> None:
+        """Take in what time alone has changed about machines."""
+        timed, self._timed = self._timed, {}
+        await self._refresh_in_turns([*timed, *self._counted.special()])
+        now = self._runtime.wall()
+        over = [name for name, until in self._quarantined.items() if until <= now]
+        for name in over:
+            del self._quarantined[name]
+        away, self._away = self._away, self._broker.away()
+        if over or away.keys() - self._away.keys():
+            self.index.loosened()
+
+    def may_hold(self, pool: str, machine: Machine) -> bool:
+        """Return whether a pool may hold such a machine at all."""
+        return self.quota(pool).allows(machine.capacity.machine_type, machine.place.datacenter)
+
+    def allowance(self, request: Request) -> Allowance:
+        """Return what the pool of a request may still take, for one plan."""
+        pool = request.pool
+        quota, held = self.quota(pool), self._held(pool)
+        per_type = {k: n - held.per_type[k] for k, n in quota.per_type.items()}
+        return Allowance(
+            machines=None if quota.machines is None else quota.machines - held.machines,
+            rru=None if quota.rru is None else quota.rru - held.rru,
+            per_type=per_type or None,
+            types=quota.types,
+            datacenter=quota.datacenter,
+            refuses=self._refuses(pool, request),
+            unpromised=self._unpromised(pool),
+        )
+
+    def _unpromised(self, pool: str) -> Limits | None:
+        """Return how many free machines of which kind others were not promised."""
+        if self._portal.settings.overgrant is Overgrant.ALLOW:
+            return None  # whoever comes first gets machines
+        return self._promises.limits(pool)
+
+    def _refuses(self, pool: str, request: Request) -> Callable[[Machine], str]:
+        """Return the judge of single free machines: quarantines, and who comes first."""
+        profile = self._profile(pool)
+        before = [
+            wish
+            for wish in self.waiting.ahead_of(self._priority(pool))
+            if wish.pool != pool and self._may_grow(wish.pool)
+        ]
+
+        away = self._broker.away()
+
+        def refuses(machine: Machine) -> str:
+            if away and (why := away.get(machine.place.datacenter)):
+                return f"the broker of {machine.place.datacenter} does not answer: {why}"
+            record = self._broker.table.find(machine.name)
+            if record is None:
+                return "is not known any more"
+            if (
+                record.quarantined_profile == profile
+                and record.quarantined_until > self._runtime.wall()
+            ):
+                return f"cannot reach profile {profile}: {record.quarantine_reason}"
+            for wish in before:
+                fits = not judge(wish.demand, machine, machine)
+                if fits and self.may_hold(wish.pool, machine):
+                    self.waiting.stands_behind(request.job)
+                    return f"kept for entitlement {wish.pool}, which has a higher priority"
+            return ""
+
+        return refuses
+
+    def _may_grow(self, pool: str) -> bool:
+        quota = self.quota(pool)
+        return quota.machines is None or self._held(pool).machines < quota.machines
+
+    def _quotas_changed(self) -> None:
+        self._quotas = None
+        self.waiting.reorder()
+        self.index.loosened()
+
+    def entitlement_of(self, spec: JobSpec) -> EntitlementSpec | None:
+        """Return the specification of a job's entitlement."""
+        found = self._portal.table.find(spec.entitlement)
+        return found.spec if found is not None else None
+
+    def pool_of(self, spec: JobSpec) -> str:
+        """Return the entitlement on whose machines a job's tasks run."""
+        entitlement = self.entitlement_of(spec)
+        return pool_of(spec.entitlement, entitlement) if entitlement else spec.entitlement
+
+    def _profile(self, pool: str) -> str:
+        found = self._portal.table.find(pool)
+        return found.spec.host_profile if found is not None else ""
+
+    def _priority(self, pool: str) -> int:
+        found = self._portal.table.find(pool)
+        return found.spec.priority if found is not None else 0
+
+    # -- keeping the index true
+
+    def _as_indexed(self, record: MachineRecord) -> IndexedMachine:
+        """Return what the index is told about a machine, and note what else matters of it."""
+        if self._counted.note(record):
+            self._promises.outdated()
+        if record.quarantined_until > self._runtime.wall():
+            self._quarantined[record.machine] = record.quarantined_until
+        capacity, place = self._kinds.capacity(record), self._kinds.place(record)
+        blocked = self._blocked(record)
+        return record.machine, capacity, place, record.entitlement, blocked
+
+    def _blocked(self, record: MachineRecord) -> str:
+        """Return why a machine takes no tasks, as a predicate.
+
+        One that still switches its profile takes them: they wait there for the proof.
+        """
+        if record.state is not MachineState.UP:
+            return "is down"
+        if record.machine in self._given_back:
+            return "is being given back"
+        if record.hold is not None and not self.allocations.is_taking(record.machine):
+            return f"is held for transaction {record.hold.transaction}"
+        if record.unavailability and (planned := blocking(record, self._runtime.wall())):
+            return planned
+        sight = self._sights.sight(record.machine)
+        if not sight.answering and not self._is_yet_to_answer(record.machine, sight):
+            return "does not answer"
+        degraded = sight.profile.state is ProfileState.DEGRADED
+        if record.entitlement and degraded and not self._sights.ready(record):
+            return f"failed to reach profile {record.profile_wanted!r}"
+        if self.directory.leaving(record.machine) or (sight.tasks and self.strays(record.machine)):
+            return "still runs tasks that moved away"
+        return ""
+
+    def _is_yet_to_answer(self, machine: str, sight: Sight) -> bool:
+        """Return whether an agent was not heard only because we have just begun to ask.
+
+        Otherwise the first agent to answer after a start would get all tasks.
+        """
+        if sight.was_listed:
+            return False
+        asked_at = sight.asked_since
+        if asked_at is None or self._runtime.now() - asked_at < self._settings.down_after_s:
+            self._timed[machine] = None
+            return True
+        return False
+
+    def _machine_changed(
+        self, name: str, _before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        if after is None:
+            self._forget_machine(name)
+        elif self._loaded:
+            self.index.put(*self._as_indexed(after))
+
+    def _forget_machine(self, name: str) -> None:
+        self.index.remove(name)
+        self._quarantined.pop(name, None)
+        self._timed.pop(name, None)
+        if self._counted.forget(name):
+            self._promises.outdated()
+
+    def _machine_seen(self, name: str) -> None:
+        record = self._broker.table.find(name)
+        if record is not None and name in self.index.machines:
+            self.index.block(name, self._blocked(record))
+
+    def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
+        changed = self.directory.settle(name, after)
+        if before is not None:
+            self._by_entitlement[before.spec.entitlement].pop(name, None)
+        if after is not None:
+            self._by_entitlement[after.spec.entitlement][name] = None
+        for machine in changed:
+            self._machine_seen(machine)

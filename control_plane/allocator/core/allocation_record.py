@@ -1,0 +1,87 @@
+"""The allocation of a job as it is stored, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from control_plane.allocator.core.claims import Change, Claim, Claims
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.api.allocations import AllocationRecord, StoredDemand
+
+
+def restoring(record: AllocationRecord, index: RegionIndex, step: int) -> Iterator[int]:
+    """Restore what a record says about machines that the region still has, in steps.
+
+    Yields how many tasks were looked at, `step` at most.
+    """
+    machines = index.machines
+    if len(record.demands) == 1 and not record.ports:  # nearly all jobs are like this
+        demand = _demand(record.demands[0])
+        for first in range(0, len(record.machines), step):
+            names = record.machines[first : first + step]
+            some = list(map(machines.get, names))  # no machine is called "", which means none
+            index.restore_alike(record.job, record.pool, first, some, demand)
+            yield len(names)
+        return
+    claims = claims_of(record, machines)
+    for first in range(0, len(claims), step):
+        index.restore(record.job, record.pool, claims[first : first + step])
+        yield len(claims[first : first + step])
+
+
+def claims_of(record: AllocationRecord, machines: Mapping[str, Machine]) -> list[Claim]:
+    """Return what a record says about machines that the region still has."""
+    demands = [_demand(stored) for stored in record.demands]
+    claims = []
+    for task, name in enumerate(record.machines):
+        machine = machines.get(name) if name else None
+        if machine is None:
+            continue
+        demand = demands[record.demand_of[task] if record.demand_of else 0]
+        claims.append(Claim(task, machine, demand, record.ports.get(task)))
+    return claims
+
+
+def record_after(change: Change, claims: Claims | None) -> AllocationRecord | None:
+    """Return the record of a job after a change that is reserved and not yet settled."""
+    after = (claims or Claims(change.job, change.pool)).after(change)
+    if not after.machines:
+        return None
+    demands, which = after.demands()
+    return AllocationRecord(
+        schema=1,
+        job=change.job,
+        pool=change.pool,
+        machines=[machine.name if machine is not None else "" for machine in after.machines],
+        demands=[_stored(demand) for demand in demands],
+        demand_of=which,
+        ports=after.ports,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _stored(demand: Demand) -> StoredDemand:
+    return StoredDemand(
+        memory_bytes=demand.memory_bytes,
+        cpus=demand.cpus,
+        rru=demand.rru,
+        gpus=demand.gpus,
+        network_mbps=demand.network_mbps,
+        ports=demand.ports,
+        requires=tuple((p, tuple(sorted(values))) for p, values in demand.requires),
+    )
+
+
+def _demand(stored: StoredDemand) -> Demand:
+    return Demand(
+        memory_bytes=stored.memory_bytes,
+        cpus=stored.cpus,
+        rru=stored.rru,
+        gpus=stored.gpus,
+        network_mbps=stored.network_mbps,
+        ports=stored.ports,
+        requires=tuple((p, frozenset(values)) for p, values in stored.requires),
+    )

@@ -1,0 +1,225 @@
+"""In which order bins of machines are tried, while tasks come to them.
+
+Two orders do the same: `HeapOrder` for any preferences, and `EvenOrder` for what most jobs
+are: new, and spread evenly over MSBs, then data centers. It need not score anything, because
+the next bin is known from those that had a task already.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import TypeVar
+
+from control_plane.allocator.core.machine_pools import Bins, Partition
+from control_plane.allocator.core.preferences import Ranking, Scores
+
+_Entry = tuple[int, int, int, Bins]
+"""(score by the first preference, 1: machines must be taken there, tie, bins)."""
+_Key = tuple[int, Scores | int, int, int, int, list[_Entry]]
+"""The same of the best entry of a heap, with the score by the other preferences; the heap."""
+T = TypeVar("T")
+
+
+def bin_order(
+    ranking: Ranking, own: Partition, free: Partition, begin: int, *, growing: int
+) -> BinOrder:
+    """Return the order of the bins of a pool, and of free machines that it may take.
+
+    `begin` decides between equals, so that not every job begins at the same bin.
+    `growing` (0 or 1): whether bins where the pool has nothing come after its own.
+    """
+    if ranking.begins_evenly and (growing or not free):
+        return EvenOrder(ranking, own, free, begin)
+    found = [(0, bins) for bins in own]
+    found += [(growing, bins) for bins in free if bins not in own]
+    return HeapOrder(ranking, _from(found, begin))
+
+
+def _from(items: Sequence[T], begin: int) -> list[T]:
+    """Return all items, beginning at one of them and going on with the first after the last."""
+    begin %= len(items) or 1
+    return [*items[begin:], *items[:begin]]
+
+
+class HeapOrder:
+    """The bins of a plan, best first.
+
+    Bins that differ by the first preference only lie in one heap; these heaps lie in another
+    one, ordered by their best bin. A task that goes to a bin then moves two entries and not
+    every bin of its data center.
+    """
+
+    __slots__ = ("_first", "_heaps", "_rest", "_score_all_again", "bins", "growing")
+
+    def __init__(self, ranking: Ranking, found: Iterable[tuple[int, Bins]]) -> None:
+        """Order bins by the tasks that are counted already; 1: machines must be taken there."""
+        self._first, self._rest = ranking.score_first, ranking.score_rest
+        self._score_all_again = ranking.improves
+        heaps: dict[Bins, list[_Entry]] = defaultdict(list)
+        for tie, (growing, bins) in enumerate(found):
+            heaps[bins[1:]].append((self._first(bins), growing, tie, bins))
+        for heap in heaps.values():
+            heapify(heap)
+        self._heaps = [self._key(heap) for heap in heaps.values()]
+        heapify(self._heaps)
+        self.bins: Bins | None
+        """The best ones; None: none is left."""
+        self.growing = 0
+        """Whether machines must be taken there (0 or 1)."""
+        self._next()
+
+    def placed(self) -> None:
+        """Order anew after a task came to the best bins and was counted."""
+        heap = self._heaps[0][-1]
+        _, _, tie, bins = heap[0]
+        heapreplace(heap, (self._first(bins), 0, tie, bins))
+        if self._score_all_again:
+            for _, _, _, _, _, heap in self._heaps:
+                heap[:] = [(self._first(b), growing, tie, b) for _, growing, tie, b in heap]
+                heapify(heap)
+            self._heaps = [self._key(heap) for *_, heap in self._heaps if heap]
+            heapify(self._heaps)
+        self._next()
+
+    def must_grow(self) -> None:
+        """Try the best bins again later, then by taking machines."""
+        heap = self._heaps[0][-1]
+        first, _, tie, bins = heap[0]
+        heapreplace(heap, (first, 1, tie, bins))
+        self._next()
+
+    def drop(self) -> None:
+        """Forget the best bins: there is no room."""
+        heappop(self._heaps[0][-1])
+        self._next()
+
+    def _next(self) -> None:
+        while self._heaps:
+            heap = self._heaps[0][-1]
+            if not heap:
+                heappop(self._heaps)
+                continue
+            first, growing, tie, bins = heap[0]
+            now = self._first(bins)
+            if now != first:  # tasks came to the same bin by way of another heap
+                heapreplace(heap, (now, growing, tie, bins))
+                continue
+            key = (first, self._rest(bins), growing, tie)
+            if key > self._heaps[0]:
+                heapreplace(self._heaps, (*key, id(heap), heap))
+                continue
+            self.bins, self.growing = bins, growing
+            return
+        self.bins = None
+
+    def _key(self, heap: list[_Entry]) -> _Key:
+        first, growing, tie, bins = heap[0]
+        return first, self._rest(bins), growing, tie, id(heap), heap
+
+
+class _Datacenter:
+    """The MSBs of one data center that have no task of the job yet, the next one last."""
+
+    __slots__ = ("growing", "own")
+
+    def __init__(self, own: list[Bins], growing: list[Bins]) -> None:
+        self.own = own
+        self.growing = growing
+        """Those where machines must be taken."""
+
+
+class EvenOrder:
+    """The same for a new job that is spread over MSBs, then data centers.
+
+    In each turn every data center gets a task, in one of its MSBs that has none yet; first
+    where no machines must be taken. Once all MSBs have had one, `HeapOrder` takes over.
+    """
+
+    __slots__ = ("_after", "_at", "_datacenters", "_done", "_ranking", "_turn", "bins", "growing")
+
+    def __init__(self, ranking: Ranking, own: Partition, free: Partition, begin: int) -> None:
+        """Order bins of which none has a task."""
+        self._ranking = ranking
+        groups, others = own.groups, free.groups
+        names = _from([*groups, *(name for name in others if name not in groups)], begin)
+        begin //= len(names) or 1
+        self._datacenters = []
+        for name in names:
+            mine = _from(groups.get(name, ()), begin)
+            mine.reverse()
+            growing = _from([b for b in others.get(name, ()) if b not in own], begin)
+            growing.reverse()
+            self._datacenters.append(_Datacenter(mine, growing))
+        self._turn: list[_Datacenter] = []
+        self._at = 0
+        """Which data center of the turn is next."""
+        self._done: list[tuple[int, Bins]] = []
+        self._after: HeapOrder | None = None
+        self.bins: Bins | None
+        self.growing = 0
+        self._next()
+
+    def placed(self) -> None:
+        """Go on after a task came to the best bins and was counted."""
+        if self._after is not None:
+            self._after.placed()
+            self._copy(self._after)
+            return
+        datacenter = self._turn[self._at]
+        self._at += 1
+        self._done.append((0, (datacenter.own or datacenter.growing).pop()))
+        self._next()
+
+    def must_grow(self) -> None:
+        """Try the best bins again later, then by taking machines."""
+        if self._after is not None:
+            self._after.must_grow()
+            self._copy(self._after)
+            return
+        datacenter = self._turn[self._at]
+        datacenter.growing.append(datacenter.own.pop())
+        self._order_turn()
+        self._next()
+
+    def drop(self) -> None:
+        """Forget the best bins: there is no room."""
+        if self._after is not None:
+            self._after.drop()
+            self._copy(self._after)
+            return
+        datacenter = self._turn[self._at]
+        (datacenter.own or datacenter.growing).pop()
+        self._order_turn()
+        self._next()
+
+    def _order_turn(self) -> None:
+        """Order what is left of the turn: first the data centers with machines of the pool."""
+        left = [d for d in self._turn[self._at :] if d.own or d.growing]
+        self._turn = sorted(left, key=_must_grow)
+        self._at = 0
+
+    def _next(self) -> None:
+        if self._at == len(self._turn):
+            self._turn, self._at = self._datacenters, 0
+            self._order_turn()
+        if self._turn:
+            datacenter = self._turn[self._at]
+            if datacenter.own:
+                self.bins, self.growing = datacenter.own[-1], 0
+            else:
+                self.bins, self.growing = datacenter.growing[-1], 1
+        else:
+            self._after = HeapOrder(self._ranking, self._done)
+            self._copy(self._after)
+
+    def _copy(self, order: HeapOrder) -> None:
+        self.bins, self.growing = order.bins, order.growing
+
+
+def _must_grow(datacenter: _Datacenter) -> bool:
+    return not datacenter.own
+
+
+BinOrder = HeapOrder | EvenOrder

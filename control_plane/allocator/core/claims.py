@@ -1,0 +1,175 @@
+"""What jobs claim of machines: one object per job, not one per task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from control_plane.allocator.core.credit import Credit
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.machine_pools import Machine
+
+
+class Claim(NamedTuple):
+    """One task on one machine."""
+
+    task: int
+    """Its index in the job."""
+    machine: Machine
+    demand: Demand
+    ports: dict[str, int] | None = None
+
+
+@dataclass(slots=True)
+class Change:
+    """What one allocation adds, frees and takes; made by a plan, applied here."""
+
+    job: str
+    pool: str
+    claims: list[Claim] = field(default_factory=list)
+    freed: list[Claim] = field(default_factory=list)
+    takes: list[Machine] = field(default_factory=list)
+    """Free machines that the pool gets."""
+    credits: dict[Machine, Credit] = field(default_factory=dict)
+    """What it frees on machines, as far as it may use that itself."""
+    charged: int = 0
+    """How many of the claims are charged to their machines."""
+    took: bool = False
+    """Whether the machines of `takes` are in the pool because of this change."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing changes."""
+        return not (self.claims or self.freed or self.takes)
+
+
+class Claims:
+    """The machines of one job's tasks, by index: one object per job, not one per task."""
+
+    __slots__ = (
+        "_others",
+        "_ports",
+        "demand",
+        "job",
+        "machines",
+        "needs_usable",
+        "pool",
+        "reserved",
+        "valid",
+    )
+
+    def __init__(self, job: str, pool: str) -> None:
+        """Claim nothing yet."""
+        self.job = job
+        self.pool = pool
+        self.machines: list[Machine | None] = []
+        self.demand: Demand | None = None
+        """Of all tasks but those in `_others`."""
+        self.valid = True
+        """Whether the machines are as they were when they were chosen (AL13)."""
+        self.needs_usable = True
+        """Whether that includes that they take tasks: it does not matter to tasks that run."""
+        self.reserved: Change | None = None
+        """What is charged to machines already, but not settled."""
+        self._others: dict[int, Demand] = {}
+        self._ports: dict[int, dict[str, int]] = {}
+
+    def set(self, claims: Iterable[Claim]) -> None:
+        """Add tasks, or give them other machines."""
+        machines, others, named = self.machines, self._others, self._ports
+        for task, machine, demand, ports in claims:
+            missing = task - len(machines)
+            if missing > 0:
+                machines.extend([None] * missing)
+            if missing >= 0:
+                machines.append(machine)
+            else:
+                machines[task] = machine
+            if self.demand is None:
+                self.demand = demand
+            if demand is not self.demand and demand != self.demand:
+                others[task] = demand
+            elif others:
+                others.pop(task, None)
+            if ports:
+                named[task] = ports
+            elif named:
+                named.pop(task, None)
+
+    def extend(self, first: int, machines: Iterable[Machine | None], demand: Demand) -> None:
+        """Add tasks that claim the same, and no ports, behind all others; None: no machine."""
+        self.machines.extend([None] * (first - len(self.machines)))
+        self.machines.extend(machines)
+        while self.machines and self.machines[-1] is None:
+            self.machines.pop()
+        if self.demand is None:
+            self.demand = demand
+        if demand != self.demand:
+            for task in range(first, len(self.machines)):
+                if self.machines[task] is not None:
+                    self._others[task] = demand
+
+    def unset(self, index: int) -> None:
+        """Forget a task; one that claims nothing is no error."""
+        if index < len(self.machines):
+            self.machines[index] = None
+        self._others.pop(index, None)
+        self._ports.pop(index, None)
+        while self.machines and self.machines[-1] is None:
+            self.machines.pop()
+        if not self.machines:
+            self.demand = None
+
+    def get(self, index: int) -> Claim | None:
+        """Return the claim of a task."""
+        machine = self.machines[index] if index < len(self.machines) else None
+        if machine is None or self.demand is None:
+            return None
+        demand = self._others.get(index, self.demand) if self._others else self.demand
+        return Claim(index, machine, demand, self._ports.get(index) if self._ports else None)
+
+    def __iter__(self) -> Iterator[Claim]:
+        """Yield the claims of all tasks that have a machine, by index."""
+        for index in range(len(self.machines)):
+            claim = self.get(index)
+            if claim is not None:
+                yield claim
+
+    def after(self, change: Change) -> Claims:
+        """Return what the claims will be after a change, once it is settled."""
+        made = Claims(self.job, change.pool)
+        made.machines = self.machines.copy()
+        made.demand = self.demand
+        made._others, made._ports = self._others.copy(), self._ports.copy()
+        for claim in change.freed:
+            made.unset(claim.task)
+        made.set(change.claims)
+        return made
+
+    def demands(self) -> tuple[list[Demand], list[int]]:
+        """Return the different demands, and by task which of them it has; empty: all the first."""
+        if self.demand is None:
+            return [], []
+        if not self._others:
+            return [self.demand], []
+        found: dict[Demand, int] = {}
+        seen: dict[int, int] = {}
+        """The same by `id`: there are few demands, and to compare them takes long."""
+        which = []
+        for task, machine in enumerate(self.machines):
+            demand = self._others.get(task, self.demand)
+            number = 0 if machine is None else seen.get(id(demand))
+            if number is None:
+                number = seen[id(demand)] = found.setdefault(demand, len(found))
+            which.append(number)
+        return list(found), which if len(found) > 1 else []
+
+    @property
+    def ports(self) -> dict[int, dict[str, int]]:
+        """The ports of those tasks that have any, by index."""
+        return self._ports
+
+    def __len__(self) -> int:
+        """Return how many tasks have a machine."""
+        return len(self.machines) - self.machines.count(None)

@@ -1,0 +1,79 @@
+"""What one task of a job claims of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobSpec
+from control_plane.api.policy import Property, Requirement
+from control_plane.broker.core.capacity import TO_GRAIN, Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one task of a job claims of a machine."""
+
+    memory_bytes: int = 0
+    cpus: float = 0.0
+    rru: float = 0.0
+    gpus: int = 0
+    network_mbps: int = 0
+    ports: tuple[str, ...] = ()
+    requires: tuple[tuple[Property, frozenset[str]], ...] = ()
+    size: tuple[object, ...] = field(init=False, compare=False, hash=False, repr=False)
+    """Equal for demands that fit equally well, whatever they require or name their ports."""
+
+    def __post_init__(self) -> None:
+        """Compute `size` once."""
+        size = (self.memory_bytes, self.cpus, self.rru, self.gpus, self.network_mbps)
+        object.__setattr__(self, "size", (*size, len(self.ports), self.requires))
+
+    def rru_on(self, capacity: Capacity) -> float:
+        """Return the relative resource units that the task claims on such a machine."""
+        return self.rru + self.cpus * capacity.rru_per_cpu + TO_GRAIN - TO_GRAIN  # `exact`
+
+    def is_no_less_than(self, other: Demand) -> bool:
+        """Return whether a machine without room for `other` has none for this one either."""
+        return (
+            self.memory_bytes >= other.memory_bytes
+            and self.rru >= other.rru
+            and self.cpus >= other.cpus
+            and self.gpus >= other.gpus
+            and self.network_mbps >= other.network_mbps
+            and len(self.ports) >= len(other.ports)
+            and (not other.requires or self.requires == other.requires)
+        )
+
+
+def demand_of(spec: JobSpec, datacenter: str | None = None) -> Demand:
+    """Return what one task of a job claims: its limits, less where it opted in to overcommit.
+
+    `datacenter` is where its entitlement is pinned to.
+    """
+    requires = [(r.property, frozenset(r.values)) for r in _requirements(spec)]
+    if datacenter is not None:
+        requires.append((Property.DATACENTER, frozenset({datacenter})))
+    cpu, memory = spec.overcommit.cpu, spec.overcommit.memory
+    cpus = spec.limits.cpu_max_cores if spec.cpus is None else spec.cpus
+    return Demand(
+        memory_bytes=int(spec.limits.memory_max_bytes / memory),
+        cpus=0.0 if spec.rru else (cpus or 0.0) / cpu,
+        rru=(spec.rru or 0.0) / cpu,
+        gpus=spec.gpus,
+        network_mbps=spec.network_mbps,
+        ports=tuple(spec.ports),
+        requires=tuple(requires),
+    )
+
+
+def _requirements(spec: JobSpec) -> list[Requirement]:
+    if not spec.machine_types:
+        return spec.requires
+    types = Requirement(property=Property.MACHINE_TYPE, values=spec.machine_types)
+    return [types, *spec.requires]
+
+
+def demand_for(spec: JobSpec, entitlement: EntitlementSpec | None) -> Demand:
+    """Return what a task claims, in the data center to which its entitlement is pinned."""
+    return demand_of(spec, entitlement.datacenter if entitlement is not None else None)

@@ -1,0 +1,75 @@
+"""A plan in the making: what it has taken and freed, which the index does not show."""
+
+from __future__ import annotations
+
+import zlib
+
+from control_plane.allocator.core.claims import Change, Claim
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.feasibility import Room
+from control_plane.allocator.core.machine_pools import Bucket, Machine, Space
+from control_plane.allocator.core.preferences import Ranking
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allowance, Request
+from control_plane.broker.core.assignment import FREE
+
+
+class Draft:
+    """One plan in the making: what it has taken and freed, which the index does not show."""
+
+    def __init__(self, index: RegionIndex, request: Request, allowance: Allowance) -> None:
+        """Plan nothing yet."""
+        self.request = request
+        self.allowance = allowance
+        self.pool = index.pool(request.pool)
+        self.free = index.pool(FREE)
+        self.ranking = Ranking(request.preferences)
+        self.change = Change(request.job, request.pool)
+        self.spaces: dict[Machine, Space] = {}
+        """What is left on machines on which the plan takes or frees something."""
+        self.lone: dict[Machine, Demand] = {}
+        """Machines that get one task so far: their space is made when somebody asks."""
+        self.mine: dict[Machine, int] = {}
+        self.taken: set[Machine] = set()
+        self.gained: set[Bucket] = set()
+        """Where the request itself frees room."""
+        self.mine_in: dict[Bucket, list[Machine]] = {}
+        """The machines in `mine`: all for preferences about single ones, else those taken."""
+        self.gave_up = False
+        """Whether machines were passed over that may fit."""
+        self.reasons: list[str] = []
+        self.claims = index.claims.get(request.job)
+        self.moving: dict[int, Claim] = {}
+        self.tie = zlib.crc32(request.job.encode())
+
+    def free_claim(self, claim: Claim) -> None:
+        self.change.freed.append(claim)
+        self.gained.add(claim.machine.bucket)
+        self.space(claim.machine).take(claim.demand, claim.machine.capacity, -1)
+
+    def space(self, machine: Machine) -> Space:
+        """Return the plan's copy of what is left on a machine."""
+        space = self.spaces.get(machine)
+        if space is None:
+            space = self.spaces[machine] = Space(machine)
+            demand = self.lone.pop(machine, None)
+            if demand is not None:
+                space.take(demand, machine.capacity)
+        return space
+
+    def room(self, machine: Machine) -> Room:
+        """Return what is left on a machine, as the plan stands."""
+        if machine in self.spaces or machine in self.lone:
+            return self.space(machine)
+        return machine
+
+    def take(self, machine: Machine) -> None:
+        """Take a machine from the free pool."""
+        self.taken.add(machine)
+        self.change.takes.append(machine)
+        self.allowance.take(machine)
+
+    def refuses(self, machine: Machine) -> str:
+        """Return why the entitlement would not have this free machine; empty: it would."""
+        refuses = self.allowance.refuses
+        return refuses(machine) if refuses is not None else ""

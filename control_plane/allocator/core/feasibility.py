@@ -1,0 +1,217 @@
+"""Can this machine take this task? The one function that answers, and its answer in words.
+
+The planner, the check at the commit, the check of a job before it is accepted and
+`twinectl job explain` all ask `judge`, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import IntFlag
+from typing import Protocol
+
+from control_plane.allocator.core.demand import Demand
+from control_plane.api.policy import Property
+from control_plane.broker.core.capacity import Capacity, Place
+
+FIRST_PORT, LAST_PORT = 20_000, 29_999
+"""Ports of tasks: below the kernel's ephemeral range (32768-60999, ip-sysctl.rst)."""
+PORTS = LAST_PORT + 1 - FIRST_PORT
+_EPSILON = 1e-6
+"""A task that wants all of a machine fits it, whatever the rounding."""
+
+
+class Lack(IntFlag):
+    """What keeps a machine from taking a task; several at once are possible."""
+
+    NOTHING = 0
+    EXCLUDED = 1
+    """A hard requirement of the job is not met."""
+    BLOCKED = 2
+    """The machine takes no tasks now."""
+    MEMORY = 4
+    CPU = 8
+    GPUS = 16
+    NETWORK = 32
+    PORTS = 64
+
+
+_EXCLUDED, _BLOCKED, _MEMORY, _CPU, _GPUS, _NETWORK, _PORTS = (int(lack) for lack in list(Lack))
+
+
+class Room(Protocol):
+    """What is left on a machine."""
+
+    free_rru: float
+    free_memory: int
+    free_gpus: int
+    free_network: int
+
+    @property
+    def free_ports(self) -> int:
+        """How many ports no task has."""
+        ...
+
+
+class Candidate(Protocol):
+    """A machine as it is judged: what it is, where it is, and whether it takes tasks."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def capacity(self) -> Capacity: ...
+    @property
+    def place(self) -> Place: ...
+    @property
+    def blocked(self) -> str:
+        """Why it takes no tasks now, as a predicate ("is down"); empty: it does."""
+        ...
+
+
+def judge(demand: Demand, machine: Candidate, room: Room) -> int:
+    """Return every `Lack` that keeps the machine from taking one more such task; 0: it can.
+
+    `room` is what is left there: the machine itself, or a copy in which a plan has already
+    taken or freed something.
+    """
+    lacks = 0
+    if demand.requires and not admits(demand, machine):
+        lacks = _EXCLUDED
+    if machine.blocked:
+        lacks |= _BLOCKED
+    if demand.memory_bytes > room.free_memory:
+        lacks |= _MEMORY
+    if demand.rru + demand.cpus * machine.capacity.rru_per_cpu > room.free_rru + _EPSILON:
+        lacks |= _CPU
+    if demand.gpus > room.free_gpus:
+        lacks |= _GPUS
+    if demand.network_mbps > room.free_network:
+        lacks |= _NETWORK
+    if demand.ports and len(demand.ports) > room.free_ports:
+        lacks |= _PORTS
+    return lacks
+
+
+def bin_of(property_: Property, machine: Candidate) -> str:
+    """Return the bin of a property in which a machine is; places are paths from the DC on."""
+    return _BINS[property_](machine)
+
+
+def names(bin_: str, value: str) -> bool:
+    """Return whether a value that a person wrote means a bin: `msb3` or `dc1/msb3`."""
+    return bin_ == value or bin_.endswith("/" + value)
+
+
+def admits(demand: Demand, machine: Candidate) -> bool:
+    """Return whether a machine meets the hard requirements."""
+    return all(_is_among(_BINS[p](machine), values) for p, values in demand.requires)
+
+
+def admits_any_of(demand: Demand, bucket: Candidate) -> bool:
+    """Return whether machines can meet the hard requirements that are like this in `SHARED`."""
+    return all(
+        property_ not in SHARED or _is_among(_BINS[property_](bucket), values)
+        for property_, values in demand.requires
+    )
+
+
+def _is_among(bin_: str, values: frozenset[str]) -> bool:
+    return bin_ in values or ("/" in bin_ and any(names(bin_, value) for value in values))
+
+
+def of_kind(demand: Demand) -> Demand:
+    """Return a demand without what only single machines can tell: their row, rack and name."""
+    requires = tuple(wish for wish in demand.requires if wish[0] in SHARED)
+    return demand if requires == demand.requires else replace(demand, requires=requires)
+
+
+SHARED = frozenset(Property) - {Property.ROW, Property.RACK, Property.MACHINE}
+"""Properties that all machines of one type in one MSB have in common."""
+
+
+_BINS: Mapping[Property, Callable[[Candidate], str]] = {
+    Property.REGION: lambda m: m.place.region,
+    Property.DATACENTER: lambda m: m.place.datacenter,
+    Property.MSB: lambda m: m.place.msb,
+    Property.ROW: lambda m: m.place.row,
+    Property.RACK: lambda m: m.place.rack,
+    Property.MACHINE: lambda m: m.name,
+    Property.MACHINE_TYPE: lambda m: m.capacity.machine_type,
+    Property.GENERATION: lambda m: m.capacity.generation,
+    Property.SKU: lambda m: m.capacity.sku,
+    Property.GPU_TYPE: lambda m: m.capacity.gpu_type,
+}
+
+
+class Tally:
+    """Counts why machines cannot take a task, to tell its owner everything at once."""
+
+    def __init__(self, demand: Demand) -> None:
+        """Count nothing yet."""
+        self.machines = 0
+        self.fitting = 0
+        self._demand = demand
+        self._counts: dict[str, int] = {}
+        self._most: dict[str, float] = {}
+
+    def add(self, machine: Candidate, room: Room) -> int:
+        """Judge one machine and return what it lacks; each of several things is counted."""
+        self.machines += 1
+        lacks = judge(self._demand, machine, room)
+        if not lacks:
+            self.fitting += 1
+            return 0
+        if lacks & _EXCLUDED:
+            self._note("excluded", 0.0)
+        if lacks & _BLOCKED:
+            self._note(machine.blocked, 0.0)
+        if lacks & _MEMORY:
+            self._note("memory", room.free_memory)
+        if lacks & _CPU:
+            per_unit = 1.0 if self._demand.rru else machine.capacity.rru_per_cpu or 1.0
+            self._note("cpu", room.free_rru / per_unit)
+        if lacks & _GPUS:
+            self._note("gpus", room.free_gpus)
+        if lacks & _NETWORK:
+            self._note("network", room.free_network)
+        if lacks & _PORTS:
+            self._note("ports", 0.0)
+        return lacks
+
+    def _note(self, key: str, free: float) -> None:
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if free > self._most.get(key, 0.0):
+            self._most[key] = free
+
+    def reasons(self) -> tuple[str, ...]:
+        """Return one line per reason, the most frequent first."""
+        words = self._words()
+        return tuple(
+            f"{count} machine{'s' if count > 1 else ''}: {words.get(key, key)}"
+            for key, count in sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
+        )
+
+    def lacks(self) -> frozenset[str]:
+        """Return the kinds of reasons that occurred: `memory`, `cpu`, …"""
+        return frozenset(self._counts)
+
+    def _words(self) -> Mapping[str, str]:
+        demand, most = self._demand, self._most
+        wanted = "; ".join(f"{p} {' or '.join(sorted(v))}" for p, v in demand.requires)
+        unit = "RRU" if demand.rru else "cores"
+        return {
+            "excluded": f"not as required ({wanted})",
+            "memory": f"memory: {_mib(demand.memory_bytes)} wanted,"
+            f" at most {_mib(most.get('memory', 0))} free",
+            "cpu": f"CPU: {demand.rru or demand.cpus:g} {unit} wanted,"
+            f" at most {most.get('cpu', 0):g} {unit} free",
+            "gpus": f"GPUs: {demand.gpus} wanted, at most {most.get('gpus', 0):g} free",
+            "network": f"network: {demand.network_mbps} Mbit/s wanted,"
+            f" at most {most.get('network', 0):g} free",
+            "ports": "no free ports",
+        }
+
+
+def _mib(count: float) -> str:
+    return f"{count / (1 << 20):.0f} MiB"

@@ -1,0 +1,76 @@
+"""Who may take which free machines while the sums of all promises are not done anew (CP7).
+
+The sums find one way in which every promise can be kept: so many machines of each class for
+this group of pools, so many for that one, some for nobody. Whoever takes what is meant for
+its group, or for nobody, leaves a way for all others, so this holds without new sums for any
+number of takes. What cannot be followed like that makes the ledger untrue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from control_plane.broker.core.assignment import FREE
+from control_plane.portal.core.grants import MachineClass, Shares
+
+Moves = Mapping[tuple[str, MachineClass], int]
+"""Pool and class → by how many machines it has more."""
+
+
+class Ledger:
+    """One way of keeping all promises, followed as machines change hands."""
+
+    def __init__(self, shares: Shares) -> None:
+        """Begin with what the sums found."""
+        self._shares = shares
+        self.is_true = True
+        """Whether all that happened since could be followed."""
+
+    def limits(self, pool: str) -> dict[MachineClass, int]:
+        """Return how many free machines of each class a pool may take at once."""
+        found = dict.fromkeys(self._shares.rest, 0)
+        if not self.is_true:
+            return found
+        for kind, count in self._shares.rest.items():
+            found[kind] = count
+        for group in self._shares.groups.get(pool, ()):
+            for kind, count in self._shares.flows[group].items():
+                found[kind] = found.get(kind, 0) + count
+        return found
+
+    def follow(self, moves: Moves) -> None:
+        """Take in what changed hands: between pools and the free one, or into and out of both."""
+        balance: Counter[MachineClass] = Counter()
+        for (pool, kind), by in moves.items():
+            balance[kind] += by
+            if pool != FREE and by < 0:
+                self._give_back(pool, kind, -by)
+        rest = self._shares.rest
+        for kind, by in balance.items():
+            rest[kind] = rest.get(kind, 0) + by
+        for (pool, kind), by in moves.items():
+            if pool != FREE and by > 0:
+                self._take(pool, kind, by)
+        more = any(by > 0 for by in balance.values()) or any(
+            by < 0 for (pool, _), by in moves.items() if pool != FREE
+        )
+        if any(count < 0 for count in rest.values()) or (more and self._shares.unmet):
+            self.is_true = False
+
+    def _take(self, pool: str, kind: MachineClass, count: int) -> None:
+        for group in self._shares.groups.get(pool, ()):
+            mine = self._shares.flows[group]
+            meant = min(count, mine.get(kind, 0))
+            if meant:
+                mine[kind] -= meant
+                count -= meant
+        self._shares.rest[kind] = self._shares.rest.get(kind, 0) - count
+
+    def _give_back(self, pool: str, kind: MachineClass, count: int) -> None:
+        """Mean a machine for those again who may want one back instead of it."""
+        for group in self._shares.groups.get(pool, ()):
+            if kind in self._shares.flows[group]:
+                self._shares.flows[group][kind] += count
+                return
+        self._shares.rest[kind] = self._shares.rest.get(kind, 0) + count

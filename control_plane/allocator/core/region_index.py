@@ -1,0 +1,453 @@
+"""Every machine of a region and every job's claims on them: what allocations plan on.
+
+Plans are made in steps, on values that may change between them; `reserve` judges every machine of
+the plan again and takes all of it or nothing (optimistic concurrency control, paper §2.3).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TypeVar, cast
+
+from control_plane.allocator.core.claims import Change, Claim, Claims
+from control_plane.allocator.core.credit import Credit
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT, admits_any_of, judge
+from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool, Ports
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.capacity import Capacity, Place, exact
+from control_plane.runtime.big_map import BigMap
+
+__all__ = ["STEP", "Change", "Claim", "Claims", "IndexedMachine", "RegionIndex"]
+
+T = TypeVar("T")
+IndexedMachine = tuple[str, Capacity, Place, str, str]
+"""Name, capacity, place, pool, and why it takes no tasks (empty: it does)."""
+STEP = 500
+"""Tasks that are charged between two chances for others to run."""
+
+
+class RegionIndex:
+    """Every machine of the region and every job's claims on them."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self.machines: BigMap[Machine] = BigMap()
+        self.pools: dict[str, Pool] = {FREE: Pool(FREE)}
+        self.claims: dict[str, Claims] = {}
+        self.gain = 0
+        """Rises whenever any machine gets more room or becomes usable."""
+        self._kinds: Counter[tuple[Capacity, Place]] = Counter()
+        """How many machines are alike, in one MSB."""
+        self._taking: dict[str, str] = {}
+        """Machine → pool that is taking it, while brokers still call it free."""
+        self._told: dict[str, str] = {}
+        """Machine that is being taken → the pool that its broker named meanwhile."""
+        self._moved: dict[Bucket, int] = {}
+        """By how many machines buckets have grown since somebody asked."""
+
+    def pool(self, name: str) -> Pool:
+        """Return a pool; one that holds nothing is made."""
+        found = self.pools.get(name)
+        if found is None:
+            found = self.pools[name] = Pool(name)
+        return found
+
+    def gains(self, pool: str) -> tuple[int, int]:
+        """Return what rises whenever a request in this pool may find more room than before."""
+        return self.pool(pool).gain, self.pools[FREE].gain
+
+    def take_moves(self) -> dict[Bucket, int]:
+        """Return by how many machines each bucket has grown since this was asked last."""
+        moved, self._moved = self._moved, {}
+        return moved
+
+    # -- machines
+
+    def put(self, name: str, capacity: Capacity, place: Place, pool: str, blocked: str) -> None:
+        """Add a machine or take in what changed about it; results that rely on it are invalid."""
+        machine = self.machines.get(name)
+        if name in self._taking:
+            self._told[name] = pool
+            pool = self._taking[name]
+        if machine is None:
+            machine = self.machines[name] = Machine(name, capacity, place, blocked)
+            self._enter(machine, pool)
+            self._count(capacity, place, 1)
+            return
+        same = (machine.capacity, machine.place, machine.pool) == (capacity, place, pool)
+        if same and machine.blocked == blocked:
+            return
+        self._leave(machine)
+        if not same:
+            self._count(machine.capacity, machine.place, -1)
+            self._count(capacity, place, 1)
+        old, machine.capacity = machine.capacity, capacity
+        machine.free_rru += exact(capacity.rru) - exact(old.rru)
+        if capacity.rru_per_cpu != old.rru_per_cpu:
+            for claim in _charged(machine):
+                machine.free_rru += claim.demand.rru_on(old) - claim.demand.rru_on(capacity)
+        machine.free_memory += capacity.memory_bytes - old.memory_bytes
+        machine.free_gpus += capacity.gpus - old.gpus
+        machine.free_network += capacity.network_mbps - old.network_mbps
+        machine.place, machine.blocked = place, blocked
+        self._enter(machine, pool)
+        if not same:
+            self._invalidate(machine)
+        elif blocked:
+            for claims in machine.jobs:
+                claims.valid = claims.valid and not claims.needs_usable
+
+    def put_many(self, machines: Iterable[IndexedMachine]) -> None:
+        """Do `put` for each of these, in half of the time if the index has none of them yet."""
+        machines = list(machines)  # what makes them may fail, or ask this index
+        new: dict[str, Machine] = {}
+        known: list[IndexedMachine] = []
+        alike: dict[tuple[object, ...], list[Machine]] = {}
+        for each in machines:
+            name, capacity, place, pool, blocked = each
+            if name in self.machines or name in new or name in self._taking:
+                known.append(each)
+                continue
+            machine = new[name] = Machine(name, capacity, place, blocked)
+            key = (pool, id(capacity), place.region, place.msb, not blocked)
+            others = alike.get(key)
+            if others is None:
+                alike[key] = [machine]
+            else:
+                others.append(machine)
+        kinds: dict[tuple[object, ...], tuple[Machine, int]] = {}
+        for (pool_name, *kind, _), group in alike.items():
+            self._enter_all(group, str(pool_name))
+            sample, number = kinds.get(tuple(kind), (group[0], 0))
+            kinds[tuple(kind)] = sample, number + len(group)
+        for sample, number in kinds.values():
+            self._count(sample.capacity, sample.place, number)
+        self.machines.update(new)
+        for each in known:
+            self.put(*each)
+
+    def block(self, name: str, blocked: str) -> None:
+        """Say why a machine takes no tasks now; empty: it does."""
+        machine = self.machines.get(name)
+        if machine is not None and machine.blocked != blocked:
+            self.put(name, machine.capacity, machine.place, machine.pool, blocked)
+
+    def remove(self, name: str) -> None:
+        """Forget a machine; claims on it are gone."""
+        machine = self.machines.pop(name, None)
+        if machine is None:
+            return
+        self._invalidate(machine)
+        for claims in dict.fromkeys(_holders(machine)):
+            for claim in list(claims):
+                if claim.machine is machine:
+                    claims.unset(claim.task)
+            if not claims.machines and claims.reserved is None:
+                del self.claims[claims.job]
+        self._leave(machine)
+        self._count(machine.capacity, machine.place, -1)
+        machine.blocked, machine.at = "is gone", -1  # plans that were made with it fail
+
+    def _enter(self, machine: Machine, pool_name: str) -> None:
+        self._enter_all([machine], pool_name)
+
+    def _enter_all(self, machines: list[Machine], pool_name: str) -> None:
+        """Put machines into a pool that are alike, and belong on the same shelf."""
+        sample = machines[0]
+        pool = self.pool(pool_name)
+        bucket = pool.bucket(sample)
+        pool.count(sample, len(machines))
+        bucket.size += len(machines)
+        self._moved[bucket] = self._moved.get(bucket, 0) + len(machines)
+        bucket.put_all(machines)
+        if not sample.blocked:
+            self._gained(bucket)
+
+    def _leave(self, machine: Machine) -> None:
+        bucket = machine.bucket
+        bucket.moves += 1
+        bucket.drop(machine)
+        bucket.moves += 1
+        bucket.size -= 1
+        self._moved[bucket] = self._moved.get(bucket, 0) - 1
+        bucket.pool.count(machine, -1)
+
+    def _gained(self, bucket: Bucket) -> None:
+        bucket.gain += 1
+        bucket.pool.gain += 1
+        self.gain += 1
+
+    @staticmethod
+    def _invalidate(machine: Machine) -> None:
+        for claims in machine.jobs:
+            claims.valid = False
+
+    def kinds(self) -> list[Machine]:
+        """Return an empty, usable machine of each kind and MSB that the region has.
+
+        It is like the others in all properties of `SHARED`.
+        """
+        return [Machine("", capacity, place, "") for capacity, place in self._kinds]
+
+    def _count(self, capacity: Capacity, place: Place, number: int) -> None:
+        """Note that the region has more or fewer machines like this."""
+        key = (capacity, Place(place.region, place.datacenter, place.msb, "", ""))
+        self._kinds[key] += number
+        if not self._kinds[key]:
+            del self._kinds[key]
+
+    def fitting(self, demand: Demand, pools: Iterable[str] | None = None) -> Iterator[Machine]:
+        """Yield the machines that could take such a task now, of some pools or of all (AL6).
+
+        Whole buckets are passed over that a requirement excludes or where nothing has room.
+        """
+        for name in list(self.pools) if pools is None else pools:
+            pool = self.pools.get(name)
+            for bucket in list(pool.buckets.values()) if pool is not None else ():
+                if bucket.is_hopeless(demand) or not admits_any_of(demand, bucket):
+                    continue
+                for machine in bucket.usable(demand):
+                    if not judge(demand, machine, machine):
+                        yield machine
+
+    # -- claims
+
+    def restore(self, job: str, pool: str, claims: Iterable[Claim]) -> None:
+        """Take in claims that were decided earlier, whether or not they would fit today."""
+        known = self.claims.setdefault(job, Claims(job, pool))
+        for claim in (claims := list(claims)):
+            self._charge((known,), claim)
+        known.set(claims)
+        for machine in dict.fromkeys(claim.machine for claim in claims):
+            self._reshelve(machine)
+
+    def restore_alike(
+        self, job: str, pool: str, first: int, machines: Sequence[Machine | None], demand: Demand
+    ) -> None:
+        """Do `restore` for tasks that claim the same, and no ports: for `first` and those after.
+
+        The job must have none of them, or later ones, yet. None: the task has no machine.
+        """
+        placed = [machine for machine in machines if machine is not None]
+        if not placed:
+            return
+        claims = self.claims.setdefault(job, Claims(job, pool))
+        claims.extend(first, machines, demand)
+        only, capacity, rru = (claims,), None, 0.0
+        for machine in placed:
+            if machine.capacity is not capacity:
+                capacity = machine.capacity
+                rru = demand.rru_on(capacity)
+            machine.free_rru -= rru
+            machine.free_memory -= demand.memory_bytes
+            machine.free_gpus -= demand.gpus
+            machine.free_network -= demand.network_mbps
+            machine.jobs = machine.jobs + only if machine.jobs else only
+        for machine in dict.fromkeys(placed):
+            self._reshelve(machine)
+
+    def reserve(self, change: Change) -> tuple[str, ...]:
+        """Take the room of a plan, or nothing: then the names of machines that lack it.
+
+        What the same change frees on a machine can be used there at once; nobody else gets
+        it before `settle`, because until then a crash would bring it back.
+        """
+        return _finished(self.reserving(change))
+
+    def reserving(self, change: Change) -> Generator[None, None, tuple[str, ...]]:
+        """Do `reserve` in steps of bounded time, between which others may run."""
+        for start in range(0, len(change.freed), STEP):
+            if start:
+                yield
+            self._grant(change, change.freed[start : start + STEP])
+        claims = self.claims.get(change.job)
+        if claims is None:
+            claims = self.claims[change.job] = Claims(change.job, change.pool)
+        claims.reserved = change
+        conflicts = [m.name for m in change.takes if not self._is_takeable(m)]
+        if not conflicts:
+            change.took = True
+            for machine in change.takes:
+                self._taking[machine.name] = change.pool
+                self._leave(machine)
+                self._enter(machine, change.pool)
+        for start in range(0, len(change.claims), STEP):
+            if conflicts:
+                break
+            if start:
+                yield
+            job = (claims,)  # one object for all machines: the collector looks at each
+            for claim in change.claims[start : start + STEP]:
+                if not self._try(change, job, claim):
+                    conflicts.append(claim.machine.name)
+                    break
+        if conflicts:
+            self.rollback(change)
+        return tuple(conflicts)
+
+    def settle(self, change: Change) -> list[Machine]:
+        """Make a reserved change final; returns machines that have no tasks any more."""
+        self.assigned(change)
+        return _finished(self.settling(change))
+
+    def assigned(self, change: Change) -> None:
+        """Note that brokers know of what a change takes: from now on it is where they say."""
+        for machine in change.takes:
+            self._taken(machine, change.pool)
+
+    def settling(self, change: Change) -> Generator[None, None, list[Machine]]:
+        """Do `settle` but for `assigned`, in steps of bounded time; others may run between."""
+        claims = self.claims[change.job]
+        for start in range(0, len(change.freed), STEP):
+            if start:
+                yield
+            for claim in change.freed[start : start + STEP]:
+                if claim.machine.at >= 0:
+                    self._uncharge(claims, claim)
+                    change.credits[claim.machine].release(claim.machine, claim.demand)
+                    claims.unset(claim.task)
+                    self._reshelve(claim.machine)
+        for machine, credit in change.credits.items():
+            if credit.total[0]:  # its RRU per CPU changed meanwhile
+                credit.pay(machine)
+        claims.pool = change.pool
+        claims.set(claim for claim in change.claims if claim.machine.at >= 0)
+        self._close(claims)
+        return [m for m in dict.fromkeys(c.machine for c in change.freed) if not m.jobs]
+
+    def rollback(self, change: Change) -> None:
+        """Undo `reserve`, or what was done of it."""
+        claims = self.claims[change.job]
+        for claim in change.claims[: change.charged]:
+            self._uncharge(claims, claim)
+        for machine, credit in change.credits.items():
+            credit.pay(machine)
+        for claim in change.claims[: change.charged]:
+            self._reshelve(claim.machine)
+        change.charged = 0
+        if change.took:
+            for machine in change.takes:
+                self._taken(machine, FREE)
+        change.took = False
+        change.credits = {}
+        self._close(claims)
+
+    def _close(self, claims: Claims) -> None:
+        claims.reserved = None
+        if not claims.machines:
+            del self.claims[claims.job]
+
+    @staticmethod
+    def _grant(change: Change, freed: list[Claim]) -> None:
+        """Note what the change frees, as credit for what it claims on the same machines."""
+        for claim in freed:
+            credit = change.credits.get(claim.machine)
+            if credit is None:
+                credit = change.credits[claim.machine] = Credit()
+            credit.add(claim.demand, claim.machine.capacity)
+
+    def _try(self, change: Change, job: tuple[Claims], claim: Claim) -> bool:
+        """Charge a machine for one task of a change, if it has room and is the pool's."""
+        machine, demand = claim.machine, claim.demand
+        if machine.bucket.pool.name != change.pool:
+            return False
+        ports = machine.ports
+        if claim.ports and ports and not ports.taken.isdisjoint(claim.ports.values()):
+            return False
+        credit = change.credits.get(machine) if change.credits else None
+        if credit is not None:
+            credit.lend(machine)
+        lacks = judge(demand, machine, machine)
+        if not lacks:
+            self._charge(job, claim)
+            change.charged += 1
+        if credit is not None:
+            credit.take_back(machine)
+        self._reshelve(machine)
+        return not lacks
+
+    def _taken(self, machine: Machine, pool: str) -> None:
+        """End the taking of a machine: from now on it is where its broker says."""
+        if self._taking.pop(machine.name, None) is None:
+            return
+        pool = self._told.pop(machine.name, pool)
+        if pool != machine.pool and machine.at >= 0:
+            self._leave(machine)
+            self._enter(machine, pool)
+            self._invalidate(machine)
+
+    def loosened(self) -> None:
+        """Note that more may fit than before for another reason than room: a larger quota."""
+        self.pools[FREE].gain += 1
+        self.gain += 1
+
+    def _is_takeable(self, machine: Machine) -> bool:
+        return (
+            machine.pool == FREE
+            and not (machine.jobs or machine.blocked)
+            and machine.name not in self._taking
+        )
+
+    def _charge(self, job: tuple[Claims], claim: Claim) -> None:
+        machine, demand = claim.machine, claim.demand
+        machine.free_rru -= demand.rru_on(machine.capacity)
+        machine.free_memory -= demand.memory_bytes
+        if demand.gpus:
+            machine.free_gpus -= demand.gpus
+        if demand.network_mbps:
+            machine.free_network -= demand.network_mbps
+        machine.jobs += job
+        if claim.ports:
+            if machine.ports is None:
+                machine.ports = Ports()
+            machine.ports.taken.update(claim.ports.values())
+            last = max(claim.ports.values())
+            machine.ports.next = FIRST_PORT if last >= LAST_PORT else last + 1
+
+    def _uncharge(self, claims: Claims, claim: Claim) -> None:
+        machine, demand = claim.machine, claim.demand
+        machine.jobs = _without(_holders(machine), claims)
+        if claim.ports and machine.ports:
+            machine.ports.taken.difference_update(claim.ports.values())
+        machine.free_memory += demand.memory_bytes
+        machine.free_gpus += demand.gpus
+        machine.free_network += demand.network_mbps
+        machine.free_rru += demand.rru_on(machine.capacity)
+        self._gained(machine.bucket)
+
+    def _reshelve(self, machine: Machine) -> None:
+        if machine.at >= 0:
+            machine.bucket.reshelve(machine)
+
+
+def _holders(machine: Machine) -> tuple[Claims, ...]:
+    """Return the jobs with tasks on a machine, once per task; only this module adds any."""
+    return cast(tuple[Claims, ...], machine.jobs)
+
+
+def _charged(machine: Machine) -> Iterator[Claim]:
+    """Yield the claims that are charged to a machine, those of unsettled changes too."""
+    for claims in dict.fromkeys(_holders(machine)):
+        change = claims.reserved
+        reserved = change.claims[: change.charged] if change is not None else []
+        yield from (claim for claim in [*claims, *reserved] if claim.machine is machine)
+
+
+def _finished(steps: Generator[None, None, T]) -> T:
+    """Run a generator to its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+
+def _without(jobs: tuple[Claims, ...], claims: Claims | None) -> tuple[Claims, ...]:
+    """Return the jobs without one occurrence of a job."""
+    for position, job in enumerate(jobs):
+        if job is claims:
+            return jobs[:position] + jobs[position + 1 :]
+    return jobs

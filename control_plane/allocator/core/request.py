@@ -1,0 +1,115 @@
+"""What a job asks of the allocator, what its pool may take for it, and the plan it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from control_plane.allocator.core.claims import Change
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.machine_pools import Machine, Pool
+from control_plane.allocator.core.preferences import DEFAULT
+from control_plane.api.policy import Preference
+from control_plane.portal.core.pools import micro
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tasks of a job that are alike."""
+
+    demand: Demand
+    tasks: tuple[int, ...]
+    leave: frozenset[str] = frozenset()
+    """Machines on which they cannot stay: they keep their claim there for want of another."""
+    avoid: str = ""
+    """The machine on which they had better not run."""
+    running: bool = True
+    """They run where their claims are. Otherwise a claim on a machine that takes no tasks
+    now is only kept for want of another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a job needs, whole: tasks that are not named give their machines back."""
+
+    job: str
+    pool: str
+    groups: tuple[Group, ...] = ()
+    preferences: tuple[Preference, ...] = DEFAULT
+    gang: bool = False
+    """All tasks that have no machine get one, or none of them does."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Which machines of the free pool an entitlement may still take."""
+
+    machines: int | None = None
+    """None: as many as there are."""
+    rru: float | None = None
+    per_type: Mapping[str, int] | None = None
+    """Type → how many more; other types may not be taken."""
+    types: frozenset[str] = frozenset()
+    """Empty: any."""
+    datacenter: str | None = None
+    """None: any."""
+    refuses: Callable[[Machine], str] | None = None
+    """Why this one may not be taken, empty if it may."""
+    unpromised: Mapping[tuple[str, str, int], int] | None = None
+    """Type, data center and millionths of RRU → how many are not promised to others (CP7)."""
+    _taken: dict[object, int] = field(default_factory=dict)
+
+    def may_take_from(self, free: Pool) -> bool:
+        """Return whether any machine may be taken, as far as number and types go."""
+        if self.machines is not None and self.machines <= 0:
+            return False
+        return not self.types or any(free.per_type.get(kind) for kind in self.types)
+
+    def lacks(self, machine: Machine) -> str:
+        """Return which quota keeps another such machine out; empty: none."""
+        capacity = machine.capacity
+        kind = capacity.machine_type
+        if self.datacenter is not None and machine.place.datacenter != self.datacenter:
+            return f"not in {self.datacenter}, where the entitlement is pinned to"
+        if self.types and kind not in self.types:
+            return f"type {kind} is not among the entitlement's types"
+        if self.machines is not None and self.machines <= 0:
+            return "the quota of machines is used up"
+        if self.per_type is not None and self.per_type.get(kind, 0) <= self._taken.get(kind, 0):
+            return f"the quota of {kind} machines is used up"
+        if self.rru is not None and capacity.rru > self.rru + 1e-9:
+            return "the quota of RRU is used up"
+        if self.unpromised:
+            key = (kind, machine.place.datacenter, micro(capacity.rru))
+            if self.unpromised.get(key, 1) <= self._taken.get(key, 0):
+                return "promised to others"
+        return ""
+
+    def take(self, machine: Machine) -> None:
+        """Count a machine that is taken."""
+        capacity = machine.capacity
+        if self.machines is not None:
+            self.machines -= 1
+        if self.rru is not None:
+            self.rru -= capacity.rru
+        kind = capacity.machine_type
+        self._taken[kind] = self._taken.get(kind, 0) + 1
+        if self.unpromised:
+            key = (kind, machine.place.datacenter, micro(capacity.rru))
+            self._taken[key] = self._taken.get(key, 0) + 1
+
+
+@dataclass(slots=True)
+class Plan:
+    """What an allocation changes, and what it could not do."""
+
+    change: Change
+    unplaced: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+    gain: int = 0
+    """`RegionIndex.gain` when it was made: until that rises, nothing more has room."""
+
+
+def same_claim(one: Demand, other: Demand) -> bool:
+    """Return whether two demands claim the same room, whatever machines they are for."""
+    return one is other or (one.size[:5] == other.size[:5] and set(one.ports) == set(other.ports))

@@ -1,0 +1,184 @@
+"""How evenly a job's tasks stand over the bins of its first preference, and which one to move.
+
+A failure, a drain or a scale-down leaves tasks uneven, and nothing places them anew by
+itself (ADR 0027). These functions say which tasks are too many where; a plan says where else
+there is room.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+
+from control_plane.allocator.core.claims import Claim
+from control_plane.allocator.core.feasibility import bin_of
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.request import Group, Plan, Request
+from control_plane.api.policy import Preference, Property, Strategy
+
+_Most = tuple[int, int, str]
+"""Minus the tasks of a machine, minus the last of them, its name: least for the fullest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a task would go."""
+
+    machine: str
+    is_taken: bool = False
+    """It would have to be taken from the free pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where the tasks of a request would be, and why some of them would be nowhere."""
+
+    of: dict[int, Target]
+    """By task; those that stay where they are, too."""
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A move that makes a job's spread more even by at least one task."""
+
+    task: int
+    target: Target
+    from_bin: str
+    to_bin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unevenness:
+    """The bins that have most and fewest tasks of a job."""
+
+    property: Property
+    fullest: str
+    most: int
+    emptiest: str
+    fewest: int
+
+
+def evened(preferences: Sequence[Preference]) -> Property | None:
+    """Return over what a job is spread evenly first; None: over nothing."""
+    for preference in preferences:
+        if preference.strategy is Strategy.EVEN:
+            return preference.property
+        if preference.strategy is Strategy.PACK:
+            return None
+    return None
+
+
+def fullest_first(claims: Iterable[Claim], property_: Property, number: int) -> list[int]:
+    """Return tasks to take away so that the rest stands as evenly as can be.
+
+    Each comes from the bin, and there from the machine, that has most tasks by then; of
+    several the one with the highest index. With a number beyond the tasks all are returned.
+    """
+    machines: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for claim in claims:
+        machines[bin_of(property_, claim.machine), claim.machine.name].append(claim.task)
+    of_bin: defaultdict[str, list[_Most]] = defaultdict(list)
+    sizes: Counter[str] = Counter()
+    for (bin_, name), tasks in machines.items():
+        tasks.sort()
+        of_bin[bin_].append((-len(tasks), -tasks[-1], name))
+        sizes[bin_] += len(tasks)
+    for heap in of_bin.values():
+        heapify(heap)
+    bins = [(-sizes[bin_], heap[0][1], bin_) for bin_, heap in of_bin.items()]
+    heapify(bins)
+    found: list[int] = []
+    while bins and len(found) < number:
+        bin_ = bins[0][2]
+        heap = of_bin[bin_]
+        tasks = machines[bin_, heap[0][2]]
+        found.append(tasks.pop())
+        if tasks:
+            heapreplace(heap, (-len(tasks), -tasks[-1], heap[0][2]))
+        else:
+            heappop(heap)
+        if heap:
+            heapreplace(bins, (bins[0][0] + 1, heap[0][1], bin_))
+        else:
+            heappop(bins)
+    return found
+
+
+def unevenness(
+    claims: Iterable[Claim], property_: Property, bins: Iterable[str] = ()
+) -> Unevenness | None:
+    """Return the bins that differ most, if by two tasks or more; `bins` may have none of any."""
+    counts = Counter(bin_of(property_, claim.machine) for claim in claims)
+    for name in bins:
+        counts.setdefault(name, 0)
+    if not counts:
+        return None
+    fullest = max(sorted(counts), key=counts.__getitem__)
+    emptiest = min(sorted(counts), key=counts.__getitem__)
+    if counts[fullest] - counts[emptiest] < 2:
+        return None
+    return Unevenness(property_, fullest, counts[fullest], emptiest, counts[emptiest])
+
+
+def trying(request: Request, tasks: Iterable[int], machines: Iterable[str]) -> Request:
+    """Return a request in which these tasks look for other machines than these, alone.
+
+    The plan for it moves nothing else, and says for each whether there is a better place.
+    """
+    tried, left = frozenset(tasks), frozenset(machines)
+    groups = []
+    for group in request.groups:
+        staying = tuple(task for task in group.tasks if task not in tried)
+        moving = tuple(task for task in group.tasks if task in tried)
+        if staying:
+            groups.append(Group(group.demand, staying, group.leave, group.avoid))
+        if moving:
+            groups.append(Group(group.demand, moving, group.leave | left, group.avoid))
+    return Request(request.job, request.pool, tuple(groups), request.preferences)
+
+
+def targets_of(request: Request, plan: Plan, claims: Iterable[Claim]) -> Targets:
+    """Return what a plan means for each task that its request names."""
+    named = {task for group in request.groups for task in group.tasks}
+    found = {claim.task: Target(claim.machine.name) for claim in claims if claim.task in named}
+    for task in plan.unplaced:
+        found.pop(task, None)
+    for claim in plan.change.freed:
+        found.pop(claim.task, None)
+    taken = {machine.name for machine in plan.change.takes}
+    for claim in plan.change.claims:
+        found[claim.task] = Target(claim.machine.name, claim.machine.name in taken)
+    return Targets(found, plan.reasons)
+
+
+def gaining(
+    claims: Sequence[Claim], property_: Property, plan: Plan, most: int
+) -> tuple[Repair, ...]:
+    """Return the moves of a plan that make the spread more even by a task or more, in order.
+
+    Between bins, or inside one between machines of its pool that have tasks already or are
+    empty: a machine is not taken from the free pool for that.
+    """
+    was: dict[int, Machine] = {claim.task: claim.machine for claim in claims}
+    bins = Counter(bin_of(property_, machine) for machine in was.values())
+    machines = Counter(machine.name for machine in was.values())
+    taken = {machine.name for machine in plan.change.takes}
+    found: list[Repair] = []
+    for claim in plan.change.claims:
+        before, after = was.get(claim.task), claim.machine
+        if before is None or len(found) == most:
+            continue
+        from_bin, to_bin = bin_of(property_, before), bin_of(property_, after)
+        is_taken = after.name in taken
+        if from_bin == to_bin:
+            gains = not is_taken and machines[before.name] - machines[after.name] >= 2
+        else:
+            gains = bins[from_bin] - bins[to_bin] >= 2
+        if gains:
+            found.append(Repair(claim.task, Target(after.name, is_taken), from_bin, to_bin))
+            bins.update({to_bin: 1, from_bin: -1})
+            machines.update({after.name: 1, before.name: -1})
+    return tuple(found)

@@ -1,0 +1,164 @@
+"""Gives machines that an entitlement does not need back to the free pool (AL10, CP3)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from agent.errors import TwineError
+from control_plane.agents.region import Region
+from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.broker.core.assignment import FREE
+from control_plane.runtime.table import ignore
+
+log = logging.getLogger(__name__)
+_LOOK_S = 5.0
+_CLOCK_S = 1.0
+_PAUSE_S = 0.02
+"""After each look, so that a flood of news costs few of them."""
+
+
+class PoolKeeper:
+    """Watches for machines without tasks; the allocator takes machines, this gives them back."""
+
+    def __init__(self, region: Region, allocator: Allocator) -> None:
+        """Watch nothing yet."""
+        self._broker, self._portal = region.broker, allocator.portal
+        self._settings, self._runtime = region.settings, region.runtime
+        self._allocator = allocator
+        self._index = allocator.index
+        self._empty: dict[str, float] = {}
+        """Machine of an entitlement without tasks → since when (time of the loop)."""
+        self._wake = asyncio.Event()
+        self._looked_at = -_CLOCK_S
+        allocator.allocations.listen(self._emptied)
+        region.broker.listen(lambda name, *_: self._look_soon(name), loaded=ignore)
+        allocator.portal.table.listen(lambda *_: self._wake.set())
+
+    async def run(self) -> None:
+        """Give machines back until cancelled."""
+        for name in self._index.machines:
+            self._look_soon(name)
+        while True:
+            try:
+                async with asyncio.timeout(min(self._settings.resync_s, _LOOK_S)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            try:
+                await self._look()
+            except Exception:
+                log.exception("giving machines back failed")
+            await asyncio.sleep(_PAUSE_S)
+
+    async def release_idle(self, entitlement: str) -> None:
+        """Give back all machines of an entitlement on which nothing is placed."""
+        for record in self._broker.held(entitlement):
+            machine = self._index.machines.get(record.machine)
+            if machine is not None and not machine.jobs:
+                await self._release(machine)
+
+    def _emptied(self, machines: list[Machine]) -> None:
+        now = self._runtime.now()
+        for machine in machines:
+            self._empty[machine.name] = now
+        self._wake.set()
+
+    def _look_soon(self, name: str) -> None:
+        machine = self._index.machines.get(name)
+        if machine is not None and machine.pool != FREE and not machine.jobs:
+            self._empty.setdefault(name, self._runtime.now())
+            self._wake.set()
+
+    async def _look(self) -> None:
+        now = self._runtime.now()
+        if now - self._looked_at >= _CLOCK_S:
+            self._looked_at = now
+            await self._allocator.look_at_clock()
+        over: dict[str, bool] = {}
+        """Pool → whether it holds more than its quota: the same for all its machines."""
+        for name, since in list(self._empty.items()):
+            machine = self._index.machines.get(name)
+            if machine is None or machine.pool == FREE or machine.jobs:
+                del self._empty[name]
+                continue
+            pool = machine.pool
+            if pool not in over:
+                over[pool] = self._allocator.over_quota(pool)
+            if self._is_superfluous(machine, now - since, is_over=over[pool]):
+                await self._release(machine)
+                over.pop(pool)
+            await self._runtime.breathe()
+        await self._let_broken_go()
+
+    def _is_superfluous(self, machine: Machine, idle_s: float, *, is_over: bool) -> bool:
+        """Return whether a machine without tasks goes back now, and not later."""
+        record = self._broker.table.find(machine.name)
+        entitlement = self._portal.table.find(machine.pool)
+        if record is None or record.hold is not None or record.loan is not None:
+            return False
+        if self._still_runs(record):
+            return False
+        if entitlement is None or record.profile_wanted != entitlement.spec.host_profile:
+            return True
+        if is_over or self._allocator.must_be_left(machine.name):
+            return True
+        return idle_s >= self._settings.give_back_after_s
+
+    def _still_runs(self, record: MachineRecord) -> bool:
+        """Return whether tasks that moved away have yet to go: it is nobody's before that.
+
+        Of a machine that is down nobody knows, and it is needed elsewhere when it comes back.
+        """
+        return record.state is MachineState.UP and bool(
+            self._allocator.directory.leaving(record.machine)
+            or self._allocator.strays(record.machine)
+        )
+
+    async def _let_broken_go(self) -> None:
+        """Exchange machines that are down where their entitlement may hold no others.
+
+        Their tasks are lost already and wait for room; the free pool has a machine for them.
+        """
+        pools = dict.fromkeys(request.pool for request in self._allocator.waiting.requests())
+        for pool in pools:
+            quota = self._allocator.quota(pool)
+            if quota.machines is None or self._index.pool(pool).size < quota.machines:
+                continue
+            for record in self._broker.held(pool):
+                machine = self._index.machines.get(record.machine)
+                if machine is None or not self._is_lost(record) or not self._has_spare(pool):
+                    continue
+                await self._release(machine)
+
+    def _is_lost(self, record: MachineRecord) -> bool:
+        placed = self._allocator.directory.tasks(record.machine).values()
+        return (
+            record.state is not MachineState.UP
+            and record.loan is None
+            and all(task.lost or task.leaving for task in placed)
+        )
+
+    def _has_spare(self, pool: str) -> bool:
+        """Return whether the free pool has a machine for a task that waits in this one."""
+        requests = [r for r in self._allocator.waiting.requests() if r.pool == pool]
+        return any(
+            not judge(group.demand, machine, machine) and self._allocator.may_hold(pool, machine)
+            for request in requests
+            for group in request.groups
+            for machine in self._index.fitting(group.demand, (FREE,))
+        )
+
+    async def _release(self, machine: Machine) -> None:
+        """Give one machine back, or say why not."""
+        name = machine.name
+        try:
+            await self._allocator.give_back(machine)
+        except TwineError as e:
+            log.info("machine not released", extra={"machine": name, "reason": str(e)})
+        else:
+            self._empty.pop(name, None)

@@ -1,0 +1,200 @@
+"""Machines that a pool may not take although they are free: others were promised them (CP7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
+
+from control_plane.allocator.core.ledger import Ledger
+from control_plane.allocator.core.machine_pools import Bucket
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.broker.core.assignment import FREE
+from control_plane.portal.core.grants import MachineClass, Promises, quota_left
+from control_plane.portal.core.pools import Quota, micro
+from control_plane.runtime.runtime import Runtime
+
+MANY = 100
+"""Pools from which on the sums take longer than the event loop should stand still: 4 ms."""
+_REST_S = 1.0
+"""Between two of those sums."""
+_STEP = 20
+"""Pools whose quotas are looked at between two chances for others to run."""
+Limits = Mapping[tuple[str, str, int], int]
+"""Type, data center and millionths of RRU → how many may be taken; of others any number."""
+
+
+class PromiseKeeper:
+    """Lays what is left of all quotas upon the free machines, whenever either changed.
+
+    In a region of many pools that is done beside the work of the loop, in small steps on a
+    copy. Until it is done, and whenever the last sums are old, a `Ledger` says what may be
+    taken: less than might be, never more.
+    """
+
+    def __init__(
+        self,
+        index: RegionIndex,
+        quotas: Callable[[], Mapping[str, Quota]],
+        aside: Callable[[str], Mapping[MachineClass, int]],
+        runtime: Runtime,
+    ) -> None:
+        """`aside(pool)` are machines that count neither as held by a pool nor as free."""
+        self._index, self._quotas, self._aside = index, quotas, aside
+        self._runtime = runtime
+        self._known: Mapping[str, Quota] | None = None
+        self._outdated = True
+        """Something happened that a ledger cannot follow …"""
+        self._overtaken = False
+        """… since the sums that are being done were begun."""
+        self._begun = 0
+        """How often sums were begun: of several that overlap the last ones count."""
+        self._promises: Promises | None = None
+        """The last sums, as long as nothing changed since."""
+        self._ledger: Ledger | None = None
+        """None: nobody depends on machines of one kind more than others."""
+        self._kinds: list[MachineClass] = []
+        self._limits: dict[str, Limits] = {}
+        self._since: Counter[tuple[str, MachineClass]] = Counter()
+        """What changed hands since the sums that are being done were begun."""
+        self._wanted = asyncio.Event()
+        self._refused = False
+        """Somebody may have been refused for want of newer sums."""
+
+    def limits(self, pool: str) -> Limits | None:
+        """Return how many machines of which kind a pool may take; None: any."""
+        self._follow()
+        quotas = self._quotas()
+        if quotas is not self._known:
+            self._known = quotas
+            self.outdated()
+        if not self._is_new() and len(quotas) < MANY:
+            for _ in self._sums(quotas):
+                pass
+        if self._outdated:
+            self._want()
+            return _Nothing()
+        if self._ledger is None:
+            return None
+        found = self._limits.get(pool)
+        if found is None:
+            found = self._limits[pool] = self._found(pool, self._ledger)
+        return found
+
+    async def run(self) -> None:
+        """Do the sums of a region with many pools, a step at a time, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            self._follow()
+            self._known = quotas = self._quotas()
+            for _ in self._sums(quotas):
+                await self._runtime.breathe()
+            if self._refused:
+                self._refused = False
+                self._index.loosened()
+            await self._runtime.sleep(_REST_S)
+
+    def outdated(self) -> None:
+        """Note that machines were put aside, or are not any more."""
+        self._outdated = self._overtaken = True
+
+    def _is_new(self) -> bool:
+        return not self._outdated and (self._promises is not None or self._ledger is None)
+
+    def _found(self, pool: str, ledger: Ledger) -> Limits:
+        if self._promises is not None:
+            spare = self._promises.spare(pool)
+            return {_key(kind): spare.get(kind, 0) for kind in self._kinds}
+        limits = ledger.limits(pool)
+        if not all(limits.values()):
+            self._want()
+        return {_key(kind): count for kind, count in limits.items()}
+
+    def _want(self) -> None:
+        self._refused = True
+        self._wanted.set()
+
+    def _follow(self) -> None:
+        """Take in which machines changed hands."""
+        changed = self._index.take_moves()
+        if not changed:
+            return
+        moves: Counter[tuple[str, MachineClass]] = Counter()
+        for bucket, by in changed.items():
+            moves[bucket.pool.name, _class_of(bucket)] += by
+        moves = Counter({key: by for key, by in moves.items() if by})
+        if not moves:
+            return
+        self._since.update(moves)
+        self._promises = None
+        self._limits = {}
+        if self._ledger is not None:
+            self._ledger.follow(moves)
+            self._outdated = self._outdated or not self._ledger.is_true
+
+    def _sums(self, quotas: Mapping[str, Quota]) -> Generator[None, None, None]:
+        """Do the sums on what is there now; what happens meanwhile is followed afterwards."""
+        self._since, self._overtaken = Counter(), False
+        self._begun += 1
+        this = self._begun
+        if len({_kind(quota) for quota in quotas.values()}) <= 1:
+            self._take(None, [])
+            return
+        held = {pool: self._count(pool) for pool in quotas}
+        supply = self._count(FREE)
+        yield
+        left = {}
+        for number, (pool, quota) in enumerate(quotas.items()):
+            left[pool] = quota_left(quota, held[pool])
+            if number % _STEP == _STEP - 1:
+                yield
+        promises = yield from Promises.in_steps(left, supply)
+        self._follow()
+        if this == self._begun:
+            self._take(promises, list(supply))
+
+    def _take(self, promises: Promises | None, kinds: list[MachineClass]) -> None:
+        """Go by new sums, and by what happened since they were begun."""
+        self._promises, self._kinds, self._limits = promises, kinds, {}
+        self._outdated = self._overtaken
+        self._ledger = Ledger(promises.shares()) if promises is not None else None
+        if self._ledger is not None and self._since:
+            self._promises = None
+            self._ledger.follow(self._since)
+            self._outdated = self._outdated or not self._ledger.is_true
+
+    def _count(self, pool_name: str) -> Counter[MachineClass]:
+        pool, found = self._index.pools.get(pool_name), Counter[MachineClass]()
+        if pool is None:
+            return found
+        for bucket in pool.buckets.values():
+            found[_class_of(bucket)] += bucket.size
+        found.subtract(self._aside(pool_name))
+        return +found
+
+
+class _Nothing(Mapping[tuple[str, str, int], int]):
+    """Limits that let nobody take anything, of whatever kind."""
+
+    def __getitem__(self, key: tuple[str, str, int]) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[tuple[str, str, int]]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 1
+
+
+def _class_of(bucket: Bucket) -> MachineClass:
+    capacity = bucket.capacity
+    return MachineClass(capacity.machine_type, bucket.place.datacenter, micro(capacity.rru))
+
+
+def _kind(quota: Quota) -> tuple[object, ...]:
+    return (quota.types, frozenset(quota.per_type), quota.datacenter)
+
+
+def _key(kind: MachineClass) -> tuple[str, str, int]:
+    return (kind.machine_type, kind.datacenter, kind.micro_rru)

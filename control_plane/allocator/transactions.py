@@ -1,0 +1,426 @@
+"""Allocations of a region: planned on the index, durable in one record per job.
+
+    plan -> reserve in memory -> hold free machines at their brokers   (first phase)
+         -> store the job's record, and the decision with it           (the commit point)
+         -> brokers assign what they held                              (second phase)
+
+Results are cached per job: a request that says the same as the last one is answered from the
+claims themselves, unless something about one of the job's machines changed (paper §2.3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agent.errors import Busy, Conflict, NotFound, TwineError
+from control_plane.allocator.core.allocation_record import record_after, restoring
+from control_plane.allocator.core.claims import Change, Claims
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.planner import planning
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allowance, Plan, Request
+from control_plane.allocator.finishing import Finishing, Participants
+from control_plane.api.allocations import AllocationRecord, Decision
+from control_plane.broker.holds import Take
+from control_plane.errors import UnknownOutcome
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import pages
+from control_plane.store import Delete, Operation, Put, Store
+from control_plane.store.outcomes import Attempt, Slots
+from control_plane.store.records import (
+    ALLOCATIONS,
+    DECISIONS,
+    allocation_key,
+    decision_key,
+    decode,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+ATTEMPTS = 10
+"""Plans that are made for one request before it fails as busy."""
+STEP = 2_000
+"""Tasks that are read between two turns of the event loop."""
+ANSWER_S = 30.0
+"""By then whoever asked has an answer; what is under way goes on."""
+_CLOSE_S = 1.0
+_ASK_AGAIN_S = 1.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The answer to a request: where the job's tasks are, and why some are nowhere."""
+
+    claims: Claims | None
+    """Of all tasks that have a machine; None: no task has. Belongs to the index."""
+    unplaced: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+    gain: int = 0
+    """`RegionIndex.gain` when it was planned: until that rises, nothing more has room."""
+
+
+@dataclass(slots=True)
+class _Result:
+    """What was answered last, and to what."""
+
+    request: Request
+    allocation: Allocation
+    gains: tuple[int, int]
+    """`RegionIndex.gains` before it was planned."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the start, for metrics and benchmarks."""
+
+    hits: int = 0
+    misses: int = 0
+    conflicts: int = 0
+    stored: int = 0
+    taken: int = 0
+    """Machines taken from the free pool."""
+    cpu_s: float = 0.0
+    """Computing time of plans and reservations (AL24)."""
+
+
+class Allocations:
+    """Owner of all allocation records; `index` holds the same in memory, and the machines."""
+
+    def __init__(
+        self,
+        store: Store,
+        index: RegionIndex,
+        participants: Participants,
+        refresh: Callable[[Iterable[str]], None] = lambda _: None,
+        name: str = "allocator",
+        runtime: Runtime | None = None,
+    ) -> None:
+        """Know nothing yet; `refresh(machines)` brings the index up to date with the brokers.
+
+        `name` tells the transactions of allocators apart that share the brokers.
+        """
+        self.index = index
+        self._name = name
+        self._refresh = refresh
+        self.counts = Counts()
+        self._store = store
+        self._runtime = runtime or Runtime()
+        self._participants = participants
+        self._finishing = Finishing(participants, self._runtime)
+        self._slots = Slots(store, name)
+        self._results: dict[str, _Result] = {}
+        self._revisions: dict[str, int] = {}
+        self._busy: dict[str, asyncio.Event] = {}
+        self._takers: dict[Machine, asyncio.Event] = {}
+        """Machine that is being taken → set when that is done, or given up."""
+        self._assigning: dict[str, str] = {}
+        """Machine that was taken → the transaction of which its broker has not heard the end."""
+        self._emptied: list[Callable[[list[Machine]], None]] = []
+        self._work: dict[asyncio.Future[Allocation], None] = {}
+        """What is under way, whether or not anybody still waits for it."""
+        self._done: list[str] = []
+        """Decisions that every broker carried out: deleted with the next write."""
+        self._number = 0
+
+    def listen(self, emptied: Callable[[list[Machine]], None]) -> None:
+        """Call `emptied(machines)` when an allocation leaves machines without tasks."""
+        self._emptied.append(emptied)
+
+    async def close(self) -> None:
+        """Let what is under way end; what does not is found half done by `recover`."""
+        if self._work:
+            _, late = await asyncio.wait(list(self._work), timeout=_CLOSE_S)
+            for work in list(self._work):
+                if work in late:
+                    work.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        await self._finishing.close()
+
+    # -- restart
+
+    async def load(self) -> None:
+        """Read all records; the index must hold the machines already."""
+        restored = 0
+        async for page in pages(self._store, ALLOCATIONS):
+            for entry in page:
+                record = decode(entry.value, AllocationRecord, entry.key)
+                self._revisions[record.job] = entry.revision
+                for tasks in restoring(record, self.index, STEP):
+                    restored += tasks
+                    if restored >= STEP:
+                        restored = 0
+                        await asyncio.sleep(0)
+
+    async def recover(self) -> None:
+        """Finish what a crash interrupted: commit what was decided, abort everything else.
+
+        Transactions of other allocators are theirs to finish.
+        """
+        listing = await self._store.list_prefix(DECISIONS)
+        decided = {e.key.removeprefix(DECISIONS) for e in listing.entries}
+        for transaction in list(self._participants.in_doubt()):
+            if not transaction.startswith(f"{self._name}:"):
+                continue
+            if transaction in decided:
+                await self._participants.commit(transaction)
+            else:
+                await self._participants.abort(transaction)
+            log.info(
+                "transaction recovered",
+                extra={"transaction": transaction, "committed": transaction in decided},
+            )
+        self._done += sorted(decided)
+
+    # -- allocating
+
+    async def allocate(
+        self, request: Request, allowance: Callable[[], Allowance], profile: str = ""
+    ) -> Allocation:
+        """Do what a request asks for; when this returns, it survives any crash.
+
+        Tasks that have room nowhere are in the answer, with all reasons. `Busy` if other
+        allocations were faster again and again; then, and on any other error, nothing
+        changed.
+        """
+        if (known := self.known(request)) is not None:
+            return known
+        self.counts.misses += 1
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._in_turn(request, allowance, profile)
+        except TimeoutError as e:
+            raise Busy(
+                f"cannot tell yet where the tasks of job {request.job!r} go: a store does not"
+                f" answer since {ANSWER_S:g} s",
+                hint="what was begun goes on; ask again",
+            ) from e
+
+    async def _in_turn(
+        self, request: Request, allowance: Callable[[], Allowance], profile: str
+    ) -> Allocation:
+        """Allocate once no other allocation of this job is under way."""
+        while (busy := self._busy.get(request.job)) is not None:
+            await busy.wait()
+        self._busy[request.job] = done = asyncio.Event()
+        work = asyncio.ensure_future(self._allocate(request, allowance, profile))
+        self._work[work] = None
+        work.add_done_callback(lambda _: self._work.pop(work))
+        try:
+            return await asyncio.shield(work)  # once begun, it ends: nobody is half allocated
+        finally:
+            if work.done():
+                self._free(request.job, done)
+            else:
+                work.add_done_callback(lambda _: self._ended_alone(request.job, done, work))
+
+    def known(self, request: Request) -> Allocation | None:
+        """Return the last answer, if it was to the same request and still holds."""
+        known = self._results.get(request.job)
+        if known is None or known.request != request or not self._holds(known):
+            return None
+        self.counts.hits += 1
+        return known.allocation
+
+    def forget_answer(self, job: str) -> None:
+        """Answer the next request of a job anew, even if it is the same as the last."""
+        self._results.pop(job, None)
+
+    def _free(self, job: str, done: asyncio.Event) -> None:
+        self._busy.pop(job, None)
+        done.set()
+
+    def _ended_alone(self, job: str, done: asyncio.Event, work: asyncio.Future[Allocation]) -> None:
+        """Take note of the end of an allocation for which nobody waits any more."""
+        self._free(job, done)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            log.info("allocation failed", extra={"job": job, "reason": str(error)})
+
+    def _holds(self, known: _Result) -> bool:
+        """Return whether a fresh computation would say the same as this result."""
+        claims = self.index.claims.get(known.request.job)
+        if claims is not known.allocation.claims or (claims is not None and not claims.valid):
+            return False
+        if not known.allocation.unplaced:
+            return True
+        return known.gains == self.index.gains(known.request.pool)
+
+    async def _allocate(
+        self, request: Request, allowance: Callable[[], Allowance], profile: str
+    ) -> Allocation:
+        self._results.pop(request.job, None)  # a failure must not leave it behind as if valid
+        for _ in range(ATTEMPTS):
+            await self._runtime.breathe()
+            claims = self.index.claims.get(request.job)
+            if claims is not None:
+                claims.valid = True  # what changes from here on makes it false again
+            gains = self.index.gains(request.pool)
+            made = await self.in_steps(planning(self.index, request, allowance()))
+            change = made.change
+            if change.is_empty or await self._carry_out(change, profile):
+                return self._remember(request, made, gains)
+            self.counts.conflicts += 1
+            await asyncio.sleep(0)
+        raise Busy(
+            f"cannot allocate job {request.job!r}: its machines went to others"
+            f" {ATTEMPTS} times in a row",
+            hint="it is tried again",
+        )
+
+    async def _carry_out(self, change: Change, profile: str) -> bool:
+        """Do what was planned, durably; return whether nobody was faster."""
+        before_us = [work for claim in change.claims if (work := self._takers.get(claim.machine))]
+        done = asyncio.Event()
+        for machine in change.takes:
+            self._takers.setdefault(machine, done)
+        is_decided = False
+        try:
+            if await self.in_steps(self.index.reserving(change)):
+                return False
+            transaction = await self._decide_after(before_us, change, profile)
+            if transaction is None:
+                return False
+            is_decided = True
+            for machine in change.takes:
+                self._assigning[machine.name] = transaction
+            emptied = await self.in_steps(self.index.settling(change))
+        finally:
+            for machine in change.takes:
+                if self._takers.get(machine) is done:
+                    del self._takers[machine]
+            done.set()
+            if not is_decided:
+                self._refresh([machine.name for machine in change.takes])
+        if transaction:
+            await self._finishing.commit(transaction, lambda: self._assigned(change, transaction))
+        if emptied:
+            for heard in self._emptied:
+                heard(emptied)
+        return True
+
+    def _assigned(self, change: Change, transaction: str) -> None:
+        """Take in that all brokers have heard of a decision."""
+        self._done.append(transaction)
+        for machine in change.takes:
+            self._assigning.pop(machine.name, None)
+        self.index.assigned(change)
+        self._refresh([machine.name for machine in change.takes])
+
+    async def _decide_after(
+        self, before_us: list[asyncio.Event], change: Change, profile: str
+    ) -> str | None:
+        """Decide a reserved change once those are done whose machines it shares.
+
+        Return its transaction, or None if others were faster; then nothing is reserved.
+        """
+        try:
+            for work in before_us:  # perhaps they do not get these machines after all
+                await work.wait()
+            if all(claim.machine.pool == change.pool for claim in change.claims):
+                return await self._decide(change, profile)
+        except (Conflict, NotFound):
+            pass
+        except BaseException:
+            self.index.rollback(change)
+            raise
+        self.index.rollback(change)
+        return None
+
+    def is_taking(self, machine: str) -> bool:
+        """Return whether a machine is being taken by an allocation that is under way."""
+        found = self.index.machines.get(machine)
+        return machine in self._assigning or (found is not None and found in self._takers)
+
+    async def in_steps(self, work: Generator[None, None, T]) -> T:
+        """Run a generator to its end, letting others run between its steps."""
+        while True:
+            began = time.perf_counter()
+            try:
+                next(work)
+            except StopIteration as stop:
+                value: T = stop.value
+                return value
+            finally:
+                self.counts.cpu_s += time.perf_counter() - began
+            await self._runtime.breathe()
+
+    def _remember(self, request: Request, made: Plan, gains: tuple[int, int]) -> Allocation:
+        claims = self.index.claims.get(request.job)
+        if claims is not None:
+            claims.needs_usable = not all(group.running for group in request.groups)
+        allocation = Allocation(claims, made.unplaced, made.reasons, made.gain)
+        if request.groups:
+            self._results[request.job] = _Result(request, allocation, gains)
+        return allocation
+
+    async def _decide(self, change: Change, profile: str) -> str:
+        """Make a reserved change durable, once its brokers hold the machines that it takes.
+
+        Return the transaction whose second phase is left to do, if it takes any.
+        """
+        if not change.takes:
+            await self._write(change, "")
+            return ""
+        self._number += 1
+        transaction = f"{self._name}:{self._store.epoch()}-{self._number}"
+        takes = {machine.name: Take(change.pool, profile) for machine in change.takes}
+        try:
+            await self._finishing.prepare(transaction, takes)
+            await self._write(change, transaction)
+        except Exception:
+            await self._finishing.abort(transaction)
+            raise
+        self.counts.taken += len(takes)
+        return transaction
+
+    async def _write(self, change: Change, transaction: str) -> None:
+        """Store the job's record as it will be, with the decision: the commit point."""
+        job = change.job
+        record = record_after(change, self.index.claims.get(job))
+        key = allocation_key(job)
+        operations: list[Operation] = [Put(key, encode(record)) if record else Delete(key)]
+        if transaction:
+            decision = Decision(
+                schema=1,
+                transaction=transaction,
+                job=job,
+                machines=[machine.name for machine in change.takes],
+            )
+            operations.append(Put(decision_key(transaction), encode(decision)))
+        done, self._done = self._done, []
+        operations += [Delete(decision_key(old)) for old in done]
+        before = self._revisions.get(job, 0)
+        attempt = Attempt(self._slots, {key: before}, operations)
+        try:
+            revision = await attempt.make()
+        except BaseException as e:
+            self._done += done
+            if not isinstance(e, UnknownOutcome):
+                raise
+            revision = await self._outcome(attempt, key)
+            if not revision:
+                if before:  # to be sure of that may have cost a revision
+                    self._revisions[job] = attempt.left_at(key)
+                raise
+        self.counts.stored += 1
+        if record is None:
+            self._revisions.pop(job, None)
+        else:
+            self._revisions[job] = revision
+
+    async def _outcome(self, attempt: Attempt, key: str) -> int:
+        """Return the revision of a write whose answer was lost; 0: it never will be made.
+
+        Nothing can go on before that is known, so the store is asked until it answers.
+        """
+        while True:
+            try:
+                return await attempt.outcome()
+            except TwineError as e:
+                log.warning("outcome unknown", extra={"key": key, "reason": str(e)})
+                await self._runtime.sleep(_ASK_AGAIN_S)

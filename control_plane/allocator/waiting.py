@@ -1,0 +1,169 @@
+"""Requests of which tasks found no room: who is tried again when, and who comes first (CP6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.request import Request
+
+_MOST_AHEAD = 100
+"""Wishes that one plan stands behind at most: those of the highest priority."""
+_STALE = -1
+
+
+@dataclass(slots=True)
+class Wish:
+    """What jobs of one pool that are alike wait for."""
+
+    pool: str
+    demand: Demand
+    gain: int = 0
+    """The index's gain when one of them was last tried in vain; so would be the others."""
+    jobs: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Entry:
+    request: Request
+    gain: int
+
+
+class Waiting:
+    """The jobs that wait for room, by pool and by what they wait for."""
+
+    def __init__(self, priority: Callable[[str], int], gain: Callable[[], int]) -> None:
+        """Know nobody yet; `priority(pool)` and `gain()` are asked again and again."""
+        self._priority, self._gain = priority, gain
+        self._entries: dict[str, _Entry] = {}
+        self._wishes: dict[tuple[str, Demand], Wish] = {}
+        self._order: list[Wish] | None = None
+        self._turns = 0
+        """How often others were served or tried, behind whom somebody may stand."""
+        self._began: dict[str, int] = {}
+        """Job that is being tried → `_turns` when that began."""
+        self._refused: set[str] = set()
+        """Those of them that were refused a machine for the sake of others."""
+        self._behind: set[str] = set()
+        """Jobs that wait for the turn of others."""
+        self._again: set[str] = set()
+        """Jobs that are tried again whatever the gain: others that they stood behind had their
+        turn, or there was news while they were tried."""
+        self._told = -1
+        """The gain for which the jobs that are due were told already."""
+
+    def begin(self, job: str) -> bool:
+        """Note that a job is tried now; return whether its last answer does not count.
+
+        That is so if it stood behind others, and these had their turn.
+        """
+        self._began[job] = self._turns
+        self._refused.discard(job)
+        self._behind.discard(job)
+        entry = self._entries.get(job)
+        return entry is not None and entry.gain == _STALE
+
+    def put(self, job: str, request: Request, gain: int) -> None:
+        """Note that a request found no room when the index's gain was this."""
+        known = self._entries.get(job)
+        self._again.discard(job)
+        self._entries[job] = _Entry(request, gain)
+        if known is None or known.request != request:
+            if known is not None:
+                self._unwish(job, known.request)
+            for group in request.groups:
+                key = (request.pool, group.demand)
+                wish = self._wishes.get(key)
+                if wish is None:
+                    wish = self._wishes[key] = Wish(*key)
+                    self._order = None
+                wish.jobs.add(job)
+        moved = False
+        for group in request.groups:
+            wish = self._wishes[request.pool, group.demand]
+            moved = moved or gain > wish.gain
+            wish.gain = max(wish.gain, gain)
+        if moved:
+            self._let_others_try()
+        if job in self._refused:
+            self._behind.add(job)
+            if self._began.get(job) != self._turns:
+                self._let_try(job)
+        if gain < self._gain():  # there was news since, perhaps of its own making
+            self._again.add(job)
+
+    def drop(self, job: str) -> None:
+        """Note that a job waits no more."""
+        self._began.pop(job, None)
+        self._refused.discard(job)
+        self._behind.discard(job)
+        self._again.discard(job)
+        known = self._entries.pop(job, None)
+        if known is not None:
+            self._unwish(job, known.request)
+            self._let_others_try()
+
+    def stands_behind(self, job: str) -> None:
+        """Note that a job did not get a machine because others come first."""
+        self._refused.add(job)
+
+    def reorder(self) -> None:
+        """Note that priorities may have changed."""
+        self._order = None
+
+    def take_due(self) -> list[str]:
+        """Return the jobs for which there may be room by now, the most important ones first.
+
+        Nobody is returned twice for the same gain.
+        """
+        now = self._gain()
+        if now == self._told and not self._again:
+            return []
+        due = [job for job, entry in self._entries.items() if self._told < now > entry.gain]
+        due = [*{*due, *self._again}]
+        self._told = now
+        self._again.clear()
+        return sorted(due, key=lambda job: (-self._priority(self._entries[job].request.pool), job))
+
+    def is_due(self) -> bool:
+        """Return whether `take_due` may return anybody."""
+        return bool(self._entries) and (self._gain() != self._told or bool(self._again))
+
+    def requests(self) -> list[Request]:
+        """Return all requests."""
+        return [entry.request for entry in self._entries.values()]
+
+    def ahead_of(self, priority: int) -> list[Wish]:
+        """Return the wishes of higher priority, highest first, for which there may be room."""
+        if self._order is None:
+            self._order = sorted(
+                self._wishes.values(), key=lambda wish: (-self._priority(wish.pool), wish.pool)
+            )
+        now, found = self._gain(), list[Wish]()
+        for wish in self._order:
+            if len(found) == _MOST_AHEAD or self._priority(wish.pool) <= priority:
+                break
+            if wish.gain < now:
+                found.append(wish)
+        return found
+
+    def _unwish(self, job: str, request: Request) -> None:
+        for group in request.groups:
+            key = (request.pool, group.demand)
+            wish = self._wishes.get(key)
+            if wish is not None:
+                wish.jobs.discard(job)
+                if not wish.jobs:
+                    del self._wishes[key]
+                    self._order = None
+
+    def _let_others_try(self) -> None:
+        self._turns += 1
+        for job in list(self._behind):
+            self._let_try(job)
+
+    def _let_try(self, job: str) -> None:
+        self._behind.discard(job)
+        self._entries[job].gain = _STALE
+        self._again.add(job)

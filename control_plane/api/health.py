@@ -1,0 +1,45 @@
+"""What the health check service is asked, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Name
+from control_plane.api.inventory import MachineScope, Text
+from control_plane.api.machines import MachineState
+
+
+class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine of which nothing is concluded yet, although it is silent, or answers again."""
+
+    machine: str
+    state: MachineState
+    silent_s: float
+    reason: str
+    left_s: float
+    """Until something is concluded, if nothing changes."""
+    part: str = ""
+    """The rack, MSB, data center or region that looks cut off; empty: the machine alone."""
+
+
+class HeldBackMachines(msgspec.Struct, frozen=True, kw_only=True):
+    """All machines that are held back, by name."""
+
+    machines: list[HeldBack]
+
+
+class ConfirmDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Somebody knows that silent machines are down: nothing holds them back any more."""
+
+    machines: Annotated[list[Name], Meta(max_length=10_000)] = []
+    scope: MachineScope | None = None
+    reason: Text
+
+
+class ConfirmedDown(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines that are declared down now, by name."""
+
+    machines: list[str]

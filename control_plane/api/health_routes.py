@@ -1,0 +1,27 @@
+"""The front end's routes about the health of machines; joined into `api.routes`."""
+
+from __future__ import annotations
+
+from agent.wire.routes import Route
+from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
+from control_plane.api.people import Needs
+
+HEALTH_ROUTES: tuple[Route, ...] = (
+    Route(
+        "held_back_machines",
+        "GET",
+        "/v1/health/held-back",
+        response=HeldBackMachines,
+        needs=Needs.VIEWER,
+        summary="Silent machines of which nothing is concluded yet, and why",
+    ),
+    Route(
+        "confirm_down",
+        "POST",
+        "/v1/machines:confirm-down",
+        request=ConfirmDown,
+        response=ConfirmedDown,
+        needs=Needs.OPERATOR,
+        summary="Say that silent machines are down: nothing holds that back any more",
+    ),
+)

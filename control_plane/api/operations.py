@@ -1,0 +1,130 @@
+"""Operations: what is done to a task, why, and how far it is; and what is kept of it after."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class OperationKind(StrEnum):
+    """What is done to a task."""
+
+    START = "start"
+    RESTART = "restart"
+    """Again on the machine where it is."""
+    UPDATE = "update"
+    """It comes back as the newest version."""
+    MOVE = "move"
+    REMOVE = "remove"
+
+
+class Cause(StrEnum):
+    """Why it is done."""
+
+    RESIZE = "resize"
+    RELEASE = "release"
+    STOP = "stop"
+    """The job is stopped."""
+    FAILURE = "failure"
+    """The task failed, or its machine did."""
+    GONE = "gone"
+    """Its machine is not the entitlement's any more."""
+    MAINTENANCE = "maintenance"
+    LOAN = "loan"
+    """Its machine was lent and is called back."""
+    REBALANCE = "rebalance"
+    """The job stands more evenly afterwards."""
+
+
+class OperationState(StrEnum):
+    """How far an operation is."""
+
+    PROPOSED = "proposed"
+    """Wanted, and waiting: for a place, an image, the availability budget."""
+    OFFERED = "offered"
+    """Ready, and waiting for who may object."""
+    ACKNOWLEDGED = "acknowledged"
+    """Nobody objects; it begins as soon as the budget allows."""
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    WITHDRAWN = "withdrawn"
+    """It became needless before it ended."""
+
+
+WAITING = (OperationState.PROPOSED, OperationState.OFFERED, OperationState.ACKNOWLEDGED)
+"""It has not begun: the task is as it was."""
+REASON_MAX = 160
+"""Letters of a stored reason, so that a chunk of tasks has a bound."""
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One operation on one task, stored with the task until it ends."""
+
+    id: str
+    """Unique in the job."""
+    task: int
+    kind: OperationKind
+    cause: Cause
+    reason: str = ""
+    state: OperationState = OperationState.PROPOSED
+    deadline: float | None = None
+    """When it begins whatever stands against it, in seconds since 1970; None: never."""
+    from_machine: str = ""
+    to_machine: str = ""
+    began: float = 0.0
+    """When it was proposed, in seconds since 1970."""
+    since: float = 0.0
+    """When its state last changed."""
+
+
+class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An operation that ended, as the job's log keeps it."""
+
+    seq: int = 0
+    """Rises by one with each event of the job."""
+    task: int
+    operation: str
+    kind: OperationKind
+    cause: Cause
+    outcome: OperationState
+    """`done`, `failed` or `withdrawn`."""
+    reason: str = ""
+    from_machine: str = ""
+    to_machine: str = ""
+    version: int = 0
+    """The version that the task ran at the end; 0: none."""
+    start: float = 0.0
+    end: float = 0.0
+
+
+class EventRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Some events in a row, as they are stored."""
+
+    schema: int = 1
+    events: list[JobEvent]
+
+
+class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a job's log."""
+
+    job: str
+    events: list[JobEvent]
+    """Oldest first."""
+    more: bool = False
+    """There are more after the last of these."""
+
+
+class TaskStory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one task of a job: its operation now, and those that ended."""
+
+    job: str
+    task: int
+    phase: str = ""
+    """Empty: there is no such task now."""
+    machine: str = ""
+    reason: str = ""
+    now: Operation | None = None
+    events: list[JobEvent] = []
+    """Oldest first."""

@@ -1,0 +1,141 @@
+"""People: who they are, what they may do, and what is written down about it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Name
+
+_WHO = r"[a-z0-9][a-z0-9._-]{0,62}$(?!\n)"
+UserName = Annotated[str, Meta(pattern=f"^{_WHO}", description="1 to 63 of a-z, 0-9, dot, - and _")]
+Principal = Annotated[
+    str, Meta(pattern=f"^(user|group):{_WHO}", description="user:NAME or group:NAME")
+]
+
+
+class Needs(StrEnum):
+    """What a user must be to make a call; one for each row of the route table."""
+
+    VIEWER = "viewer"
+    """Anybody with a credential."""
+    OWNER = "owner"
+    """An owner of every entitlement that the call is about: its job's, or the one it names."""
+    ASKER = "asker"
+    """Like `owner`; where there is no such entitlement yet, anybody, for the request waits."""
+    ANY_OWNER = "any-owner"
+    """An owner of some entitlement."""
+    APPROVER = "approver"
+    """One of the portal's approvers."""
+    OPERATOR = "operator"
+
+
+class Role(StrEnum):
+    """What a user is, from the most to the least."""
+
+    OPERATOR = "operator"
+    """May do everything."""
+    OWNER = "owner"
+    """May change the jobs of the entitlements that name this user, or a group of theirs."""
+    VIEWER = "viewer"
+    """May see everything but logs, and ask for an entitlement."""
+
+
+class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who belongs to a group."""
+
+    members: Annotated[list[UserName], Meta(max_length=1000)]
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of users, as it is stored and shown."""
+
+    schema: int = 1
+    name: Name
+    members: list[str] = []
+
+
+class Groups(msgspec.Struct, frozen=True, kw_only=True):
+    """All groups, by name."""
+
+    groups: list[Group]
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """A role that was given to somebody, as it is stored."""
+
+    schema: int = 1
+    who: str
+    """`user:NAME` or `group:NAME`."""
+    role: Role = Role.OPERATOR
+    at: float = 0.0
+    by: str = ""
+
+
+class Grants(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is an operator, besides those who may open the local socket."""
+
+    granted: list[Grant]
+    configured: list[str]
+    """Named in the configuration: `operators`."""
+
+
+class Myself(msgspec.Struct, frozen=True, kw_only=True):
+    """The caller, as the front end knows them."""
+
+    name: str
+    role: Role
+    groups: list[str] = []
+    owns: list[str] = []
+    """Entitlements."""
+
+
+class Outcome(StrEnum):
+    """What became of an attempt to change something."""
+
+    BEGUN = "begun"
+    """It is being carried out, or the process ended meanwhile: look at the object."""
+    DONE = "done"
+    FAILED = "failed"
+    REFUSED = "refused"
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One attempt to change something."""
+
+    schema: int = 1
+    sequence: int
+    at: float
+    """Seconds since 1970."""
+    caller: str
+    """`user:NAME`, `host:NAME`, `local:UID`, or `anyone` without a certificate."""
+    address: str = ""
+    """Where it came from; empty: the local socket."""
+    request_id: str
+    action: str
+    """The name of the route, such as `apply_job`."""
+    object: str
+    """What it was about, such as `job/web`."""
+    also: list[str] = []
+    """Further objects that it changed: the machines of a drain, at most a hundred."""
+    detail: str = ""
+    """What was asked for, in short; never the environment of a task."""
+    outcome: Outcome = Outcome.BEGUN
+    reason: str = ""
+    """Why it failed or was refused."""
+    before: int | None = None
+    """Revision of the object's record before and after; None: it has none."""
+    after: int | None = None
+    suppressed: int = 0
+    """Attempts of this caller that were refused since the entry before, and not written down."""
+
+
+class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the audit log, the newest first."""
+
+    entries: list[AuditEntry]
+    next: int = 0
+    """Pass it as `before` for what is older; 0: there is nothing older."""

@@ -1,0 +1,88 @@
+"""The front end's rows about people: who they are, what they may do, what they did."""
+
+from __future__ import annotations
+
+from agent.api import Ack
+from agent.wire.routes import Route
+from control_plane.api.people import (
+    AuditPage,
+    Grant,
+    Grants,
+    Group,
+    Groups,
+    GroupSpec,
+    Myself,
+    Needs,
+)
+
+_OPERATOR = "/v1/operators/{who}"
+_GROUP = "/v1/groups/{group}"
+
+PEOPLE_ROUTES: tuple[Route, ...] = (
+    Route(
+        "get_myself",
+        "GET",
+        "/v1/myself",
+        response=Myself,
+        needs=Needs.VIEWER,
+        summary="The caller: name, role, groups, owned entitlements",
+    ),
+    Route(
+        "list_operators",
+        "GET",
+        "/v1/operators",
+        response=Grants,
+        needs=Needs.VIEWER,
+        summary="Who is an operator",
+    ),
+    Route(
+        "grant_operator",
+        "PUT",
+        _OPERATOR,
+        response=Grant,
+        needs=Needs.OPERATOR,
+        summary="Make a user or a group an operator",
+    ),
+    Route(
+        "revoke_operator",
+        "DELETE",
+        _OPERATOR,
+        response=Ack,
+        needs=Needs.OPERATOR,
+        summary="Make a user or a group an operator no longer",
+    ),
+    Route(
+        "list_groups",
+        "GET",
+        "/v1/groups",
+        response=Groups,
+        needs=Needs.VIEWER,
+        summary="All groups and their members",
+    ),
+    Route(
+        "put_group",
+        "PUT",
+        _GROUP,
+        request=GroupSpec,
+        response=Group,
+        needs=Needs.OPERATOR,
+        summary="Create a group, or say who belongs to it",
+    ),
+    Route(
+        "delete_group",
+        "DELETE",
+        _GROUP,
+        response=Ack,
+        needs=Needs.OPERATOR,
+        summary="Remove a group: its members own nothing through it any more",
+    ),
+    Route(
+        "list_audit",
+        "GET",
+        "/v1/audit",
+        query=("before", "limit", "since", "who", "object"),
+        response=AuditPage,
+        needs=Needs.OPERATOR,
+        summary="What was changed, by whom, and what was refused; the newest first",
+    ),
+)

@@ -1,0 +1,213 @@
+"""How a job is stored: a small intent, and its tasks in chunks.
+
+So that a value stays below 256 KiB and a change of one task writes one chunk, however many
+tasks the job has. What agents say is stored nowhere: after a start they are asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
+from control_plane.api.operations import Operation
+
+CHUNK = 256
+"""Indexes per chunk: 59 chunks of the largest job, and below 1 KiB for each task."""
+
+
+class StoredTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One task, without what its agent says."""
+
+    index: int
+    version: int
+    generation: int
+    phase: TaskPhase = TaskPhase.PENDING
+    machine: str = ""
+    """Empty: it has none."""
+    ports: list[tuple[int, int]] = []
+    """Which of the chunk's `port_names`, and its number on the machine."""
+    listed: bool = False
+    since: float = 0.0
+    attempts: int = 0
+    avoid: str = ""
+    operation: Operation | None = None
+
+
+class TaskChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks `number * CHUNK` to the next multiple."""
+
+    schema: int = 1
+    number: int
+    port_names: list[str] = []
+    """Each name once: with 16 long ones a task would be larger than all else that it says."""
+    tasks: list[StoredTask] = []
+    leaving: dict[str, list[int]] = {}
+    """Machine → indexes of tasks that must be gone there."""
+
+
+class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wanted of a job."""
+
+    schema: int = 2
+    name: str
+    spec: JobSpec
+    version: int
+    specs: dict[int, JobSpec] = {}
+    stopping: bool = False
+    created_at: float = 0.0
+    generation: int = 0
+    operations: int = 0
+
+
+def intent_of(record: JobRecord) -> JobIntent:
+    """Return the part of a record that is stored as its intent."""
+    return JobIntent(
+        name=record.name,
+        spec=record.spec,
+        version=record.version,
+        specs=record.specs,
+        stopping=record.stopping,
+        created_at=record.created_at,
+        generation=record.generation,
+        operations=record.operations,
+    )
+
+
+def same_intent(one: JobRecord, other: JobRecord) -> bool:
+    """Return whether two records have the same intent."""
+    return (
+        one.generation == other.generation
+        and one.operations == other.operations
+        and one.version == other.version
+        and one.stopping == other.stopping
+        and (one.spec is other.spec or one.spec == other.spec)
+        and (one.specs is other.specs or one.specs == other.specs)
+        and one.created_at == other.created_at
+    )
+
+
+def same_stored(one: TaskRecord, other: TaskRecord) -> bool:
+    """Return whether two states of a task are stored alike: its agent's words do not count."""
+    return one is other or (
+        one.phase is other.phase
+        and one.generation == other.generation
+        and one.version == other.version
+        and one.placement == other.placement
+        and one.listed == other.listed
+        and one.attempts == other.attempts
+        and one.avoid == other.avoid
+        and one.since == other.since
+        and one.operation == other.operation
+    )
+
+
+def chunks_of(record: JobRecord, only: set[int] | None = None) -> dict[int, TaskChunk]:
+    """Return the chunks of a record by number (or `only` some), without empty ones."""
+    tasks: dict[int, list[TaskRecord]] = {}
+    for task in record.tasks:
+        if only is None or task.index // CHUNK in only:
+            tasks.setdefault(task.index // CHUNK, []).append(task)
+    leaving: dict[int, dict[str, list[int]]] = {}
+    for machine, index in _leaving(record):
+        if only is None or index // CHUNK in only:
+            leaving.setdefault(index // CHUNK, {}).setdefault(machine, []).append(index)
+    return {
+        number: _chunk(number, tasks.get(number, []), leaving.get(number, {}))
+        for number in sorted(tasks.keys() | leaving.keys())
+    }
+
+
+def chunk_numbers(record: JobRecord) -> set[int]:
+    """Return the numbers of the chunks that a record has."""
+    numbers = {task.index // CHUNK for task in record.tasks}
+    return numbers | {index // CHUNK for _, index in _leaving(record)}
+
+
+def changed_chunks(before: JobRecord, after: JobRecord) -> set[int]:
+    """Return the numbers of the chunks in which two records differ."""
+    changed = set()
+    if before.tasks is not after.tasks:
+        known = {task.index: task for task in before.tasks}
+        for task in after.tasks:
+            old = known.pop(task.index, None)
+            if old is not task and (old is None or not same_stored(old, task)):
+                changed.add(task.index // CHUNK)
+        changed |= {index // CHUNK for index in known}
+    if before.leaving != after.leaving:
+        differ = set(_leaving(before)) ^ set(_leaving(after))
+        changed |= {index // CHUNK for _, index in differ}
+    return changed
+
+
+def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
+    """Return the record that an intent and its chunks make."""
+    tasks: list[TaskRecord] = []
+    leaving: dict[str, list[str]] = {}
+    for chunk in sorted(chunks, key=lambda chunk: chunk.number):
+        tasks += [_task(stored, chunk.port_names) for stored in chunk.tasks]
+        for machine, indexes in chunk.leaving.items():
+            leaving.setdefault(machine, []).extend(task_id(intent.name, i) for i in indexes)
+    return JobRecord(
+        name=intent.name,
+        spec=intent.spec,
+        version=intent.version,
+        specs=intent.specs,
+        stopping=intent.stopping,
+        tasks=tasks,
+        created_at=intent.created_at,
+        generation=intent.generation,
+        operations=intent.operations,
+        leaving={machine: sorted(ids) for machine, ids in sorted(leaving.items())},
+    )
+
+
+def _leaving(record: JobRecord) -> Iterable[tuple[str, int]]:
+    for machine, ids in record.leaving.items():
+        for name in ids:
+            yield machine, int(name.rpartition("-")[2])
+
+
+def _chunk(number: int, tasks: Iterable[TaskRecord], leaving: Mapping[str, list[int]]) -> TaskChunk:
+    names: dict[str, int] = {}
+    stored = []
+    for task in tasks:
+        where = task.placement
+        ports = where.ports.items() if where is not None else ()
+        stored.append(
+            StoredTask(
+                index=task.index,
+                version=task.version,
+                generation=task.generation,
+                phase=task.phase,
+                machine=where.machine if where is not None else "",
+                ports=[(names.setdefault(name, len(names)), port) for name, port in ports],
+                listed=task.listed,
+                since=task.since,
+                attempts=task.attempts,
+                avoid=task.avoid,
+                operation=task.operation,
+            )
+        )
+    left = {machine: sorted(leaving[machine]) for machine in sorted(leaving)}
+    return TaskChunk(number=number, port_names=list(names), tasks=stored, leaving=left)
+
+
+def _task(stored: StoredTask, names: list[str]) -> TaskRecord:
+    placement = None
+    if stored.machine:
+        ports = {names[name]: port for name, port in stored.ports}
+        placement = Placement(machine=stored.machine, ports=ports)
+    return TaskRecord(
+        index=stored.index,
+        version=stored.version,
+        generation=stored.generation,
+        phase=stored.phase,
+        placement=placement,
+        listed=stored.listed,
+        since=stored.since,
+        attempts=stored.attempts,
+        avoid=stored.avoid,
+        operation=stored.operation,
+    )

@@ -1,0 +1,453 @@
+"""The resource brokers of a region as one: what is asked about a machine goes to its own.
+
+All brokers together form one free pool that every entitlement shares (RB7). A name is one
+machine in the whole region; a free one may move to another data center.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from agent.api import JoinRequest, MachineFacts, ProfileStatus
+from agent.errors import Conflict, FieldError, NotFound, TwineError
+from control_plane.api.inventory import ImportResult, InventoryMachine, MachineScope
+from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.broker.broker import Broker, Take
+from control_plane.broker.core.assignment import taken
+from control_plane.broker.core.inventory import scope_test
+from control_plane.broker.holds import refused
+from control_plane.broker.imports import Imports
+from control_plane.broker.keys import survey
+from control_plane.broker.region_table import RegionTable
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import PART, Loaded, pages, tell_each
+from control_plane.store import Delete, Put, Store
+
+log = logging.getLogger(__name__)
+_MOVES = "machine-moves/"
+"""Notes of machines that may be at two brokers."""
+_AWAY_S = 10.0
+"""How long machines of a broker that did not answer are left out of plans."""
+_LOOK = 5000
+"""Machines that are looked at before others get their turn: a few milliseconds."""
+T = TypeVar("T")
+Heard = Callable[[str, MachineRecord | None, MachineRecord | None], None]
+
+
+class Brokers:
+    """The region's brokers, each made when the first machine of its data center comes."""
+
+    def __init__(
+        self, store: Store, runtime: Runtime, stores: Mapping[str, Store] | None = None
+    ) -> None:
+        """Load nothing yet; `stores` says which data centers have one of their own (RB9)."""
+        self.by_datacenter: dict[str, Broker] = {}
+        self.table = RegionTable(self.by_datacenter, store)
+        self._store = store
+        self._stores = dict(stores or {})
+        self._runtime = runtime
+        self._listeners: list[Heard] = []
+        self._loaders: list[Loaded[MachineRecord]] = []
+        self._membership = asyncio.Lock()
+        """Held while machines come, go or move, so that a name is in one place."""
+        self._imports = Imports(store, runtime, self)
+        self._loaded = False
+        self._silent: set[str] = set()
+        """Machines whose changes are steps of a move, which listeners see as one."""
+        self._twice: set[str] = set()
+        """Machines that two brokers may have because a move was interrupted."""
+        self._away: dict[str, tuple[str, float]] = {}
+        """Data center whose broker did not answer → why, and until when it is not asked."""
+        self._shown: dict[str, MachineRecord] = {}
+        """What listeners were told last of these: the record that is going to stay."""
+
+    async def load(self, after_page: Callable[[], None] | None = None) -> None:
+        """Read all machines of the region; see `Table.load`."""
+        for datacenter in sorted(await survey(self._store) | self._stores.keys()):
+            self.at(datacenter)
+        for store in self._all_stores():
+            async for page in pages(store, _MOVES):
+                self._twice |= {entry.key.removeprefix(_MOVES) for entry in page}
+        for broker in self.by_datacenter.values():
+            await broker.load(after_page)
+        await self._settle_moves()
+        self._loaded = True
+        await self._imports.load()
+
+    def at(self, datacenter: str) -> Broker:
+        """Return the broker of a data center, a new one if there is none."""
+        broker = self.by_datacenter.get(datacenter)
+        if broker is None:
+            store = self._stores.get(datacenter, self._store)
+            broker = Broker(store, self._runtime, datacenter)
+            broker.listen(self._heard, self._heard_all)
+            self.by_datacenter[datacenter] = broker
+            if self._loaded:
+                broker.table.begin()
+        return broker
+
+    def of(self, machine: str) -> Broker:
+        """Return the broker of a machine, or raise `NotFound`."""
+        home = self.table.home(machine)
+        if home is None:
+            raise NotFound(f"there is no machine {machine!r}")
+        return home
+
+    def listen(self, heard: Heard, loaded: Loaded[MachineRecord] | None = None) -> None:
+        """Call `heard(machine, before, after)` after each change (RB4); see `Table.listen`."""
+        self._listeners.append(heard)
+        self._loaders.append(loaded or tell_each(heard))
+
+    # -- finding
+
+    def held(self, entitlement: str) -> list[MachineRecord]:
+        """Return the machines of an entitlement; of the free pool for `FREE` (RB7)."""
+        parts = [broker.held(entitlement) for broker in self.by_datacenter.values()]
+        return list(heapq.merge(*parts, key=lambda record: record.machine))
+
+    def count(self, entitlement: str) -> int:
+        """Return how many machines an entitlement has in the region."""
+        return sum(broker.count(entitlement) for broker in self.by_datacenter.values())
+
+    def find_machines(
+        self,
+        *,
+        region: str | None = None,
+        datacenter: str | None = None,
+        msb: str | None = None,
+        row: str | None = None,
+        rack: str | None = None,
+        machine_type: str | None = None,
+        entitlement: str | None = None,
+        cluster: str | None = None,
+        state: MachineState | None = None,
+    ) -> list[MachineRecord]:
+        """Return the machines for which all of this holds, by name (MO2)."""
+        scope = MachineScope(
+            region=region,
+            datacenter=datacenter,
+            msb=msb,
+            row=row,
+            rack=rack,
+            machine_type=machine_type,
+            entitlement=entitlement,
+            cluster=cluster,
+            state=state,
+        )
+        return self.find_scope(scope)
+
+    def find_scope(self, scope: MachineScope) -> list[MachineRecord]:
+        """Return the machines of a scope, by name."""
+        suits = scope_test(scope)
+        found = []
+        for broker in self.by_datacenter.values():
+            if scope.datacenter not in (None, broker.datacenter):
+                continue
+            if scope.entitlement is not None:
+                found += [r for r in broker.held(scope.entitlement) if suits(r)]
+            else:
+                found += [r for r in broker.table.values() if suits(r)]
+        return sorted(found, key=lambda record: record.machine)
+
+    async def scan(self, scope: MachineScope) -> list[MachineRecord]:
+        """Return the machines of a scope as `find_scope` does, with turns for others."""
+        suits, found = scope_test(scope), list[MachineRecord]()
+        for number, name in enumerate(self.table):
+            if number % _LOOK == 0:
+                await asyncio.sleep(0)
+            record = self.table.find(name)
+            if record is not None and suits(record):
+                found.append(record)
+        return found
+
+    # -- coming, going and moving
+
+    async def join(self, request: JoinRequest) -> MachineRecord:
+        """Record a machine; one known elsewhere moves here if it is free, else `Conflict`."""
+        async with self._membership:
+            await self._settle_moves()
+            home = self.table.home(request.machine)
+            known = home.table.get(request.machine) if home is not None else None
+            if home is None:
+                home = self.at(request.location.datacenter)
+            elif known is not None and known.hardware is None:
+                home = await self.moved(known, request.location.datacenter)
+            return await home.join(request)
+
+    async def move(self, machine: str, datacenter: str) -> None:
+        """Let a free machine go to another data center, or raise `Conflict`."""
+        async with self._membership:
+            await self._settle()
+            await self.moved(self.table.get(machine), datacenter)
+
+    async def remove(self, machine: str) -> None:
+        """Forget a free machine whose end was planned; see `Broker.remove`."""
+        async with self._membership:
+            await self._settle()
+            await self.of(machine).remove(machine)
+
+    async def add(self, records: Mapping[str, MachineRecord]) -> None:
+        """Add new machines to the free pool (RB10), in transactions of a thousand."""
+        async with self._membership:
+            await self._settle()
+            known = [name for name in records if self.table.find(name) is not None]
+            if known:
+                errors = [FieldError(field=name, reason="is known already") for name in known]
+                raise refused(f"add {len(records)} machines", errors)
+            await self.enter(records)
+
+    async def import_machines(
+        self,
+        machines: Sequence[InventoryMachine],
+        *,
+        simulated: bool = False,
+        dry_run: bool = False,
+    ) -> ImportResult:
+        """Bring the records in line with a list; `Conflict` names all that stands against it.
+
+        New machines are added, known ones become what the list says, others stay; all of it or
+        nothing, whatever happens meanwhile (`imports`).
+        """
+        async with self._membership:
+            await self._settle()
+            return await self._imports.take(machines, simulated=simulated, dry_run=dry_run)
+
+    async def finish_imports(self) -> None:
+        """Finish imports that were left at a failure, until cancelled."""
+        await self._imports.run(self._membership)
+
+    # -- what each broker does for its own machines
+
+    async def assign(
+        self, machine: str, entitlement: str, profile: str, *, revision: int
+    ) -> MachineRecord:
+        """Give a free machine to an entitlement, unless anything changed since `revision`."""
+        return await self.of(machine).assign(machine, entitlement, profile, revision=revision)
+
+    async def release(self, machine: str, *, revision: int) -> MachineRecord:
+        """Give a machine back to the free pool, unless anything changed since `revision`."""
+        return await self.of(machine).release(machine, revision=revision)
+
+    async def release_many(self, machines: Mapping[str, int]) -> list[MachineRecord]:
+        """Free several, in one transaction per data center."""
+        freed = []
+        for broker, names in self.split(machines).items():
+            freed += await broker.release_many({name: machines[name] for name in names})
+        return freed
+
+    async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
+        """Hold all these machines at their brokers, or none and raise `Conflict` (AL12)."""
+        parts = self.split(takes).items()
+        try:
+            await _all(
+                self._noted(b, b.prepare(transaction, {n: takes[n] for n in names}))
+                for b, names in parts
+            )
+        except TwineError:
+            await self.abort(transaction)
+            raise
+
+    async def commit(self, transaction: str) -> list[MachineRecord]:
+        """Assign what a transaction holds at every broker; again changes nothing."""
+        brokers = self.by_datacenter.values()
+        done = await _all(self._noted(b, b.commit(transaction)) for b in brokers)
+        return [record for records in done for record in records]
+
+    def away(self) -> dict[str, str]:
+        """Return the data centers whose brokers did not answer of late, and why."""
+        now = self._runtime.now() if self._away else 0.0
+        self._away = {dc: found for dc, found in self._away.items() if found[1] > now}
+        return {datacenter: why for datacenter, (why, _) in self._away.items()}
+
+    async def _noted(self, broker: Broker, work: Awaitable[T]) -> T:
+        """Return what a broker answers, and note if it does not: nobody need wait for it then."""
+        try:
+            return await work
+        except (Conflict, NotFound):
+            raise
+        except (TwineError, OSError) as e:
+            self._away[broker.datacenter] = str(e), self._runtime.now() + _AWAY_S
+            raise
+        except asyncio.CancelledError:
+            why = "it did not answer in time"
+            self._away[broker.datacenter] = why, self._runtime.now() + _AWAY_S
+            raise
+
+    async def abort(self, transaction: str) -> None:
+        """Let go of what a transaction holds at every broker; again changes nothing."""
+        await _all(broker.abort(transaction) for broker in self.by_datacenter.values())
+
+    def in_doubt(self) -> dict[str, list[str]]:
+        """Return each transaction that holds machines, and which."""
+        found: dict[str, list[str]] = {}
+        for broker in self.by_datacenter.values():
+            for transaction, names in broker.in_doubt().items():
+                found[transaction] = sorted(found.get(transaction, []) + names)
+        return found
+
+    async def quarantine(self, machine: str, reason: str, until: float) -> None:
+        """Free a machine that cannot reach its profile; see `Broker.quarantine`."""
+        await self.of(machine).quarantine(machine, reason, until)
+
+    async def raise_generation(self, machine: str, above: int) -> None:
+        """Let the machine be asked for its profile once more, as a new request."""
+        await self.of(machine).raise_generation(machine, above)
+
+    async def profile_seen(self, machine: str, seen: ProfileStatus) -> None:
+        """Record what the agent proved about its profile; ends an expected reboot."""
+        await self.of(machine).profile_seen(machine, seen)
+
+    async def facts_seen(self, machine: str, facts: MachineFacts) -> None:
+        """Record what the machine has, as its agent says."""
+        await self.of(machine).facts_seen(machine, facts)
+
+    async def mark_down(self, machine: str, reason: str) -> None:
+        """Record a failure (RB3)."""
+        await self.of(machine).mark_down(machine, reason)
+
+    async def mark_up(self, machine: str) -> None:
+        """Record the end of a failure."""
+        await self.of(machine).mark_up(machine)
+
+    async def expect_reboot(self, machine: str, reason: str, deadline: float) -> None:
+        """Record that the machine will be away on purpose until a deadline at most."""
+        await self.of(machine).expect_reboot(machine, reason, deadline)
+
+    def split(self, names: Mapping[str, object] | Sequence[str]) -> dict[Broker, list[str]]:
+        """Return the machines by broker, or raise `NotFound`."""
+        parts: dict[Broker, list[str]] = {}
+        for name in names:
+            parts.setdefault(self.of(name), []).append(name)
+        return parts
+
+    # -- inside
+
+    async def enter(self, records: Mapping[str, MachineRecord]) -> None:
+        """Add new machines; the caller holds the membership."""
+        by_datacenter: dict[str, list[MachineRecord]] = defaultdict(list)
+        for record in records.values():
+            by_datacenter[record.location.datacenter].append(record)
+        for datacenter, added in by_datacenter.items():
+            for first in range(0, len(added), PART):
+                part = {record.machine: record for record in added[first : first + PART]}
+                await self.at(datacenter).put_many(part)
+                await asyncio.sleep(0)
+
+    async def moved(self, record: MachineRecord, datacenter: str) -> Broker:
+        """Return the broker of a data center once it has the machine; `Conflict`: it is taken.
+
+        The caller holds the membership. The machine is put there before it is deleted here,
+        perhaps in another store: a crash in between leaves it twice and a note of it, and the
+        next load keeps the higher generation.
+        """
+        name, home, target = record.machine, self.of(record.machine), self.at(datacenter)
+        if home is target:
+            return home
+        async with home.table.lock(name), target.table.lock(name):
+            record = home.table.get(name)
+            if why := taken(record):
+                raise Conflict(
+                    f"cannot move machine {name!r} from {home.datacenter} to {datacenter}:"
+                    f" it {why}",
+                    hint="a machine moves to another data center only while it is free",
+                )
+            moved = replace(
+                record,
+                location=replace(record.location, datacenter=datacenter),
+                assignment_generation=record.assignment_generation + 1,
+            )
+            self._silent.add(name)
+            self._twice.add(name)
+            self._shown[name] = record
+            try:
+                await target.table.commit(name, moved, also=[Put(_MOVES + name, b"")])
+                await home.table.commit(name, None)
+            finally:
+                self._silent.discard(name)
+                self._show(name)
+            self._once(name)
+            await target.table.store.txn({}, [Delete(_MOVES + name)])
+        log.info("machine moved", extra={"machine": name, "datacenter": datacenter})
+        return target
+
+    async def _settle(self) -> None:
+        """Finish what was interrupted, or raise why it cannot be."""
+        await self._settle_moves()
+        await self._imports.settle()
+
+    async def _settle_moves(self) -> None:
+        """Finish moves that were interrupted: the machine is where its generation is higher."""
+        for broker in self.by_datacenter.values():
+            await broker.table.settle()
+        for name in sorted(self._twice):
+            homes = [b for b in self.by_datacenter.values() if name in b.table]
+            homes.sort(key=lambda b: b.table.get(name).assignment_generation)
+            for stale in homes[:-1]:
+                self._silent.add(name)
+                try:
+                    async with stale.table.lock(name):
+                        await stale.table.commit(name, None)
+                finally:
+                    self._silent.discard(name)
+            for store in self._all_stores():
+                if await store.get(_MOVES + name) is not None:
+                    await store.txn({}, [Delete(_MOVES + name)])
+            self._once(name)
+
+    def _once(self, name: str) -> None:
+        """Note that a machine is at one broker, or at none, for sure."""
+        self._twice.discard(name)
+        self._shown.pop(name, None)
+
+    def _heard(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
+        if name in self._silent:
+            return
+        if name in self._twice:
+            self._show(name)
+        else:
+            self._tell(name, before, after)
+
+    def _show(self, name: str) -> None:
+        """Tell of a machine that may be at two brokers, as of the one where it is going to stay."""
+        known = [b.table.get(name) for b in self.by_datacenter.values() if name in b.table]
+        after = max(known, key=lambda record: record.assignment_generation, default=None)
+        before = self._shown.pop(name, None)
+        if after is not None:
+            self._shown[name] = after
+        if after is not before:
+            self._tell(name, before, after)
+
+    def _heard_all(self, records: Mapping[str, MachineRecord]) -> None:
+        if self._twice:
+            for name, record in records.items():
+                self._heard(name, None, record)
+            return
+        for loaded in self._loaders:
+            loaded(records)
+
+    def _all_stores(self) -> list[Store]:
+        return list(dict.fromkeys([self._store, *self._stores.values()]))
+
+    def _tell(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
+        for heard in self._listeners:
+            heard(name, before, after)
+
+
+async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results once all have ended; if some failed, raise what says most."""
+    outcomes = await asyncio.gather(*work, return_exceptions=True)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if not failures:
+        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    errors = [e for failure in failures if isinstance(failure, Conflict) for e in failure.errors]
+    others = [failure for failure in failures if not isinstance(failure, Conflict)]
+    if others or not errors:
+        raise (others or failures)[0]
+    raise refused("reach all brokers", errors) if len(failures) > 1 else failures[0]

@@ -1,0 +1,136 @@
+"""To whom a machine belongs, and how that changes: free, held, assigned, lent.
+
+A machine is free or in exactly one entitlement (MO9): one field of one record. These
+functions are every way in which that field changes; `services` stores what they return.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from agent.api import ProfileState
+from control_plane.api.machines import (
+    EventKind,
+    Hold,
+    Loan,
+    MachineRecord,
+    MachineState,
+    UnavailabilityEvent,
+)
+from control_plane.broker.core.unavailability import began, blocking, ended
+
+FREE = ""
+"""The entitlement of a machine in the region's free pool."""
+
+
+def taken(record: MachineRecord) -> str:
+    """Return why a machine is not free to be taken, as a predicate; empty if it is."""
+    if record.entitlement != FREE:
+        return f"is in entitlement {record.entitlement!r}"
+    if record.hold is not None:
+        return f"is held by transaction {record.hold.transaction!r}"
+    return ""
+
+
+def unavailable(record: MachineRecord, now: float) -> str:
+    """Return why a free machine cannot be promised to anyone, as a predicate."""
+    if why := taken(record):
+        return why
+    if record.state is not MachineState.UP:
+        return "is down"
+    return blocking(record, now)
+
+
+def held(record: MachineRecord, hold: Hold) -> MachineRecord:
+    """Return the record of a free machine as promised to an allocation."""
+    return replace(record, hold=hold)
+
+
+def assigned(record: MachineRecord, entitlement: str, profile: str) -> MachineRecord:
+    """Return the record as assigned anew: its profile must be proved again."""
+    return replace(
+        record,
+        entitlement=entitlement,
+        assignment_generation=record.assignment_generation + 1,
+        profile_wanted=profile,
+        profile_state=ProfileState.NONE,
+        profile_detail="",
+        hold=None,
+    )
+
+
+def released(record: MachineRecord, now: float) -> MachineRecord:
+    """Return the record as back in the free pool; a loan ends with it."""
+    record = ended(record, now, (EventKind.REVOKED,))
+    return replace(record, entitlement=FREE, profile_wanted="", loan=None)
+
+
+def not_releasable(record: MachineRecord) -> str:
+    """Return why a machine may not go to the free pool, as a predicate."""
+    if record.entitlement == FREE:
+        return taken(record) or "is in the free pool already"
+    if record.loan is not None and record.loan.donor != FREE:
+        return f"is on loan from entitlement {record.loan.donor!r}, to which it goes back"
+    return ""
+
+
+def not_lendable(record: MachineRecord, donor: str, borrower: str, now: float) -> str:
+    """Return why `donor` cannot lend this machine, as a predicate; its tasks are not seen."""
+    if record.loan is not None:
+        return f"is on loan already, to entitlement {record.entitlement!r}"
+    if record.entitlement != donor:
+        where = f"entitlement {record.entitlement!r}" if record.entitlement else "the free pool"
+        return f"is in {where}, not in {f'entitlement {donor!r}' if donor else 'the free pool'}"
+    if borrower == donor:
+        return f"is in entitlement {borrower!r} already"
+    if record.hold is not None:
+        return taken(record)
+    if record.state is not MachineState.UP:
+        return "is down"
+    return blocking(record, now)
+
+
+def lent(record: MachineRecord, borrower: str, profile: str, now: float) -> MachineRecord:
+    """Return the record as lent by whoever has it now (EL1, EL4)."""
+    loan = Loan(donor=record.entitlement, since=now)
+    return replace(assigned(record, borrower, profile), loan=loan)
+
+
+def revoked(record: MachineRecord, now: float, return_by: float) -> MachineRecord:
+    """Return the record with its loan called back; calling twice only brings it closer."""
+    loan = record.loan
+    assert loan is not None
+    if loan.return_by is not None:
+        return_by = min(loan.return_by, return_by)
+    since = now if loan.revoked_at is None else loan.revoked_at
+    event = UnavailabilityEvent(
+        event_id=f"{record.machine}-{EventKind.REVOKED}-{since:.3f}",
+        kind=EventKind.REVOKED,
+        reason=f"its loan to {record.entitlement} was revoked",
+        start=since,
+        deadline=return_by,
+    )
+    loan = replace(loan, revoked_at=since, return_by=return_by)
+    return began(replace(record, loan=loan), event)
+
+
+def not_returnable(record: MachineRecord, now: float, *, empty: bool) -> str:
+    """Return why a lent machine does not go back yet, as a predicate."""
+    if record.loan is None:
+        return "is not on loan"
+    if empty or (record.loan.return_by is not None and record.loan.return_by <= now):
+        return ""
+    return "still runs tasks of the borrower, and its loan does not end yet"
+
+
+def returned(record: MachineRecord, profile: str, now: float) -> MachineRecord:
+    """Return the record as back with its donor, under this profile; free without one.
+
+    A donor that is gone has no profile to give, and its machine goes to the free pool.
+    """
+    loan = record.loan
+    assert loan is not None
+    record = released(record, now)
+    if loan.donor == FREE or not profile:
+        return record
+    return assigned(record, loan.donor, profile)

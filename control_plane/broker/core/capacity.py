@@ -1,0 +1,125 @@
+"""What machines offer to tasks, and where they are; alike ones share one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agent.api import Location
+from control_plane.api.machines import Hardware, MachineRecord
+
+_RESERVE_MIN_BYTES = 128 << 20
+_RESERVE_SHARE = 0.10
+TO_GRAIN = 1.5 * (1 << 32)
+"""Added and subtracted again it rounds to 2^-20, the last bit of a float of this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What machines of one kind offer to tasks; one object is shared by all that are alike."""
+
+    machine_type: str
+    rru: float
+    cpus: float
+    memory_bytes: int
+    """Usable by tasks."""
+    gpus: int = 0
+    network_mbps: int = 0
+    generation: str = ""
+    sku: str = ""
+    gpu_type: str = ""
+    power_w: int = 0
+    rru_per_cpu: float = 1.0
+    exact_rru: float = field(init=False, compare=False, repr=False)
+    """`exact` RRU: one object for all machines that have no task yet."""
+
+    def __post_init__(self) -> None:
+        """Compute `exact_rru` once."""
+        object.__setattr__(self, "exact_rru", exact(self.rru))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a machine is, with each level as a path that is unique in the region."""
+
+    region: str
+    datacenter: str
+    msb: str
+    """`datacenter/msb`."""
+    row: str
+    rack: str
+
+    @staticmethod
+    def of(location: Location) -> Place:
+        """Return the place of a location."""
+        msb = f"{location.datacenter}/{location.msb}"
+        row = f"{msb}/{location.row}"
+        rack = f"{row}/{location.rack}"
+        return Place(location.region, location.datacenter, msb, row, rack)
+
+
+def exact(rru: float) -> float:
+    """Return RRU as a whole multiple of 2^-20, so that sums are exact.
+
+    Then what was taken and given back a million times leaves a machine as it was.
+    """
+    return rru + TO_GRAIN - TO_GRAIN
+
+
+def usable_memory(memory_bytes: int) -> int:
+    """Return what tasks may use: all but 10 %, at least 128 MiB, for kernel and agent."""
+    return max(0, memory_bytes - max(_RESERVE_MIN_BYTES, int(memory_bytes * _RESERVE_SHARE)))
+
+
+def capacity_of(record: MachineRecord) -> Capacity:
+    """Return what a machine offers: as its agent says, else as the inventory says.
+
+    A machine of which no RRU are known has one per CPU.
+    """
+    hardware, facts = record.hardware, record.facts
+    memory = facts.memory_bytes if facts else hardware.memory_bytes if hardware else 0
+    cpus = facts.cpus if facts else hardware.cpus if hardware else 0
+    rru = hardware.rru if hardware and hardware.rru else float(cpus)
+    return Capacity(
+        machine_type=record.machine_type,
+        rru=rru,
+        cpus=cpus,
+        memory_bytes=usable_memory(memory),
+        gpus=hardware.gpus if hardware else 0,
+        network_mbps=hardware.network_mbps if hardware else 0,
+        generation=hardware.generation if hardware else "",
+        sku=hardware.sku if hardware else "",
+        gpu_type=hardware.gpu_type if hardware else "",
+        power_w=hardware.power_w if hardware else 0,
+        rru_per_cpu=rru / cpus if cpus else 1.0,
+    )
+
+
+class Kinds:
+    """Capacities and places, one object each for all machines that are alike."""
+
+    def __init__(self) -> None:
+        """Know none yet."""
+        self._capacities: dict[Capacity, Capacity] = {}
+        self._of_hardware: dict[tuple[str, int], tuple[Hardware | None, Capacity]] = {}
+        self._places: dict[int, tuple[Location, Place]] = {}
+
+    def capacity(self, record: MachineRecord) -> Capacity:
+        """Return `capacity_of` a machine; fast for one that has only been imported."""
+        if record.facts is not None:
+            found = capacity_of(record)
+            return self._capacities.setdefault(found, found)
+        key = (record.machine_type, id(record.hardware))
+        known = self._of_hardware.get(key)
+        if known is None or known[0] is not record.hardware:
+            found = capacity_of(record)
+            known = (record.hardware, self._capacities.setdefault(found, found))
+            self._of_hardware[key] = known
+        return known[1]
+
+    def place(self, record: MachineRecord) -> Place:
+        """Return `Place.of` a machine's location."""
+        known = self._places.get(id(record.location))
+        if known is None or known[0] is not record.location:
+            known = (record.location, Place.of(record.location))
+            self._places[id(record.location)] = known
+        return known[1]

@@ -1,0 +1,342 @@
+"""Lists of machines as people keep them, CSV or JSON, and what they change about records.
+
+A list is taken whole or not at all: everything that is wrong with it is told at once, by
+line. Equal places and kinds of hardware become the same objects.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from agent.api import ID_PATTERN, JoinRequest, Location
+from agent.errors import FieldError
+from control_plane.api.inventory import InventoryMachine, MachineScope
+from control_plane.api.machines import (
+    EventKind,
+    Hardware,
+    MachineRecord,
+    MachineState,
+    UnavailabilityEvent,
+)
+from control_plane.broker.core.assignment import taken
+from control_plane.broker.core.unavailability import began, ended
+
+NOT_JOINED = "imported; its agent has not joined yet"
+_PLACE = ("region", "datacenter", "msb", "row", "rack")
+_WORDS = ("generation", "sku", "gpu_type")
+_COUNTS = ("cpus", "gpus", "network_mbps", "power_w")
+REQUIRED = ("machine", "datacenter", "msb", "row", "rack", "machine_type")
+COLUMNS = (
+    *("machine", *_PLACE, "machine_type", "generation", "sku", "rru", "cpus", "memory"),
+    *("gpus", "gpu_type", "network_mbps", "power_w", "cluster", "address"),
+)
+_NAME = re.compile(ID_PATTERN)
+_WORD = re.compile(r"[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,126}[^\s\x00-\x1f\x7f])?")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]{1,253}):\d{1,5}")
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s*([KMGTP]?)(?:iB|B)?", re.IGNORECASE)
+_MAX = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """A list as read; its machines are complete only if there are no errors."""
+
+    machines: tuple[InventoryMachine, ...] = ()
+    errors: tuple[FieldError, ...] = ()
+
+
+def parse_csv(text: str) -> Inventory:
+    """Read a list whose first line names the columns; their order does not matter."""
+    reader = csv.reader(io.StringIO(text), skipinitialspace=True, strict=True)
+    try:
+        header = [column.strip().lower() for column in next(reader, [])]
+        if errors := _header(header):
+            return Inventory(errors=errors)
+        rows = _Rows()
+        for cells in reader:
+            where = f"line {reader.line_num}"
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) != len(header):
+                reason = f"has {len(cells)} values for {len(header)} columns"
+                rows.errors.append(FieldError(field=where, reason=reason))
+                continue
+            rows.add(where, dict(zip(header, map(str.strip, cells), strict=True)))
+    except csv.Error as e:
+        return Inventory(errors=(FieldError(field=f"line {reader.line_num}", reason=str(e)),))
+    return rows.inventory()
+
+
+def parse_json(data: str | bytes) -> Inventory:
+    """Read a list of objects (or one below `machines`) whose fields are the columns."""
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
+        return Inventory(errors=(FieldError(field="(whole)", reason=f"is not JSON: {e}"),))
+    if isinstance(document, dict):
+        document = document.get("machines")
+    if not isinstance(document, list):
+        reason = "must be a list of machines, or an object with one as `machines`"
+        return Inventory(errors=(FieldError(field="(whole)", reason=reason),))
+    rows = _Rows()
+    for number, item in enumerate(document, 1):
+        where = f"machine {number}"
+        if not isinstance(item, dict):
+            rows.errors.append(FieldError(field=where, reason="must be an object"))
+            continue
+        rows.add(where, {k: "" if v is None else v for k, v in item.items()})
+    return rows.inventory()
+
+
+def size_of(value: str) -> int:
+    """Return bytes: `64G`, `64GiB`, `1.5T` and `68719476736` are understood; K is 1024."""
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise ValueError("must be a size such as 64G, 64GiB or 68719476736")
+    return int(float(match[1]) * 1024 ** " KMGTP".index(match[2].upper() or " "))
+
+
+def imported(machine: InventoryMachine, now: float, *, simulated: bool) -> MachineRecord:
+    """Return the record of a machine that the list adds: down until its agent was heard.
+
+    With `simulated` nobody is going to be heard, and it is up.
+    """
+    record = MachineRecord(
+        machine=machine.machine,
+        location=machine.location,
+        machine_type=machine.machine_type,
+        address=machine.address,
+        hardware=machine.hardware,
+        cluster=machine.cluster,
+    )
+    if simulated:
+        return record
+    event = UnavailabilityEvent(
+        event_id=f"{machine.machine}-{EventKind.FAILURE}-{now:.3f}",
+        kind=EventKind.FAILURE,
+        reason=NOT_JOINED,
+        start=now,
+    )
+    return began(replace(record, state=MachineState.DOWN), event)
+
+
+def against(record: MachineRecord, machine: InventoryMachine) -> str:
+    """Return why a known machine cannot become what the list says, as a predicate.
+
+    Placements rely on where a machine is and of which type: these wait until it is free.
+    """
+    same = (record.location, record.machine_type) == (machine.location, machine.machine_type)
+    if same or not (why := taken(record)):
+        return ""
+    return f"{why}: its place and type can change only while it is free"
+
+
+def allowed(record: MachineRecord, machine: InventoryMachine) -> InventoryMachine:
+    """Return what of a list can be true of a known machine: all of it, or all but its place."""
+    if not against(record, machine):
+        return machine
+    return replace(machine, location=record.location, machine_type=record.machine_type)
+
+
+def updated(record: MachineRecord, machine: InventoryMachine) -> MachineRecord:
+    """Return a known machine as the list says it is; what its agent said stays."""
+    return replace(
+        record,
+        location=machine.location,
+        machine_type=machine.machine_type,
+        hardware=machine.hardware,
+        cluster=machine.cluster,
+        address=record.address if record.facts or not machine.address else machine.address,
+    )
+
+
+def completed(known: MachineRecord | None, request: JoinRequest, now: float) -> MachineRecord:
+    """Return the record of a machine that joins; what is known about its assignment stays.
+
+    Where the inventory lists it, its place and type are the inventory's.
+    """
+    if known is None:
+        return MachineRecord(
+            machine=request.machine,
+            location=request.location,
+            machine_type=request.machine_type,
+            address=request.address,
+            facts=request.facts,
+            joined_at=now,
+        )
+    record = replace(known, address=request.address, facts=request.facts)
+    if known.hardware is None:
+        location, kind = request.location, request.machine_type
+        record = replace(record, location=location, machine_type=kind)
+    if known.facts is None:
+        record = ended(record, now, (EventKind.FAILURE,))
+        record = replace(record, state=MachineState.UP, joined_at=now)
+    return record
+
+
+def scope_test(scope: MachineScope) -> Callable[[MachineRecord], bool]:
+    """Return what tells whether a machine is in a scope, for one look at the machines."""
+    places = {level: v for level in _PLACE if (v := getattr(scope, level)) is not None}
+    own = ("machine_type", "entitlement", "cluster", "state")
+    fields = {field: v for field in own if (v := getattr(scope, field)) is not None}
+
+    near: dict[int, bool] = {}
+    """Verdict on each place by its identity: many machines share one object."""
+
+    def is_near(location: Location) -> bool:
+        verdict = all(getattr(location, level) == value for level, value in places.items())
+        near[id(location)] = verdict
+        return verdict
+
+    def suits(record: MachineRecord) -> bool:
+        location = record.location
+        verdict = near.get(id(location))
+        if not (is_near(location) if verdict is None else verdict):
+            return False
+        for field, value in fields.items():
+            if getattr(record, field) != value:
+                return False
+        if scope.unavailable is None:
+            return True
+        found = record.state is MachineState.DOWN or any(
+            event.end is None for event in record.unavailability
+        )
+        return found is scope.unavailable
+
+    return suits
+
+
+class _Rows:
+    """The machines read so far, and what is wrong with the others."""
+
+    def __init__(self) -> None:
+        self.errors: list[FieldError] = []
+        self._machines: list[InventoryMachine] = []
+        self._seen: dict[str, str] = {}
+        self._places: dict[tuple[Any, ...], Location] = {}
+        self._kinds: dict[tuple[Any, ...], Hardware] = {}
+
+    def add(self, where: str, row: Mapping[str, Any]) -> None:
+        """Check one row and take it in."""
+        before = len(self.errors)
+        values: dict[str, Any] = {}
+        for column, value in row.items():
+            check = _CHECKS.get(column)
+            if check is None:
+                self._wrong(where, column, f"is no column; there are {', '.join(COLUMNS)}")
+            elif value != "":
+                try:
+                    values[column] = check(value)
+                except ValueError as e:
+                    self._wrong(where, column, f"{e}, not {value!r}")
+        for column in REQUIRED:
+            if row.get(column, "") == "":
+                self._wrong(where, column, "is missing")
+        name = values.get("machine")
+        if name is not None:
+            first = self._seen.setdefault(name, where)
+            if first != where:
+                self._wrong(where, "machine", f"{name!r} is listed at {first}, too")
+        if len(self.errors) == before:
+            self._machines.append(self._machine(values))
+
+    def inventory(self) -> Inventory:
+        """Return what was read."""
+        if not self._machines and not self.errors:
+            reason = "lists no machines"
+            return Inventory(errors=(FieldError(field="(whole)", reason=reason),))
+        return Inventory(tuple(self._machines), tuple(self.errors))
+
+    def _wrong(self, where: str, column: str, reason: str) -> None:
+        self.errors.append(FieldError(field=f"{where}: {column}", reason=reason))
+
+    def _machine(self, values: dict[str, Any]) -> InventoryMachine:
+        place = tuple(values.get(level) for level in _PLACE)
+        if place not in self._places:
+            given = {level: values[level] for level in _PLACE if level in values}
+            self._places[place] = Location(**given)
+        kind = tuple(values.get(field) for field in _HARDWARE)
+        if kind not in self._kinds:
+            given = {
+                "memory_bytes" if field == "memory" else field: values[field]
+                for field in _HARDWARE
+                if field in values
+            }
+            self._kinds[kind] = Hardware(**given)
+        return InventoryMachine(
+            machine=values["machine"],
+            location=self._places[place],
+            machine_type=values["machine_type"],
+            hardware=self._kinds[kind],
+            cluster=values.get("cluster", ""),
+            address=values.get("address", ""),
+        )
+
+
+def _header(header: list[str]) -> tuple[FieldError, ...]:
+    errors = []
+    for column in header:
+        if column not in COLUMNS:
+            known = ", ".join(COLUMNS)
+            reason = f"{column!r} is no column; there are {known}"
+            errors.append(FieldError(field="line 1", reason=reason))
+        elif header.count(column) > 1:
+            errors.append(FieldError(field="line 1", reason=f"column {column!r} is there twice"))
+    missing = [column for column in REQUIRED if column not in header]
+    if missing:
+        reason = f"columns are missing: {', '.join(missing)}"
+        errors.append(FieldError(field="line 1", reason=reason))
+    return tuple(dict.fromkeys(errors))
+
+
+def _matching(pattern: re.Pattern[str], words: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise ValueError(words)
+        return value
+
+    return check
+
+
+def _count(value: Any) -> int:
+    try:
+        number = int(value) if not isinstance(value, float | bool) else -1
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number < _MAX:
+        raise ValueError("must be a whole number >= 0")
+    return number
+
+
+def _rru(value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool) else -1.0
+    except (TypeError, ValueError, OverflowError):
+        number = -1.0
+    if not 0 <= number < 1e9:
+        raise ValueError("must be a number >= 0")
+    return number
+
+
+def _memory(value: Any) -> int:
+    return size_of(value) if isinstance(value, str) else _count(value)
+
+
+_HARDWARE = (*_WORDS, *_COUNTS, "rru", "memory")
+_NAMES: Iterable[str] = ("machine", *_PLACE, "machine_type", "cluster")
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    **{n: _matching(_NAME, "must be 1 to 63 of a-z, 0-9 and -") for n in _NAMES},
+    **{n: _matching(_WORD, "must be at most 128 printable characters") for n in _WORDS},
+    **dict.fromkeys(_COUNTS, _count),
+    "rru": _rru,
+    "memory": _memory,
+    "address": _matching(_ADDRESS, "must be HOST:PORT"),
+}

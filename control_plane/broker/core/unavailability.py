@@ -1,0 +1,121 @@
+"""Why a machine is not usable, or soon will not be: its events, and what follows from them.
+
+A failure and a planned reboot leave tasks where they are placed until others decide; the
+other kinds take the machine away from its tasks, so these must move (paper §2.2, §4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
+
+NOTICE_S = 3600.0
+"""A machine takes no new tasks when its event begins within this time."""
+EVENTS_KEPT = 20
+DRAINING = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
+"""What an operator plans, and may call off."""
+MOVING = (*DRAINING, EventKind.REVOKED)
+"""Tasks must move away."""
+_FINAL = (EventKind.DECOMMISSION, EventKind.REFRESH)
+_SOON = {
+    EventKind.MAINTENANCE: "is going to be taken for maintenance",
+    EventKind.DECOMMISSION: "is going to be decommissioned",
+    EventKind.REFRESH: "is going to be replaced",
+    EventKind.REVOKED: "is called back from its loan",
+}
+_NOW = {
+    EventKind.MAINTENANCE: "is being taken for maintenance",
+    EventKind.DECOMMISSION: "is being decommissioned",
+    EventKind.REFRESH: "is being replaced",
+    EventKind.REVOKED: "is called back from its loan",
+}
+
+
+def open_event(record: MachineRecord, kind: EventKind) -> UnavailabilityEvent | None:
+    """Return the event of a kind that has not ended."""
+    for event in record.unavailability:
+        if event.kind is kind and event.end is None:
+            return event
+    return None
+
+
+def blocking(record: MachineRecord, now: float, notice_s: float = NOTICE_S) -> str:
+    """Return why a machine takes no new tasks because of what is planned, as a predicate.
+
+    Empty if nothing stands against it. Failures and reboots are not looked at: they are in
+    the machine's state and in that of its profile.
+    """
+    due = [e for e in _open(record, MOVING) if e.start - notice_s <= now]
+    if not due:
+        return ""
+    event = min(due, key=lambda e: e.start)
+    return f"{(_NOW if event.start <= now else _SOON)[event.kind]}: {event.reason}"
+
+
+def departure(record: MachineRecord, now: float) -> UnavailabilityEvent | None:
+    """Return the event because of which the tasks of a machine must move away now.
+
+    Of several the one with the nearest deadline.
+    """
+    due = [event for event in _open(record, MOVING) if event.start <= now]
+    return min(due, key=lambda e: (e.deadline is None, e.deadline or 0.0, e.start), default=None)
+
+
+def leaving(record: MachineRecord, now: float) -> bool:
+    """Return whether the tasks of a machine must move away now."""
+    return any(event.start <= now for event in _open(record, MOVING))
+
+
+def overdue(record: MachineRecord, now: float) -> bool:
+    """Return whether what was planned for the machine begins now, whatever still runs there."""
+    events = _open(record, MOVING)
+    return any(event.deadline is not None and event.deadline <= now for event in events)
+
+
+def removable(record: MachineRecord, now: float) -> str:
+    """Return why a free machine may not be forgotten, as a predicate; empty: it may."""
+    if not any(event.start <= now for event in _open(record, _FINAL)):
+        return "is not being decommissioned or replaced"
+    return ""
+
+
+def began(record: MachineRecord, event: UnavailabilityEvent) -> MachineRecord:
+    """Return the record with an event; it takes the place of an open one of its kind.
+
+    The oldest events that ended are forgotten; those that have not never are.
+    """
+    others = [e for e in record.unavailability if e.kind is not event.kind or e.end is not None]
+    surplus = len(others) - EVENTS_KEPT
+    kept = []
+    for other in others:
+        if surplus > 0 and other.end is not None:
+            surplus -= 1
+        else:
+            kept.append(other)
+    return replace(record, unavailability=(*kept, event))
+
+
+def ended(
+    record: MachineRecord, now: float, kinds: Collection[EventKind], event_id: str = ""
+) -> MachineRecord:
+    """Return the record with its open events of these kinds (or the one named) ended."""
+    if not record.unavailability:
+        return record
+
+    def over(event: UnavailabilityEvent) -> bool:
+        named = event.event_id == event_id if event_id else event.kind in kinds
+        return named and event.end is None
+
+    if not any(over(event) for event in record.unavailability):
+        return record
+    events = tuple(replace(e, end=now) if over(e) else e for e in record.unavailability)
+    return replace(record, unavailability=events)
+
+
+def _open(record: MachineRecord, kinds: Collection[EventKind]) -> list[UnavailabilityEvent]:
+    if not record.unavailability:
+        return []
+    return [e for e in record.unavailability if e.end is None and e.kind in kinds]

@@ -1,0 +1,280 @@
+"""Lists of machines taken whole or not at all, however many transactions that takes.
+
+What differs is staged in rows first, which nobody reads. Then one write decides. Until it is
+made nothing of the list is true; from then on all of it is, and what is yet to be written is
+written by this process or by the next one. Doing a part again changes nothing, so nothing is
+noted of how far it came: rows go when all is done, and the decision goes last.
+
+Operators cannot move or remove machines, and no other list is taken, while a decided one is
+unfinished. Entitlements take and give back machines meanwhile. One that was taken after the
+decision keeps its place and its type, on which placements rely, and becomes in all else what
+the list says; the same list names it when it is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from typing import Protocol
+
+from agent.errors import Busy, Conflict, FieldError, TwineError
+from control_plane.api.imports import ImportDecision, ImportRow
+from control_plane.api.inventory import ImportResult, InventoryMachine
+from control_plane.api.machines import MachineRecord
+from control_plane.broker.broker import Broker
+from control_plane.broker.core.inventory import against, allowed, imported, updated
+from control_plane.broker.holds import refused
+from control_plane.broker.region_table import RegionTable
+from control_plane.errors import UnknownOutcome
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import PAGE, PART
+from control_plane.store import Delete, Put, Store
+from control_plane.store.outcomes import Attempt, Slots
+from control_plane.store.protocol import LAST
+from control_plane.store.records import IMPORT_DECISIONS, IMPORTS, decode, encode
+
+log = logging.getLogger(__name__)
+_ROWS = 8
+"""Rows of one transaction: 16 KiB each as a rule, 170 KiB if each word is as long as it may be,
+and a distributed engine takes 1.5 MiB at once."""
+_AGAIN_S = 5.0
+"""Between two attempts to finish an import whose stores fail."""
+
+
+class Homes(Protocol):
+    """What an import needs of the region's brokers."""
+
+    table: RegionTable
+
+    def split(self, names: Sequence[str]) -> dict[Broker, list[str]]:
+        """Return the machines by broker."""
+        ...
+
+    async def enter(self, records: Mapping[str, MachineRecord]) -> None:
+        """Add new machines."""
+        ...
+
+    async def moved(self, record: MachineRecord, datacenter: str) -> Broker:
+        """Let a free machine go to another data center, or raise `Conflict`."""
+        ...
+
+
+class Imports:
+    """Brings the records in line with lists. Callers hold the region's membership."""
+
+    def __init__(self, store: Store, runtime: Runtime, homes: Homes) -> None:
+        """Know of no import yet; rows and decisions are in the region's main store."""
+        self._store, self._runtime, self._homes = store, runtime, homes
+        self._slots = Slots(store, IMPORTS.rstrip("/"))
+        self._open: dict[str, Attempt | None] = {}
+        """Import that may have rows → its deciding write, None if an earlier process made it."""
+        self._made = 0
+        self._left = asyncio.Event()
+        """Set when an import was left for `run` to finish or to clear away."""
+
+    async def load(self) -> None:
+        """Finish what was decided before this start, and delete what was not."""
+        for prefix in (IMPORTS, IMPORT_DECISIONS):
+            after = ""
+            while entries := (await self._store.list_prefix(prefix, after, 1)).entries:
+                name = entries[0].key.removeprefix(prefix).split("/", 1)[0]
+                self._open[name] = None
+                after = f"{prefix}{name}/{LAST}"
+        await self.settle()
+
+    async def run(self, membership: asyncio.Lock) -> None:
+        """Finish or clear away what was left, until cancelled."""
+        while True:
+            await self._left.wait()
+            self._left.clear()
+            try:
+                async with membership:
+                    await self.settle()
+            except (TwineError, OSError) as e:
+                log.warning("an import waits to be finished", extra={"reason": str(e)})
+                self._left.set()
+                await self._runtime.sleep(_AGAIN_S)
+
+    async def take(
+        self, machines: Sequence[InventoryMachine], *, simulated: bool, dry_run: bool
+    ) -> ImportResult:
+        """Do what a list says, or raise and change nothing; see `ImportResult.pending`.
+
+        `Conflict` names all that stands against it.
+        """
+        new, changed = await self._judged(machines)
+        pending = False
+        if not dry_run and (new or changed):
+            pending = not await self._whole([*new, *changed], simulated=simulated)
+        return ImportResult(
+            added=len(new),
+            updated=len(changed),
+            unchanged=len(machines) - len(new) - len(changed),
+            dry_run=dry_run,
+            pending=pending,
+        )
+
+    async def settle(self) -> None:
+        """Finish each import that was decided, and delete what others staged."""
+        for name, attempt in list(self._open.items()):
+            if attempt is not None:
+                await attempt.outcome()  # from here on a late write of it is refused
+            entry = await self._store.get(IMPORT_DECISIONS + name)
+            if entry is not None:
+                await self._carry_out(name, decode(entry.value, ImportDecision, entry.key))
+            await self._clear(name)
+            del self._open[name]
+
+    # -- inside
+
+    async def _judged(
+        self, machines: Sequence[InventoryMachine]
+    ) -> tuple[list[InventoryMachine], list[InventoryMachine]]:
+        """Return what is new and what changes, or raise what stands against it."""
+        new, changed = list[InventoryMachine](), list[InventoryMachine]()
+        errors = []
+        for number, machine in enumerate(machines):
+            if number % PAGE == 0:
+                await asyncio.sleep(0)
+            known = self._homes.table.find(machine.machine)
+            if known is None:
+                new.append(machine)
+            elif why := against(known, machine):
+                errors.append(FieldError(field=machine.machine, reason=why))
+            elif updated(known, machine) != known:
+                changed.append(machine)
+        if errors:
+            raise refused(f"import {len(machines)} machines", errors)
+        return new, changed
+
+    async def _whole(self, machines: Sequence[InventoryMachine], *, simulated: bool) -> bool:
+        """Decide to take a list, and return whether all of it is written.
+
+        What it raises was raised before the decision.
+        """
+        self._made += 1
+        name = f"{self._store.epoch()}-{self._made}"
+        key = IMPORT_DECISIONS + name
+        decision = ImportDecision(simulated=simulated, time=self._runtime.wall())
+        attempt = Attempt(self._slots, {key: 0}, [Put(key, encode(decision))])
+        self._open[name] = attempt
+        try:
+            await self._stage(name, machines)
+            await self._judged(machines)  # staging took a while, and some may be taken by now
+            await _decide(attempt, len(machines))
+        except BaseException:
+            self._left.set()
+            raise
+        try:
+            await self.settle()
+        except (TwineError, OSError) as e:
+            self._left.set()
+            log.warning("an import is finished later", extra={"reason": str(e)})
+            return False
+        except BaseException:
+            self._left.set()
+            raise
+        return True
+
+    async def _stage(self, name: str, machines: Sequence[InventoryMachine]) -> None:
+        """Write what differs where nobody reads it, each row of one data center."""
+        puts = (
+            Put(f"{IMPORTS}{name}/{number:06d}", encode(row))
+            for number, row in enumerate(_rows(machines))
+        )
+        while part := list(islice(puts, _ROWS)):
+            try:
+                await self._store.txn({}, part)
+            except UnknownOutcome as e:
+                raise _failed(len(machines)) from e
+            await self._runtime.breathe()
+
+    async def _carry_out(self, name: str, decision: ImportDecision) -> None:
+        """Write a decided list; a data center whose store fails does not hold up the others."""
+        failed: dict[str, Exception] = {}
+        prefix, after, count = f"{IMPORTS}{name}/", "", 0
+        while entries := (await self._store.list_prefix(prefix, after, _ROWS)).entries:
+            after = entries[-1].key
+            for entry in entries:
+                machines = decode(entry.value, ImportRow, entry.key).machines
+                datacenter = machines[0].location.datacenter
+                if datacenter in failed:
+                    continue
+                try:
+                    await self._write(machines, decision)
+                except (TwineError, OSError) as e:
+                    failed[datacenter] = e
+                count += len(machines)
+                await self._runtime.breathe()
+        if failed:
+            raise next(iter(failed.values()))
+        log.info("inventory imported", extra={"machines": count})
+
+    async def _write(self, machines: Sequence[InventoryMachine], decision: ImportDecision) -> None:
+        """Write a row, as far as it is not written yet."""
+        table = self._homes.table
+        new: dict[str, MachineRecord] = {}
+        changed: dict[str, InventoryMachine] = {}
+        for machine in machines:
+            known = table.find(machine.machine)
+            if known is None:
+                found = imported(machine, decision.time, simulated=decision.simulated)
+                new[machine.machine] = found
+            elif updated(known, allowed(known, machine)) != known:
+                changed[machine.machine] = machine
+        await self._homes.enter(new)
+        for name, machine in changed.items():
+            wanted = allowed(table.get(name), machine)
+            await self._homes.moved(table.get(name), wanted.location.datacenter)
+
+        def change(record: MachineRecord) -> MachineRecord:
+            machine = allowed(record, changed[record.machine])
+            if machine.location.datacenter != record.location.datacenter:
+                raise Conflict(f"machine {record.machine!r} became free just now, and moves then")
+            return updated(record, machine)
+
+        for broker, names in self._homes.split(list(changed)).items():
+            await broker.change_many(names, change)
+
+    async def _clear(self, name: str) -> None:
+        """Delete the rows of an import, and its decision last."""
+        prefix = f"{IMPORTS}{name}/"
+        while entries := (await self._store.list_prefix(prefix, "", PART)).entries:
+            await self._store.txn({}, [Delete(entry.key) for entry in entries])
+        if await self._store.get(IMPORT_DECISIONS + name) is not None:
+            await self._store.txn({}, [Delete(IMPORT_DECISIONS + name)])
+
+
+def _rows(machines: Sequence[InventoryMachine]) -> Iterator[ImportRow]:
+    """Yield rows of `PART` machines, each written in one transaction of one broker."""
+    ordered = sorted(machines, key=lambda machine: machine.location.datacenter)
+    for _, alike in groupby(ordered, lambda machine: machine.location.datacenter):
+        while part := list(islice(alike, PART)):
+            yield ImportRow(machines=part)
+
+
+async def _decide(attempt: Attempt, count: int) -> None:
+    """Make the deciding write, or raise that it was not made, or that nobody knows."""
+    try:
+        await attempt.make()
+        return
+    except UnknownOutcome as e:
+        lost = e
+    try:
+        made = await attempt.outcome()
+    except TwineError as e:
+        raise UnknownOutcome(
+            f"nobody knows whether the list of {count} machines is taken: {e}",
+            hint="send it again once the store answers: it is finished or cleared away first",
+        ) from e
+    if not made:
+        raise _failed(count) from lost
+
+
+def _failed(count: int) -> Busy:
+    return Busy(
+        f"cannot import {count} machines: the store failed",
+        hint="nothing was changed; the list may be sent again",
+    )

@@ -1,0 +1,62 @@
+"""Where machines are in a store: `machines/<data center>/<name>`, and how they got there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from control_plane.api.machines import MachineRecord
+from control_plane.runtime.table import PAGE, PART
+from control_plane.store import Delete, Entry, Operation, Put, Store
+from control_plane.store.protocol import LAST
+from control_plane.store.records import MACHINES, decode
+
+log = logging.getLogger(__name__)
+
+
+def prefix_of(datacenter: str) -> str:
+    """Return what the keys of a data center's machines begin with."""
+    return f"{MACHINES}{datacenter}/"
+
+
+async def survey(store: Store) -> set[str]:
+    """Return the data centers with machines in a store, without reading the machines.
+
+    Those stored by an earlier release, right below `machines/`, are moved first.
+    """
+    found: set[str] = set()
+    after = ""
+    while entries := (await store.list_prefix(MACHINES, after, PAGE)).entries:
+        old = [entry for entry in entries if not _datacenter_of(entry.key)]
+        if old:
+            for first in range(0, len(old), PART // 2):
+                found |= await _migrate(store, old[first : first + PART // 2])
+        found |= {_datacenter_of(entry.key) for entry in entries}
+        after = entries[-1].key
+        if datacenter := _datacenter_of(after):  # the rest of it is for its broker to read
+            after = prefix_of(datacenter) + LAST
+    found.discard("")
+    return found
+
+
+async def _migrate(store: Store, entries: Sequence[Entry]) -> set[str]:
+    """Move machines to the keys of their data centers, and return which these are."""
+    compare: dict[str, int] = {}
+    operations: list[Operation] = []
+    found = set()
+    for entry in entries:
+        record = decode(entry.value, MachineRecord, entry.key)
+        datacenter = record.location.datacenter
+        key = prefix_of(datacenter) + record.machine
+        found.add(datacenter)
+        compare |= {entry.key: entry.revision, key: 0}
+        operations += [Delete(entry.key), Put(key, entry.value)]
+    await store.txn(compare, operations)
+    log.info("machines moved to their data centers' keys", extra={"machines": len(entries)})
+    return found
+
+
+def _datacenter_of(key: str) -> str:
+    """Return the data center in a key; empty for one that an earlier release wrote."""
+    datacenter, slash, _ = key.removeprefix(MACHINES).partition("/")
+    return datacenter if slash else ""

@@ -1,0 +1,157 @@
+"""Loans of whole machines: idle ones go to whoever can use them now, and come back quickly.
+
+Off peak an online service lends machines to offline work; at the next peak it calls them
+back, and they return once empty, by force after a deadline (EL1, EL2; paper of 2019, RB8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+
+from agent.errors import Conflict, FieldError, NotFound, TwineError
+from control_plane.api.machines import EventKind, MachineRecord
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.assignment import (
+    lent,
+    not_lendable,
+    not_returnable,
+    returned,
+    revoked,
+)
+from control_plane.broker.holds import refused
+from control_plane.runtime.runtime import Runtime
+
+log = logging.getLogger(__name__)
+_LOOK_EVERY_S = 1.0
+ProfileOf = Callable[[str], str]
+"""Return the host profile of an entitlement, empty if there is no such entitlement."""
+IsEmpty = Callable[[str], bool]
+"""Return whether nothing is placed on a machine."""
+
+
+class Loans:
+    """Lends machines, calls them back, and sees that they return."""
+
+    def __init__(self, brokers: Brokers, runtime: Runtime) -> None:
+        """Find the loans as the brokers are loaded."""
+        self._brokers = brokers
+        self._runtime = runtime
+        self._lent: set[str] = set()
+        brokers.listen(self._index)
+
+    def lent(self) -> list[MachineRecord]:
+        """Return all machines on loan, by name; their records say from whom to whom (EL4)."""
+        return [self._brokers.table.get(name) for name in sorted(self._lent)]
+
+    def overdue_loans(self, now: float) -> list[str]:
+        """Return the machines whose loan was called back and whose time is over."""
+        return [r.machine for r in self.lent() if _return_by(r) <= now]
+
+    async def lend(
+        self, machine: str, borrower: str, profile: str, *, donor: str, empty: bool
+    ) -> MachineRecord:
+        """Give a machine of the donor (empty: the free pool) to the borrower for a while.
+
+        It must be up and empty, as the caller knows; `profile` is the borrower's.
+        """
+        broker = self._brokers.of(machine)
+
+        def change(record: MachineRecord) -> MachineRecord:
+            now = self._runtime.wall()
+            why = not_lendable(record, donor, borrower, now)
+            if not why and not empty:
+                why = "still runs tasks"
+            if why:
+                raise Conflict(f"cannot lend machine {machine!r}: it {why}")
+            return lent(record, borrower, profile, now)
+
+        record = await broker.table.update(machine, change)
+        fields = {"machine": machine, "entitlement": borrower, "donor": donor}
+        log.info("machine lent", extra=fields)
+        return record
+
+    async def revoke(
+        self, machines: Collection[str], return_within_s: float
+    ) -> list[MachineRecord]:
+        """Call machines back: the borrower's tasks move away, at the latest in so many seconds."""
+        records = {name: self._brokers.table.get(name) for name in sorted(set(machines))}
+        errors = [
+            FieldError(field=name, reason="is not on loan")
+            for name, record in records.items()
+            if record.loan is None
+        ]
+        if errors:
+            raise refused(f"revoke {len(records)} loans", errors)
+        now = self._runtime.wall()
+
+        def change(record: MachineRecord) -> MachineRecord:
+            return record if record.loan is None else revoked(record, now, now + return_within_s)
+
+        changed = []
+        for broker, names in self._brokers.split(list(records)).items():
+            changed += await broker.change_many(names, change)
+        log.info("loans revoked", extra={"machines": len(changed)})
+        return sorted(changed, key=lambda record: record.machine)
+
+    async def give_back(self, machine: str, profile: str, *, empty: bool) -> MachineRecord:
+        """Return a machine to its donor, whose `profile` it gets (empty: to the free pool).
+
+        Before the deadline only once it is `empty`, after it in any case.
+        """
+        broker = self._brokers.of(machine)
+
+        def change(record: MachineRecord) -> MachineRecord:
+            now = self._runtime.wall()
+            if why := not_returnable(record, now, empty=empty):
+                raise Conflict(f"cannot give back machine {machine!r}: it {why}")
+            return returned(record, profile, now)
+
+        record = await broker.table.update(machine, change)
+        fields = {"machine": machine, "entitlement": record.entitlement, "forced": not empty}
+        log.info("machine given back", extra=fields)
+        return record
+
+    async def run(self, is_empty: IsEmpty, profile_of: ProfileOf) -> None:
+        """Give back what was revoked, as soon as it is empty or overdue, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            for record in self.lent():
+                if record.loan is not None and record.loan.revoked_at is not None:
+                    await self._try(record, is_empty(record.machine), profile_of)
+
+    async def _try(self, record: MachineRecord, empty: bool, profile_of: ProfileOf) -> None:
+        """Give a machine back if it is time; what stands against it may be gone next time."""
+        assert record.loan is not None
+        if not empty and _return_by(record) > self._runtime.wall():
+            return
+        try:
+            profile = profile_of(record.loan.donor) if record.loan.donor else ""
+            await self.give_back(record.machine, profile, empty=empty)
+        except (Conflict, NotFound):
+            pass  # it went back, or somewhere else, in the meantime
+        except TwineError as e:
+            fields = {"machine": record.machine, "reason": str(e)}
+            log.warning("machine could not be given back", extra=fields)
+
+    def _index(self, name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:
+        if after is not None and after.loan is not None:
+            self._lent.add(name)
+        else:
+            self._lent.discard(name)
+
+
+def revoke_times_s(record: MachineRecord) -> list[float]:
+    """Return how long each of a machine's revoked loans took to end (EL2)."""
+    return [
+        event.end - event.start
+        for event in record.unavailability
+        if event.kind is EventKind.REVOKED and event.end is not None
+    ]
+
+
+def _return_by(record: MachineRecord) -> float:
+    if record.loan is None or record.loan.return_by is None:
+        return float("inf")
+    return record.loan.return_by

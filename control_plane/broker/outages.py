@@ -1,0 +1,110 @@
+"""What operators plan for machines: maintenance, decommission, hardware refresh (RB3, RB11).
+
+An event is stored with each machine; those who place tasks read it there and move away
+what must move. Owners of jobs do nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+
+from agent.errors import FieldError, InvalidInput, NotFound
+from control_plane.api.inventory import MachineScope
+from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.unavailability import DRAINING, began, ended
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import PART
+
+log = logging.getLogger(__name__)
+
+
+class Outages:
+    """Plans and ends unavailability of any number of machines."""
+
+    def __init__(self, brokers: Brokers, runtime: Runtime) -> None:
+        """Plan nothing yet."""
+        self._brokers = brokers
+        self._runtime = runtime
+
+    async def machines(self, names: Collection[str], scope: MachineScope | None) -> list[str]:
+        """Return the machines that are named or in the scope; `NotFound` if there are none."""
+        unknown = [name for name in names if self._brokers.table.find(name) is None]
+        if unknown:
+            raise NotFound(
+                f"there is no machine {', '.join(map(repr, unknown[:5]))}"
+                + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""),
+                errors=tuple(FieldError(field=n, reason="is not known") for n in unknown),
+            )
+        found = set(names)
+        if scope is not None:
+            if scope == MachineScope():
+                raise InvalidInput("a scope must say something: an empty one is the whole region")
+            found |= {record.machine for record in await self._brokers.scan(scope)}
+        if not found:
+            raise NotFound("no machine is in this scope", hint="twinectl machine list")
+        return sorted(found)
+
+    async def plan_unavailability(
+        self,
+        machines: Collection[str],
+        kind: EventKind,
+        reason: str,
+        start: float | None = None,
+        deadline: float | None = None,
+        expected_duration_s: float | None = None,
+    ) -> list[MachineRecord]:
+        """Announce that machines will be away; a plan of the same kind is replaced.
+
+        From `start` (None: now) on tasks move away, at `deadline` it begins whatever is left.
+        """
+        if kind not in DRAINING:
+            known = ", ".join(kind.value for kind in DRAINING)
+            raise InvalidInput(f"{kind.value} cannot be planned; {known} can")
+        now = self._runtime.wall()
+        start = now if start is None else start
+        if deadline is not None and deadline < start:
+            raise InvalidInput("the deadline is before the start")
+
+        def change(record: MachineRecord) -> MachineRecord:
+            event = UnavailabilityEvent(
+                event_id=f"{record.machine}-{kind}-{now:.3f}",
+                kind=kind,
+                reason=reason,
+                start=start,
+                deadline=deadline,
+                expected_duration_s=expected_duration_s,
+            )
+            return began(record, event)
+
+        changed = await self._change(machines, change)
+        fields = {"machines": len(changed), "kind": kind.value, "reason": reason}
+        log.info("unavailability planned", extra=fields)
+        return changed
+
+    async def end_unavailability(
+        self, machine: str, *, kind: EventKind | None = None, event_id: str = ""
+    ) -> MachineRecord:
+        """End an event, by its id or by its kind; one that has ended stays as it is."""
+        kinds = (kind,) if kind is not None else ()
+        now = self._runtime.wall()
+        return (await self._change([machine], lambda r: ended(r, now, kinds, event_id)))[0]
+
+    async def undrain(self, machines: Collection[str]) -> list[MachineRecord]:
+        """End whatever operators had planned for these machines."""
+        now = self._runtime.wall()
+        changed = await self._change(machines, lambda r: ended(r, now, DRAINING))
+        log.info("unavailability ended", extra={"machines": len(changed)})
+        return changed
+
+    async def _change(
+        self, machines: Collection[str], change: Callable[[MachineRecord], MachineRecord]
+    ) -> list[MachineRecord]:
+        changed = []
+        for broker, names in self._brokers.split(sorted(set(machines))).items():
+            for first in range(0, len(names), PART):
+                changed += await broker.change_many(names[first : first + PART], change)
+                await asyncio.sleep(0)
+        return sorted(changed, key=lambda record: record.machine)

@@ -1,0 +1,92 @@
+"""The tables of all brokers of a region, read as one."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+
+from agent.errors import NotFound
+from control_plane.api.machines import MachineRecord
+from control_plane.broker.broker import Broker
+from control_plane.store import Store
+from control_plane.store.records import MACHINES
+
+
+class RegionTable:
+    """The tables of all brokers, read as one."""
+
+    def __init__(self, brokers: Mapping[str, Broker], store: Store) -> None:
+        """See the brokers as they come."""
+        self._brokers = brokers
+        self._store = store
+        self._names: tuple[list[tuple[str, ...]], tuple[str, ...]] = ([], ())
+
+    def home(self, name: str) -> Broker | None:
+        """Return the broker of a machine."""
+        for broker in self._brokers.values():
+            if name in broker.table:
+                return broker
+        return None
+
+    def find(self, name: str) -> MachineRecord | None:
+        """Return the record, if there is one."""
+        for broker in self._brokers.values():
+            record = broker.table.find(name)
+            if record is not None:
+                return record
+        return None
+
+    def get(self, name: str) -> MachineRecord:
+        """Return the record, or raise `NotFound`."""
+        record = self.find(name)
+        if record is None:
+            raise NotFound(f"there is no machine {name!r}")
+        return record
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names, in order."""
+        parts = [broker.table.names() for broker in self._brokers.values()]
+        if len(parts) == 1:
+            return parts[0]
+        known, merged = self._names
+        if len(known) != len(parts) or any(a is not b for a, b in zip(known, parts, strict=True)):
+            merged = tuple(sorted(chain.from_iterable(parts)))  # sorts sorted runs in one pass
+            self._names = (parts, merged)
+        return merged
+
+    def after(self, name: str) -> Iterator[str]:
+        """Yield the names that come after this one, in order."""
+        names = self.names()
+        return islice(names, bisect_right(names, name), None)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all names, in order."""
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        """Return how many machines there are."""
+        return sum(len(broker.table) for broker in self._brokers.values())
+
+    def records(self) -> list[MachineRecord]:
+        """Return all records, by name."""
+        return [self.get(name) for name in self]
+
+    def revision(self, name: str) -> int:
+        """Return the store revision of a machine, 0 if there is none."""
+        home = self.home(name)
+        return 0 if home is None else home.table.revision(name)
+
+    def expect(self, names: Sequence[str]) -> dict[str, int]:
+        """Return comparisons for the region's store that hold while these stay as they are.
+
+        Those of a broker with a store of its own cannot be compared there and are left out.
+        """
+        compare: dict[str, int] = {}
+        for name in names:
+            home = self.home(name)
+            if home is None:
+                compare[MACHINES + name] = 1  # never true: it is gone
+            elif home.table.store is self._store:
+                compare |= home.table.expect([name])
+        return compare

@@ -1,0 +1,137 @@
+"""Data centers whose machines are in a store of their own (RB9), and that it is the right one.
+
+A control plane that does not find the records of machines takes their tasks for lost and
+starts them elsewhere, a second time. So each store of a data center says to which main store
+it belongs, the main store has a note of each, and where the two and the configuration do not
+agree nothing is started: a disk that is not mounted, a line that was taken out, folders that
+were exchanged, machines that are in the main store still.
+
+Order of writes: the store says whose it is, then the main store notes it, then machines come.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.errors import ConfigError, FieldError, NotFound
+from control_plane.api.broker_stores import BrokerStoreNote, BrokerStoreOwner
+from control_plane.broker.keys import survey
+from control_plane.store import Delete, Put, Store
+from control_plane.store.records import decode, encode
+
+log = logging.getLogger(__name__)
+_IDENTITY = "store-identity"
+"""In the main store: a random name, so that nobody takes another's store for his own."""
+_NOTES = "broker-stores/"
+"""In the main store: one note per data center."""
+_OWNER = "broker-store-owner"
+"""In the store of a data center."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnStore:
+    """The open store of one data center."""
+
+    store: Store
+    folder: str
+    """Where it is, for messages."""
+
+
+async def claim(main: Store, own: Mapping[str, OwnStore]) -> None:
+    """Take these stores for the machines of their data centers, or raise all that is wrong.
+
+    All are looked at before anything is written. `ConfigError` if the control plane would not
+    find all the machines that it has.
+    """
+    notes = await _notes(main)
+    if not own and not notes:
+        return
+    known = await main.get(_IDENTITY)
+    identity = known.value.decode() if known is not None else ""
+    in_main = await survey(main)
+    errors = [
+        _error(
+            name,
+            f"is missing: the machines of {name} are in a store of their own, last at"
+            f" {notes[name].folder}",
+        )
+        for name in sorted(notes.keys() - own.keys())
+    ]
+    for name, found in sorted(own.items()):
+        if name in in_main:
+            reason = (
+                f"there are machines of {name} in the main store: take this line out again, or"
+                " remove these machines first (twinectl machine remove)"
+            )
+        else:
+            reason = await _why_not(name, found, identity, notes.get(name))
+        if reason:
+            errors.append(_error(name, reason))
+    if errors:
+        listed = "; ".join(f"{error.field} {error.reason}" for error in errors)
+        raise ConfigError(
+            f"cannot use the stores of data centers: {listed}",
+            hint="machines that are not found would lose their tasks, so nothing is started;"
+            " for a store that is gone for good: twine-control-plane forget-store",
+            errors=tuple(errors),
+        )
+    if not identity:
+        identity = secrets.token_hex(16)
+        await main.txn({_IDENTITY: 0}, [Put(_IDENTITY, identity.encode())])
+    for name, found in own.items():
+        await _take(main, name, found, identity, notes.get(name))
+
+
+async def forget(main: Store, datacenter: str) -> BrokerStoreNote:
+    """Forget that a data center has a store of its own; returns what was known of it."""
+    entry = await main.get(_NOTES + datacenter)
+    if entry is None:
+        raise NotFound(f"the main store has no note of a store for {datacenter!r}")
+    note = decode(entry.value, BrokerStoreNote, entry.key)
+    await main.txn({entry.key: entry.revision}, [Delete(entry.key)])
+    log.info("store of a data center forgotten", extra={"datacenter": datacenter})
+    return note
+
+
+async def _why_not(name: str, found: OwnStore, identity: str, note: BrokerStoreNote | None) -> str:
+    """Return why a store cannot be that of a data center; empty: it is, or will be."""
+    entry = await found.store.get(_OWNER)
+    if entry is None:
+        if note is not None:
+            return (
+                f"is empty at {found.folder}, and the machines of {name} were in a store, last"
+                f" at {note.folder}: is its disk mounted?"
+            )
+        if (await found.store.list_prefix("", "", 1)).entries:
+            return f"is not a store of a data center: there is something else at {found.folder}"
+        return ""
+    owner = decode(entry.value, BrokerStoreOwner, entry.key)
+    if owner.owner != identity:
+        return f"belongs to another control plane, or to an earlier one: {found.folder}"
+    if owner.datacenter != name:
+        return f"is the store of {owner.datacenter}: {found.folder}"
+    return ""
+
+
+async def _take(
+    main: Store, name: str, found: OwnStore, identity: str, note: BrokerStoreNote | None
+) -> None:
+    if await found.store.get(_OWNER) is None:
+        owner = BrokerStoreOwner(datacenter=name, owner=identity)
+        await found.store.txn({_OWNER: 0}, [Put(_OWNER, encode(owner))])
+    wanted = BrokerStoreNote(datacenter=name, folder=found.folder)
+    if note != wanted:
+        await main.txn({}, [Put(_NOTES + name, encode(wanted))])
+
+
+async def _notes(main: Store) -> dict[str, BrokerStoreNote]:
+    entries = (await main.list_prefix(_NOTES)).entries
+    notes = [decode(entry.value, BrokerStoreNote, entry.key) for entry in entries]
+    return {note.datacenter: note for note in notes}
+
+
+def _error(name: str, reason: str) -> FieldError:
+    return FieldError(field=f"broker_stores.{name}", reason=reason)

@@ -1,0 +1,98 @@
+"""`twinectl job events` and `twinectl task story`: what was done to tasks, when and why."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.errors import InvalidInput
+from control_plane.api.operations import JobEvent, JobEvents, TaskStory
+from control_plane.cli import show
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+
+if TYPE_CHECKING:
+    from control_plane.client import ControlPlaneClient
+
+_COLUMNS = ("nr", "end", "took", "task", "operation", "cause", "outcome", "machines", "reason")
+_TASK = re.compile(r"(.+)-(\d{1,6})")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--after", type=click.IntRange(0), default=0, help="Only events above this number.")
+@click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True)
+@output_option
+@click.pass_obj
+def events(target: Target, name: str, after: int, limit: int, output: str) -> None:
+    """Show what was done to the tasks of job NAME, oldest first; also once it is gone."""
+    found: JobEvents = target.ask(lambda client: client.job_events(name, after, limit))
+
+    def lines() -> None:
+        show.table(_COLUMNS, _rows(name, found.events))
+        if found.more:
+            show.progress(f"there are more: --after {found.events[-1].seq}")
+
+    show.emit(output, found, lines)
+
+
+@click.group()
+def task() -> None:
+    """Look at single tasks."""
+
+
+@task.command()
+@click.argument("name")
+@output_option
+@click.pass_obj
+def story(target: Target, name: str, output: str) -> None:
+    """Show what became of task NAME (as `web-3`), and what is being done to it now."""
+    match = _TASK.fullmatch(name)
+    if match is None:
+        raise InvalidInput(f"{name!r} is no task", hint="its job and its index, as web-3")
+    job, index = match[1], int(match[2])
+
+    async def work(client: ControlPlaneClient) -> TaskStory:
+        return await client.task_story(job, index)
+
+    found = target.ask(work)
+
+    def lines() -> None:
+        for line in _head(name, found):
+            click.echo(show.printable(line))
+        show.table(_COLUMNS, _rows(job, found.events))
+
+    show.emit(output, found, lines)
+
+
+def _head(name: str, found: TaskStory) -> list[str]:
+    if not found.phase:
+        return [f"task {name}: gone"]
+    where = f" on {found.machine}" if found.machine else ""
+    head = [f"task {name}: {found.phase}{where}{f': {found.reason}' if found.reason else ''}"]
+    if (now := found.now) is not None:
+        since = show.ago(now.since)
+        why = f": {now.reason}" if now.reason else ""
+        head.append(f"  {now.kind} because of {now.cause}, {now.state} for {since}{why}")
+    return head
+
+
+def _rows(job: str, found: Iterable[JobEvent]) -> list[tuple[object, ...]]:
+    return [
+        (
+            event.seq,
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.end)),
+            show.duration(event.end - event.start),
+            f"{job}-{event.task}",
+            event.kind.value,
+            event.cause.value,
+            event.outcome.value,
+            " → ".join(m for m in (event.from_machine, event.to_machine) if m) or "-",
+            event.reason,
+        )
+        for event in found
+    ]

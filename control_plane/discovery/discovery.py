@@ -1,0 +1,122 @@
+"""Service discovery: which tasks of a job may be sent requests, and where they answer.
+
+Only the listed tasks of the stored records appear here, so a task is off before it is told
+to stop and on once its successor was seen healthy (SD1). Where they answer is what their
+machines said when they joined last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from agent.errors import NotFound
+from control_plane.api.jobs import Endpoint, Endpoints, JobRecord, TaskRecord, task_id
+from control_plane.api.machines import MachineRecord
+from control_plane.broker.brokers import Brokers
+from control_plane.runtime.readable import Readable
+from control_plane.runtime.table import ignore
+
+_WAIT_MAX_S = 60.0
+
+
+class Discovery:
+    """Serves endpoints and wakes those who wait for them to change."""
+
+    def __init__(
+        self,
+        jobs: Readable[JobRecord],
+        broker: Brokers,
+        jobs_on: Callable[[str], Collection[str]],
+    ) -> None:
+        """List nothing until jobs are loaded; `jobs_on` says whose tasks a machine has."""
+        self._jobs = jobs
+        self._broker = broker
+        self._jobs_on = jobs_on
+        self._revisions: dict[str, int] = {}
+        """Rises with each change of what is listed of a job."""
+        self._endpoints: dict[str, Endpoints] = {}
+        """What was asked for since it changed last."""
+        self._changed: dict[str, asyncio.Event] = {}
+        """For the jobs that somebody waits for."""
+        jobs.listen(self._job_changed)
+        broker.listen(self._machine_changed, loaded=ignore)
+
+    async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
+        """Return what is listed, once its revision is above `after` or `wait_s` is over."""
+        self._revision(job)
+        try:
+            async with asyncio.timeout(min(wait_s, _WAIT_MAX_S)):
+                while wait_s > 0 and self._revision(job) <= after:
+                    await self._changed.setdefault(job, asyncio.Event()).wait()
+        except TimeoutError:
+            pass
+        revision = self._revision(job)
+        found = self._endpoints.get(job)
+        if found is None:
+            listed = self._listed(self._jobs.get(job))
+            found = Endpoints(job=job, revision=revision, endpoints=listed)
+            self._endpoints[job] = found
+        return found
+
+    def _revision(self, job: str) -> int:
+        found = self._revisions.get(job)
+        if found is None:
+            raise NotFound(f"there is no job {job!r}")
+        return found
+
+    def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
+        if after is None:
+            self._revisions.pop(name, None)
+            self._tell(name)
+        elif before is None or name not in self._revisions or _differ(before.tasks, after.tasks):
+            self._rises(name)
+
+    def _machine_changed(
+        self, name: str, before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        """Take in that a machine answers at another address, or is no machine any more."""
+        if before is None or after is None or before.address != after.address:
+            for job in sorted(self._jobs_on(name)):
+                if job in self._revisions:
+                    self._rises(job)
+
+    def _rises(self, job: str) -> None:
+        """Count a change; above the record's revision, so that it rises over restarts too."""
+        self._revisions[job] = max(self._jobs.revision(job), self._revisions.get(job, 0) + 1)
+        self._tell(job)
+
+    def _tell(self, job: str) -> None:
+        self._endpoints.pop(job, None)
+        waiting = self._changed.pop(job, None)
+        if waiting is not None:
+            waiting.set()
+
+    def _listed(self, record: JobRecord) -> list[Endpoint]:
+        found = []
+        for task in record.tasks:
+            if not task.listed or task.placement is None:
+                continue
+            machine = self._broker.table.find(task.placement.machine)
+            if machine is not None:
+                endpoint = Endpoint(
+                    task=task_id(record.name, task.index),
+                    machine=machine.machine,
+                    host=machine.address.rpartition(":")[0].strip("[]"),
+                    ports=task.placement.ports,
+                    version=task.version,
+                )
+                found.append(endpoint)
+        return found
+
+
+def _differ(before: list[TaskRecord], after: list[TaskRecord]) -> bool:
+    """Return whether clients would be told something else; most tasks are the same object."""
+    return len(before) != len(after) or any(
+        one is not other and _shown(one) != _shown(other)
+        for one, other in zip(before, after, strict=True)
+    )
+
+
+def _shown(task: TaskRecord) -> tuple[object, ...]:
+    return (task.index, task.placement, task.version) if task.listed else (task.index,)

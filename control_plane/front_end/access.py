@@ -1,0 +1,92 @@
+"""Who calls the front end, and whether this caller may make this call: no, unless a row of
+the route table says otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import grp
+import os
+import pwd
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from agent.errors import Forbidden, Unauthenticated
+from agent.wire.peers import local_user, peer_of
+from agent.wire.routes import Route
+from agent.wire.server import Peer
+
+ANYONE = "anyone"
+ROLES = (ANYONE, "host", "user", "component", "local")
+"""Every role there is; `anyone` is a TLS client without a certificate."""
+USERS = frozenset(("user", "local"))
+"""Those that a row lets in by `needs`, and never by `roles`."""
+OPERATIONAL = ("openapi", "metrics")
+"""Pages of the application that are not rows of the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The front end's rules; `socket_group` may use the unix socket besides root and owner."""
+
+    owner_uid: int
+    socket_group: str = ""
+
+    def __call__(self, request: web.Request, route: Route) -> Peer:
+        """Return who calls, or raise `Unauthenticated` or `Forbidden`."""
+        peer = self.identify(request)
+        check_role(peer, route)
+        return peer
+
+    def identify(self, request: web.Request) -> Peer:
+        """Return who is at the other end of the connection."""
+        transport = request.transport
+        user = local_user(transport)
+        if user is not None:
+            return self._local(user[0])
+        address = request.remote or ""
+        ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
+        if ssl_object is None:
+            raise Unauthenticated("the front end is served over TLS only")
+        certificate = ssl_object.getpeercert()
+        if not certificate:
+            return Peer(name=ANYONE, role=ANYONE, address=address)
+        return dataclasses.replace(peer_of(certificate), address=address)
+
+    def _local(self, uid: int) -> Peer:
+        if uid not in (0, self.owner_uid) and not _is_member(uid, self.socket_group):
+            raise Forbidden(
+                f"user id {uid} may not use this socket",
+                hint="call as root, or be added to the socket's group",
+            )
+        return Peer(name=f"local:{uid}", role="local")
+
+
+def check_role(peer: Peer, route: Route) -> None:
+    """Raise unless the route's rule lets this role in; a route without a rule lets nobody in."""
+    allowed = set(route.roles) - USERS
+    if route.needs or route.name in OPERATIONAL:
+        allowed |= USERS
+    if peer.role in allowed or ANYONE in allowed:
+        return
+    if peer.role == ANYONE:
+        raise Unauthenticated(
+            f"{route.method} {route.path} needs a certificate",
+            hint="pass --credential FILE (made by `twine-control-plane user add`)",
+        )
+    raise Forbidden(
+        f"{peer.name} may not call {route.method} {route.path}: it is for"
+        f" {', '.join(sorted(allowed)) or 'nobody'}"
+    )
+
+
+def _is_member(uid: int, group: str) -> bool:
+    """Return whether a user belongs to a group, as the system's databases have it now."""
+    if not group:
+        return False
+    try:
+        user = pwd.getpwuid(uid)
+        return grp.getgrnam(group).gr_gid in os.getgrouplist(user.pw_name, user.pw_gid)
+    except KeyError:
+        return False

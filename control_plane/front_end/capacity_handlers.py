@@ -1,0 +1,115 @@
+"""The front end's handlers for the capacity portal."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from agent.api import ID_PATTERN, Ack
+from agent.errors import InvalidInput
+from agent.wire.peers import principal
+from agent.wire.server import Call, Peer
+from control_plane.api.capacity import (
+    EntitlementRequest,
+    EntitlementRequests,
+    Entitlements,
+    EntitlementSpec,
+    EntitlementView,
+    EntitlementWish,
+)
+from control_plane.api.capacity_report import CapacityReport
+from control_plane.front_end.guard import Guard
+from control_plane.portal.desk import CapacityDesk
+from control_plane.portal.portal import Person
+
+_NAME = re.compile(ID_PATTERN)
+
+
+class CapacityHandlers:
+    """A handler for each of `CAPACITY_ROUTES`."""
+
+    def __init__(self, desk: CapacityDesk, guard: Guard) -> None:
+        """Take what the handlers call, and who knows the callers."""
+        self._desk = desk
+        self._callers = guard
+
+    async def list_entitlements(self, _: Call) -> Entitlements:
+        """List the entitlements."""
+        return await self._desk.list_entitlements()
+
+    async def get_entitlement(self, call: Call) -> EntitlementView:
+        """Show an entitlement."""
+        return await self._desk.get_entitlement(call.path["entitlement"])
+
+    async def put_entitlement(self, call: Call) -> EntitlementView:
+        """Create or change an entitlement."""
+        self._check_owners(call.body)
+        return await self._desk.put_entitlement(_name(call), call.body)
+
+    async def delete_entitlement(self, call: Call) -> Ack:
+        """Remove an entitlement."""
+        await self._desk.delete_entitlement(call.path["entitlement"])
+        return Ack()
+
+    async def request_entitlement(self, call: Call) -> EntitlementRequest:
+        """Take a request for capacity."""
+        name, who = _name(call), self._person(call.peer)
+        return await self._desk.request(name, self._asked(name, call.body, who), who)
+
+    async def list_requests(self, call: Call) -> EntitlementRequests:
+        """List the requests."""
+        return await self._desk.list_requests(decided=call.flag("all"))
+
+    async def get_request(self, call: Call) -> EntitlementRequest:
+        """Show a request."""
+        return await self._desk.get_request(call.path["request"])
+
+    async def approve_request(self, call: Call) -> EntitlementRequest:
+        """Grant a request."""
+        return await self._desk.approve(
+            call.path["request"], self._person(call.peer), call.body.note
+        )
+
+    async def deny_request(self, call: Call) -> EntitlementRequest:
+        """Refuse a request."""
+        who = self._person(call.peer)
+        return await self._desk.deny(call.path["request"], who, call.body.note)
+
+    async def withdraw_request(self, call: Call) -> EntitlementRequest:
+        """Take a request back."""
+        return await self._desk.withdraw(
+            call.path["request"], self._person(call.peer), call.body.note
+        )
+
+    async def get_capacity(self, _: Call) -> CapacityReport:
+        """Show the capacity report."""
+        return await self._desk.report()
+
+    def _person(self, peer: Peer) -> Person:
+        is_operator = self._callers.caller(peer).is_operator
+        return Person(principal(peer), is_operator=is_operator, may_create=is_operator)
+
+    def _asked(self, name: str, wish: EntitlementWish, who: Person) -> EntitlementWish:
+        """Return what is asked for, with its owners: those named, those now, or who asks."""
+        if wish.spec is None:
+            return wish
+        self._check_owners(wish.spec)
+        if who.is_operator:
+            return wish
+        known = list(self._callers.owners_of(name) or ())
+        owners = wish.spec.owners or known or [f"user:{who.name}"]
+        return replace(wish, spec=replace(wish.spec, owners=owners))
+
+    def _check_owners(self, spec: EntitlementSpec) -> None:
+        if missing := self._callers.people.unknown(spec.owners):
+            raise InvalidInput(
+                f"owners: there is no group {missing[0]!r}", hint="twinectl group set NAME USER …"
+            )
+
+
+def _name(call: Call) -> str:
+    name = call.path["entitlement"]
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(f"{name!r} is no name: a-z, 0-9 and -, at most 63 characters")
+    return name

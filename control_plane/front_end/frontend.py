@@ -1,0 +1,231 @@
+"""The front end: the public API of the control plane, made from the route table.
+
+Handlers translate; they decide nothing. Who may call what is in `access` and `guard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiohttp import web
+
+from agent.api import (
+    Ack,
+    Authority,
+    Certificate,
+    ImageFormat,
+    ImageInfo,
+    Images,
+    Liveness,
+)
+from agent.errors import Busy, InvalidInput
+from agent.wire.peers import principal
+from agent.wire.routes import Route
+from agent.wire.server import Call, Handler, Peer, make_app
+from control_plane.api.jobs import Endpoints, Jobs, JobStatus
+from control_plane.api.machines import Token
+from control_plane.api.operations import JobEvents, TaskStory
+from control_plane.api.plans import JobExplanation, JobPlan
+from control_plane.api.routes import ROUTES
+from control_plane.front_end.access import Access
+from control_plane.front_end.capacity_handlers import CapacityHandlers
+from control_plane.front_end.guard import Guard
+from control_plane.front_end.health_handlers import HealthHandlers
+from control_plane.front_end.machine_handlers import MachineHandlers
+from control_plane.front_end.metrics import Metrics
+from control_plane.front_end.people_handlers import PeopleHandlers
+from control_plane.front_end.recorder import Recorder
+from control_plane.front_end.trail import Trail
+from control_plane.identity.people import People
+from control_plane.identity.registrar import Registrar
+from control_plane.images.store import ImageStore
+from control_plane.roles import ControlPlane
+from control_plane.scheduler.event_log import PAGE_MAX
+
+MAX_WAIT_S = 60.0
+MAX_TAIL_LINES = 100_000
+
+
+class FrontEnd(CapacityHandlers, MachineHandlers, HealthHandlers, PeopleHandlers):
+    """A handler for each row of the table."""
+
+    def __init__(
+        self,
+        control_plane: ControlPlane,
+        registrar: Registrar,
+        images: ImageStore,
+        people: People,
+        trail: Trail,
+    ) -> None:
+        """Take what the handlers call."""
+        self._guard = Guard(people, control_plane)
+        self._trail = trail
+        CapacityHandlers.__init__(self, control_plane.capacity, self._guard)
+        PeopleHandlers.__init__(self, self._guard, trail)
+        MachineHandlers.__init__(self, control_plane.inventory)
+        HealthHandlers.__init__(self, control_plane.health)
+        self._control_plane = control_plane
+        self._registrar = registrar
+        self._images = images
+        self._metrics = Metrics(
+            ROUTES, control_plane.allocations, control_plane.census, control_plane.health
+        )
+
+    def app(self, access: Access, version: str) -> web.Application:
+        """Return the application; the routes that it has are exactly those of the table."""
+        recorder = Recorder(self._trail, self, ROUTES)
+        handlers = {r.name: self._guarded(r, getattr(self, r.name), recorder) for r in ROUTES}
+
+        def authorize(request: web.Request, route: Route) -> Peer:
+            peer = access(request, route)
+            self._guard.check_early(peer, route)
+            return peer
+
+        app = make_app(
+            "Twine control plane",
+            ROUTES,
+            handlers,
+            authorize,
+            version=version,
+            metrics=self._scrape,
+        )
+        app.middlewares.insert(0, self._metrics.count)
+        app.middlewares.append(recorder.refusals(access))
+        return app
+
+    def _guarded(self, route: Route, handler: Handler, recorder: Recorder) -> Handler:
+        """Return a handler behind the guard, and behind the recorder if it changes something."""
+
+        async def guarded(call: Call) -> Any:
+            self._guard.check(call)
+            if route.is_change and not call.flag("dry_run"):
+                return await recorder.carry_out(call, handler)
+            return await handler(call)
+
+        return guarded
+
+    def revision_of(self, kind: str, name: str) -> int | None:
+        """Return the revision of a stored record; None where that kind has none."""
+        if kind in ("group", "operator"):
+            return self._guard.people.revision(f"{kind}/{name}")
+        return self._control_plane.revision_of(kind, name)
+
+    async def _scrape(self) -> bytes:
+        return self._metrics.text()
+
+    async def get_authority(self, _: Call) -> Authority:
+        """Answer with the authority's certificate, which is no secret."""
+        return Authority(ca_pem=self._registrar.ca_pem)
+
+    async def join(self, call: Call) -> Certificate:
+        """Let a host with a good token in."""
+        return await self._registrar.join(call.body, call.peer.address)
+
+    async def renew(self, call: Call) -> Certificate:
+        """Give a host its next certificate: for the name in its present one, no other."""
+        return await self._registrar.renew(principal(call.peer), call.body.csr_pem)
+
+    async def create_token(self, call: Call) -> Token:
+        """Make a join token."""
+        return await self._registrar.create_token(call.body)
+
+    async def fetch_image(self, call: Call) -> AsyncIterator[bytes]:
+        """Stream an image out."""
+        return await self._images.stream(call.path["digest"])
+
+    async def push_image(self, call: Call) -> ImageInfo:
+        """Stream an image in."""
+        assert call.stream is not None
+        text = call.query.get("format", ImageFormat.TAR.value)
+        try:
+            format_ = ImageFormat(text)
+        except ValueError:
+            raise InvalidInput(f"parameter format must be tar or btrfs, not {text!r}") from None
+        return await self._images.put(call.path["digest"], format_, call.stream)
+
+    async def remove_image(self, call: Call) -> Ack:
+        """Remove an image that no job runs."""
+        digest = call.path["digest"]
+        await self._images.remove(digest, self._control_plane.users_of_image)
+        return Ack(detail=f"{digest} is removed")
+
+    async def list_store_images(self, _: Call) -> Images:
+        """List the image store."""
+        return await self._images.list_images()
+
+    async def list_jobs(self, _: Call) -> Jobs:
+        """List the jobs."""
+        return await self._control_plane.list_jobs()
+
+    async def apply_job(self, call: Call) -> JobStatus:
+        """Create or change a job."""
+        if call.body.name != call.path["job"]:
+            raise InvalidInput(f"job {call.body.name} cannot be put at {call.path['job']!r}")
+        return await self._control_plane.apply_job(call.body, dry_run=call.flag("dry_run"))
+
+    async def plan_job(self, call: Call) -> JobPlan:
+        """Say what applying a job would do."""
+        if call.body.name != call.path["job"]:
+            raise InvalidInput(f"job {call.body.name} cannot be planned at {call.path['job']!r}")
+        return await self._control_plane.job_planner.plan(call.body)
+
+    async def explain_job(self, call: Call) -> JobExplanation:
+        """Say why tasks wait."""
+        return await self._control_plane.job_planner.explain(call.path["job"])
+
+    async def get_job(self, call: Call) -> JobStatus:
+        """Show a job."""
+        return await self._control_plane.get_job(call.path["job"])
+
+    async def stop_job(self, call: Call) -> JobStatus:
+        """Stop a job."""
+        return await self._control_plane.stop_job(call.path["job"])
+
+    async def job_events(self, call: Call) -> JobEvents:
+        """Show what was done to a job's tasks."""
+        after, limit = call.number("after", 0.0), call.number("limit", 100.0)
+        return await self._control_plane.job_events(
+            call.path["job"], int(after or 0), int(min(limit or 100.0, PAGE_MAX))
+        )
+
+    async def task_story(self, call: Call) -> TaskStory:
+        """Show what is being done to a task."""
+        return await self._control_plane.task_story(call.path["job"], _index(call))
+
+    async def job_logs(self, call: Call) -> AsyncIterator[bytes]:
+        """Stream what a task wrote."""
+        tail, since = call.number("tail"), call.number("since")
+        return self._control_plane.job_logs(
+            call.path["job"],
+            _index(call),
+            follow=call.flag("follow"),
+            since=None if since is None else f"{since:.6f}",
+            tail=None if tail is None else int(min(tail, MAX_TAIL_LINES)),
+        )
+
+    async def get_endpoints(self, call: Call) -> Endpoints:
+        """Show where a job answers; waits for news if asked to."""
+        after, wait_s = call.number("after", 0.0), call.number("wait_s", 0.0)
+        return await self._control_plane.endpoints(
+            call.path["job"], int(after or 0), min(wait_s or 0.0, MAX_WAIT_S)
+        )
+
+    async def healthz(self, _: Call) -> Liveness:
+        """Answer at all."""
+        return Liveness(ok=True)
+
+    async def readyz(self, _: Call) -> Liveness:
+        """Answer whether everything is loaded and runs."""
+        state = await self._control_plane.ready()
+        if not state.ok:
+            raise Busy(f"the control plane is not ready: {state.detail}")
+        return state
+
+
+def _index(call: Call) -> int:
+    """Return the index of a task in a path, or refuse what is none."""
+    text = call.path["index"]
+    if not (text.isascii() and text.isdigit() and len(text) < 7):
+        raise InvalidInput(f"{text!r} is no index of a task", hint="0, 1, 2, …")
+    return int(text)

@@ -1,0 +1,112 @@
+"""Stands before every handler: may this caller make this very call?
+
+The rule is in the call's row of the route table. What a call is about is found by the names
+of its parameters: a row with `{job}`, `{task}` or `{entitlement}` in its path needs no code
+here. A row without a rule lets no user in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from agent.errors import Forbidden
+from agent.wire.peers import principal
+from agent.wire.routes import Route
+from agent.wire.server import Call, Peer
+from control_plane.api.capacity import EntitlementWish
+from control_plane.api.jobs import JobSpec
+from control_plane.api.people import Myself, Needs, Role
+from control_plane.identity.core.standing import Caller, refusal
+from control_plane.identity.people import People
+
+NAMED = frozenset(("job", "task", "entitlement"))
+"""Parameters of paths that say whose it is."""
+
+
+class Ownership(Protocol):
+    """What the guard asks of the control plane."""
+
+    def entitlement_of(self, job: str) -> str | None:
+        """Return the entitlement of a job, if there is such a job."""
+        ...
+
+    def owners_of(self, entitlement: str) -> Sequence[str] | None:
+        """Return the owners of an entitlement, if there is such an entitlement."""
+        ...
+
+    def entitlement_names(self) -> Iterable[str]:
+        """Return the names of all entitlements."""
+        ...
+
+
+class Guard:
+    """Decides about calls, with what is stored about people and entitlements."""
+
+    def __init__(self, people: People, ownership: Ownership) -> None:
+        """Take whom to ask."""
+        self.people = people
+        self._ownership = ownership
+
+    def caller(self, peer: Peer) -> Caller:
+        """Return a user, or who is at the local socket, with what they may do."""
+        if peer.role == "local":
+            return Caller(peer.name, is_operator=True, is_approver=True)
+        return self.people.user(principal(peer))
+
+    def check_early(self, peer: Peer, route: Route) -> None:
+        """Refuse before a body is read what needs no look at it."""
+        if peer.role == "user" and route.needs not in ("", Needs.OWNER, Needs.ASKER):
+            self._check(peer, route, {})
+
+    def check(self, call: Call) -> None:
+        """Raise `Forbidden` unless the caller may make this very call."""
+        if call.peer.role in ("user", "local") and call.route.needs:
+            about = {name: self._ownership.owners_of(name) for name in self._about(call)}
+            self._check(call.peer, call.route, about)
+
+    def _check(self, peer: Peer, route: Route, about: dict[str, Sequence[str] | None]) -> None:
+        caller = self.caller(peer)
+        needs = route.needs
+        if needs in (Needs.OWNER, Needs.ASKER) and not NAMED.intersection(route.parameters):
+            needs = Needs.OPERATOR  # nothing says whose it is
+        owns_any = needs == Needs.ANY_OWNER and bool(self._owned(caller))
+        found = refusal(needs, caller, about, owns_any)
+        if found is not None:
+            what = f"{route.method} {route.path}"
+            raise Forbidden(f"{caller.name} may not call {what}: {found.reason}", hint=found.hint)
+
+    def owners_of(self, entitlement: str) -> Sequence[str] | None:
+        """Return the owners of an entitlement, if there is such an entitlement."""
+        return self._ownership.owners_of(entitlement)
+
+    def myself(self, peer: Peer) -> Myself:
+        """Return what somebody is."""
+        caller = self.caller(peer)
+        owned = self._owned(caller)
+        role = Role.OWNER if owned else Role.VIEWER
+        return Myself(
+            name=caller.name,
+            role=Role.OPERATOR if caller.is_operator else role,
+            groups=sorted(caller.groups),
+            owns=owned,
+        )
+
+    def _owned(self, caller: Caller) -> list[str]:
+        owners_of = self._ownership.owners_of
+        names = self._ownership.entitlement_names()
+        return [name for name in names if caller.is_among(owners_of(name) or ())]
+
+    def _about(self, call: Call) -> set[str]:
+        """Return the entitlements that a call is about; of a job also the one it moves to."""
+        names = set()
+        job = call.path.get("job") or call.path.get("task", "").rpartition("-")[0]
+        if job and (entitlement := self._ownership.entitlement_of(job)) is not None:
+            names.add(entitlement)
+        if "entitlement" in call.path:
+            names.add(call.path["entitlement"])
+        if isinstance(call.body, JobSpec):
+            names.add(call.body.entitlement)
+        if isinstance(call.body, EntitlementWish) and call.body.spec is not None:
+            names.add(call.body.spec.materialization or "")
+        return names - {""}

@@ -1,0 +1,24 @@
+"""The front end's handlers about the health of machines."""
+
+from __future__ import annotations
+
+from agent.wire.server import Call
+from control_plane.api.health import ConfirmedDown, HeldBackMachines
+from control_plane.health.desk import HealthDesk
+
+
+class HealthHandlers:
+    """A handler for each row of `api.health_routes`."""
+
+    def __init__(self, desk: HealthDesk) -> None:
+        """Take what the handlers call."""
+        self._health = desk
+
+    async def held_back_machines(self, _: Call) -> HeldBackMachines:
+        """List what is held back."""
+        return HeldBackMachines(machines=self._health.held_back())
+
+    async def confirm_down(self, call: Call) -> ConfirmedDown:
+        """Take an operator's word."""
+        wish = call.body
+        return await self._health.confirm(wish.machines, wish.scope, wish.reason, call.peer.name)

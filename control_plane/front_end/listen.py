@@ -1,0 +1,118 @@
+"""The sockets that the front end listens on, and the server behind them."""
+
+from __future__ import annotations
+
+import grp
+import os
+import socket
+import ssl
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from agent.errors import ConfigError
+from agent.wire.server import http_log
+
+BACKLOG = 512
+MAX_LINE_BYTES = 8190
+"""Of a request line and of a header; more is answered with 400."""
+SHUTDOWN_S = 3.0
+"""Requests that still run at the end get this long; followed logs use it up."""
+
+
+_http_log = http_log(__name__)
+
+
+@asynccontextmanager
+async def serving(
+    app: web.Application, tcp: socket.socket, tls: ssl.SSLContext, local: socket.socket | None
+) -> AsyncIterator[None]:
+    """Serve an application on a TCP socket with TLS and on a unix socket, until left."""
+    runner = web.AppRunner(
+        app,
+        handle_signals=False,
+        auto_decompress=False,
+        access_log=None,
+        logger=_http_log,
+        shutdown_timeout=SHUTDOWN_S,
+        max_line_size=MAX_LINE_BYTES,
+        max_field_size=MAX_LINE_BYTES,
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, tcp, ssl_context=tls, backlog=BACKLOG).start()
+        if local is not None:
+            await web.SockSite(runner, local, backlog=BACKLOG).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def tcp_socket(host: str, port: int) -> socket.socket:
+    """Return a listening TCP socket, or raise `ConfigError` that says why not."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as e:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {e.strerror or e}",
+            hint="is the address one of this host's, and the port free? `ss -tlnp` shows",
+        ) from e
+    return sock
+
+
+def unix_socket(path: Path, group: str = "") -> socket.socket:
+    """Return a listening unix socket that only its owner (and `group`) can open.
+
+    A socket that a dead process left is replaced; one that answers, or any other file, is not.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_dead(path)
+        mask = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(mask)
+        if group:
+            os.chown(path, -1, grp.getgrnam(group).gr_gid)
+            path.chmod(0o660)
+        sock.listen(BACKLOG)
+    except (OSError, KeyError) as e:
+        sock.close()
+        reason = e.strerror if isinstance(e, OSError) else f"there is no group {group!r}"
+        raise ConfigError(f"cannot listen on {path}: {reason or e}") from e
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_dead(path: Path) -> None:
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError(f"cannot listen on {path}: it is a file, not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+    raise ConfigError(
+        f"cannot listen on {path}: another process answers there",
+        hint="stop it, or choose another --socket",
+    )

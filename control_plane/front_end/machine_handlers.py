@@ -1,0 +1,110 @@
+"""The front end's handlers about machines and their brokers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from agent.api import Ack
+from agent.errors import InvalidInput, TooLarge
+from agent.wire.routes import invalid
+from agent.wire.server import Call
+from agent.wire.violations import violations
+from control_plane.api.inventory import (
+    BrokerMachines,
+    BrokerViews,
+    ImportResult,
+    MachineScope,
+    Records,
+)
+from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.broker.desk import MAX_PAGE, MachineDesk
+
+MAX_WAIT_S = 60.0
+MAX_INVENTORY_BYTES = 512 << 20
+"""A million machines are some 150 MB."""
+FORMATS = ("csv", "json")
+
+
+class MachineHandlers:
+    """A handler for each row of `api.machine_routes`."""
+
+    def __init__(self, desk: MachineDesk) -> None:
+        """Take what the handlers call."""
+        self._inventory = desk
+
+    async def list_machines(self, call: Call) -> Machines:
+        """List machines."""
+        scope = _scope(call)
+        return await self._inventory.page(scope, call.query.get("after", ""), _limit(call))
+
+    async def get_machine(self, call: Call) -> MachineView:
+        """Show a machine."""
+        return self._inventory.get(call.path["machine"])
+
+    async def remove_machine(self, call: Call) -> Ack:
+        """Forget a machine."""
+        await self._inventory.remove(call.path["machine"])
+        return Ack()
+
+    async def import_machines(self, call: Call) -> ImportResult:
+        """Take in a list of machines."""
+        assert call.stream is not None
+        format_ = call.query.get("format", "csv")
+        if format_ not in FORMATS:
+            raise InvalidInput(f"parameter format must be csv or json, not {format_!r}")
+        data = bytearray()
+        async for chunk in call.stream:
+            data += chunk
+            if len(data) > MAX_INVENTORY_BYTES:
+                raise TooLarge(f"the list is over {MAX_INVENTORY_BYTES} bytes")
+        return await self._inventory.import_inventory(
+            bytes(data), format_, simulated=call.flag("simulated"), dry_run=call.flag("dry_run")
+        )
+
+    async def drain_machines(self, call: Call) -> Records:
+        """Announce that machines will be away."""
+        return await self._inventory.drain(call.body)
+
+    async def undrain_machines(self, call: Call) -> Records:
+        """End what was planned."""
+        return await self._inventory.undrain(call.body)
+
+    async def lend_machine(self, call: Call) -> MachineRecord:
+        """Lend a machine."""
+        return await self._inventory.lend(call.body)
+
+    async def revoke_machines(self, call: Call) -> Records:
+        """Call machines back."""
+        return await self._inventory.revoke(call.body)
+
+    async def list_brokers(self, _: Call) -> BrokerViews:
+        """List the brokers."""
+        return self._inventory.brokers()
+
+    async def broker_machines(self, call: Call) -> BrokerMachines:
+        """Show a broker's machines, or what changed."""
+        datacenter, limit = call.path["datacenter"], _limit(call)
+        after = call.number("after")
+        if after is None:
+            name_after = call.query.get("name_after", "")
+            return await self._inventory.broker_page(datacenter, name_after, limit)
+        wait_s = min(call.number("wait_s", 0.0) or 0.0, MAX_WAIT_S)
+        return await self._inventory.broker_changes(datacenter, int(after), limit, wait_s)
+
+
+def _limit(call: Call) -> int:
+    return int(min(call.number("limit") or MAX_PAGE, MAX_PAGE))
+
+
+def _scope(call: Call) -> MachineScope:
+    """Return the scope that the query describes; an empty entitlement is the free pool."""
+    given: dict[str, Any] = {
+        name: v for name, v in call.query.items() if name in MachineScope.__struct_fields__
+    }
+    if "unavailable" in given:
+        given["unavailable"] = call.flag("unavailable")
+    if found := violations(given, MachineScope):
+        raise invalid(found, "the query")
+    return msgspec.convert(given, MachineScope)

@@ -1,0 +1,130 @@
+"""What the front end counts, and what the services have counted when it is asked.
+
+A scrape reads counts and goes through no machines and no jobs: it takes as long in a large
+region as in a small one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from agent.wire.routes import Route
+from control_plane.allocator.transactions import Allocations
+from control_plane.api.jobs import TaskPhase
+from control_plane.api.machines import MachineState
+from control_plane.health.desk import HealthDesk
+from control_plane.scheduler.census import Census
+
+NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Metrics:
+    """One registry per process; labels are bounded: no names of jobs, tasks or machines."""
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        allocations: Allocations,
+        census: Census,
+        health: HealthDesk,
+    ) -> None:
+        """Declare the metrics."""
+        self._names = {(r.method, r.path): r.name for r in routes}
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "twine_requests",
+            "Requests answered by the front end.",
+            ["route", "status"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "twine_request_seconds",
+            "Time to answer a request, streams and waiting calls included.",
+            ["route"],
+            registry=self._registry,
+        )
+        self._registry.register(_CensusMetrics(census))
+        self._registry.register(_HealthMetrics(health))
+        self._registry.register(_AllocatorMetrics(allocations))
+
+    @web.middleware
+    async def count(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:
+        """Count a request by route and status, and measure it."""
+        resource = request.match_info.route.resource
+        canonical = "" if resource is None else resource.canonical
+        name = self._names.get((request.method, canonical), "other")
+        with self._seconds.labels(name).time():
+            response = await handler(request)
+        self._requests.labels(name, response.status).inc()
+        return response
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus' text form."""
+        return generate_latest(self._registry)
+
+
+class _CensusMetrics(Collector):
+    """Machines by state and tasks by phase; those that there are none of are 0."""
+
+    def __init__(self, census: Census) -> None:
+        self._census = census
+
+    def collect(self) -> Iterator[Metric]:
+        machines = GaugeMetricFamily("twine_machines", "Machines by state.", labels=["state"])
+        for state in MachineState:
+            machines.add_metric([state.value], self._census.machines[state])
+        yield machines
+        tasks = GaugeMetricFamily("twine_tasks", "Tasks by phase.", labels=["phase"])
+        for phase in TaskPhase:
+            tasks.add_metric([phase.value], self._census.tasks[phase])
+        yield tasks
+
+
+class _HealthMetrics(Collector):
+    """What silence has no consequence yet: an alarm while it is not 0."""
+
+    def __init__(self, health: HealthDesk) -> None:
+        self._health = health
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "twine_machines_held_back",
+            "Machines of which nothing is concluded yet although they are silent, or are back.",
+            value=self._health.count(),
+        )
+
+
+class _AllocatorMetrics(Collector):
+    """What one allocator did, and how large its region is (the paper's Figure 12)."""
+
+    def __init__(self, allocations: Allocations) -> None:
+        self._allocations = allocations
+
+    def collect(self) -> Iterator[Metric]:
+        counts, index = self._allocations.counts, self._allocations.index
+        answers = CounterMetricFamily(
+            "twine_allocations",
+            "Allocation requests, by whether the cache had the answer.",
+            labels=["cache"],
+        )
+        answers.add_metric(["hit"], counts.hits)
+        answers.add_metric(["miss"], counts.misses)
+        yield answers
+        for name, text, value in (
+            ("conflicts", "Plans that others were faster than.", counts.conflicts),
+            ("stored", "Allocations written to the store.", counts.stored),
+            ("machines_taken", "Machines taken from the free pool.", counts.taken),
+            ("cpu_seconds", "Computing time of plans and reservations.", counts.cpu_s),
+        ):
+            yield CounterMetricFamily(f"twine_allocator_{name}", text, value=value)
+        yield GaugeMetricFamily(
+            "twine_allocator_machines", "Machines in the index.", value=len(index.machines)
+        )
+        yield GaugeMetricFamily(
+            "twine_allocator_jobs", "Jobs with claims.", value=len(index.claims)
+        )

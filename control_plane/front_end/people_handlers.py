@@ -1,0 +1,60 @@
+"""The front end's handlers about people, and about what they did."""
+
+from __future__ import annotations
+
+from agent.api import Ack
+from agent.wire.peers import principal
+from agent.wire.server import Call
+from control_plane.api.people import AuditPage, Grant, Grants, Group, Groups, Myself
+from control_plane.front_end.guard import Guard
+from control_plane.front_end.trail import PAGE, Query, Trail
+
+
+class PeopleHandlers:
+    """A handler for each of `PEOPLE_ROUTES`."""
+
+    def __init__(self, guard: Guard, trail: Trail) -> None:
+        """Take what the handlers call."""
+        self._known = guard
+        self._log = trail
+
+    async def get_myself(self, call: Call) -> Myself:
+        """Show who calls."""
+        return self._known.myself(call.peer)
+
+    async def list_operators(self, _: Call) -> Grants:
+        """Show who is an operator."""
+        return self._known.people.operators()
+
+    async def grant_operator(self, call: Call) -> Grant:
+        """Make somebody an operator."""
+        return await self._known.people.grant(call.path["who"], principal(call.peer))
+
+    async def revoke_operator(self, call: Call) -> Ack:
+        """Make somebody an operator no longer."""
+        await self._known.people.revoke(call.path["who"])
+        return Ack()
+
+    async def list_groups(self, _: Call) -> Groups:
+        """Show the groups."""
+        return self._known.people.groups()
+
+    async def put_group(self, call: Call) -> Group:
+        """Create or change a group."""
+        return await self._known.people.put_group(call.path["group"], call.body)
+
+    async def delete_group(self, call: Call) -> Ack:
+        """Remove a group."""
+        await self._known.people.delete_group(call.path["group"])
+        return Ack()
+
+    async def list_audit(self, call: Call) -> AuditPage:
+        """Show a part of the audit log."""
+        query = Query(
+            before=int(call.number("before", 0.0) or 0),
+            limit=int(call.number("limit", PAGE) or PAGE),
+            since=call.number("since", 0.0) or 0.0,
+            who=call.query.get("who", ""),
+            object=call.query.get("object", ""),
+        )
+        return await self._log.page(query)

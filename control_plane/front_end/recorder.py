@@ -1,0 +1,173 @@
+"""Writes every change into the audit log, around the handler that makes it; refusals too.
+
+What is told of a request is picked field by field: the environment of a task, for one, may
+hold a secret and is not repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+from msgspec.structs import replace
+
+from agent.errors import Forbidden, TwineError, Unauthenticated
+from agent.wire.peers import principal
+from agent.wire.routes import Route
+from agent.wire.server import Call, Handler, NextHandler, Peer, request_id
+from control_plane.api.people import AuditEntry, Outcome
+from control_plane.front_end.access import Access
+from control_plane.front_end.trail import Trail
+
+_OBJECTS = ("job", "task", "entitlement", "machine", "group", "request", "digest", "who")
+"""Parameters of paths that name what a call is about, the first one found."""
+_WORDS = {"request": "entitlement-request", "digest": "image", "who": "operator"}
+_TOLD = (
+    *("entitlement", "tasks", "image", "machines", "rru", "per_type", "owners", "members"),
+    *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority"),
+)
+"""Fields of a request that the audit log repeats; none of them may hold a secret."""
+
+
+class Revisions(Protocol):
+    """What the recorder asks of the control plane."""
+
+    def revision_of(self, kind: str, name: str) -> int | None:
+        """Return the revision of a stored record; None where that kind has none."""
+        ...
+
+
+class Recorder:
+    """Stands between the guard and the handlers of all rows that change something."""
+
+    def __init__(self, trail: Trail, revisions: Revisions, routes: Sequence[Route]) -> None:
+        """Take where to write, and whom to ask for revisions."""
+        self._trail = trail
+        self._revisions = revisions
+        self._routes = {(r.method, r.path): r for r in routes}
+        self._begun: set[str] = set()
+        """Requests that have an entry; their refusals are in it."""
+
+    async def carry_out(self, call: Call, handler: Handler) -> Any:
+        """Make a change, with its entry before and its outcome after."""
+        entry = _entry(call.peer, call.route, call.request_id, call.path, call.body)
+        kind, _, name = entry.object.partition("/")
+        before = self._revisions.revision_of(kind, name)
+        self._begun.add(call.request_id)
+        if call.peer.role == "anyone":
+            return await self._for_anyone(replace(entry, before=before), call, handler)
+        entry = await self._trail.begin(replace(entry, before=before))
+        try:
+            result = await handler(call)
+        except TwineError as e:
+            outcome = Outcome.REFUSED if isinstance(e, Forbidden) else Outcome.FAILED
+            await self._trail.end(replace(entry, outcome=outcome, reason=str(e)))
+            raise
+        except Exception:
+            failed = replace(entry, outcome=Outcome.FAILED, reason="a bug; the log has more")
+            await self._trail.end(failed)
+            raise
+        after = self._revisions.revision_of(kind, name)
+        done = replace(entry, outcome=Outcome.DONE, after=after, also=_changed(result))
+        await self._trail.end(done)
+        return result
+
+    async def _for_anyone(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
+        """Make the change of somebody unknown: a host that joins.
+
+        Its entry is written after it, so that nobody without a credential can fill the log;
+        what is refused is bounded like all refusals.
+        """
+        try:
+            result = await handler(call)
+        except TwineError as e:
+            outcome = Outcome.REFUSED if isinstance(e, Forbidden) else Outcome.FAILED
+            await self._trail.refused(replace(entry, outcome=outcome, reason=str(e)))
+            raise
+        await self._trail.begin(replace(entry, outcome=Outcome.DONE))
+        return result
+
+    def refusals(self, access: Access) -> Any:
+        """Return the middleware that writes down who was refused a change."""
+
+        @web.middleware
+        async def watch(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except (Forbidden, Unauthenticated) as e:
+                if request_id() not in self._begun:
+                    await self._refused(request, access, e)
+                raise
+            finally:
+                self._begun.discard(request_id())
+
+        return watch
+
+    async def _refused(self, request: web.Request, access: Access, error: TwineError) -> None:
+        resource = request.match_info.route.resource
+        route = self._routes.get((request.method, resource.canonical if resource else ""))
+        if route is None or not route.is_change:
+            return
+        try:
+            peer = access.identify(request)
+        except (Forbidden, Unauthenticated):
+            peer = Peer(name="anyone", role="anyone", address=request.remote or "")
+        entry = _entry(peer, route, request_id(), request.match_info)
+        await self._trail.refused(replace(entry, outcome=Outcome.REFUSED, reason=str(error)))
+
+
+def _entry(
+    peer: Peer, route: Route, request: str, path: Mapping[str, str], body: Any = None
+) -> AuditEntry:
+    named = peer.role in ("user", "host", "component")
+    return AuditEntry(
+        sequence=0,
+        at=0.0,
+        caller=f"{peer.role}:{principal(peer)}" if named else peer.name,
+        address=peer.address,
+        request_id=request,
+        action=route.name,
+        object=_object(route, path, body),
+        detail=_detail(body),
+    )
+
+
+def _object(route: Route, path: Mapping[str, str], body: Any) -> str:
+    for parameter in _OBJECTS:
+        if parameter in path:
+            return f"{_WORDS.get(parameter, parameter)}/{path[parameter]}"
+    machine = getattr(body, "machine", None)
+    if isinstance(machine, str):
+        return f"machine/{machine}"
+    return route.path.removeprefix("/v1/")
+
+
+def _changed(result: Any) -> list[str]:
+    """Return the machines that an answer lists."""
+    machines = getattr(result, "machines", None)
+    if not isinstance(machines, list):
+        return []
+    names = [m if isinstance(m, str) else getattr(m, "machine", "") for m in machines[:100]]
+    return [f"machine/{name}" for name in names if name]
+
+
+def _detail(body: Any) -> str:
+    """Return the fields of a request that may be told, in short."""
+    if not isinstance(body, msgspec.Struct):
+        return ""
+    told: dict[str, Any] = {}
+    for part in (body, getattr(body, "spec", None)):
+        for name in _TOLD:
+            value = getattr(part, name, None)
+            if value not in (None, "", [], {}, False):
+                told[name] = _short(value)
+    return ", ".join(f"{name}={value}" for name, value in told.items())
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        plain = msgspec.to_builtins(value)
+        return "/".join(f"{k}:{v}" for k, v in plain.items() if v is not None)
+    return " ".join(map(str, value)) if isinstance(value, list) else value

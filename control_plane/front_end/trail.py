@@ -1,0 +1,199 @@
+"""The audit log: who changed what, from where, and what came of it; also what was refused.
+
+An entry is on disk before the change begins and is completed before it is acknowledged, so
+every acknowledged change has one. Where the process ends in between it stays `begun`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from agent.errors import Busy, TwineError
+from control_plane.api.people import AuditEntry, AuditPage
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Delete, Entry, Operation, Put, Store
+
+log = logging.getLogger(__name__)
+
+AUDIT = "audit/"
+HEAD = "audit-head"
+"""Sequence of an entry that is no more than `_GAP` older than the newest one."""
+_GAP = 1000
+_DROPPED = 100
+"""Entries that one transaction drops."""
+KEEP = 100_000
+"""Entries; at some 300 bytes each this is 30 MB."""
+PAGE, MAX_PAGE, MAX_SCAN = 200, 1000, 20_000
+"""Entries of an answer, and those that one request looks at."""
+REFUSALS_PER_MINUTE, REFUSALS_IN_ALL = 10, 200
+"""Refused attempts that are written down, by caller and together: nobody may fill the log."""
+_MAX_CALLERS = 1000
+_MAX_TEXT = 500
+_MAX_ALSO = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which entries are asked for; all that is given must hold."""
+
+    before: int = 0
+    """Only older ones; 0: from the newest on."""
+    limit: int = PAGE
+    since: float = 0.0
+    who: str = ""
+    object: str = ""
+
+    def suits(self, entry: AuditEntry) -> bool:
+        """Return whether an entry is asked for; `ann` stands for `user:ann`."""
+        if self.who and entry.caller not in (self.who, f"user:{self.who}"):
+            return False
+        return not self.object or self.object in (entry.object, *entry.also)
+
+
+@dataclass(slots=True)
+class _Minute:
+    """Refusals of one caller within a minute."""
+
+    began: float
+    written: int = 0
+    suppressed: int = 0
+
+
+class Trail:
+    """The only writer of the audit log. `load` comes before everything else."""
+
+    def __init__(self, store: Store, runtime: Runtime, keep: int = KEEP) -> None:
+        """Read nothing yet."""
+        self._store = store
+        self._runtime = runtime
+        self._keep = keep
+        self._last = 0
+        self._refusals: OrderedDict[str, _Minute] = OrderedDict()
+        self._all = _Minute(0.0)
+        self.lost = 0
+        """Outcomes that could not be written: their entries stay `begun`."""
+
+    async def load(self) -> None:
+        """Find the newest entry, and drop those that are more than are kept."""
+        head = await self._store.get(HEAD)
+        self._last = int(head.value) if head is not None else 0
+        async for entry in self._entries(max(0, self._last - _GAP)):
+            self._last = max(self._last, int(entry.key.removeprefix(AUDIT)))
+        while True:
+            oldest = (await self._store.list_prefix(AUDIT, "", _DROPPED)).entries
+            old = [e.key for e in oldest if e.key <= _key(self._last - self._keep)]
+            if not old:
+                return
+            await self._store.txn({}, [Delete(key) for key in old])
+
+    async def begin(self, entry: AuditEntry) -> AuditEntry:
+        """Write an entry before the change is made; if that fails, nothing may be changed."""
+        self._last += 1
+        entry = _bounded(replace(entry, sequence=self._last, at=self._runtime.wall()))
+        operations: list[Operation] = [
+            Put(_key(entry.sequence), msgspec.json.encode(entry)),
+            Put(HEAD, str(entry.sequence).encode()),
+        ]
+        if entry.sequence > self._keep:
+            operations.append(Delete(_key(entry.sequence - self._keep)))
+        try:
+            await self._store.txn({}, operations)
+        except TwineError as e:
+            raise Busy(
+                f"cannot carry out {entry.action}: the audit log cannot be written", hint=e.hint
+            ) from e
+        return entry
+
+    async def end(self, entry: AuditEntry) -> None:
+        """Complete an entry; where that fails it stays `begun`, and the answer is given still."""
+        try:
+            await self._store.txn(
+                {}, [Put(_key(entry.sequence), msgspec.json.encode(_bounded(entry)))]
+            )
+        except TwineError as e:
+            self.lost += 1
+            fields = {"sequence": entry.sequence, "action": entry.action, "reason": str(e)}
+            log.warning("the outcome of a change is not in the audit log", extra=fields)
+
+    async def refused(self, entry: AuditEntry) -> None:
+        """Write down a refused or failed attempt, unless there were too many of them of late."""
+        key = entry.caller if entry.caller != "anyone" else entry.address
+        mine = self._minute(key)
+        now = self._runtime.now()
+        if now - self._all.began >= 60.0:
+            self._all = _Minute(now)
+        if mine.written >= REFUSALS_PER_MINUTE or self._all.written >= REFUSALS_IN_ALL:
+            mine.suppressed += 1
+            return
+        mine.written += 1
+        self._all.written += 1
+        suppressed, mine.suppressed = mine.suppressed, 0
+        try:
+            await self.begin(replace(entry, suppressed=suppressed))
+        except Busy as e:
+            fields = {"action": entry.action, "caller": entry.caller, "reason": str(e)}
+            log.warning("a refused attempt is not in the audit log", extra=fields)
+
+    async def page(self, query: Query) -> AuditPage:
+        """Return the newest entries that suit, and where to go on."""
+        top = min(query.before - 1, self._last) if query.before > 0 else self._last
+        found: list[AuditEntry] = []
+        floor = max(0, top - MAX_SCAN)
+        while top > floor:
+            low = max(floor, top - PAGE)
+            listed = await self._store.list_prefix(AUDIT, _key(low), top - low)
+            for raw in reversed(listed.entries):
+                entry = msgspec.json.decode(raw.value, type=AuditEntry)
+                if entry.sequence > top:
+                    continue
+                if entry.at < query.since:
+                    return AuditPage(entries=found)
+                if query.suits(entry):
+                    found.append(entry)
+                    if len(found) >= min(query.limit, MAX_PAGE):
+                        return AuditPage(entries=found, next=entry.sequence)
+            if not listed.entries:
+                return AuditPage(entries=found)
+            top = low
+        return AuditPage(entries=found, next=top + 1 if top else 0)
+
+    def _minute(self, caller: str) -> _Minute:
+        now = self._runtime.now()
+        known = self._refusals.get(caller)
+        if known is None or now - known.began >= 60.0:
+            known = _Minute(now, suppressed=known.suppressed if known else 0)
+            self._refusals[caller] = known
+        self._refusals.move_to_end(caller)
+        while len(self._refusals) > _MAX_CALLERS:
+            self._refusals.popitem(last=False)
+        return known
+
+    async def _entries(self, after: int) -> AsyncIterator[Entry]:
+        key = _key(after)
+        while True:
+            entries = (await self._store.list_prefix(AUDIT, key, MAX_PAGE)).entries
+            for entry in entries:
+                yield entry
+            if len(entries) < MAX_PAGE:
+                return
+            key = entries[-1].key
+
+
+def _key(sequence: int) -> str:
+    return f"{AUDIT}{max(0, sequence):016d}"
+
+
+def _bounded(entry: AuditEntry) -> AuditEntry:
+    return replace(
+        entry,
+        object=entry.object[:_MAX_TEXT],
+        detail=entry.detail[:_MAX_TEXT],
+        reason=entry.reason[:_MAX_TEXT],
+        also=entry.also[:_MAX_ALSO],
+    )

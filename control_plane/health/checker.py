@@ -1,0 +1,390 @@
+"""Declares machines down that were silent for too long, and up when they answer again.
+
+Each machine has one deadline, in a slot of half a second. When it comes up, the machine's last
+sign of life is looked at, and mostly the deadline is moved on: one that answers costs next to
+nothing.
+What is recorded is compared with what is seen, whatever happened in between: a machine that
+answers and is recorded down is marked up until the store has taken it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from agent.errors import Conflict
+from control_plane.agents.polled import KNOCK_S
+from control_plane.agents.pool import AgentPool
+from control_plane.agents.region import Region
+from control_plane.api.health import HeldBack
+from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.api.settings import SchedulerSettings
+from control_plane.broker.marks import Marks
+from control_plane.health.core.excuses import Graces, excuse
+from control_plane.health.core.parts import Level, Parts, Standing
+from control_plane.health.core.trust import Patience, failed_again, probation_s, remembered
+from control_plane.health.core.verdict import Brakes, Held, verdict
+from control_plane.health.follower import Follower
+from control_plane.health.marker import Marker
+from control_plane.health.watch import Watch
+from control_plane.runtime.runtime import TICK_S
+from control_plane.runtime.table import ignore
+
+log = logging.getLogger(__name__)
+_AGAIN_S = 1.0
+"""A machine that is held back is looked at this often."""
+_TURN = 64
+"""Machines that are looked at before the loop is asked whether others wait."""
+
+
+class HealthChecker:
+    """Keeps the broker's unavailability events true."""
+
+    def __init__(self, region: Region, pool: AgentPool) -> None:
+        """Ask nobody yet."""
+        self._broker, self._sights = region.broker, region.sights
+        self._settings, self._runtime = region.settings, region.runtime
+        self._follower = Follower(region, pool)
+        self._marker = Marker(Marks(region.broker, region.runtime), self._anew)
+        self._brakes, self._graces, self._patience = _policies(region.settings)
+        answers_lag_s = region.settings.poll_wait_s + TICK_S
+        down_after_s = region.settings.down_after_s
+        self._worry_s = max(down_after_s / 2, down_after_s - answers_lag_s)
+        """Machines cut off together cross the limit one after another: so that the first does
+        not pass for a single loss, those that are silent for this long count, too."""
+        self._parts = Parts()
+        self._watches: dict[str, Watch] = {}
+        self._slots: dict[int, list[Watch]] = {}
+        """Machines by the slot of time (`TICK_S` long) in which they are looked at next."""
+        self._next_slot = 0
+        self._held: dict[str, Watch] = {}
+        self._braked: dict[str, int] = {}
+        """Machines held back by part."""
+        self._anew_at = float("-inf")
+        region.broker.listen(self._record_changed, loaded=ignore)
+        region.sights.listen(self._sight_changed)
+
+    async def run(self) -> None:
+        """Follow all machines and judge their silence until cancelled."""
+        self._next_slot = int(self._runtime.now() / TICK_S)
+        ends = self._runtime.on_pause(lambda s: self._anew(f"this process stood still {s:.0f} s"))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in self._broker.table:
+                    record = self._broker.table.find(name)
+                    if (
+                        record is not None
+                        and record.facts is not None
+                        and name not in self._watches
+                    ):
+                        self._watch(record)
+                    await self._runtime.breathe()
+                marks = self._marker.run(self._is_dead, self._is_back, self._written)
+                self._runtime.spawn_in(group, "health marks", marks)
+                group.create_task(self._follower.run())
+                while True:
+                    await self._runtime.sleep(TICK_S)
+                    await self._look()
+        finally:
+            ends()
+
+    # -- what people ask
+
+    @property
+    def brake(self) -> str:
+        """Return why silent machines are not declared down; empty: no brake is on."""
+        count = sum(self._braked.values())
+        if not count:
+            return ""
+        first = next(w.held for w in self._held.values() if w.held is not None and w.held.part)
+        return f"{count} silent machine(s) held back: {first.reason}"
+
+    @property
+    def held_count(self) -> int:
+        """Return of how many machines nothing is concluded yet."""
+        return len(self._held)
+
+    def note(self, machine: str) -> str:
+        """Return what stands between a machine's silence, or its answers, and its state."""
+        watch = self._watches.get(machine)
+        return "" if watch is None or watch.held is None else watch.held.reason
+
+    def held_back(self) -> list[HeldBack]:
+        """Return all machines of which nothing is concluded yet, by name, and why."""
+        now, found = self._runtime.now(), []
+        for name in sorted(self._held):
+            watch = self._held[name]
+            if watch.held is not None:
+                found.append(
+                    HeldBack(
+                        machine=name,
+                        state=MachineState.UP if watch.down_at is None else MachineState.DOWN,
+                        silent_s=watch.silent_s(now, self._anew_at),
+                        part=watch.held.part,
+                        reason=watch.held.reason,
+                        left_s=max(0.0, watch.held.left_s),
+                    )
+                )
+        return found
+
+    def confirm_down(self, machines: Iterable[str], why: str) -> list[str]:
+        """Declare silent machines down whatever holds that back; return which.
+
+        Machines that answer, or are down, are left out; `Conflict` if that leaves none.
+        """
+        now = self._runtime.now()
+        silent = [
+            watch
+            for name in sorted(set(machines))
+            if (watch := self._watches.get(name)) is not None
+            and watch.down_at is None
+            and watch.silent_s(now, self._anew_at) >= self._worry_s
+        ]
+        if not silent:
+            raise Conflict(
+                "nothing to confirm: none of these machines is silent and not yet down",
+                hint="twinectl machine held-back; drain machines that answer",
+            )
+        for watch in silent:
+            watch.confirmed = why
+            self._schedule(watch, now)
+        log.warning("machines confirmed down", extra={"machines": len(silent), "reason": why})
+        return [watch.machine for watch in silent]
+
+    # -- what happens
+
+    def _anew(self, why: str) -> None:
+        """Start all silences anew: what was silent may have been ourselves."""
+        self._anew_at = self._runtime.now()
+        log.warning("silence of all machines is counted from now on", extra={"reason": why})
+
+    def _record_changed(
+        self, name: str, before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        watch = self._watches.get(name)
+        if after is None or after.facts is None:
+            if watch is not None:
+                self._forget(watch)
+            return
+        if watch is None:
+            watch = self._watch(after)
+        now = self._runtime.now()
+        if before is None or before.joined_at != after.joined_at:
+            watch.joined_until = now + self._settings.join_grace_s
+        if before is not None and before.location != after.location:
+            standing = watch.standing
+            watch.stands(None)
+            watch.rack = self._parts.rack(after.location)
+            watch.stands(standing)
+        watch.planned(after, now, self._runtime.wall())
+        if (after.state is MachineState.DOWN) is not (watch.down_at is not None):
+            self._state_changed(watch, after.state, now)
+
+    def _state_changed(self, watch: Watch, state: MachineState, now: float) -> None:
+        if state is MachineState.DOWN:
+            watch.down_at, watch.back_at = now, None
+            watch.failures = failed_again(watch.failures, now, self._patience)
+            watch.stands(Standing.LOST)
+        else:
+            watch.down_at = watch.back_at = None
+            watch.confirmed = ""
+            watch.stands(Standing.WELL)
+        self._hold(watch, None)
+        self._schedule(watch, now)
+        asyncio.get_running_loop().call_soon(self._sights.changed, watch.machine)
+
+    def _sight_changed(self, name: str) -> None:
+        watch = self._watches.get(name)
+        if watch is None or watch.down_at is None:
+            return
+        if not watch.sight.answering:
+            watch.back_at = None
+        elif watch.back_at is None:
+            watch.back_at = self._runtime.now()
+            self._look_at_down(watch, watch.back_at)
+
+    def _watch(self, record: MachineRecord) -> Watch:
+        """Begin to judge a machine."""
+        now = self._runtime.now()
+        rack, sight = self._parts.rack(record.location), self._sights.sight(record.machine)
+        watch = self._watches[record.machine] = Watch(record.machine, rack, sight, now)
+        down = record.state is MachineState.DOWN
+        watch.down_at = now if down else None
+        watch.planned(record, now, self._runtime.wall())
+        watch.stands(Standing.LOST if down else Standing.WELL)
+        self._schedule(watch, now + self._worry_s)
+        return watch
+
+    def _forget(self, watch: Watch) -> None:
+        self._hold(watch, None)
+        watch.stands(None)
+        watch.due_in = 0  # its entry in a slot means nothing any more
+        del self._watches[watch.machine]
+
+    # -- deadlines
+
+    def _schedule(self, watch: Watch, when: float) -> None:
+        slot = max(int(when / TICK_S) + 1, self._next_slot)
+        watch.due_in = slot
+        there = self._slots.get(slot)
+        if there is None:
+            self._slots[slot] = [watch]
+        else:
+            there.append(watch)
+
+    async def _look(self) -> None:
+        """Look at all machines whose deadline has come."""
+        self._runtime.look_at_clocks()  # a pause of ours is known before anything is concluded
+        due, looked = list[Watch](), 0
+        while self._next_slot <= self._runtime.now() / TICK_S:
+            slot, self._next_slot = self._next_slot, self._next_slot + 1
+            now = self._runtime.now()
+            for watch in self._slots.pop(slot, ()):
+                looked += 1
+                if looked % _TURN == 0:
+                    await self._runtime.breathe()
+                if watch.due_in != slot:
+                    continue  # it was put elsewhere since
+                if watch.down_at is not None:
+                    self._look_at_down(watch, now)
+                elif self._look_at_up(watch, now):
+                    due.append(watch)
+        for number, watch in enumerate(due):
+            self._judge(watch)
+            if number % _TURN == 0:
+                await self._runtime.breathe()
+
+    def _look_at_up(self, watch: Watch, now: float) -> bool:
+        """Return whether a machine was silent for so long that a verdict is due."""
+        if watch.is_unasked:
+            self._schedule(watch, now + self._worry_s)
+            return False
+        last_at = watch.last_at(self._anew_at)
+        silent_s = now - last_at
+        if silent_s < self._worry_s:
+            if watch.is_plain:  # almost always
+                self._schedule(watch, last_at + self._worry_s)
+                return False
+            watch.confirmed = ""
+            watch.stands(Standing.WELL)
+            self._hold(watch, None)
+            self._schedule(watch, now - silent_s + self._worry_s)
+            return False
+        is_due = silent_s >= self._settings.down_after_s or bool(watch.confirmed)
+        excused = None
+        if not watch.confirmed:
+            record = self._broker.table.find(watch.machine)
+            excused = excuse(watch.signs(record, silent_s), now, self._graces)
+        if excused is not None:
+            watch.stands(Standing.WELL)
+            self._hold(watch, excused if is_due else None)
+            self._schedule(watch, now + _AGAIN_S)
+            return False
+        watch.stands(Standing.LOST)
+        if not is_due:
+            self._schedule(watch, now - silent_s + self._settings.down_after_s)
+        return is_due
+
+    def _judge(self, watch: Watch) -> None:
+        """Have a machine marked down, or hold it back for a moment."""
+        now = self._runtime.now()
+        silent_s = watch.silent_s(now, self._anew_at)
+        held = None if watch.confirmed else self._held_back(watch, silent_s, now)
+        self._hold(watch, held)
+        if held is None and not watch.is_marked:
+            watch.is_marked = True
+            reason = f"its agent did not answer for {silent_s:.0f} s"
+            self._marker.down(watch.machine, "; ".join(filter(None, (reason, watch.confirmed))))
+        self._schedule(watch, now + _AGAIN_S)
+
+    def _held_back(self, watch: Watch, silent_s: float, now: float) -> Held | None:
+        """Return why a verdict waits.
+
+        A brake goes off when most of a part have come back; the last ones have a moment more.
+        """
+        held = verdict(watch.rack, silent_s, self._brakes)
+        if held is not None:
+            watch.spared_until = now + min(held.left_s, self._settings.down_after_s)
+        elif now < watch.spared_until:
+            left_s = watch.spared_until - now
+            held = Held("others of a part that looked cut off came back, it may follow", left_s)
+        return held
+
+    def _look_at_down(self, watch: Watch, now: float) -> None:
+        """Have a machine marked up that answers, once it is trusted."""
+        assert watch.down_at is not None
+        if now - watch.down_at >= self._settings.brake_window_s:
+            watch.stands(Standing.GONE)
+        if not watch.sight.answering:
+            watch.back_at = None
+            self._hold(watch, None)
+            self._schedule(watch, now + self._settings.down_after_s)
+            return
+        watch.back_at = now if watch.back_at is None else watch.back_at
+        left_s = watch.back_at + probation_s(watch.failures, now, self._patience) - now
+        if left_s > 0:
+            times = remembered(watch.failures, now, self._patience)
+            reason = f"it was down {times} times lately and must answer for a while before it is up"
+            self._hold(watch, Held(reason, left_s))
+            self._schedule(watch, now + min(left_s, self._settings.down_after_s))
+            return
+        if not watch.is_marked:
+            watch.is_marked = True
+            self._marker.up(watch.machine)
+        self._schedule(watch, now + _AGAIN_S)
+
+    # -- marks
+
+    def _is_dead(self, name: str) -> bool:
+        watch = self._watches.get(name)
+        if watch is None or watch.down_at is not None:
+            return False
+        silent_s = watch.silent_s(self._runtime.now(), self._anew_at)
+        return silent_s >= (self._worry_s if watch.confirmed else self._settings.down_after_s)
+
+    def _is_back(self, name: str) -> bool:
+        watch = self._watches.get(name)
+        return watch is not None and watch.back_at is not None and watch.sight.answering
+
+    def _written(self, names: list[str]) -> None:
+        for name in names:
+            if name in self._watches:
+                self._watches[name].is_marked = False
+
+    def _hold(self, watch: Watch, held: Held | None) -> None:
+        """Note why nothing is concluded about a machine, or that something is."""
+        before, watch.held = watch.held, held
+        if before is None and held is None:
+            return
+        part_before = "" if before is None else before.part
+        part = "" if held is None else held.part
+        if part != part_before:
+            self._count(part_before, -1, "")
+            self._count(part, 1, "" if held is None else held.reason)
+        if held is None:
+            self._held.pop(watch.machine, None)
+        else:
+            self._held[watch.machine] = watch
+
+    def _count(self, part: str, more: int, reason: str) -> None:
+        if not part:
+            return
+        before = self._braked.get(part, 0)
+        self._braked[part] = before + more
+        if not before:
+            log.warning("brake on: many machines silent at once", extra={"reason": reason})
+        elif not self._braked[part]:
+            del self._braked[part]
+            log.info("brake off", extra={"part": part})
+
+
+def _policies(settings: SchedulerSettings) -> tuple[Brakes, Graces, Patience]:
+    small, large = settings.domain_grace_s, settings.partition_grace_s
+    delays = {Level.RACK: small, Level.MSB: small, Level.DATACENTER: large, Level.REGION: large}
+    alive_s = settings.poll_patience_s + KNOCK_S + settings.poll_retry_s + _AGAIN_S
+    return (
+        Brakes(settings.down_after_s, settings.brake_share, delays),
+        Graces(settings.reboot_grace_s, settings.agent_grace_s, alive_s),
+        Patience(settings.flap_trust_s, settings.flap_trust_max_s, settings.flap_forget_s),
+    )

@@ -1,0 +1,103 @@
+"""The parts of a region that fail together, and how many machines of each are lost.
+
+A rack loses its switch, an MSB its power, a data center its line to the rest; a region from
+which much is missing at once is more likely there, and the control plane is cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from agent.api import Location
+
+
+class Level(StrEnum):
+    """What kind of part it is, the largest first. Rows share nothing that fails with them."""
+
+    REGION = "region"
+    DATACENTER = "data center"
+    MSB = "MSB"
+    RACK = "rack"
+
+
+class Standing(StrEnum):
+    """How one machine counts in its parts."""
+
+    WELL = "well"
+    LOST = "lost"
+    """Silent for a while, or declared down a moment ago."""
+    GONE = "gone"
+    """Down for long: it tells nothing about the others any more."""
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A region, data center, MSB or rack."""
+
+    level: Level
+    name: str
+    """With the names of all that it is part of: `local/dc1/msb2`."""
+    above: Part | None = None
+    below: dict[str, Part] = field(default_factory=dict)
+    machines: int = 0
+    """Those that are gone do not count."""
+    lost: int = 0
+    path: tuple[Part, ...] = ()
+    """This part and all that it is part of, the largest last."""
+
+    def __post_init__(self) -> None:
+        """Know the parts above."""
+        self.path = (self,) if self.above is None else (self, *self.above.path)
+
+    def moved(self, before: Standing | None, after: Standing | None) -> None:
+        """Count a machine as it stands now; None: it is not there."""
+        machines = (after in _COUNTED) - (before in _COUNTED)
+        lost = (after is Standing.LOST) - (before is Standing.LOST)
+        for part in self.path:
+            part.machines += machines
+            part.lost += lost
+
+
+_COUNTED = (Standing.WELL, Standing.LOST)
+
+
+class Parts:
+    """All parts of the region that hold machines."""
+
+    def __init__(self) -> None:
+        """Know none yet."""
+        self._regions: dict[str, Part] = {}
+
+    def rack(self, location: Location) -> Part:
+        """Return the rack at a place, and make it known if it is not."""
+        part: Part | None = None
+        known = self._regions
+        for level, word in (
+            (Level.REGION, location.region),
+            (Level.DATACENTER, location.datacenter),
+            (Level.MSB, location.msb),
+            (Level.RACK, f"{location.row}/{location.rack}"),
+        ):
+            found = known.get(word)
+            if found is None:
+                name = word if part is None else f"{part.name}/{word}"
+                found = known[word] = Part(level, name, part)
+            part, known = found, found.below
+        assert part is not None
+        return part
+
+
+def looks_cut(part: Part, share: float) -> bool:
+    """Return whether so much of a part is lost that its machines need not be the reason.
+
+    One machine never is. While the rest of it answers, a part is not cut off: what is lost
+    beside the worst of the parts below must be as much, too.
+    """
+    if part.lost <= 1 or part.lost <= share * part.machines:
+        return False
+    below = [child for child in part.below.values() if child.machines]
+    if len(below) <= 1:
+        return all(looks_cut(child, share) for child in below)
+    worst = max(below, key=lambda child: child.lost)
+    return part.lost - worst.lost > share * (part.machines - worst.machines)

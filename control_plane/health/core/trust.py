@@ -1,0 +1,47 @@
+"""How long a machine that came back must answer before it is trusted with tasks again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How mistrust grows and fades, in seconds."""
+
+    first_s: float
+    """After the second failure; doubles with each further one …"""
+    most_s: float
+    """… up to this."""
+    forget_s: float
+    """For each time that this passes without a failure, one is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """A machine's failures that are not forgotten yet."""
+
+    count: int = 0
+    last_at: float = 0.0
+    """When it was declared down last, by `Runtime.now()`."""
+
+
+NO_FAILURES = Failures()
+
+
+def failed_again(known: Failures, now: float, patience: Patience) -> Failures:
+    """Return a machine's failures with one more, now."""
+    return Failures(remembered(known, now, patience) + 1, now)
+
+
+def remembered(known: Failures, now: float, patience: Patience) -> int:
+    """Return how many failures are not forgotten."""
+    return max(0, known.count - int((now - known.last_at) / patience.forget_s))
+
+
+def probation_s(known: Failures, now: float, patience: Patience) -> float:
+    """Return how long the machine must answer before it is up; a first failure costs nothing."""
+    count = remembered(known, now, patience)
+    if count < 2:
+        return 0.0
+    return float(min(patience.most_s, patience.first_s * 2 ** min(count - 2, 30)))

@@ -1,0 +1,212 @@
+"""Listens to every agent: what it has is listed, then its events are followed.
+
+On each (re)connection everything is listed before anything is concluded, so a machine that
+was away is compared with the records as it is now. An agent that does not answer is asked
+again every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from agent.api import Event, Events, MachineFacts
+from agent.errors import NotFound, Refused, TwineError, Unreachable
+from control_plane.agents.polled import KNOCK_S
+from control_plane.agents.pool import AgentPool
+from control_plane.agents.protocol import AgentApi, EventStream
+from control_plane.agents.region import Region
+from control_plane.api.machines import MachineRecord
+from control_plane.runtime.table import ignore
+
+log = logging.getLogger(__name__)
+_TRIES = 2
+"""Of one call before the conversation begins anew."""
+T = TypeVar("T")
+
+
+class _StoreTrouble(Exception):
+    """What the agent said could not be written down: no silence of the agent's."""
+
+
+class Follower:
+    """Keeps the sights of all machines fresh."""
+
+    def __init__(self, region: Region, pool: AgentPool) -> None:
+        """Ask nobody yet."""
+        self._broker, self._sights = region.broker, region.sights
+        self._settings, self._runtime = region.settings, region.runtime
+        self._pool = pool
+        self._group: asyncio.TaskGroup | None = None
+        self._followed: set[str] = set()
+        self._waits: dict[str, asyncio.Timeout] = {}
+        """Of those that wait for news, by machine: rescheduled to now, they look again."""
+        region.broker.listen(self._record_changed, loaded=ignore)
+        region.sights.listen(self._sight_changed)
+
+    async def run(self) -> None:
+        """Follow all machines that have joined, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                for name in self._broker.table:
+                    self._follow_soon(name)
+                    await self._runtime.breathe()
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._group = None  # news may still come while everything ends
+
+    def _record_changed(
+        self, name: str, before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        self._follow_soon(name)
+        if before is not None and (after is None or after.address != before.address):
+            self._look_again(name)
+
+    def _sight_changed(self, name: str) -> None:
+        if self._sights.sight(name).doubtful:
+            self._look_again(name)
+
+    def _look_again(self, name: str) -> None:
+        wait = self._waits.get(name)
+        if wait is not None and not wait.expired():
+            wait.reschedule(0.0)
+
+    def _follow_soon(self, name: str) -> None:
+        record = self._broker.table.find(name)
+        joined = record is not None and record.facts is not None
+        if self._group is not None and joined and name not in self._followed:
+            self._followed.add(name)
+            self._sights.sight(name)
+            self._runtime.spawn_in(self._group, "following", self._follow(name))
+
+    async def _follow(self, name: str) -> None:
+        """Talk to one agent for as long as its machine exists."""
+        try:
+            while (record := self._broker.table.find(name)) is not None:
+                await self._runtime.breathe()  # all are asked at once after a start
+                self._sights.asked(name)
+                failed = await self._attempt(name, record)
+                if failed:  # not in step with what comes and goes, nor with the others
+                    chance = self._runtime.random.uniform(0.5, 1.5)
+                    await self._runtime.sleep(chance * self._settings.poll_retry_s)
+        finally:
+            self._followed.discard(name)
+
+    async def _attempt(self, name: str, record: MachineRecord) -> bool:
+        """Talk to an agent once; return whether that ended because something failed."""
+        fields = {"machine": name}
+        try:
+            await self._converse(name, await self._pool.get(record))
+        except _StoreTrouble as e:
+            log.warning("facts of a machine were not stored", extra={**fields, "reason": str(e)})
+        except (Unreachable, TimeoutError) as e:
+            self._sights.silent(name, alive=isinstance(e, Refused))
+            log.debug("agent does not answer", extra={**fields, "reason": str(e)})
+        except TwineError as e:  # it answered, and not what it should
+            if self._broker.table.find(name) is not None:
+                level = logging.WARNING if self._sights.sight(name).answering else logging.DEBUG
+                log.log(level, "agent is of no use", extra={**fields, "reason": str(e)})
+                self._sights.silent(name, alive=True)
+        except Exception:
+            self._sights.silent(name)
+            log.exception("following failed", extra=fields)
+        else:
+            return False
+        return True
+
+    async def _converse(self, name: str, agent: AgentApi) -> None:
+        """List everything, then follow events until they are lost or the record moved."""
+        address = self._broker.table.get(name).address
+        after, boot_id = await self._list(name, agent)
+        self._sights.sight(name).stream = stream = agent.follow(after)
+        try:
+            while (record := self._broker.table.find(name)) and record.address == address:
+                events = await self._news(name, stream)
+                if events is None or events.lost or events.boot_id not in ("", boot_id):
+                    return
+                await self._take_in(name, agent, events)
+        finally:
+            self._sights.heard(name, stream.heard_at)
+            self._sights.sight(name).stream = None
+            await stream.close()
+
+    async def _news(self, name: str, stream: EventStream) -> Events | None:
+        """Return what the agent tells next; None: somebody wants everything listed again."""
+        if self._sights.sight(name).doubtful:
+            return None
+        wait = self._waits[name] = asyncio.timeout(None)
+        try:
+            async with wait:
+                return await stream.next()
+        except TimeoutError:
+            if wait.expired():
+                return None
+            raise
+        finally:
+            del self._waits[name]
+
+    async def _list(self, name: str, agent: AgentApi) -> tuple[int, str]:
+        """Ask for everything; return where the events go on, and the boot it is true for.
+
+        The position is taken first: events that happen meanwhile are seen twice, not never.
+        """
+        async with asyncio.timeout(self._settings.poll_patience_s + KNOCK_S):
+            facts = await agent.get_machine()
+        self._sights.heard(name)
+        latest = (await self._ask(name, lambda: agent.get_events(0, 0.0))).latest
+        tasks = await self._ask(name, agent.list_tasks)
+        profile = await self._ask(name, agent.get_profile)
+        images = await self._ask(name, agent.list_images)
+        trouble = await self._store_facts(name, facts)
+        digests = (image.digest for image in images.images)
+        self._sights.listed(name, facts, tasks.tasks, profile, digests)
+        if trouble is not None:
+            raise _StoreTrouble(str(trouble))
+        return latest, facts.boot_id
+
+    async def _ask(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Return what an agent answers, with a second try; each answer is a sign of life."""
+        for left in reversed(range(_TRIES)):
+            try:
+                async with asyncio.timeout(self._settings.call_timeout_s):
+                    answer = await call()
+                self._sights.heard(name)
+                return answer
+            except TimeoutError:
+                if not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _store_facts(self, name: str, facts: MachineFacts) -> TwineError | None:
+        record = self._broker.table.find(name)
+        if record is None or record.facts == facts:
+            return None
+        try:
+            await self._broker.facts_seen(name, facts)
+        except NotFound:
+            return None  # removed meanwhile
+        except TwineError as e:
+            return e
+        return None
+
+    async def _take_in(self, name: str, agent: AgentApi, events: Events) -> None:
+        """Bring the sight up to date: from the events, or by asking where they only hint."""
+        kinds = {event.kind for event in events.events}
+        if "image" in kinds:
+            images = await self._ask(name, agent.list_images)
+            self._sights.sight(name).images = frozenset(i.digest for i in images.images)
+        if "profile" in kinds:
+            self._sights.saw_profile(name, await self._ask(name, agent.get_profile))
+        if "task-removed" in kinds or any(_bare(event) for event in events.events):
+            self._sights.saw_tasks(name, (await self._ask(name, agent.list_tasks)).tasks)
+            return
+        for event in events.events:
+            if event.task is not None:
+                self._sights.saw_task(name, event.task)
+
+
+def _bare(event: Event) -> bool:
+    return event.kind == "task" and event.task is None

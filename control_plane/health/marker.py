@@ -1,0 +1,66 @@
+"""Writes down who is down and who is up again, until the store takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from agent.errors import NotFound, TwineError
+from control_plane.broker.marks import Marks
+
+log = logging.getLogger(__name__)
+Still = Callable[[str], bool]
+
+
+class Marker:
+    """One writer beside the verdicts: a store that is slow holds up nobody's verdict."""
+
+    def __init__(self, marks: Marks, trouble: Callable[[str], None]) -> None:
+        """Write nothing yet; `trouble(why)` is called when the store does not take a mark."""
+        self._marks, self._trouble = marks, trouble
+        self._down: dict[str, str] = {}
+        self._up: list[str] = []
+        self._wanted = asyncio.Event()
+
+    def down(self, machine: str, reason: str) -> None:
+        """Have a machine marked down soon."""
+        self._down[machine] = reason
+        self._wanted.set()
+
+    def up(self, machine: str) -> None:
+        """Have a machine marked up soon."""
+        self._up.append(machine)
+        self._wanted.set()
+
+    async def run(
+        self, is_dead: Still, is_back: Still, written: Callable[[list[str]], None]
+    ) -> None:
+        """Write marks until cancelled.
+
+        `is_dead` and `is_back` are asked again when a mark is written; `written(machines)` is
+        told of each attempt, whether it succeeded or not.
+        """
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            down, self._down = self._down, {}
+            up, self._up = self._up, []
+            if up:
+                await self._write(self._marks.up(up, is_back))
+                written(up)
+            if down:
+                await self._write(self._marks.down(down, is_dead))
+                written(list(down))
+
+    async def _write(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except NotFound as e:
+            log.info("a machine was removed while it was marked", extra={"reason": str(e)})
+        except TwineError as e:
+            log.warning("the store does not take who is down or up", extra={"reason": str(e)})
+            self._trouble(str(e))
+        except Exception as e:
+            log.exception("marks were not written")
+            self._trouble(str(e))

@@ -1,0 +1,316 @@
+"""The cluster's certificate authority, and the control plane's own identity made from it.
+
+A root key in one file (0600), and leaves that live a day: revocation is "not renewed". The
+identity of a leaf is the URI of its subject alternative name (`agent.wire.peers`); what a
+requester writes into its own request counts for nothing, only its public key is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import random
+import re
+import ssl
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from agent.errors import ConfigError, InvalidInput
+from agent.wire import durable, tls
+from agent.wire.tls import Credential
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+ROOT_LIFE_S = 10 * 365 * 86_400.0
+LEAF_LIFE_S = 86_400.0
+LEAF_LIFE_MIN_S = 300.0
+SKEW_S = 3_600.0
+"""Leaves are valid from an hour ago on, so that a host whose clock is behind accepts them."""
+MAX_REQUEST_CHARS = 16_384
+RENEW_FROM, RENEW_TO = 0.5, 0.66
+_LOOK_S = 60.0
+_USER = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whom a certificate is for."""
+
+    role: str
+    """`host`, `component` or `user`."""
+    name: str
+    hosts: tuple[str, ...] = ()
+    """Addresses and DNS names it may serve at; none: it can only be a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A certificate that was issued."""
+
+    pem: str
+    not_after: float
+
+
+class Authority:
+    """Issues certificates; the only holder of the root key."""
+
+    def __init__(
+        self,
+        key: ec.EllipticCurvePrivateKey,
+        certificate: x509.Certificate,
+        cluster: str,
+        *,
+        leaf_life_s: float = LEAF_LIFE_S,
+        clock: Clock = time.time,
+    ) -> None:
+        """Take a root that exists; `open_authority` finds or makes it."""
+        self._key = key
+        self._certificate = certificate
+        self._leaf_life_s = leaf_life_s
+        self._clock = clock
+        self.cluster = cluster
+        self.ca_pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
+        self.ca_hash = tls.ca_hash(self.ca_pem)
+        """What hosts pin: `sha256:<hex>` over the certificate (DER)."""
+
+    def issue(
+        self, public_key: ec.EllipticCurvePublicKey, subject: Subject, life_s: float | None = None
+    ) -> Leaf:
+        """Return a certificate that says: the holder of this key is this subject."""
+        now = self._clock()
+        root_ends = self._certificate.not_valid_after_utc.timestamp()
+        not_after = min(now + (life_s or self._leaf_life_s), root_ends)
+        common_name = f"{subject.role} {subject.name}"[:64]
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if subject.hosts:
+            usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        root_key = self._certificate.public_key()
+        assert isinstance(root_key, ec.EllipticCurvePublicKey)
+        builder = (
+            _builder(common_name, self._certificate.subject, now - SKEW_S, not_after)
+            .public_key(public_key)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(sign_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(x509.SubjectAlternativeName(self._names(subject)), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(root_key), critical=False
+            )
+        )
+        leaf = builder.sign(self._key, hashes.SHA256())
+        pem = leaf.public_bytes(serialization.Encoding.PEM).decode()
+        log.info("certificate issued", extra={"subject": common_name, "serial": leaf.serial_number})
+        return Leaf(pem + self.ca_pem, leaf.not_valid_after_utc.timestamp())
+
+    def credential(self, subject: Subject, url: str, life_s: float | None = None) -> Credential:
+        """Return a new key and its certificate, for ourselves or for a user."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        leaf = self.issue(key.public_key(), subject, life_s)
+        return Credential(
+            name=subject.name,
+            url=url,
+            key_pem=_key_pem(key).decode(),
+            certificate_pem=leaf.pem,
+            ca_pem=self.ca_pem,
+            issued_at=self._clock(),
+            not_after=leaf.not_after,
+        )
+
+    def _names(self, subject: Subject) -> list[x509.GeneralName]:
+        uri = f"spiffe://{self.cluster}/{subject.role}/{subject.name}"
+        names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
+        for host in dict.fromkeys(subject.hosts):
+            try:
+                names.append(x509.IPAddress(ipaddress.ip_address(host)))
+            except ValueError:
+                names.append(x509.DNSName(host))
+        return names
+
+
+def open_authority(
+    path: Path, cluster: str, *, leaf_life_s: float = LEAF_LIFE_S, clock: Clock = time.time
+) -> Authority:
+    """Return the authority of this file, made first where there is none.
+
+    Losing the file means that every host joins again; a damaged one is never replaced.
+    """
+    if not path.exists():
+        durable.write(path, _new_root(cluster, clock()))
+        log.info("certificate authority created", extra={"cluster": cluster})
+    try:
+        pem = path.read_bytes()
+        key = serialization.load_pem_private_key(pem, None)
+        certificate = x509.load_pem_x509_certificate(pem)
+        path.chmod(0o600)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as e:
+        raise ConfigError(
+            f"cannot use the authority in {path}: {_why_not(e)}",
+            hint="restore the file from a backup; without it every host must join again",
+        ) from e
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"the key in {path} is no elliptic-curve key")
+    if certificate.public_key() != key.public_key():
+        raise ConfigError(f"key and certificate in {path} do not belong together")
+    if certificate.subject != _root_name(cluster):
+        raise ConfigError(
+            f"the authority in {path} is that of another cluster, not of {cluster!r}",
+            hint="set `cluster` to the name it was created with, or use another state folder",
+        )
+    return Authority(key, certificate, cluster, leaf_life_s=leaf_life_s, clock=clock)
+
+
+def _why_not(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or "it cannot be read"
+    return "it holds no key and certificate in PEM form, or damaged ones"
+
+
+def check_user_name(name: str) -> None:
+    """Raise `InvalidInput` unless a certificate can carry this name of a user."""
+    if not _USER.fullmatch(name):
+        raise InvalidInput(f"{name!r} is no name of a user: a-z, 0-9, dot, - and _, up to 63")
+
+
+def public_key_of(csr_pem: str) -> ec.EllipticCurvePublicKey:
+    """Return the key of a certificate request whose sender proved to hold it.
+
+    P-256 and P-384 are taken (the curves that every TLS library has); all else that the
+    request says, names and extensions included, is ignored.
+    """
+    if len(csr_pem) > MAX_REQUEST_CHARS:
+        raise InvalidInput(f"the certificate request is over {MAX_REQUEST_CHARS} characters")
+    try:
+        request = x509.load_pem_x509_csr(csr_pem.encode())
+        key = request.public_key()
+        valid = request.is_signature_valid
+    except (ValueError, UnicodeError, UnsupportedAlgorithm, x509.InvalidVersion) as e:
+        raise InvalidInput("this is not a certificate request in PEM form (PKCS #10)") from e
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in (
+        ec.SECP256R1.name,
+        ec.SECP384R1.name,
+    ):
+        raise InvalidInput("the certificate request must be for a P-256 or P-384 key")
+    if not valid:
+        raise InvalidInput("the certificate request is not signed with its own key")
+    return key
+
+
+class OwnIdentity:
+    """The control plane's leaf: serves the front end and calls the agents."""
+
+    def __init__(self, authority: Authority, hosts: Sequence[str], clock: Clock = time.time):
+        """Issue the first certificate, valid at these addresses and names."""
+        self._authority = authority
+        self._subject = Subject("component", "control-plane", tuple(hosts))
+        self._clock = clock
+        self._contexts: weakref.WeakSet[ssl.SSLContext] = weakref.WeakSet()
+        self._held = authority.credential(self._subject, "")
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return the front end's context; a client may come without a certificate, to join."""
+        return self._followed(tls.server_context(self._held, require_client=False))
+
+    def agents_context(self) -> ssl.SSLContext:
+        """Return one context to call all agents: each call says in `tls.EXPECTED` whom."""
+        return self._followed(tls.client_context(self._held, ""))
+
+    @property
+    def not_after(self) -> float:
+        """End of the certificate that is in force."""
+        return self._held.not_after
+
+    def renew(self) -> None:
+        """Replace key and certificate in every context; standing connections go on."""
+        self._held = self._authority.credential(self._subject, "")
+        for context in self._contexts:
+            tls.install(context, self._held)
+        log.info("own certificate renewed", extra={"not_after": self._held.not_after})
+
+    async def renew_forever(self) -> None:
+        """Renew in time, for as long as the process runs."""
+        while True:
+            held = self._held
+            share = random.uniform(RENEW_FROM, RENEW_TO)
+            due = held.issued_at + (held.not_after - held.issued_at) * share
+            left_s = due - self._clock()
+            while left_s > 0:
+                await asyncio.sleep(min(left_s, _LOOK_S))
+                left_s = due - self._clock()
+            self.renew()
+
+    def _followed(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        self._contexts.add(context)
+        return context
+
+
+def _new_root(cluster: str, now: float) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _root_name(cluster)
+    public = key.public_key()
+    root = (
+        _builder("", name, now - SKEW_S, now + ROOT_LIFE_S)
+        .subject_name(name)
+        .public_key(public)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(sign_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return _key_pem(key) + root.public_bytes(serialization.Encoding.PEM)
+
+
+def _root_name(cluster: str) -> x509.Name:
+    return _name(f"Twine authority of {cluster}")
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _builder(
+    common_name: str, issuer: x509.Name, start: float, end: float
+) -> x509.CertificateBuilder:
+    builder = (
+        x509.CertificateBuilder()
+        .issuer_name(issuer)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.fromtimestamp(start, UTC))
+        .not_valid_after(datetime.fromtimestamp(end, UTC))
+    )
+    return builder.subject_name(_name(common_name)) if common_name else builder
+
+
+def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign_certificates,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )

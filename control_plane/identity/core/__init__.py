@@ -1,0 +1,1 @@
+"""What somebody may do, as pure functions."""

@@ -1,0 +1,79 @@
+"""Whether a user may make a call, and what is missing where they may not.
+
+Pure. The rule of a call is in its row of the route table (`Needs`); what it is about are
+entitlements with their owners. Nobody is let in by the absence of a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from control_plane.api.people import Needs
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A user or a local process, with what is known about them."""
+
+    name: str
+    is_operator: bool = False
+    is_approver: bool = False
+    groups: frozenset[str] = frozenset()
+
+    def is_among(self, principals: Collection[str]) -> bool:
+        """Return whether `user:NAME` or `group:NAME` entries include this caller."""
+        mine = {f"user:{self.name}", *(f"group:{group}" for group in self.groups)}
+        return not mine.isdisjoint(principals)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What is missing, and how to get it."""
+
+    reason: str
+    hint: str
+
+
+Owned = Mapping[str, Sequence[str] | None]
+"""Entitlement → its owners; None: there is no such entitlement."""
+
+
+def refusal(needs: str, caller: Caller, about: Owned, owns_any: bool = False) -> Refusal | None:
+    """Return why a caller may not make a call; None: they may."""
+    if caller.is_operator or needs == Needs.VIEWER:
+        return None
+    if needs in (Needs.OWNER, Needs.ASKER):
+        return _unless_owner(caller, about, new_may_be=needs == Needs.ASKER)
+    if needs == Needs.ANY_OWNER:
+        if owns_any:
+            return None
+        return Refusal(
+            f"{caller.name} owns no entitlement",
+            "ask for one: twinectl entitlement request NAME --machines N",
+        )
+    if needs == Needs.APPROVER:
+        if caller.is_approver:
+            return None
+        return Refusal(
+            f"{caller.name} may not decide requests",
+            "ask an operator, or one of portal.approvers in the configuration",
+        )
+    return Refusal(
+        f"{caller.name} is no operator",
+        f"ask an operator (twinectl role list): twinectl role grant user:{caller.name} operator",
+    )
+
+
+def _unless_owner(caller: Caller, about: Owned, *, new_may_be: bool) -> Refusal | None:
+    for name, owners in sorted(about.items()):
+        if owners is None and not new_may_be:
+            return Refusal(f"there is no entitlement {name!r}", "twinectl entitlement list")
+        if owners is not None and not caller.is_among(owners):
+            listed = ", ".join(owners[:5]) or "nobody but the operators"
+            return Refusal(
+                f"{caller.name} does not own entitlement {name!r}, which belongs to {listed}",
+                f"ask an owner or an operator: twinectl entitlement update {name}"
+                f" --add-owner user:{caller.name}",
+            )
+    return None

@@ -1,0 +1,167 @@
+"""Groups of users, and who is an operator: small, stored, and all in memory.
+
+A credential carries a name and nothing else, so that a role can be taken away at any moment
+without another credential.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from agent.errors import ConfigError, Conflict, InvalidInput, NotFound
+from agent.wire.violations import violations
+from control_plane.api.people import Grant, Grants, Group, Groups, GroupSpec, Principal
+from control_plane.identity.core.standing import Caller
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Delete, Operation, Put, Store
+
+log = logging.getLogger(__name__)
+
+GROUPS, OPERATORS = "people/groups/", "people/operators/"
+MAX_GROUPS = MAX_GRANTS = 1000
+SCHEMA = 1
+T = TypeVar("T", Group, Grant)
+
+
+class People:
+    """The only writer of groups and grants. `load` comes before everything else."""
+
+    def __init__(
+        self,
+        store: Store,
+        runtime: Runtime,
+        operators: Sequence[str] = (),
+        approvers: Sequence[str] = (),
+    ) -> None:
+        """Take what the configuration says; read nothing yet."""
+        self._store = store
+        self._runtime = runtime
+        self._operators = tuple(operators)
+        self._approvers = frozenset(approvers)
+        self._groups: dict[str, Group] = {}
+        self._grants: dict[str, Grant] = {}
+        self._revisions: dict[str, int] = {}
+        self._lock = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Read everything."""
+        for entry in (await self._store.list_prefix(GROUPS)).entries:
+            self._groups[entry.key.removeprefix(GROUPS)] = _decoded(entry.value, Group, entry.key)
+            self._revisions[entry.key] = entry.revision
+        for entry in (await self._store.list_prefix(OPERATORS)).entries:
+            who = entry.key.removeprefix(OPERATORS)
+            self._grants[who] = _decoded(entry.value, Grant, entry.key)
+            self._revisions[entry.key] = entry.revision
+
+    def user(self, name: str) -> Caller:
+        """Return what is known about a user."""
+        groups = frozenset(g.name for g in self._groups.values() if name in g.members)
+        caller = Caller(name, groups=groups, is_approver=name in self._approvers)
+        if caller.is_among((*self._operators, *self._grants)):
+            return Caller(name, is_operator=True, is_approver=True, groups=groups)
+        return caller
+
+    def groups(self) -> Groups:
+        """Return all groups, by name."""
+        return Groups(groups=[self._groups[name] for name in sorted(self._groups)])
+
+    def operators(self) -> Grants:
+        """Return who is an operator, and since when."""
+        granted = [self._grants[who] for who in sorted(self._grants)]
+        return Grants(granted=granted, configured=list(self._operators))
+
+    def revision(self, key: str) -> int:
+        """Return the revision of `group/NAME` or `operator/WHO`; 0: there is none."""
+        kind, _, name = key.partition("/")
+        return self._revisions.get((GROUPS if kind == "group" else OPERATORS) + name, 0)
+
+    def unknown(self, principals: Collection[str]) -> list[str]:
+        """Return the groups among them that there are not; any user may come."""
+        groups = [p.removeprefix("group:") for p in principals if p.startswith("group:")]
+        return [name for name in groups if name not in self._groups]
+
+    async def put_group(self, name: str, spec: GroupSpec) -> Group:
+        """Create a group, or say who belongs to it."""
+        _check(name, Group, {"name": name})
+        group = Group(name=name, members=sorted(set(spec.members)))
+        async with self._lock:
+            if name not in self._groups and len(self._groups) >= MAX_GROUPS:
+                raise Conflict(f"there are {MAX_GROUPS} groups already", hint="remove one")
+            if self._groups.get(name) != group:
+                await self._write(GROUPS + name, msgspec.json.encode(group))
+                self._groups[name] = group
+        return group
+
+    async def delete_group(self, name: str) -> None:
+        """Remove a group; entitlements may still name it, which then says nothing."""
+        async with self._lock:
+            if name not in self._groups:
+                raise NotFound(f"there is no group {name!r}", hint="twinectl group list")
+            await self._write(GROUPS + name, None)
+            del self._groups[name]
+
+    async def grant(self, who: str, by: str) -> Grant:
+        """Make somebody an operator."""
+        _check(who, Principal, who)
+        if missing := self.unknown([who]):
+            raise NotFound(f"there is no group {missing[0]!r}", hint="twinectl group set NAME …")
+        async with self._lock:
+            known = self._grants.get(who)
+            if known is not None:
+                return known
+            if len(self._grants) >= MAX_GRANTS:
+                raise Conflict(f"there are {MAX_GRANTS} operators already", hint="use a group")
+            grant = Grant(who=who, at=self._runtime.wall(), by=by)
+            await self._write(OPERATORS + who, msgspec.json.encode(grant))
+            self._grants[who] = grant
+        log.warning("an operator was made", extra={"who": who, "by": by})
+        return grant
+
+    async def revoke(self, who: str) -> None:
+        """Make somebody an operator no longer; it counts from the next request on."""
+        async with self._lock:
+            if who in self._operators and who not in self._grants:
+                raise Conflict(
+                    f"{who} is an operator by the configuration",
+                    hint="take it out of `operators` there and start the control plane again",
+                )
+            if who not in self._grants:
+                raise NotFound(f"{who!r} is no operator", hint="twinectl role list")
+            await self._write(OPERATORS + who, None)
+            del self._grants[who]
+        log.warning("an operator was revoked", extra={"who": who})
+
+    async def _write(self, key: str, value: bytes | None) -> None:
+        """Write one key on what was read of it; under the lock."""
+        operation: Operation = Delete(key) if value is None else Put(key, value)
+        revision = await self._store.txn({key: self._revisions.get(key, 0)}, [operation])
+        if value is None:
+            self._revisions.pop(key, None)
+        else:
+            self._revisions[key] = revision
+
+
+def _check(name: str, kind: Any, value: Any) -> None:
+    if found := violations(value, kind):
+        raise InvalidInput(f"{name!r} cannot be used: {found[0].reason}", errors=tuple(found))
+
+
+def _decoded(value: bytes, kind: type[T], key: str) -> T:
+    try:
+        record = msgspec.json.decode(value, type=kind)
+    except msgspec.DecodeError as e:
+        raise ConfigError(
+            f"cannot read {key}: the stored record is damaged",
+            hint="restore the store's last backup",
+        ) from e
+    if record.schema > SCHEMA:
+        raise ConfigError(
+            f"cannot read {key}: schema {record.schema} is newer than {SCHEMA}",
+            hint="run the release that wrote it",
+        )
+    return record

@@ -1,0 +1,270 @@
+"""Who may become a machine of the region: one-time tokens, joining, renewal.
+
+A token is made for one host name and one use. It is burned, by compare-and-set in the store,
+before the certificate is issued: two requests with one token can never both succeed, and a
+crash in between costs a token, never a second certificate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import re
+import secrets
+from base64 import b32encode
+from collections import OrderedDict, deque
+from typing import Protocol
+
+import msgspec
+
+from agent.api import ID_PATTERN, Certificate, JoinRequest
+from agent.errors import Busy, Conflict, FieldError, Forbidden, InvalidInput, NotFound
+from control_plane.api.machines import MachineRecord, MachineView, Token, TokenRequest
+from control_plane.identity.authority import Authority, Subject, public_key_of
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Delete, Operation, Put, Store
+from control_plane.store.bounds import ROWS_MAX
+
+log = logging.getLogger(__name__)
+
+TOKENS = "join-tokens/"
+TTL_MIN_S, TTL_MAX_S = 1.0, 7 * 86_400.0
+MAX_FAILURES = 5
+WINDOW_S = 60.0
+_REMEMBERED_PEERS = 10_000
+_KEEP_S = 86_400.0
+"""Used and expired tokens stay this long, so that a replay can be told what it is."""
+
+_TOKEN = re.compile(r"twn1\.(?P<id>[a-z2-7]{8})\.(?P<secret>[a-z2-7]{32})")
+_NAME = re.compile(ID_PATTERN)
+_DNS_NAME = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
+)
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})")
+
+
+class Inventory(Protocol):
+    """What joining asks of the resource broker."""
+
+    async def joined(self, request: JoinRequest) -> MachineRecord:
+        """Record a host whose identity was proved; again for one that is known."""
+        ...
+
+    async def get_machine(self, name: str) -> MachineView:
+        """Return a machine, or raise `NotFound`."""
+        ...
+
+
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A join token as it is stored: whoever reads it cannot join with it."""
+
+    schema: int = 1
+    secret_sha256: str
+    machine: str
+    expires_at: float
+    used_at: float | None = None
+
+
+class Registrar:
+    """Makes join tokens, and turns a good one into a machine with a certificate."""
+
+    def __init__(
+        self, store: Store, authority: Authority, inventory: Inventory, url: str, runtime: Runtime
+    ) -> None:
+        """Take where hosts reach the control plane as `url`; it is printed with each token."""
+        self._store = store
+        self._authority = authority
+        self._inventory = inventory
+        self._url = url
+        self.ca_pem = authority.ca_pem
+        """The authority's certificate, which is no secret."""
+        self._runtime = runtime
+        self._failures = Failures(runtime)
+
+    async def create_token(self, request: TokenRequest) -> Token:
+        """Return a new token for one host; its secret is stored nowhere."""
+        _check_token_request(request)
+        await self._forget_old_tokens()
+        token_id, secret = _letters(5), _letters(20)
+        record = TokenRecord(
+            secret_sha256=_hash(secret),
+            machine=request.machine,
+            expires_at=self._runtime.wall() + request.ttl_s,
+        )
+        key = TOKENS + token_id
+        await self._store.txn({key: 0}, [Put(key, msgspec.json.encode(record))])
+        log.info("join token made", extra={"machine": request.machine, "token_id": token_id})
+        return Token(
+            token=f"twn1.{token_id}.{secret}",
+            ca_hash=self._authority.ca_hash,
+            url=self._url,
+            machine=request.machine,
+            expires_at=record.expires_at,
+        )
+
+    async def join(self, request: JoinRequest, address: str) -> Certificate:
+        """Return the certificate of a host that shows a good token, and record the machine.
+
+        `address` is where the request came from; after five refused tokens in a minute it
+        has to wait.
+        """
+        self._failures.check(address)
+        hosts = (host_of(request.address),)
+        public_key = public_key_of(request.csr_pem)
+        try:
+            await self._burn(request)
+        except Forbidden as e:
+            self._failures.add(address)
+            extra = {"machine": request.machine, "address": address, "reason": str(e)}
+            log.warning("a host may not join", extra=extra)
+            raise
+        leaf = self._authority.issue(public_key, Subject("host", request.machine, hosts))
+        await self._inventory.joined(request)
+        log.info("host joined", extra={"machine": request.machine, "address": request.address})
+        return self._certificate(request.machine, leaf.pem, leaf.not_after)
+
+    async def renew(self, machine: str, csr_pem: str) -> Certificate:
+        """Return the next certificate of a machine that proved to be it."""
+        public_key = public_key_of(csr_pem)
+        try:
+            view = await self._inventory.get_machine(machine)
+        except NotFound as e:
+            raise Forbidden(
+                f"machine {machine} is not part of the region any more",
+                hint="to take it back, join it with a new token",
+            ) from e
+        subject = Subject("host", machine, (host_of(view.record.address),))
+        leaf = self._authority.issue(public_key, subject)
+        return self._certificate(machine, leaf.pem, leaf.not_after)
+
+    def _certificate(self, machine: str, pem: str, not_after: float) -> Certificate:
+        return Certificate(
+            machine=machine,
+            certificate_pem=pem,
+            ca_pem=self._authority.ca_pem,
+            not_after=not_after,
+        )
+
+    async def _burn(self, request: JoinRequest) -> None:
+        """Use the token up, or raise `Forbidden`; nothing is said to who lacks the secret."""
+        match = _TOKEN.fullmatch(request.token)
+        token_id, secret = (match["id"], match["secret"]) if match else ("", "")
+        entry = await self._store.get(TOKENS + token_id) if match else None
+        record = msgspec.json.decode(entry.value, type=TokenRecord) if entry else None
+        wanted = record.secret_sha256 if record else _hash("no such token")
+        if not hmac.compare_digest(_hash(secret), wanted) or entry is None or record is None:
+            raise _refused("it is not one of ours")
+        now = self._runtime.wall()
+        if record.used_at is not None:
+            raise _refused("it was used already")
+        if now >= record.expires_at:
+            raise _refused("it has expired")
+        if not hmac.compare_digest(record.machine, request.machine):
+            raise _refused(f"it was made for another host than {request.machine}")
+        used = msgspec.structs.replace(record, used_at=now)
+        try:
+            await self._store.txn(
+                {entry.key: entry.revision}, [Put(entry.key, msgspec.json.encode(used))]
+            )
+        except Conflict as e:
+            raise _refused("it was used already") from e
+
+    async def _forget_old_tokens(self) -> None:
+        now = self._runtime.wall()
+        listing = await self._store.list_prefix(TOKENS)
+        old: list[Operation] = [
+            Delete(entry.key)
+            for entry in listing.entries
+            if msgspec.json.decode(entry.value, type=TokenRecord).expires_at + _KEEP_S < now
+        ]
+        if old:
+            await self._store.txn({}, old[:ROWS_MAX])
+
+
+class Failures:
+    """Slows down who guesses: so many failures per address and minute, then a pause."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Remember nothing yet; a restart forgives."""
+        self._runtime = runtime
+        self._at: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def check(self, address: str) -> None:
+        """Raise `Busy` while the address has used up its failures."""
+        times = self._at.get(_network(address), deque())
+        now = self._runtime.wall()
+        while times and times[0] <= now - WINDOW_S:
+            times.popleft()
+        if len(times) >= MAX_FAILURES:
+            wait_s = int(times[0] + WINDOW_S - now) + 1
+            raise Busy(
+                f"{len(times)} joins from {address or 'here'} were refused within a minute",
+                hint=f"try again in {wait_s} s, with a token from `twinectl token create`",
+            )
+
+    def add(self, address: str) -> None:
+        """Count one failure."""
+        network = _network(address)
+        self._at.setdefault(network, deque(maxlen=MAX_FAILURES)).append(self._runtime.wall())
+        self._at.move_to_end(network)
+        while len(self._at) > _REMEMBERED_PEERS:
+            self._at.popitem(last=False)
+
+
+def host_of(address: str) -> str:
+    """Return the host of `host:port`, or raise `InvalidInput` if a certificate cannot name it."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 1 <= int(match["port"]) <= 65_535:
+        raise InvalidInput(
+            f"{address!r} is no address of an agent",
+            hint="for instance 10.77.0.11:7443 or [fd00::11]:7443 or vm1.example:7443",
+        )
+    host: str = (match["v6"] or match["host"]).lower()
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        if match["v6"] or not _DNS_NAME.fullmatch(host):
+            raise InvalidInput(f"{host!r} is neither an IP address nor a DNS name") from None
+        return host
+
+
+def _check_token_request(request: TokenRequest) -> None:
+    errors = []
+    if not _NAME.fullmatch(request.machine):
+        errors.append(FieldError(field="machine", reason="not a host label: a-z, 0-9 and -"))
+    if not TTL_MIN_S <= request.ttl_s <= TTL_MAX_S:
+        reason = f"must be {TTL_MIN_S:.0f} to {TTL_MAX_S:.0f} seconds"
+        errors.append(FieldError(field="ttl_s", reason=reason))
+    if errors:
+        raise InvalidInput("cannot make this join token", errors=tuple(errors))
+
+
+def _refused(why: str) -> Forbidden:
+    return Forbidden(
+        f"the join token is refused: {why}",
+        hint="make a new one: twinectl token create --host NAME",
+    )
+
+
+def _letters(count: int) -> str:
+    """Return random bytes as letters that survive copying by hand; 5 bytes are 8 letters."""
+    return b32encode(secrets.token_bytes(count)).decode().lower()
+
+
+def _hash(secret: str) -> str:
+    """Return the stored form; 160 random bits need neither salt nor stretching."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _network(address: str) -> str:
+    """Return whom to blame: an IPv4 address, or the /64 that one IPv6 host owns."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv6Address):
+        mapped = ip.ipv4_mapped
+        return str(mapped or ipaddress.ip_network((ip, 64), strict=False))
+    return str(ip)

@@ -1,0 +1,199 @@
+"""Images by digest: streamed in, verified, published in one step, streamed out.
+
+Below the folder, `<hex>.image` is the stream as it came and `<hex>.json` what is known of
+it; the stream appears last, by rename, so an image that is there is whole. It goes first when
+an image is removed. What a crash left, in `incoming/` or of an image without its stream, is
+removed at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from agent import api
+from agent.api import DIGEST_PATTERN, ImageFormat, ImageInfo, Images
+from agent.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
+from agent.wire import durable
+
+log = logging.getLogger(__name__)
+
+MAX_IMAGE_BYTES = 16 << 30
+CHUNK_BYTES = 1 << 20
+_NAMED = 5
+"""Jobs named in the refusal to remove an image."""
+_DIGEST = re.compile(DIGEST_PATTERN)
+
+
+class ImageStore:
+    """The images that agents fetch from the control plane."""
+
+    def __init__(
+        self, folder: Path, clock: Callable[[], float], max_bytes: int = MAX_IMAGE_BYTES
+    ) -> None:
+        """Take the folder; remove what an earlier process left unfinished."""
+        self._folder = folder
+        self._incoming = folder / "incoming"
+        self._clock = clock
+        self._max_bytes = max_bytes
+        shutil.rmtree(self._incoming, ignore_errors=True)
+        self._incoming.mkdir(parents=True)
+        for known in folder.glob("*.json"):
+            if not known.with_suffix(".image").exists():
+                known.unlink()
+
+    async def put(
+        self, digest: str, format_: ImageFormat, stream: AsyncIterator[bytes]
+    ) -> ImageInfo:
+        """Publish the stream if it has this digest; an image that is there is only confirmed."""
+        known = await self.find(digest)
+        if known is not None:
+            if known.format is not format_:
+                raise Conflict(f"image {digest} is here already, as {known.format.value}")
+            await _drain(stream, self._max_bytes)
+            return known
+        temporary = self._incoming / secrets.token_hex(8)
+        try:
+            size = await self._receive(digest, temporary, stream)
+            info = ImageInfo(
+                digest=digest, format=format_, stream_bytes=size, created_at=self._clock()
+            )
+            await asyncio.to_thread(self._publish, info, temporary)
+        except OSError as e:
+            raise HostError(
+                f"cannot store image {digest}: {e.strerror}",
+                hint=f"look at the free space of {self._folder} on the control plane",
+            ) from e
+        finally:
+            temporary.unlink(missing_ok=True)
+        log.info("image stored", extra={"image": digest, "bytes": size})
+        return info
+
+    async def find(self, digest: str) -> ImageInfo | None:
+        """Return what is known of an image, None if it is not here."""
+        if not _DIGEST.fullmatch(digest):
+            raise InvalidInput(f"{digest!r} is no digest", hint="sha256: and 64 hex digits")
+        return await asyncio.to_thread(self._read, digest)
+
+    async def list_images(self) -> Images:
+        """Return all images, newest first."""
+        return Images(images=await asyncio.to_thread(self._read_all))
+
+    async def stream(self, digest: str) -> AsyncIterator[bytes]:
+        """Return the stream of an image, or raise `NotFound` before the first byte."""
+        if await self.find(digest) is None:
+            raise NotFound(f"there is no image {digest}", hint="twinectl image push FILE")
+        return self._chunks(self._path(digest))
+
+    async def remove(self, digest: str, users: Callable[[str], Sequence[str]]) -> None:
+        """Delete an image, unless `users(digest)` names jobs whose versions run it.
+
+        Raises `NotFound`, or `Conflict` with the names.
+        """
+        if await self.find(digest) is None:
+            raise NotFound(f"there is no image {digest}", hint="twinectl image list")
+        if jobs := users(digest):
+            named = ", ".join(jobs[:_NAMED])
+            more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
+            raise Conflict(
+                f"cannot remove image {digest}: job {named}{more} uses it",
+                hint="stop these jobs, or apply them with another image and wait for the update",
+            )
+        try:
+            await asyncio.to_thread(self._delete, digest)
+        except OSError as e:
+            raise HostError(f"cannot remove image {digest}: {e.strerror}") from e
+        log.info("image removed", extra={"image": digest})
+
+    def _delete(self, digest: str) -> None:
+        path = self._path(digest)
+        path.unlink(missing_ok=True)
+        durable.sync_folder(self._folder)
+        path.with_suffix(".json").unlink(missing_ok=True)
+
+    async def _chunks(self, path: Path) -> AsyncIterator[bytes]:
+        with path.open("rb") as file:
+            while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield chunk
+
+    async def _receive(self, digest: str, path: Path, stream: AsyncIterator[bytes]) -> int:
+        """Write the stream to a file and return its size; raise unless it has the digest."""
+        hasher = hashlib.sha256()
+        size = 0
+        buffer = bytearray()
+        with path.open("xb") as file:
+            async for chunk in stream:
+                size += len(chunk)
+                if size > self._max_bytes:
+                    raise TooLarge(f"image {digest} is over {self._max_bytes} bytes")
+                buffer += chunk
+                if len(buffer) >= CHUNK_BYTES:
+                    await asyncio.to_thread(_append, file, hasher.update, bytes(buffer))
+                    buffer.clear()
+            await asyncio.to_thread(_append, file, hasher.update, bytes(buffer))
+            found = f"sha256:{hasher.hexdigest()}"
+            if found != digest:
+                raise Unprocessable(
+                    f"the stream of {size} bytes has digest {found}, not {digest}: not stored",
+                    hint="was it cut off or changed on its way?",
+                )
+            await asyncio.to_thread(_sync, file)
+        return size
+
+    def _publish(self, info: ImageInfo, temporary: Path) -> None:
+        path = self._path(info.digest)
+        durable.write(path.with_suffix(".json"), msgspec.json.encode(info))
+        temporary.rename(path)
+        durable.sync_folder(self._folder)
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / f"{digest.removeprefix('sha256:')}.image"
+
+    def _read(self, digest: str) -> ImageInfo | None:
+        path = self._path(digest)
+        try:
+            info = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=ImageInfo)
+            return info if path.stat().st_size == info.stream_bytes else None
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as e:
+            extra = {"image": digest, "reason": str(e)}
+            log.error("an image cannot be read and counts as missing", extra=extra)
+            return None
+
+    def _read_all(self) -> list[ImageInfo]:
+        found = [self._read(f"sha256:{p.stem}") for p in self._folder.glob("*.image")]
+        return sorted((i for i in found if i is not None), key=lambda i: -i.created_at)
+
+
+def _append(file: IO[bytes], update: Callable[[bytes], object], data: bytes) -> None:
+    update(data)
+    file.write(data)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+async def _drain(stream: AsyncIterator[bytes], max_bytes: int) -> None:
+    """Let the sender finish, so that it hears the answer instead of a closed connection."""
+    left = max_bytes
+    async for chunk in stream:
+        left -= len(chunk)
+        if left < 0:
+            return
+
+
+FindImage = Callable[[str], Awaitable[api.ImageInfo | None]]
+"""Return what the image store knows of a digest, None if it has no such image."""

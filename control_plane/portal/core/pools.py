@@ -1,0 +1,156 @@
+"""Pseudo clusters and what they may hold: quotas, and the reservations that stack on them.
+
+A *pool* is an entitlement that has machines of its own. An entitlement with a
+`materialization` has none: it is a stackable reservation, a quota on the pool of another
+entitlement, whose machines and host profile it shares (paper §4; MO16). So a pool's quota is
+the sum over the entitlement and the reservations on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from control_plane.api.capacity import EntitlementSpec
+
+MICRO = 1_000_000
+"""Relative resource units are added up as whole millionths, so that sums are exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The most that a pool may hold at any time; every limit that is given holds (MO6)."""
+
+    machines: int | None = None
+    per_type: Mapping[str, int] = field(default_factory=dict)
+    """Not empty: these types and no others."""
+    rru: float | None = None
+    types: frozenset[str] = frozenset()
+    """Empty: any."""
+    datacenter: str | None = None
+
+    def allows(self, machine_type: str, datacenter: str) -> bool:
+        """Return whether such machines may be held at all."""
+        types = self.types or self.per_type.keys()
+        return (not types or machine_type in types) and self.datacenter in (None, datacenter)
+
+    def left(self, held: Iterable[tuple[str, float]]) -> Left:
+        """Return what may still be held besides these machines, each as (type, RRU)."""
+        left = Left(self)
+        for machine_type, rru in held:
+            left.take(machine_type, rru)
+        return left
+
+
+class Left:
+    """What of a quota is not used yet; answers in constant time and follows each change."""
+
+    __slots__ = ("_machines", "_micro_rru", "_per_type", "quota")
+
+    def __init__(self, quota: Quota) -> None:
+        """Start with nothing held."""
+        self.quota = quota
+        self._machines = 0
+        self._micro_rru = 0
+        self._per_type: Counter[str] = Counter()
+
+    def take(self, machine_type: str, rru: float) -> None:
+        """Count one more machine as held, whether or not the quota allows it."""
+        self._machines += 1
+        self._micro_rru += micro(rru)
+        self._per_type[machine_type] += 1
+
+    def give_back(self, machine_type: str, rru: float) -> None:
+        """Count one machine less as held."""
+        self._machines -= 1
+        self._micro_rru -= micro(rru)
+        self._per_type[machine_type] -= 1
+
+    def allows(self, machine_type: str, rru: float) -> bool:
+        """Return whether one more such machine may be held (CP3)."""
+        return not self.why_not(machine_type, rru)
+
+    def why_not(self, machine_type: str, rru: float) -> str:
+        """Return what keeps one more such machine from being held; empty: nothing does."""
+        quota = self.quota
+        if quota.types and machine_type not in quota.types:
+            return f"its quota is for machines of type {', '.join(sorted(quota.types))}"
+        if quota.per_type and machine_type not in quota.per_type:
+            return f"its quota has no machines of type {machine_type}"
+        if quota.per_type and self._per_type[machine_type] >= quota.per_type[machine_type]:
+            count = quota.per_type[machine_type]
+            return f"the quota of {count} machines of type {machine_type} is used up"
+        if quota.machines is not None and self._machines >= quota.machines:
+            return f"the quota of {quota.machines} machines is used up"
+        if quota.rru is not None:
+            if rru <= 0:
+                return "its quota is in RRU, and how many the machine has is not known"
+            free = micro(quota.rru) - self._micro_rru
+            if micro(rru) > free:
+                return (
+                    f"{max(free, 0) / MICRO:g} RRU are left of its quota of {quota.rru:g},"
+                    f" the machine has {rru:g}"
+                )
+        return ""
+
+    def over(self) -> bool:
+        """Return whether more is held than the quota allows, since it was made smaller."""
+        quota = self.quota
+        return (
+            (quota.machines is not None and self._machines > quota.machines)
+            or (quota.rru is not None and self._micro_rru > micro(quota.rru))
+            or any(
+                count > quota.per_type.get(machine_type, 0)
+                for machine_type, count in self._per_type.items()
+                if quota.per_type
+            )
+        )
+
+
+def micro(rru: float) -> int:
+    """Return RRU as whole millionths."""
+    return round(rru * MICRO)
+
+
+def pool_of(name: str, spec: EntitlementSpec) -> str:
+    """Return the pool in which the jobs of an entitlement run: its own, or the one shared."""
+    return spec.materialization or name
+
+
+def members(specs: Mapping[str, EntitlementSpec]) -> dict[str, list[str]]:
+    """Return the entitlements of each pool, by name; the first is the pool itself."""
+    pools: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(specs, key=lambda n: (specs[n].materialization is not None, n)):
+        pools[pool_of(name, specs[name])].append(name)
+    return {pool: names for pool, names in pools.items() if pool in specs}
+
+
+def pool_quota(pool: str, specs: Mapping[str, EntitlementSpec]) -> Quota:
+    """Return what a pool may hold: the sum over the entitlement and its reservations.
+
+    Reservations have the kinds of quota that their pool has (`entitlement_check`), so a
+    limit is never mixed with the absence of one.
+    """
+    reserved = (spec for spec in specs.values() if spec.materialization == pool)
+    return sum_quota(specs[pool], reserved)
+
+
+def pool_quotas(specs: Mapping[str, EntitlementSpec]) -> dict[str, Quota]:
+    """Return the quota of every pool, in one pass."""
+    return {
+        pool: sum_quota(specs[pool], [specs[name] for name in names if name != pool])
+        for pool, names in members(specs).items()
+    }
+
+
+def sum_quota(own: EntitlementSpec, reservations: Iterable[EntitlementSpec]) -> Quota:
+    """Return the quota of a pool and of the reservations on it together."""
+    machines, rru = own.machines, own.rru
+    per_type = Counter(own.per_type)
+    for spec in reservations:
+        machines = None if machines is None else machines + (spec.machines or 0)
+        rru = None if rru is None else rru + (spec.rru or 0.0)
+        per_type.update(spec.per_type)
+    types = frozenset(own.machine_types)
+    return Quota(machines, dict(per_type), rru, types, own.datacenter)

@@ -1,0 +1,328 @@
+"""What is granted, held and used, and what is left over: a fold over a region's machines.
+
+`Report.add` is called once for each machine, so that a caller can pause in between; a region
+has a million of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.api.capacity_report import (
+    Amount,
+    CapacityReport,
+    Fragmentation,
+    LargestTask,
+    Line,
+    Split,
+)
+from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.broker.core.capacity import Capacity, capacity_of
+from control_plane.broker.core.unavailability import blocking
+from control_plane.portal.core.pools import Quota, pool_quotas
+
+SMALL_MACHINES = 10
+"""A quota of so few machines makes an entitlement small (CP8)."""
+FULL_SHARE = 0.05
+"""Less than this share left is nothing left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What tasks were promised of one machine."""
+
+    rru: float = 0.0
+    memory_bytes: int = 0
+
+
+NOTHING = Used()
+
+
+def buffer_share(msbs: int) -> float:
+    """Return the buffer that the loss of one of so many MSBs asks for, as a share (AL9).
+
+    Tasks spread evenly over 12 MSBs need 8.3 %, over 60 of five data centers 1.7 % (paper
+    §2.2).
+    """
+    return 1.0 / msbs if msbs > 0 else 1.0
+
+
+def largest_share(msbs: Iterable[str]) -> float:
+    """Return the largest share of a job's tasks in one MSB; `msbs` has one item per task."""
+    counts = Counter(msbs)
+    return max(counts.values()) / counts.total() if counts else 0.0
+
+
+class _Sum:
+    """An amount that grows."""
+
+    __slots__ = ("machines", "memory_bytes", "power_w", "rru")
+
+    def __init__(self) -> None:
+        self.machines, self.rru, self.memory_bytes, self.power_w = 0, 0.0, 0, 0
+
+    def add(self, machines: int, rru: float, memory_bytes: int, power_w: int) -> None:
+        self.machines += machines
+        self.rru += rru
+        self.memory_bytes += memory_bytes
+        self.power_w += power_w
+
+    def plus(self, other: _Sum) -> None:
+        self.add(other.machines, other.rru, other.memory_bytes, other.power_w)
+
+    def amount(self) -> Amount:
+        return Amount(
+            machines=self.machines,
+            rru=round(self.rru, 3),
+            memory_bytes=self.memory_bytes,
+            power_w=self.power_w,
+        )
+
+    def part(self, machines: int) -> Amount:
+        """Return the amount of so many average machines."""
+        share = machines / self.machines if self.machines else 0.0
+        return Amount(
+            machines=machines,
+            rru=round(self.rru * share, 3),
+            memory_bytes=round(self.memory_bytes * share),
+            power_w=round(self.power_w * share),
+        )
+
+
+class _Sums:
+    """What is added up for one line."""
+
+    __slots__ = ("all", "free", "held", "used")
+
+    def __init__(self) -> None:
+        self.all, self.held, self.used, self.free = _Sum(), _Sum(), _Sum(), _Sum()
+
+
+class Report:
+    """A report in the making."""
+
+    def __init__(self, now: float) -> None:
+        """Start with no machine."""
+        self._now = now
+        self._by_entitlement: defaultdict[str, _Sums] = defaultdict(_Sums)
+        self._owned: defaultdict[str, _Sum] = defaultdict(_Sum)
+        self._types: defaultdict[str, _Sums] = defaultdict(_Sums)
+        self._datacenters: defaultdict[str, _Sums] = defaultdict(_Sums)
+        self._msbs: defaultdict[str, _Sums] = defaultdict(_Sums)
+        self._split: dict[str, _Sum] = {
+            kind: _Sum() for kind in ("all", "guaranteed", "lent", "idle", "free", "unusable")
+        }
+        self._largest: dict[str, tuple[float, LargestTask]] = {}
+        self._half_empty = self._idle = 0
+        self._stranded_rru, self._stranded_memory = 0.0, 0
+
+    def add(self, record: MachineRecord, used: Used = NOTHING) -> None:
+        """Count one machine."""
+        capacity = capacity_of(record)
+        place = record.location
+        size = (1, capacity.rru, capacity.memory_bytes, capacity.power_w)
+        busy = (int(used != NOTHING), used.rru, used.memory_bytes, 0)
+        lines = [
+            self._types[record.machine_type],
+            self._datacenters[place.datacenter],
+            self._msbs[f"{place.datacenter}/{place.msb}"],
+        ]
+        if record.entitlement:
+            lines.append(self._by_entitlement[record.entitlement])
+        for line in lines:
+            line.all.add(*size)
+            (line.held if record.entitlement else line.free).add(*size)
+            line.used.add(*busy)
+        usable = record.state is MachineState.UP and not blocking(record, self._now)
+        self._classify(record, size, used, usable)
+        if record.entitlement:
+            self._measure(capacity, used)
+        if usable:
+            self._offer(record.machine_type, capacity, used)
+
+    def _classify(
+        self,
+        record: MachineRecord,
+        size: tuple[int, float, int, int],
+        used: Used,
+        usable: bool,
+    ) -> None:
+        if record.entitlement and record.loan is None:
+            self._owned[record.entitlement].add(*size)
+        elif record.loan is not None and record.loan.donor:
+            self._owned[record.loan.donor].add(*size)
+        if not usable:
+            kind = "unusable"
+        elif not record.entitlement:
+            kind = "free"
+        elif record.loan is not None:
+            kind = "lent"
+        else:
+            kind = "idle" if used == NOTHING else "guaranteed"
+        self._split[kind].add(*size)
+        self._split["all"].add(*size)
+
+    def _measure(self, capacity: Capacity, used: Used) -> None:
+        """Look at how well one machine that is held is used."""
+        rru = used.rru / capacity.rru if capacity.rru else 0.0
+        memory = used.memory_bytes / capacity.memory_bytes if capacity.memory_bytes else 0.0
+        self._half_empty += rru < 0.5 and memory < 0.5
+        self._idle += used == NOTHING
+        if memory > 1 - FULL_SHARE >= rru:
+            self._stranded_rru += capacity.rru - used.rru
+        if rru > 1 - FULL_SHARE >= memory:
+            self._stranded_memory += capacity.memory_bytes - used.memory_bytes
+
+    def _offer(self, machine_type: str, capacity: Capacity, used: Used) -> None:
+        """Remember the machine with the largest room, in what it has least of."""
+        memory = max(0, capacity.memory_bytes - used.memory_bytes)
+        rru = max(0.0, capacity.rru - used.rru)
+        share = memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
+        if capacity.rru:
+            share = min(share, rru / capacity.rru)
+        known = self._largest.get(machine_type)
+        if known is None or (share, memory) > (known[0], known[1].memory_bytes):
+            task = LargestTask(machine_type=machine_type, memory_bytes=memory, rru=round(rru, 3))
+            self._largest[machine_type] = (share, task)
+
+    # -- the end
+
+    def finish(self, entitlements: Iterable[EntitlementRecord]) -> CapacityReport:
+        """Return the report on all machines added."""
+        specs = {record.name: record.spec for record in entitlements}
+        lines = [self._entitlement_line(name, spec) for name, spec in sorted(specs.items())]
+        return CapacityReport(
+            at=self._now,
+            entitlements=lines,
+            units=_roll_up(lines, specs),
+            types=list(_place_lines(self._types)),
+            datacenters=list(_place_lines(self._datacenters)),
+            msbs=list(_place_lines(self._msbs)),
+            fragmentation=self._fragmentation(lines, specs),
+            split=self._split_up(pool_quotas(specs)),
+        )
+
+    def _entitlement_line(self, name: str, spec: EntitlementSpec) -> Line:
+        sums = self._by_entitlement.get(name) or _Sums()
+        machines = _promised(spec)
+        return Line(
+            name=name,
+            granted_machines=machines or 0,
+            granted_rru=(spec.rru or 0.0) if machines is None else 0.0,
+            held=sums.held.amount(),
+            used=sums.used.amount(),
+        )
+
+    def _fragmentation(
+        self, lines: list[Line], specs: Mapping[str, EntitlementSpec]
+    ) -> Fragmentation:
+        average = self._average_rru()
+        small = [
+            line
+            for line in lines
+            if line.granted_machines + line.granted_rru / average <= SMALL_MACHINES
+        ]
+        return Fragmentation(
+            entitlements=len(specs),
+            small=len(small),
+            small_share=len(small) / len(specs) if specs else 0.0,
+            small_held=sum(line.held.machines for line in small),
+            held=sum(line.held.machines for line in lines),
+            half_empty=self._half_empty,
+            idle=self._idle,
+            stranded_rru=round(self._stranded_rru, 3),
+            stranded_memory_bytes=self._stranded_memory,
+            largest=[task for _, (_, task) in sorted(self._largest.items())],
+        )
+
+    def _split_up(self, quotas: Mapping[str, Quota]) -> Split:
+        free = self._split["free"]
+        promised = min(free.machines, sum(self._unheld(p, q) for p, q in quotas.items()))
+        found = {kind: total.amount() for kind, total in self._split.items() if kind != "free"}
+        unused, buffer = free.part(promised), free.part(free.machines - promised)
+        usable = self._split["all"].rru - self._split["unusable"].rru
+        spare = found["lent"].rru + found["idle"].rru + unused.rru + buffer.rru
+        return Split(
+            **found,
+            unused_quota=unused,
+            buffer=buffer,
+            opportunistic_share=round(spare / usable, 4) if usable else 0.0,
+            guaranteed_share=round(found["guaranteed"].rru / usable, 4) if usable else 0.0,
+        )
+
+    def _unheld(self, pool: str, quota: Quota) -> int:
+        """Return how many machines a pool could still come to hold; what it lent is its own."""
+        owned = self._owned.get(pool) or _Sum()
+        counts = [quota.machines] if quota.machines is not None else []
+        counts += [sum(quota.per_type.values())] if quota.per_type else []
+        if counts:
+            return max(0, min(counts) - owned.machines)
+        return max(0, int(((quota.rru or 0.0) - owned.rru) / self._average_rru()))
+
+    def _average_rru(self) -> float:
+        everything = self._split["all"]
+        return everything.rru / everything.machines if everything.rru else 1.0
+
+
+def _promised(spec: EntitlementSpec) -> int | None:
+    """Return an entitlement's quota in machines; None: it is in RRU."""
+    total = sum(spec.per_type.values())
+    if spec.machines is None:
+        return total or None
+    return min(spec.machines, total) if spec.per_type else spec.machines
+
+
+def _place_lines(sums: Mapping[str, _Sums]) -> Iterator[Line]:
+    for name, line in sorted(sums.items()):
+        yield Line(
+            name=name,
+            all=line.all.amount(),
+            held=line.held.amount(),
+            used=line.used.amount(),
+            free=line.free.amount(),
+        )
+
+
+def _roll_up(lines: Iterable[Line], specs: Mapping[str, EntitlementSpec]) -> list[Line]:
+    """Return every node of the accounting hierarchy with all that is below it (MO13)."""
+    nodes: dict[str, Line] = {}
+    for line in lines:
+        parts = [part for part in specs[line.name].business_unit.split("/") if part]
+        for depth in range(len(parts) + 1):
+            node = "/".join(parts[:depth])
+            known = nodes.get(node) or Line(name=node)
+            nodes[node] = replace(
+                known,
+                granted_machines=known.granted_machines + line.granted_machines,
+                granted_rru=known.granted_rru + line.granted_rru,
+                held=_added(known.held, line.held),
+                used=_added(known.used, line.used),
+            )
+    return [nodes[name] for name in sorted(nodes, key=lambda name: name.split("/"))]
+
+
+def _added(one: Amount, other: Amount) -> Amount:
+    return Amount(
+        machines=one.machines + other.machines,
+        rru=round(one.rru + other.rru, 3),
+        memory_bytes=one.memory_bytes + other.memory_bytes,
+        power_w=one.power_w + other.power_w,
+    )
+
+
+def capacity_report(
+    machines: Iterable[MachineRecord],
+    entitlements: Iterable[EntitlementRecord],
+    used: Mapping[str, Used],
+    now: float,
+) -> CapacityReport:
+    """Return the report of a whole region at once."""
+    report = Report(now)
+    for record in machines:
+        report.add(record, used.get(record.machine, NOTHING))
+    return report.finish(entitlements)

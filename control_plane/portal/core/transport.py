@@ -1,0 +1,155 @@
+"""Can every demand be met from these supplies? A transport problem, solved exactly.
+
+Sources are classes of like machines, sinks are demands that some classes suit. Demands are
+counted in machines or in RRU, and how many RRU a machine has depends on its class: a
+flow network with gains. The flow is pushed along paths of the highest gain, as in
+K. Onaga, "Optimal flows in general communication networks" (1967): then no cycle of the
+residual network makes flow out of nothing, and where no path is left the flow is maximal.
+Where all demands are in machines every gain is 1, and this is the algorithm of Edmonds and
+Karp in whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from fractions import Fraction
+
+Amount = int | Fraction
+_SLACK = 1 + 1e-12
+"""Gains are compared as floats; amounts are exact."""
+
+
+class Network:
+    """Nodes are numbers; flow along an arc arrives multiplied by its gain."""
+
+    def __init__(self) -> None:
+        """Start with the source (0) and the sink (1) only."""
+        self.arcs: list[list[int]] = [[], []]
+        self._head: list[int] = []
+        self._room: list[Amount | None] = []
+        self._gain: list[Amount] = []
+        self._weight: list[float] = []
+
+    def node(self) -> int:
+        """Return a new node."""
+        self.arcs.append([])
+        return len(self.arcs) - 1
+
+    def arc(self, tail: int, head: int, room: Amount | None, gain: int = 1) -> int:
+        """Add an arc for this much flow at its tail (None: any amount); returns its number."""
+        number = len(self._head)
+        back = 1 if gain == 1 else Fraction(1, gain)
+        rows: tuple[tuple[int, int, Amount | None, Amount], ...] = (
+            (tail, head, room, gain),
+            (head, tail, 0, back),
+        )
+        for at, to, space, factor in rows:
+            self.arcs[at].append(len(self._head))
+            self._head.append(to)
+            self._room.append(space)
+            self._gain.append(factor)
+            self._weight.append(float(factor))
+        return number
+
+    def flow(self, number: int) -> Amount:
+        """Return the flow along an arc, as it arrives."""
+        back = self._room[number + 1]
+        assert back is not None
+        return back
+
+    def filling(self) -> Generator[None, None, None]:
+        """Push as much flow from the source to the sink as there is room for, path by path."""
+        while (best := self._best_gains())[1] > 0:
+            yield
+            while (path := self._path(best)) is not None:
+                self._push(path)
+                yield
+
+    def reachable(self, start: int) -> set[int]:
+        """Return the nodes to which more flow could still go from a node, but by the sink."""
+        found, waiting = {start}, deque([start])
+        while waiting:
+            for number in self.arcs[waiting.popleft()]:
+                head = self._head[number]
+                if head not in found and head != 1 and self._room[number] != 0:
+                    found.add(head)
+                    waiting.append(head)
+        return found
+
+    def reaching(self, goals: set[int]) -> set[int]:
+        """Return the nodes from which more flow could still go to one of these nodes."""
+        found, waiting = set(goals), deque(goals)
+        while waiting:
+            node = waiting.popleft()
+            for out in self.arcs[node]:
+                tail, inward = self._head[out], out ^ 1
+                if tail not in found and self._room[inward] != 0:
+                    found.add(tail)
+                    waiting.append(tail)
+        return found
+
+    def _best_gains(self) -> list[float]:
+        """Return what one unit at the source can become at each node; 0: it gets not there."""
+        best = [0.0] * len(self.arcs)
+        best[0] = 1.0
+        waiting, is_waiting = deque([0]), {0}
+        while waiting:
+            node = waiting.popleft()
+            is_waiting.discard(node)
+            for number in self.arcs[node]:
+                if self._room[number] == 0:
+                    continue
+                head, gain = self._head[number], best[node] * self._weight[number]
+                if head != 0 and gain > best[head] * _SLACK:
+                    best[head] = gain
+                    if head != 1 and head not in is_waiting:
+                        waiting.append(head)
+                        is_waiting.add(head)
+        return best
+
+    def _path(self, best: list[float]) -> list[int] | None:
+        """Return the arcs of a shortest path on which the best gain is had, or None."""
+        via = [-1] * len(self.arcs)
+        waiting = deque([0])
+        while waiting:
+            node = waiting.popleft()
+            for number in self.arcs[node]:
+                head = self._head[number]
+                if via[head] >= 0 or head == 0 or self._room[number] == 0:
+                    continue
+                if best[node] * self._weight[number] * _SLACK < best[head]:
+                    continue
+                via[head] = number
+                if head == 1:
+                    return self._back_from_sink(via)
+                waiting.append(head)
+        return None
+
+    def _back_from_sink(self, via: list[int]) -> list[int]:
+        path, node = [], 1
+        while node != 0:
+            path.append(via[node])
+            node = self._head[via[node] ^ 1]
+        return path[::-1]
+
+    def _push(self, path: list[int]) -> None:
+        amount: Amount | None = None
+        so_far: Amount = 1
+        for number in path:
+            room = self._room[number]
+            if room is not None:
+                most = room if so_far == 1 else room / Fraction(so_far)
+                amount = most if amount is None else min(amount, most)
+            so_far = so_far * self._gain[number]
+        assert amount is not None
+        for number in path:
+            arriving = amount * self._gain[number]
+            self._change(number, -amount)
+            self._change(number ^ 1, arriving)
+            amount = arriving
+
+    def _change(self, number: int, by: Amount) -> None:
+        room = self._room[number]
+        if room is not None:
+            self._room[number] = room + by

@@ -1,0 +1,352 @@
+"""The capacity portal: who is granted which machines, and who decides that (paper §2.2).
+
+What gives capacity back counts at once. What asks for more is checked against the machines
+that the region has and all that it has promised; then the rules grant it, or it waits in the
+queue for somebody who may decide (CP12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from agent.errors import Conflict, FieldError, Forbidden, InvalidInput, Unprocessable
+from control_plane.api.capacity import (
+    EntitlementRecord,
+    EntitlementRequest,
+    EntitlementSpec,
+    EntitlementWish,
+    RequestState,
+)
+from control_plane.api.settings import Approval, Overgrant, PortalSettings
+from control_plane.portal.core.entitlement_check import check_entitlement, fixed_by_jobs
+from control_plane.portal.core.grants import Shortage, asks_for_more, shortage
+from control_plane.portal.request_book import RequestBook
+from control_plane.portal.supply import SupplyIndex
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import Table
+from control_plane.store import Delete, Put, Store
+from control_plane.store.records import ENTITLEMENTS, USES
+
+log = logging.getLogger(__name__)
+MANY = 200
+"""Entitlements from which on the sums take longer than the event loop should stand still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Who asks or decides, as the front end knows them."""
+
+    name: str
+    is_operator: bool = False
+    """May do everything."""
+    may_create: bool = True
+    """Whether the rules may grant an entitlement that there is not yet; else it waits."""
+
+
+RULES = Person("", is_operator=True)
+"""Nobody: what the rules grant by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What uses an entitlement now."""
+
+    jobs: Sequence[str] = ()
+    held: Sequence[str] = ()
+
+
+NOTHING = Use()
+
+
+class Portal:
+    """Owner of all entitlement records and of the requests for them."""
+
+    def __init__(
+        self, store: Store, runtime: Runtime, settings: PortalSettings | None = None
+    ) -> None:
+        """Load nothing yet. `supply` has to be told of the broker's machines."""
+        self.table: Table[EntitlementRecord] = Table(
+            store, ENTITLEMENTS, EntitlementRecord, "entitlement"
+        )
+        self.settings = settings or PortalSettings()
+        self.requests = RequestBook(store, self.settings.keep_requests)
+        self.supply = SupplyIndex()
+        self._runtime = runtime
+        self.jobs_of: Callable[[str], Sequence[str]] = lambda _: ()
+        """Return the jobs of an entitlement; whoever knows them says so."""
+        self._applying: Counter[str] = Counter()
+        """Entitlements to which jobs are being applied, with how many …"""
+        self._going: dict[str, None] = {}
+        """… and those that are being deleted."""
+        self._lock = asyncio.Lock()  # two grants that fit alone may not fit together
+
+    async def load(self) -> None:
+        """Read all entitlements and requests."""
+        await self.table.load()
+        await self.requests.load()
+
+    def specs(self) -> dict[str, EntitlementSpec]:
+        """Return what every entitlement was granted."""
+        return {record.name: record.spec for record in self.table.records()}
+
+    async def put(self, name: str, spec: EntitlementSpec, *, jobs: list[str]) -> EntitlementRecord:
+        """Create an entitlement or change it now, or raise why that cannot be."""
+        async with self._lock:
+            known = self.table.find(name)
+            if known is not None and known.spec == spec:
+                return known
+            more = await self._check(name, spec, jobs)
+            if more is not None:
+                raise more.refusal(name)
+            if self._needs_approval(known, spec):
+                raise Forbidden(
+                    f"cannot give entitlement {name!r} more capacity: somebody has to approve it",
+                    hint="twinectl entitlement request",
+                )
+            return await self._grant(name, spec)
+
+    async def delete(self, name: str, *, jobs: list[str], held: list[str]) -> None:
+        """Remove an entitlement that nothing uses."""
+        async with self._lock:
+            self._check_unused(name, Use(jobs, held))
+            await self._remove(name)
+
+    async def request(
+        self, name: str, wish: EntitlementWish, who: Person, use: Use
+    ) -> EntitlementRequest:
+        """Grant what is asked for, or store the request for somebody who may decide.
+
+        Raises what is wrong with it, and `Unprocessable` where the machines do not suffice,
+        unless it is to wait in the queue.
+        """
+        async with self._lock:
+            known = self.table.find(name)
+            request = EntitlementRequest(
+                request_id=self.requests.new_id(),
+                entitlement=name,
+                spec=wish.spec,
+                based_on=known.generation if known else 0,
+                requester=who.name,
+                reason=wish.reason,
+                created_at=self._runtime.wall(),
+            )
+            why = await self._why_pending(wish, request, use, who)
+            if why:
+                request = replace(request, why_pending=why)
+                await self.requests.save(request)
+                log.info("entitlement requested", extra=_fields(request))
+                return request
+            return await self._approve(request, RULES, "")
+
+    async def approve(
+        self, request_id: str, who: Person, note: str, use: Use
+    ) -> EntitlementRequest:
+        """Grant a request that waits, if it still can be; it counts from now on."""
+        async with self._lock:
+            request = self._pending(request_id, who)
+            name = request.entitlement
+            known = self.table.find(name)
+            if (known.generation if known else 0) != request.based_on:
+                raise Conflict(
+                    f"cannot approve {request_id}: entitlement {name!r} has changed since",
+                    hint=f"deny it, and ask again: twinectl entitlement show {name}",
+                )
+            if request.spec is None:
+                self._check_unused(name, use)
+            elif (more := await self._check(name, request.spec, use.jobs)) is not None:
+                raise more.refusal(name)
+            return await self._approve(request, who, note)
+
+    async def deny(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
+        """Refuse a request that waits."""
+        async with self._lock:
+            return await self._end(self._pending(request_id, who), RequestState.DENIED, who, note)
+
+    async def withdraw(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
+        """Take back a request that waits: only who made it can."""
+        async with self._lock:
+            request = self._pending(request_id, None)
+            if request.requester != who.name:
+                raise Forbidden(f"{request_id} was made by {request.requester}, not by {who.name}")
+            return await self._end(request, RequestState.WITHDRAWN, who, note)
+
+    @contextmanager
+    def applying(self, name: str) -> Iterator[None]:
+        """Keep an entitlement from being deleted while a job is written that is in it.
+
+        Raises `Conflict` where the deletion came first.
+        """
+        if name in self._going:
+            raise Conflict(f"cannot apply a job: entitlement {name!r} is being deleted")
+        self._applying[name] += 1
+        try:
+            yield
+        finally:
+            self._applying[name] -= 1
+            if not self._applying[name]:
+                del self._applying[name]
+
+    # -- inside, under the lock
+
+    def _needs_approval(self, known: EntitlementRecord | None, spec: EntitlementSpec) -> bool:
+        before = known.spec if known else None
+        return self.settings.approval is Approval.ALWAYS and asks_for_more(before, spec)
+
+    async def _why_pending(
+        self, wish: EntitlementWish, request: EntitlementRequest, use: Use, who: Person
+    ) -> str:
+        name, spec = request.entitlement, request.spec
+        known = self.table.find(name)
+        if spec is None:
+            self.table.get(name)
+            if not wish.queue:
+                self._check_unused(name, use)
+            return "left to somebody else to decide" if wish.queue else ""
+        more = await self._check(name, spec, use.jobs)
+        if more is not None:
+            if wish.queue:
+                return f"the region has too few machines: {more.short}"
+            raise more.refusal(name)
+        if wish.queue:
+            return "left to somebody else to decide"
+        if self._needs_approval(known, spec):
+            return "more capacity has to be approved"
+        if known is None and not who.may_create:
+            return "a new entitlement has to be approved"
+        return ""
+
+    async def _check(
+        self, name: str, spec: EntitlementSpec, jobs: Sequence[str]
+    ) -> _TooMuch | None:
+        """Raise what is wrong with a specification; return what it asks for in vain."""
+        specs, supply = self.specs(), self.supply.counts()
+        before = specs.get(name)
+        fixed = fixed_by_jobs(before, spec, jobs)
+        errors = (*check_entitlement(name, spec, specs, supply), *fixed)
+        if errors:
+            raise _refused(name, errors, Conflict if fixed else InvalidInput)
+        if self.settings.overgrant is Overgrant.ALLOW or not supply:
+            return None
+        if not asks_for_more(before, spec):
+            return None
+        if len(specs) < MANY:
+            short = shortage(name, spec, specs, supply)
+        else:
+            short = await asyncio.to_thread(shortage, name, spec, specs, supply)
+        return None if short is None else _TooMuch(short)
+
+    def _check_unused(self, name: str, use: Use) -> None:
+        self.table.get(name)
+        others = sorted(n for n, spec in self.specs().items() if spec.materialization == name)
+        if use.jobs or use.held or others:
+            users = [f"job {job}" for job in use.jobs]
+            users += [f"reservation {other}" for other in others]
+            users += [f"machine {machine}" for machine in use.held]
+            raise Conflict(
+                f"cannot delete entitlement {name!r}: it is used by {', '.join(users[:10])}",
+                hint="stop its jobs; machines that still hold tasks are freed after that",
+            )
+
+    def _pending(self, request_id: str, decider: Person | None) -> EntitlementRequest:
+        request = self.requests.get(request_id)
+        if decider is not None and not self.may_decide(decider):
+            raise Forbidden(
+                f"{decider.name} may not decide {request_id}",
+                hint="ask an operator, or one of portal.approvers in the configuration",
+            )
+        if request.state is not RequestState.PENDING:
+            raise Conflict(f"{request_id} is {request.state.value} already")
+        return request
+
+    def may_decide(self, who: Person) -> bool:
+        """Return whether somebody may approve and deny requests."""
+        return who.is_operator or who.name in self.settings.approvers
+
+    async def _approve(
+        self, request: EntitlementRequest, who: Person, note: str
+    ) -> EntitlementRequest:
+        """Put a request in force: entitlement and request change together or not at all."""
+        request = self._ended(request, RequestState.APPROVED, who, note)
+        also = [self.requests.operation(request)]
+        name = request.entitlement
+        if request.spec is None:
+            await self._remove(name, also)
+        else:
+            await self._grant(name, request.spec, also)
+        self.requests.accept(request)
+        await self.requests.drop_old()
+        return request
+
+    async def _end(
+        self, request: EntitlementRequest, state: RequestState, who: Person, note: str
+    ) -> EntitlementRequest:
+        request = self._ended(request, state, who, note)
+        await self.requests.save(request)
+        log.info("entitlement request ended", extra=_fields(request))
+        return request
+
+    def _ended(
+        self, request: EntitlementRequest, state: RequestState, who: Person, note: str
+    ) -> EntitlementRequest:
+        now = self._runtime.wall()
+        return replace(request, state=state, decided_by=who.name, decided_at=now, note=note)
+
+    async def _grant(
+        self, name: str, spec: EntitlementSpec, also: Sequence[Put] = ()
+    ) -> EntitlementRecord:
+        async with self.table.lock(name):
+            known = self.table.find(name)
+            if known is None:
+                record = EntitlementRecord(name=name, spec=spec, created_at=self._runtime.wall())
+            elif known.spec == spec:
+                record = known
+            else:
+                record = replace(known, spec=spec, generation=known.generation + 1)
+            await self.table.commit(name, record, also=also)
+        log.info("entitlement changed", extra={"entitlement": name})
+        return record
+
+    async def _remove(self, name: str, also: Sequence[Put] = ()) -> None:
+        async with self.table.lock(name):
+            self.table.get(name)
+            entry = await self.table.store.get(USES + name)
+            self._check_unused(name, Use(self.jobs_of(name)))
+            if self._applying[name]:
+                raise Conflict(f"cannot delete entitlement {name!r}: a job comes to it just now")
+            compare = {USES + name: entry.revision if entry is not None else 0}
+            self._going[name] = None
+            try:
+                await self.table.commit(name, None, compare, [*also, Delete(USES + name)])
+            finally:
+                del self._going[name]
+        log.info("entitlement deleted", extra={"entitlement": name})
+
+
+@dataclass(frozen=True, slots=True)
+class _TooMuch:
+    """A wish for more than there is."""
+
+    short: Shortage
+
+    def refusal(self, name: str) -> Unprocessable:
+        return Unprocessable(
+            f"cannot grant entitlement {name!r} its quota: {self.short}", hint=self.short.hint
+        )
+
+
+def _refused(
+    name: str, errors: tuple[FieldError, ...], kind: type[Conflict] | type[InvalidInput]
+) -> Conflict | InvalidInput:
+    listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
+    return kind(f"cannot change entitlement {name!r}: {listed}", errors=errors)
+
+
+def _fields(request: EntitlementRequest) -> dict[str, str]:
+    return {"entitlement": request.entitlement, "request": request.request_id}

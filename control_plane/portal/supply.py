@@ -1,0 +1,59 @@
+"""How many machines of which class the region has, counted as the broker's records change."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from control_plane.api.machines import MachineRecord
+from control_plane.portal.core.grants import MachineClass, Supply, is_leaving, rru_of
+from control_plane.portal.core.pools import micro
+
+_Key = tuple[str, str, float]
+"""Machine type, data center, RRU."""
+
+
+class SupplyIndex:
+    """Listens to the broker; a grant is checked against it without reading all machines."""
+
+    def __init__(self) -> None:
+        """Start with no machines; the broker tells of each when it is loaded."""
+        self._counts: dict[_Key, int] = {}
+
+    def heard(self, _: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
+        """Follow the change of one machine; there are a million of them to load."""
+        if before is not None and after is not None and _alike(before, after):
+            return
+        was = None if before is None else _key(before)
+        now = None if after is None else _key(after)
+        if was == now:
+            return
+        if now is not None:
+            self._counts[now] = self._counts.get(now, 0) + 1
+        if was is not None:
+            self._counts[was] -= 1
+            if not self._counts[was]:
+                del self._counts[was]
+
+    def counts(self) -> Supply:
+        """Return the machines of each class; empty where the region has none yet."""
+        found: Counter[MachineClass] = Counter()
+        for (machine_type, datacenter, rru), count in self._counts.items():
+            found[MachineClass(machine_type, datacenter, micro(rru))] += count
+        return found
+
+
+def _alike(one: MachineRecord, other: MachineRecord) -> bool:
+    """Return whether nothing changed that could matter here: only other things did."""
+    return (
+        one.unavailability is other.unavailability
+        and one.hardware is other.hardware
+        and one.facts is other.facts
+        and one.location is other.location
+        and one.machine_type == other.machine_type
+    )
+
+
+def _key(record: MachineRecord) -> _Key | None:
+    if record.unavailability and is_leaving(record):
+        return None
+    return record.machine_type, record.location.datacenter, rru_of(record)

@@ -1,0 +1,168 @@
+"""Brings each assigned machine to its entitlement's host profile, and proves it.
+
+Assigned machines are looked at by keyed workers; `core.switch` decides each step from the
+record and from what the agent says.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from control_plane.agents.core.seen import is_empty
+from control_plane.agents.dispatcher import Dispatcher
+from control_plane.agents.region import Region
+from control_plane.agents.sights import Sight
+from control_plane.api.machines import EventKind, MachineRecord, MachineState
+from control_plane.broker.core.unavailability import open_event
+from control_plane.profiles.core.switch import Step, Switch, next_step
+from control_plane.runtime.table import ignore
+from control_plane.runtime.workers import Pace, Workers
+
+log = logging.getLogger(__name__)
+_ASK_EVERY_S = 1.0
+_REFUSALS_MAX = 5
+"""Refusals of a profile by an agent that answers, before the machine is put aside."""
+
+
+class Switcher:
+    """Owner of nothing: it moves machines towards what their records want."""
+
+    def __init__(
+        self,
+        region: Region,
+        dispatcher: Dispatcher,
+    ) -> None:
+        """Do nothing yet."""
+        self._broker, self._sights = region.broker, region.sights
+        self._settings, self._runtime = region.settings, region.runtime
+        self._dispatcher = dispatcher
+        pace = Pace(retry_s=self._settings.retry_s)
+        self._workers = Workers(region.runtime, "profiles", self._look, pace)
+        self._raised_at: dict[str, float] = {}
+        self._refusals: dict[str, int] = {}
+        self._back_by: dict[str, tuple[float, float]] = {}
+        """Machine → the deadline of its reboot as stored, and as this process counts it."""
+        region.broker.listen(lambda name, *_: self._wake(name), loaded=ignore)
+        region.sights.listen(self._wake)
+
+    async def run(self) -> None:
+        """Switch machines until cancelled."""
+        for name in self._broker.table:
+            self._wake(name)
+            await self._runtime.breathe()
+        await self._workers.run()
+
+    def _wake(self, name: str) -> None:
+        record = self._broker.table.find(name)
+        if record is not None and record.entitlement:
+            self._workers.wake(name)
+        else:
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._workers.forget(name)
+        for known in (self._raised_at, self._refusals, self._back_by):
+            known.pop(name, None)
+
+    async def _look(self, name: str) -> float | None:
+        """Look after one machine, for as long as it is assigned."""
+        record = self._broker.table.find(name)
+        if record is None or not record.entitlement:
+            self._forget(name)
+            return None
+        return await self._step(record)
+
+    async def _step(self, record: MachineRecord) -> float | None:
+        """Do the next thing for one machine; return when to look again, None: when woken."""
+        name, sight = record.machine, self._sights.sight(record.machine)
+        if record.state is not MachineState.UP or not sight.answering:
+            return await self._overdue(record)
+        switch = next_step(record, sight.profile, empty=is_empty(sight.tasks))
+        match switch.step:
+            case Step.SEND:
+                return await self._send(record, sight)
+            case Step.RAISE:
+                return await self._raise(record, sight, switch)
+            case Step.RECORD:
+                await self._broker.profile_seen(name, sight.profile)
+                self._sights.changed(name)
+                log.info(
+                    "profile verified",
+                    extra={"machine": name, "profile": record.profile_wanted},
+                )
+            case Step.QUARANTINE:
+                await self._quarantine(record, switch.reason)
+            case Step.WAIT | Step.WAIT_REBOOT:
+                return await self._wait(record, sight, switch)
+            case Step.NOTHING:
+                pass
+        return None
+
+    async def _send(self, record: MachineRecord, sight: Sight) -> float | None:
+        refusal = sight.refused.get("profile")
+        if refusal and self._too_often(record.machine):
+            await self._quarantine(record, refusal)
+            return None
+        self._dispatcher.put_profile(record.machine)
+        return self._settings.retry_s
+
+    async def _raise(self, record: MachineRecord, sight: Sight, switch: Switch) -> float | None:
+        """Ask again as a new request, but not more often than every retry pause."""
+        now = self._runtime.now()
+        last = self._raised_at.get(record.machine)
+        if last is not None and now - last < self._settings.retry_s:
+            return self._settings.retry_s
+        self._raised_at[record.machine] = now
+        log.info(
+            "profile asked for again",
+            extra={"machine": record.machine, "reason": switch.reason},
+        )
+        await self._broker.raise_generation(record.machine, sight.profile.generation)
+        return 0.0
+
+    async def _wait(self, record: MachineRecord, sight: Sight, switch: Switch) -> float | None:
+        name = record.machine
+        if (sight.profile.state, sight.profile.detail) != (
+            record.profile_state,
+            record.profile_detail,
+        ):
+            await self._broker.profile_seen(name, sight.profile)
+        if switch.step is Step.WAIT_REBOOT:
+            deadline = self._runtime.wall() + self._settings.reboot_grace_s
+            await self._broker.expect_reboot(name, switch.reason, deadline)
+            if await self._overdue(self._broker.table.get(name)) is None:
+                return None
+        self._dispatcher.ask_profile(name)
+        return _ASK_EVERY_S
+
+    async def _overdue(self, record: MachineRecord) -> float | None:
+        """End the wait for a reboot whose deadline passed; return the time that is left."""
+        name, planned = record.machine, open_event(record, EventKind.PLANNED)
+        if planned is None or planned.deadline is None:
+            self._back_by.pop(name, None)
+            return None
+        known = self._back_by.get(name)
+        if known is None or known[0] != planned.deadline:
+            left = max(0.0, planned.deadline - self._runtime.wall())
+            known = self._back_by[name] = (planned.deadline, self._runtime.now() + left)
+        left = known[1] - self._runtime.now()  # the wall clock may have stepped since
+        if left > 0:
+            return left
+        await self._quarantine(record, f"it did not come back in time: {planned.reason}")
+        return None
+
+    async def _quarantine(self, record: MachineRecord, reason: str) -> None:
+        """Put a machine aside; one on which tasks run stays, but takes no more of them."""
+        sight = self._sights.sight(record.machine)
+        if sight.answering and not is_empty(sight.tasks):
+            if record.profile_state is not sight.profile.state:
+                await self._broker.profile_seen(record.machine, sight.profile)
+            return
+        until = self._runtime.wall() + self._settings.quarantine_s
+        self._refusals.pop(record.machine, None)
+        await self._broker.quarantine(record.machine, reason, until)
+        self._sights.changed(record.machine)
+
+    def _too_often(self, name: str) -> bool:
+        self._refusals[name] = self._refusals.get(name, 0) + 1
+        return self._refusals[name] >= _REFUSALS_MAX

@@ -1,0 +1,291 @@
+"""The whole control plane in one process: what the front end calls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from agent.api import JoinRequest, Liveness
+from control_plane.agents.dispatcher import Dispatcher
+from control_plane.agents.pool import AgentPool
+from control_plane.agents.protocol import AgentFactory
+from control_plane.agents.region import Region
+from control_plane.agents.sights import Sights
+from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.pool_keeper import PoolKeeper
+from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
+from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.api.operations import JobEvents, TaskStory
+from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.desk import MachineDesk
+from control_plane.discovery.discovery import Discovery
+from control_plane.health.checker import HealthChecker
+from control_plane.health.desk import HealthDesk
+from control_plane.images.store import FindImage
+from control_plane.portal.core.report import Used
+from control_plane.portal.desk import CapacityDesk, Sources
+from control_plane.portal.portal import Portal
+from control_plane.profiles.switcher import Switcher
+from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.loops import Failing, Loops
+from control_plane.runtime.runtime import Runtime
+from control_plane.scheduler.census import Census
+from control_plane.scheduler.core.rollout import summarize
+from control_plane.scheduler.event_log import EventLog
+from control_plane.scheduler.job_control import JobControl
+from control_plane.scheduler.job_planner import JobPlanner
+from control_plane.scheduler.placing import Placing
+from control_plane.scheduler.scheduler import Scheduler
+from control_plane.store import Store
+
+
+class ControlPlane:
+    """Broker, portal, allocator, scheduler and the services around them.
+
+    `async with` loads everything from an open store and runs the loops until it is left;
+    leaving it touches no task. Methods raise `agent.errors` and `control_plane.errors`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        agents: AgentFactory,
+        runtime: Runtime,
+        settings: SchedulerSettings,
+        find_image: FindImage,
+        portal: PortalSettings | None = None,
+        broker_stores: Mapping[str, Store] | None = None,
+    ) -> None:
+        """Wire the services together; nothing is read or started yet.
+
+        `broker_stores` are the open stores of data centers that have one of their own (RB9).
+        """
+        self._store = store
+        self._stores = [store, *(broker_stores or {}).values()]
+        self._runtime = runtime
+        self._pool = AgentPool(agents)
+        self._broker = Brokers(store, runtime, broker_stores)
+        self._portal = Portal(store, runtime, portal)
+        self._broker.listen(self._portal.supply.heard)
+        self.census = Census()
+        self._broker.listen(self.census.machine_heard)
+        self.inventory = MachineDesk(self._broker, runtime, self._view, self._profile_of)
+        self._jobs = JobTable(store)
+        self._jobs.listen(self.census.job_heard)
+        self._sights = Sights(self._broker, runtime)
+        region = Region(self._broker, self._sights, settings, runtime)
+        self._allocator = Allocator(region, self._portal, self._jobs, store)
+        placing = Placing(self._allocator)
+        self.allocations = self._allocator.allocations
+        self._keeper = PoolKeeper(region, self._allocator)
+        self._discovery = Discovery(self._jobs, self._broker, self._allocator.directory.jobs)
+        self._control = JobControl(
+            runtime,
+            self._jobs,
+            self._portal,
+            find_image,
+            self._allocator.index,
+            settings.default_cpu_cores,
+        )
+        self._dispatcher = Dispatcher(region, self._pool, find_image)
+        self._checker = HealthChecker(region, self._pool)
+        self.health = HealthDesk(self._checker, self.inventory.outages)
+        self._switcher = Switcher(region, self._dispatcher)
+        self._events = EventLog(store)
+        self._scheduler = Scheduler(region, self._jobs, placing, self._dispatcher, self._events)
+        self.job_planner = JobPlanner(
+            self._jobs, placing, self._control, self._scheduler.second_copies
+        )
+        sources = Sources(
+            machines=self._broker.table,
+            held=self._broker.held,
+            jobs_of=self._allocator.jobs_of,
+            release_idle=self._keeper.release_idle,
+            used=self._used,
+        )
+        self.capacity = CapacityDesk(self._portal, sources, runtime)
+        self._loops: Loops | None = None
+
+    async def __aenter__(self) -> Self:
+        """Load from the store, then start the loops.
+
+        Records are complete before the first agent is asked: a task is never taken for a
+        stray because its job was not read yet.
+        """
+        await self._broker.load()
+        await self._portal.load()
+        await self._jobs.load()
+        await self._allocator.load()
+        self._loops = Loops(self._runtime)
+        self._start(self._loops)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the loops; tasks on the machines run on."""
+        assert self._loops is not None
+        await self._loops.close()
+        self._loops = None
+        await self.allocations.close()
+        await self._pool.close()
+
+    async def wait_failed(self) -> None:
+        """Return never, or raise what broke a loop (then the process must end)."""
+        assert self._loops is not None
+        await self._loops.wait_failed()
+
+    def _start(self, loops: Loops) -> None:
+        """Start every loop; those that only derive what to do may begin anew beside others."""
+        epoch = self._store.epoch()
+        loops.start("clocks", self._runtime.watch_clocks)
+        loops.start("dispatcher", lambda: self._dispatcher.run(epoch))
+        loops.start("scheduler", lambda: self._scheduler.run(epoch))
+        loops.start("profiles", self._switcher.run, Failing.BEGINS_ANEW)
+        loops.start("allocator", self._allocator.run)
+        loops.start("pool keeper", self._keeper.run, Failing.BEGINS_ANEW)
+        loops.start("health", self._checker.run)
+        loops.start("machines", self.inventory.run, Failing.BEGINS_ANEW)
+        for number, store in enumerate(self._stores):
+            loops.start(f"store {number}" if number else "store", store.wait_failed)
+
+    # -- jobs
+
+    async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
+        """Create a job or change what is wanted of it; all errors at once, or none applied."""
+        record = await self._control.apply(spec, dry_run=dry_run)
+        return summarize(record)
+
+    async def get_job(self, name: str) -> JobStatus:
+        """Return a job, or raise `NotFound`."""
+        return self._scheduler.status(name)
+
+    async def list_jobs(self) -> Jobs:
+        """Return all jobs, by name."""
+        return Jobs(jobs=[self._scheduler.status(name) for name in self._jobs])
+
+    async def stop_job(self, name: str) -> JobStatus:
+        """Stop all tasks of a job; it disappears once they are gone."""
+        return summarize(await self._control.stop(name))
+
+    async def job_events(self, name: str, after: int = 0, limit: int = 100) -> JobEvents:
+        """Return a page of a job's log, oldest first; also of one that is gone."""
+        return await self._events.page(self._jobs, name, after, limit)
+
+    async def task_story(self, name: str, index: int) -> TaskStory:
+        """Return what is being done to a task and what was."""
+        return await self._events.story(self._jobs, name, index)
+
+    def users_of_image(self, digest: str) -> list[str]:
+        """Return the jobs that run an image, or are about to."""
+        return self._control.users_of_image(digest)
+
+    def job_logs(
+        self,
+        name: str,
+        index: int,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        tail: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Yield what a task wrote, from the machine where it is now.
+
+        `NotFound` is raised by the first `__anext__`, not by the call.
+        """
+        return self._scheduler.logs(name, index, follow=follow, since=since, tail=tail)
+
+    async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
+        """Return the listed tasks of a job; waits up to `wait_s` for a revision > `after`."""
+        return await self._discovery.endpoints(job, after, wait_s)
+
+    # -- machines
+
+    async def list_machines(self) -> Machines:
+        """Return all machines, by name."""
+        return Machines(machines=[self._view(record) for record in self._broker.table.records()])
+
+    async def get_machine(self, name: str) -> MachineView:
+        """Return a machine, or raise `NotFound`."""
+        return self.inventory.get(name)
+
+    async def joined(self, request: JoinRequest) -> MachineRecord:
+        """Record a host whose identity was proved; again for one that is known."""
+        return await self._broker.join(request)
+
+    # -- entitlements
+
+    async def list_entitlements(self) -> Entitlements:
+        """Return all entitlements, by name."""
+        return await self.capacity.list_entitlements()
+
+    async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
+        """Create an entitlement or change it."""
+        return await self.capacity.put_entitlement(name, spec)
+
+    async def delete_entitlement(self, name: str) -> None:
+        """Remove an entitlement; `Conflict` while it has jobs."""
+        await self.capacity.delete_entitlement(name)
+
+    # -- whose is what
+
+    def entitlement_of(self, job: str) -> str | None:
+        """Return the entitlement of a job, if there is such a job."""
+        record = self._jobs.find(job)
+        return None if record is None else record.spec.entitlement
+
+    def owners_of(self, entitlement: str) -> Sequence[str] | None:
+        """Return the owners of an entitlement, if there is such an entitlement."""
+        record = self._portal.table.find(entitlement)
+        return None if record is None else record.spec.owners
+
+    def entitlement_names(self) -> Iterable[str]:
+        """Return the names of all entitlements."""
+        return self._portal.table.names()
+
+    def revision_of(self, kind: str, name: str) -> int | None:
+        """Return the revision of the record of a job or an entitlement; 0: there is none."""
+        if kind == "job":
+            return self._jobs.revision(name)
+        return self._portal.table.revision(name) if kind == "entitlement" else None
+
+    async def ready(self) -> Liveness:
+        """Return whether everything is loaded and every loop runs."""
+        if self._loops is None:
+            return Liveness(ok=False, detail="the stores are not loaded yet")
+        for store in self._stores:
+            if failure := store.failure():
+                return Liveness(ok=False, detail=failure)
+        if trouble := self._loops.trouble():
+            return Liveness(ok=False, detail=trouble)
+        return Liveness(ok=True, detail=self._checker.brake)
+
+    def _used(self, name: str) -> Used:
+        machine = self._allocator.index.machines.get(name)
+        if machine is None:
+            return Used()
+        capacity = machine.capacity
+        rru, memory = capacity.rru - machine.free_rru, capacity.memory_bytes - machine.free_memory
+        return Used(max(0.0, rru), max(0, memory))
+
+    def _profile_of(self, entitlement: str) -> str:
+        """Return the profile of an entitlement that has machines of its own."""
+        record = self._portal.table.find(entitlement)
+        return "" if record is None or record.spec.materialization else record.spec.host_profile
+
+    def _view(self, record: MachineRecord) -> MachineView:
+        sight = self._sights.sight(record.machine)
+        now = self._runtime.now()
+        return MachineView(
+            record=record,
+            tasks=sorted(self._allocator.directory.tasks(record.machine)),
+            ready=sight.answering,
+            last_seen_s=None if sight.heard_at is None else now - sight.heard_at,
+            health=self._checker.note(record.machine),
+        )

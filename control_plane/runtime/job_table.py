@@ -1,0 +1,218 @@
+"""The table of jobs: each a record in memory, stored as an intent and chunks of tasks.
+
+A change writes the chunks in which it differs, and the intent if that differs, in one
+transaction; what agents say is only remembered. Records of the release before, one value per
+job, are split when they are read: each in one transaction, so that a crash leaves it as it was
+or as it shall be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from control_plane.api.jobs import JobRecord, TaskRecord
+from control_plane.api.stored_jobs import (
+    JobIntent,
+    TaskChunk,
+    changed_chunks,
+    chunk_numbers,
+    chunks_of,
+    intent_of,
+    record_of,
+    same_intent,
+)
+from control_plane.runtime.table import Table, pages
+from control_plane.store import Delete, Entry, Operation, Put, Store
+from control_plane.store.records import JOBS, TASKS, decode, encode, schema_of, task_chunk_key
+
+log = logging.getLogger(__name__)
+_STEP = 16
+"""Chunks that are read between two turns of the loop: some 4,000 tasks."""
+
+
+class JobTable(Table[JobRecord]):
+    """Jobs by name; listeners hear of what is stored, not of what agents say."""
+
+    def __init__(self, store: Store) -> None:
+        """Load nothing yet."""
+        super().__init__(store, JOBS, JobRecord, "job")
+        self._chunks: dict[str, dict[int, int]] = {}
+        """Job → number of each of its chunks → the revision that wrote it last."""
+        self._intents: dict[str, int] = {}
+
+    async def load(self, after_page: Callable[[], None] | None = None) -> None:
+        """Read everything, and split what the release before wrote."""
+        chunks = await self._load_chunks()
+        old: list[Entry] = []
+        async for page in pages(self.store, self.prefix):
+            records: dict[str, JobRecord] = {}
+            for entry in page:
+                name = entry.key.removeprefix(self.prefix)
+                if schema_of(entry.value, entry.key) == 1:
+                    old.append(entry)
+                    continue
+                intent = decode(entry.value, JobIntent, entry.key)
+                records[name] = record_of(intent, chunks.pop(name, ()))
+                self._note(name, entry.revision, self._chunks.get(name, {}))
+            self._take_in(records)
+            if after_page is not None:
+                after_page()
+            await asyncio.sleep(0)
+        for entry in old:
+            name = entry.key.removeprefix(self.prefix)
+            self._take_in({name: await self._split(name, entry)})
+        for name in sorted(chunks):
+            log.warning("tasks of no job", extra={"job": name})
+            del self._chunks[name]
+        self._names = None
+        self.begin()
+
+    async def _load_chunks(self) -> dict[str, list[TaskChunk]]:
+        found: dict[str, list[TaskChunk]] = {}
+        read = 0
+        async for page in pages(self.store, TASKS):
+            for entry in page:
+                chunk = decode(entry.value, TaskChunk, entry.key)
+                name = entry.key.removeprefix(TASKS).rpartition("/")[0]
+                found.setdefault(name, []).append(chunk)
+                self._chunks.setdefault(name, {})[chunk.number] = entry.revision
+                read += 1
+                if read % _STEP == 0:
+                    await asyncio.sleep(0)
+        return found
+
+    async def _split(self, name: str, entry: Entry) -> JobRecord:
+        """Store a record of schema 1 as intent and chunks, all or none of them."""
+        record = _upgraded(decode(entry.value, JobRecord, entry.key))
+        chunks = chunks_of(record)
+        operations: list[Operation] = [Put(entry.key, encode(intent_of(record)))]
+        operations += [Put(task_chunk_key(name, n), encode(c)) for n, c in chunks.items()]
+        compare = {entry.key: entry.revision} | {task_chunk_key(name, n): 0 for n in chunks}
+        revision = await self.store.txn(compare, operations)
+        self._note(name, revision, dict.fromkeys(chunks, revision))
+        log.info("job split", extra={"job": name, "chunks": len(chunks)})
+        return record
+
+    def _take_in(self, records: Mapping[str, JobRecord]) -> None:
+        self._records.update(records)
+        for loaded in self._loaders:
+            loaded(records)
+
+    def expect(self, names: Sequence[str]) -> dict[str, int]:
+        """Return comparisons that hold while what is wanted of these jobs stays as it is."""
+        return {self.prefix + name: self._intents.get(name, 0) for name in names}
+
+    async def commit_many(
+        self,
+        changes: Mapping[str, JobRecord | None],
+        compare: Mapping[str, int] | None = None,
+        also: Sequence[Operation] = (),
+    ) -> None:
+        """Store several records in one transaction, all or none; the caller has the locks.
+
+        What agents say about tasks is remembered without one.
+        """
+        stored: dict[str, JobRecord | None] = {}
+        for name, record in changes.items():
+            known = self._records.get(name)
+            if record is not None and known is not None and _same(known, record):
+                self._records[name] = record
+            else:
+                stored[name] = record
+        if stored or compare or also:
+            await super().commit_many(stored, compare, also)
+
+    def _written(
+        self, name: str, record: JobRecord | None
+    ) -> tuple[dict[str, int], list[Operation]]:
+        known, revisions = self._records.get(name), self._chunks.get(name, {})
+        compare = self.expect([name])
+        if record is None:
+            keys = [task_chunk_key(name, number) for number in revisions]
+            compare |= {task_chunk_key(name, n): revision for n, revision in revisions.items()}
+            return compare, [Delete(self.prefix + name), *map(Delete, keys)]
+        changed = _changed(known, record)
+        chunks = chunks_of(record, changed)
+        operations: list[Operation] = []
+        if known is None or not same_intent(known, record) or chunks.keys() != changed:
+            operations.append(Put(self.prefix + name, encode(intent_of(record))))
+        for number in sorted(changed):
+            key, chunk = task_chunk_key(name, number), chunks.get(number)
+            compare[key] = revisions.get(number, 0)
+            operations.append(Delete(key) if chunk is None else Put(key, encode(chunk)))
+        return compare, operations
+
+    def _put(self, name: str, record: JobRecord | None, revision: int) -> None:
+        """Take in what a transaction wrote, or what was read again (then all is that new)."""
+        known = self._records.get(name)
+        if record is None:
+            self._intents.pop(name, None)
+            self._chunks.pop(name, None)
+        else:
+            changed = _changed(known, record)
+            chunks = self._chunks.setdefault(name, {})
+            there = chunk_numbers(record)
+            for number in changed:
+                if number in there:
+                    chunks[number] = revision
+                else:
+                    chunks.pop(number, None)
+            rewritten = known is None or not same_intent(known, record) or not changed <= there
+            if rewritten:
+                self._intents[name] = revision
+        super()._put(name, record, revision)
+
+    async def _read_again(self, name: str) -> None:
+        entry = await self.store.get(self.prefix + name)
+        listing = await self.store.list_prefix(f"{TASKS}{name}/")
+        if entry is None:
+            if name in self._records:
+                self._put(name, None, 0)
+            return
+        chunks = [decode(found.value, TaskChunk, found.key) for found in listing.entries]
+        revisions = {
+            chunk.number: found.revision
+            for chunk, found in zip(chunks, listing.entries, strict=True)
+        }
+        if entry.revision == self._intents.get(name) and revisions == self._chunks.get(name, {}):
+            return
+        record = record_of(decode(entry.value, JobIntent, entry.key), chunks)
+        super()._put(name, record, max([entry.revision, *revisions.values()]))
+        self._note(name, entry.revision, revisions)
+
+    def _note(self, name: str, intent: int, chunks: dict[int, int]) -> None:
+        self._intents[name] = intent
+        self._chunks[name] = chunks
+        self._revisions[name] = max([intent, *chunks.values()])
+
+
+def _changed(known: JobRecord | None, record: JobRecord) -> set[int]:
+    return chunk_numbers(record) if known is None else changed_chunks(known, record)
+
+
+def _same(one: JobRecord, other: JobRecord) -> bool:
+    """Return whether two records are stored alike."""
+    return same_intent(one, other) and not changed_chunks(one, other)
+
+
+def _upgraded(record: JobRecord) -> JobRecord:
+    """Return a record of schema 1 as one of this release: without what agents said."""
+    tasks = [
+        TaskRecord(
+            index=task.index,
+            version=task.version,
+            generation=task.generation,
+            phase=task.phase,
+            placement=task.placement,
+            listed=task.listed,
+            since=task.since,
+            attempts=task.attempts,
+            avoid=task.avoid,
+        )
+        for task in record.tasks
+    ]
+    return msgspec.structs.replace(record, schema=2, tasks=tasks)

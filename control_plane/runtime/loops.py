@@ -1,0 +1,105 @@
+"""The loops of a process, by name: one that fails is seen, and ends the process or begins anew.
+
+None ends silently: readiness names it, and whoever runs the process is told why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from typing import Any
+
+from agent.errors import TwineError
+from control_plane.runtime.runtime import Runtime
+
+log = logging.getLogger(__name__)
+Loop = Callable[[], Coroutine[Any, Any, None]]
+_PAUSE_S, _PAUSE_MAX_S = 1.0, 60.0
+_FORGIVEN_S = 600.0
+"""A loop that has run for this long since it failed begins with short pauses again."""
+
+
+class Failing(StrEnum):
+    """What becomes of a loop that failed."""
+
+    ENDS = "ends"
+    """It holds what others rely on, and the process cannot say how much of it is true: it ends,
+    and the one that is started after it reads everything again."""
+    BEGINS_ANEW = "begins-anew"
+    """It derives everything from what others hold, so it may be started again beside them."""
+
+
+class Loops:
+    """Loops that were started together and end together."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Run nothing yet."""
+        self.down: dict[str, str] = {}
+        """Loop → why it does not run at present."""
+        self._runtime = runtime
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end_listening = runtime.on_failure(self._work_failed)
+
+    def start(
+        self,
+        name: str,
+        work: Loop,
+        failing: Failing = Failing.ENDS,
+    ) -> None:
+        """Run a loop until `close`, or until it fails."""
+        if failing is Failing.ENDS:
+            self._tasks[name] = self._runtime.spawn(name, work())
+        else:
+            self._tasks[name] = self._runtime.spawn(name, self._again_and_again(name, work))
+
+    async def wait_failed(self) -> None:
+        """Return never, or raise what broke a loop that cannot begin anew."""
+        await asyncio.shield(self._failure)
+
+    def trouble(self) -> str:
+        """Return which loops do not run and why, for people; empty: all run."""
+        return "; ".join(f"{name} failed: {why}" for name, why in sorted(self.down.items()))
+
+    async def close(self) -> None:
+        """End all loops."""
+        self._end_listening()
+        for task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+        if self._failure.done():
+            self._failure.exception()  # whoever cares asked with wait_failed
+        else:
+            self._failure.cancel()
+
+    def _work_failed(self, name: str, error: BaseException) -> None:
+        """Take in that spawned work failed, whoever had it spawned: it ends the process."""
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        self.down[name] = _reason(error)
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def _again_and_again(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        pause_s = _PAUSE_S
+        while True:
+            began = self._runtime.now()
+            try:
+                await work()
+                return
+            except Exception as e:
+                self.down[name] = _reason(e)
+                log.exception("loop failed, and begins anew", extra={"actor": name})
+            pause_s = _PAUSE_S if self._runtime.now() - began > _FORGIVEN_S else pause_s
+            await self._runtime.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            del self.down[name]
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, TwineError) else f"{type(error).__name__}: {error}"

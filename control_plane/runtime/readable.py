@@ -1,0 +1,228 @@
+"""What may be asked of records, whoever writes them: this process, or another that it follows."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, ValuesView
+from itertools import islice
+from typing import Generic, TypeVar
+
+import msgspec
+
+from agent.errors import NotFound
+from control_plane.store import Compacted, Entry, Store
+from control_plane.store.records import decode
+
+T = TypeVar("T", bound=msgspec.Struct)
+Heard = Callable[[str, T | None, T | None], None]
+Loaded = Callable[[Mapping[str, T]], None]
+Item = tuple[str, T | None, int]
+"""A name, its record or None for one that is gone, and the revision of the table."""
+
+PAGE = 1000
+"""Records that are read before others get their turn: some 5 ms of work."""
+PART = 64
+"""Records that are written in one transaction: with what goes with them, few enough for any
+engine (`bounds.ROWS_MAX`)."""
+_LIFE = 32
+"""Bits of a table's revision that count changes; those above are the store's epoch."""
+
+
+class Readable(Generic[T]):
+    """Everything below a prefix, in memory, and who wants to know when it changes."""
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        kind: type[T],
+        word: str,
+        *,
+        read: Callable[[str, Entry], T] | None = None,
+        history: int = 0,
+    ) -> None:
+        """Load nothing yet; `word` names the kind in messages.
+
+        `read` decodes an entry, given its name; `history` is the number of changes that
+        `watch` can go back.
+        """
+        self.store = store
+        self.prefix = prefix
+        self.latest = 0
+        """Rises with each change; `watch` goes on from it."""
+        self._word = word
+        self._read: Callable[[str, Entry], T] = read or (
+            lambda _, entry: decode(entry.value, kind, entry.key)
+        )
+        self._records: dict[str, T] = {}
+        self._revisions: dict[str, int] = {}
+        self._names: tuple[str, ...] | None = None
+        self._listeners: list[Heard[T]] = []
+        self._loaders: list[Loaded[T]] = []
+        self._history: deque[Item[T]] = deque(maxlen=history)
+        self._more: asyncio.Event | None = None
+
+    def begin(self) -> None:
+        """Count changes from here on, above all that other lives of this table counted."""
+        self.latest = self.store.epoch() << _LIFE
+
+    def _show_page(self, entries: Sequence[Entry]) -> None:
+        """Take in what is read at the start, a page at a time."""
+        start, read = len(self.prefix), self._read
+        records: dict[str, T] = {}
+        for entry in entries:
+            name = entry.key[start:]
+            records[name] = read(name, entry)
+            self._revisions[name] = entry.revision
+        self._records.update(records)
+        self._names = None
+        for loaded in self._loaders:
+            loaded(records)
+
+    # -- reading
+
+    def find(self, name: str) -> T | None:
+        """Return the record, if there is one."""
+        return self._records.get(name)
+
+    def get(self, name: str) -> T:
+        """Return the record, or raise `NotFound`."""
+        record = self._records.get(name)
+        if record is None:
+            raise NotFound(f"there is no {self._word} {name!r}")
+        return record
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names, in order."""
+        if self._names is None:
+            self._names = tuple(sorted(self._records))
+        return self._names
+
+    def after(self, name: str) -> Iterator[str]:
+        """Yield the names that come after this one, in order."""
+        names = self.names()
+        return islice(names, bisect_right(names, name), None)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all names, in order."""
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._records)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is such a record."""
+        return name in self._records
+
+    def records(self) -> list[T]:
+        """Return all records, by name."""
+        return [self._records[name] for name in self.names()]
+
+    def values(self) -> ValuesView[T]:
+        """Return all records as a view, in no order."""
+        return self._records.values()
+
+    def revision(self, name: str) -> int:
+        """Return the store revision of a record, 0 if there is none."""
+        return self._revisions.get(name, 0)
+
+    def expect(self, names: Sequence[str]) -> dict[str, int]:
+        """Return comparisons that hold while these records stay as they are."""
+        return {self.prefix + name: self.revision(name) for name in names}
+
+    # -- being told
+
+    def listen(self, heard: Heard[T], loaded: Loaded[T] | None = None) -> None:
+        """Call `heard(name, before, after)` after each change.
+
+        For what `load` reads, `loaded(records)` is called with many at once, if it is given.
+        """
+        self._listeners.append(heard)
+        self._loaders.append(loaded or tell_each(heard))
+
+    def changes(self, after: int, limit: int | None = None) -> list[Item[T]]:
+        """Return the changes after a revision of this table, oldest first.
+
+        Raises `Compacted` if they are not kept any more: list again.
+        """
+        missed = self.latest - after
+        if not 0 <= missed <= len(self._history):
+            raise Compacted(
+                f"cannot tell the changes of {self.prefix} after {after}: known are those from"
+                f" {self.latest - len(self._history)} to {self.latest}",
+                hint="list again, and go on from the revision of the list",
+            )
+        start = len(self._history) - missed
+        return list(islice(self._history, start, None if limit is None else start + limit))
+
+    async def changed(self, after: int) -> None:
+        """Return once there is a change after a revision, or never was that revision."""
+        while after == self.latest:
+            if self._more is None:
+                self._more = asyncio.Event()
+            await self._more.wait()
+
+    async def watch(self, after: int) -> AsyncIterator[Item[T]]:
+        """Yield each change after a revision, for ever, or raise `Compacted`."""
+        while True:
+            for change in self.changes(after):
+                after = change[2]
+                yield change
+            await self.changed(after)
+
+    def _put(self, name: str, record: T | None, revision: int) -> None:
+        before = self._records.get(name)
+        if record is None:
+            self._records.pop(name, None)
+            self._revisions.pop(name, None)
+        else:
+            self._records[name] = record
+            self._revisions[name] = revision
+        if (before is None) is not (record is None):
+            self._names = None
+        self.latest += 1
+        if self._history.maxlen:
+            self._history.append((name, record, self.latest))
+        if self._more is not None:
+            self._more.set()
+            self._more = None
+        for heard in self._listeners:
+            heard(name, before, record)
+
+
+def tell_each(heard: Callable[[str, None, T], None]) -> Loaded[T]:
+    """Return what tells a listener of each of many records."""
+
+    def loaded(records: Mapping[str, T]) -> None:
+        for name, record in records.items():
+            heard(name, None, record)
+
+    return loaded
+
+
+def ignore(_: Mapping[str, object]) -> None:
+    """Listen to nothing that is read at the start: a service that looks at it all once it runs."""
+
+
+async def pages(store: Store, prefix: str) -> AsyncIterator[tuple[Entry, ...]]:
+    """Yield everything below a prefix, a thousand entries at a time.
+
+    The next page is read while the caller is at the present one.
+    """
+    reading = asyncio.ensure_future(store.list_prefix(prefix, "", PAGE))
+    try:
+        while True:
+            entries = (await reading).entries
+            full = len(entries) == PAGE
+            if full:
+                reading = asyncio.ensure_future(store.list_prefix(prefix, entries[-1].key, PAGE))
+                await asyncio.sleep(0)  # until then a task has not begun
+            if entries:
+                yield entries
+            if not full:
+                return
+    finally:
+        reading.cancel()

@@ -1,0 +1,203 @@
+"""Records of one kind: durable in the store, all in memory, changed one writer at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from weakref import WeakValueDictionary
+
+from agent.errors import Busy, Conflict, TwineError
+from control_plane.errors import UnknownOutcome
+from control_plane.runtime.readable import (
+    PAGE,
+    PART,
+    Heard,
+    Item,
+    Loaded,
+    Readable,
+    T,
+    ignore,
+    pages,
+    tell_each,
+)
+from control_plane.store import Delete, Entry, Operation, Put, Store
+from control_plane.store.outcomes import Attempt, Slots
+from control_plane.store.records import encode
+
+__all__ = ["PAGE", "PART", "Heard", "Item", "Loaded", "Table", "ignore", "pages", "tell_each"]
+
+
+class Table(Readable[T]):
+    """A write-through copy of everything below a prefix.
+
+    A change is visible to readers and listeners once it is durable, never before. Every
+    write carries the revision that it was based on, so another writer on the same store
+    makes it fail instead of being overwritten; what that writer wrote is then read.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        kind: type[T],
+        word: str,
+        *,
+        read: Callable[[str, Entry], T] | None = None,
+        history: int = 0,
+    ) -> None:
+        """Load nothing yet; see `Readable`."""
+        super().__init__(store, prefix, kind, word, read=read, history=history)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._slots = Slots(store, prefix.rstrip("/"))
+        self._doubtful: dict[str, Attempt] = {}
+        """Names → the write of them that ended in a way that does not say whether it was made."""
+
+    async def load(self, after_page: Callable[[], None] | None = None) -> None:
+        """Read everything; listeners are told once a page of it is in the table.
+
+        The loop gets its turn after each page, and so does `after_page`.
+        """
+        async for page in pages(self.store, self.prefix):
+            self._show_page(page)
+            if after_page is not None:
+                after_page()
+            await asyncio.sleep(0)
+        self.begin()
+
+    # -- writing
+
+    @asynccontextmanager
+    async def lock(self, *names: str) -> AsyncIterator[None]:
+        """Hold the locks of these records, from reading to `commit`.
+
+        They are taken in one order by everybody, so nobody waits in a circle. Locks exist
+        only while somebody holds or awaits them.
+        """
+        async with AsyncExitStack() as stack:
+            for name in sorted(set(names)):
+                lock = self._locks.get(name)
+                if lock is None:
+                    lock = self._locks[name] = asyncio.Lock()
+                await stack.enter_async_context(lock)
+            if self._doubtful:
+                await self._refresh(self._doubtful.keys() & set(names))
+            yield
+
+    async def settle(self) -> None:
+        """Read again what a write may have changed that did not say whether it was made."""
+        if self._doubtful:
+            async with self.lock(*self._doubtful):
+                pass
+
+    async def commit(
+        self,
+        name: str,
+        record: T | None,
+        compare: Mapping[str, int] | None = None,
+        also: Sequence[Operation] = (),
+    ) -> None:
+        """Store a record (None: delete it) if nothing it is based on changed, else `Conflict`.
+
+        The caller holds the record's lock.
+        """
+        await self.commit_many({name: record}, compare, also)
+
+    async def commit_many(
+        self,
+        changes: Mapping[str, T | None],
+        compare: Mapping[str, int] | None = None,
+        also: Sequence[Operation] = (),
+    ) -> None:
+        """Store several records in one transaction, all or none; the caller has the locks."""
+        operations, expected = list[Operation](), dict[str, int]()
+        for name, record in changes.items():
+            compared, written = self._written(name, record)
+            operations += written
+            expected |= compared
+        expected |= compare or {}
+        attempt = Attempt(self._slots, expected, [*operations, *also])
+        try:
+            revision = await attempt.make()
+        except UnknownOutcome:
+            revision = await self._found_out(changes, attempt)
+        except Conflict:
+            self._doubtful.update(dict.fromkeys(changes, attempt))
+            await self._refresh(changes)
+            raise
+        except BaseException:
+            self._doubtful.update(dict.fromkeys(changes, attempt))
+            raise
+        for name, record in changes.items():
+            self._put(name, record, revision)
+
+    async def _found_out(self, names: Collection[str], attempt: Attempt) -> int:
+        """Return the revision of a write that was made after all, or raise that it was not.
+
+        Raises `UnknownOutcome` if the store cannot say; then whoever locks one of these records
+        next asks first.
+        """
+        self._doubtful.update(dict.fromkeys(names, attempt))
+        try:
+            revision = await attempt.outcome()
+        except TwineError as e:
+            raise UnknownOutcome(
+                f"nobody knows whether {self._word} {', '.join(sorted(names))} was written: {e}",
+                hint="look whether it is there before sending it again",
+            ) from e
+        if not revision:
+            await self._refresh(names)
+            raise Busy(
+                f"cannot write {self._word} {', '.join(sorted(names))}: the store failed",
+                hint="nothing was changed; the request may be sent again",
+            )
+        for name in names:
+            self._doubtful.pop(name, None)
+        return revision
+
+    async def commit_in_parts(self, changes: Mapping[str, T | None]) -> None:
+        """Store very many records in transactions of `PART`; the caller has the locks.
+
+        Raises the first error when all have ended: some parts may be stored then.
+        """
+        names = list(changes)
+        parts = (names[first : first + PART] for first in range(0, len(names), PART))
+        commits = (self.commit_many({name: changes[name] for name in part}) for part in parts)
+        for outcome in await asyncio.gather(*commits, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
+
+    async def update(self, name: str, change: Callable[[T], T]) -> T:
+        """Change a record in place; returns it as stored. `NotFound` if there is none."""
+        return (await self.update_many([name], change))[0]
+
+    async def update_many(self, names: Collection[str], change: Callable[[T], T]) -> list[T]:
+        """Change several records in one transaction; what `change` raises stops all of it."""
+        async with self.lock(*names):
+            after = {name: change(self.get(name)) for name in names}
+            different = {n: r for n, r in after.items() if r != self._records[n]}
+            if different:
+                await self.commit_many(different)
+            return list(after.values())
+
+    async def _refresh(self, names: Collection[str]) -> None:
+        """Read records again whose last write is in doubt, or that another writer changed."""
+        for name in sorted(names):
+            if (attempt := self._doubtful.get(name)) is not None:
+                await attempt.outcome()
+            await self._read_again(name)
+            self._doubtful.pop(name, None)
+
+    async def _read_again(self, name: str) -> None:
+        """Bring one record up to what the store has."""
+        entry = await self.store.get(self.prefix + name)
+        if entry is None:
+            if name in self._records:
+                self._put(name, None, 0)
+        elif entry.revision != self.revision(name):
+            self._put(name, self._read(name, entry), entry.revision)
+
+    def _written(self, name: str, record: T | None) -> tuple[dict[str, int], list[Operation]]:
+        """Return what a write of a record compares, and what it does."""
+        key = self.prefix + name
+        return self.expect([name]), [Delete(key) if record is None else Put(key, encode(record))]

@@ -1,0 +1,209 @@
+"""Work that is kept by key: few tasks for any number of keys, and one timer for all of them.
+
+A key is something that is looked at again and again: a job, a machine. One that nobody woke
+and whose time has not come costs an entry of a heap at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from agent.errors import TwineError
+from control_plane.runtime.runtime import Runtime
+
+log = logging.getLogger(__name__)
+Work = Callable[[str], Awaitable[float | None]]
+"""One round for a key; returns the seconds until its next one, None: when it is woken."""
+_RETRY_MAX_S = 60.0
+_STALE = 64
+"""Entries of the heap that may be out of date before it is made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much happens at once, and how soon again."""
+
+    limit: int = 64
+    """Keys at work together."""
+    gather_s: float = 0.0
+    """From the end of a key's round to its next, so that a flood of news costs few rounds."""
+    retry_s: float = 2.0
+    """After a round that failed; doubles up to a minute, and news do not shorten the first."""
+
+
+class Workers:
+    """Rounds for keys: as many at once as the pace allows, those that wait in order.
+
+    A key is never at work twice at once. One that is woken during its round gets another
+    round after it, so whatever was true when it was woken is looked at.
+    """
+
+    def __init__(self, runtime: Runtime, name: str, work: Work, pace: Pace | None = None) -> None:
+        """Collect keys, and begin with `run`; `name` is for logs and the meter."""
+        self.failed: dict[str, str] = {}
+        """Key → why its last round failed."""
+        self._runtime, self._name, self._work = runtime, name, work
+        self._pace = pace or Pace()
+        self._group: asyncio.TaskGroup | None = None
+        self._at_work = 0
+        self._busy: dict[str, bool] = {}
+        """Keys in a round → whether they were woken since it began."""
+        self._ready: dict[str, None] = {}
+        self._queue: deque[str] = deque()
+        """The order of `_ready`; those that were forgotten are skipped."""
+        self._due: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._rests: dict[str, float] = {}
+        """Keys → when their next round may begin at the earliest."""
+        self._resting: deque[tuple[float, str]] = deque()
+        self._failures: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Work until cancelled; keys that were woken before come first."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                self._hire()
+                self._set_timer()
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._group = None  # news may still come while everything ends
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+
+    def wake(self, key: str) -> None:
+        """Look at a key as soon as its turn comes."""
+        if key in self._busy:
+            self._busy[key] = True
+            return
+        if key in self._ready:
+            return
+        rest = self._rests.get(key)
+        if rest is not None and rest > self._runtime.now():
+            self.wake_at(key, rest)
+            return
+        self._due.pop(key, None)
+        self._ready[key] = None
+        self._queue.append(key)
+        self._hire()
+
+    def wake_at(self, key: str, when: float) -> None:
+        """Look at a key at this moment of `now`, if nothing makes it due before."""
+        known = self._due.get(key)
+        when = max(when, self._rests.get(key, when))
+        if key in self._ready or (known is not None and known <= when):
+            return
+        self._due[key] = when
+        if len(self._heap) > 2 * len(self._due) + _STALE:
+            self._heap = [(at, name) for name, at in self._due.items()]
+            heapify(self._heap)
+        else:
+            heappush(self._heap, (when, key))
+        self._set_timer()
+
+    def forget(self, key: str) -> None:
+        """Drop all that is known of a key; a round of it that runs ends by itself."""
+        for known in (self._due, self._ready, self._rests, self._failures, self.failed):
+            known.pop(key, None)
+        if key in self._busy:
+            self._busy[key] = False
+
+    def is_idle(self) -> bool:
+        """Return whether no key is at work or waits for its turn."""
+        return not self._busy and not self._ready
+
+    # -- inside
+
+    def _hire(self) -> None:
+        wanted = min(self._pace.limit, len(self._busy) + len(self._ready))
+        while self._group is not None and self._at_work < wanted:
+            self._at_work += 1
+            self._runtime.spawn_in(self._group, self._name, self._labour())
+
+    async def _labour(self) -> None:
+        """Do rounds for as long as keys wait for one."""
+        try:
+            while self._queue:
+                await self._runtime.breathe()  # many may have been hired in one turn
+                while self._queue:
+                    key = self._queue.popleft()
+                    if key in self._ready:
+                        del self._ready[key]
+                        await self._round(key)
+                        break
+        finally:
+            self._at_work -= 1
+
+    async def _round(self, key: str) -> None:
+        self._busy[key] = False
+        try:
+            look_s = await self._work(key)
+        except TwineError as e:
+            look_s = self._back_off(key, str(e))
+            log.warning(
+                "round failed", extra={"actor": self._name, "object": key, "reason": str(e)}
+            )
+        except Exception as e:
+            look_s = self._back_off(key, f"{type(e).__name__}: {e}")
+            log.exception("round failed", extra={"actor": self._name, "object": key})
+        else:
+            self._failures.pop(key, None)
+            self.failed.pop(key, None)
+            self._rest(key, self._pace.gather_s)
+        finally:
+            woken = self._busy.pop(key)
+        if look_s is not None:
+            self.wake_at(key, self._runtime.now() + look_s)
+        if woken:
+            self.wake(key)
+
+    def _back_off(self, key: str, reason: str) -> float:
+        """Return when to try again; the round counts as looked at, with a reason."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        self.failed[key] = reason
+        self._rest(key, self._pace.retry_s)
+        return min(self._pace.retry_s * 2.0 ** min(failures, 16), _RETRY_MAX_S)
+
+    def _rest(self, key: str, seconds: float) -> None:
+        now = self._runtime.now()
+        while self._resting and self._resting[0][0] <= now:
+            until, rested = self._resting.popleft()
+            if self._rests.get(rested) == until:
+                del self._rests[rested]
+        if seconds > 0:
+            self._rests[key] = now + seconds
+            self._resting.append((now + seconds, key))
+
+    def _set_timer(self) -> None:
+        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+            heappop(self._heap)
+        if not self._heap or self._group is None:
+            return
+        when = self._heap[0][0]
+        if self._timer is not None:
+            if self._timer_at <= when:
+                return
+            self._timer.cancel()
+        self._timer_at = when
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, when - self._runtime.now()), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        now = self._runtime.now()
+        while self._heap and self._heap[0][0] <= now:
+            when, key = heappop(self._heap)
+            if self._due.get(key) == when:
+                del self._due[key]
+                self._rests.pop(key, None)
+                self.wake(key)
+        self._set_timer()

@@ -1,0 +1,41 @@
+"""When a task that is left behind has certainly ended, so that there is no second copy.
+
+Only jobs whose `disconnect` says `stop` wait for that: their hosts end them when they are not
+heard from (docs/adr/0024). Others are placed elsewhere at once, and may run twice meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import inf
+
+from agent.api import TaskState, certainly_ended_s
+from control_plane.agents.core.seen import SeenMachine
+from control_plane.api.jobs import JobRecord, JobSpec
+
+_ENDED = (TaskState.STOPPED, TaskState.FAILED)
+
+
+def ended_in_s(spec: JobSpec, task: str, machine: SeenMachine | None) -> float:
+    """Return in how many seconds a task has certainly ended on its machine, or nobody minds.
+
+    Infinite while it is seen to run. A machine that is not known any more was removed by an
+    operator, who says so that it is gone.
+    """
+    after_s = certainly_ended_s(spec.disconnect, spec.stop_timeout_s)
+    if after_s is None or machine is None:
+        return 0.0
+    if machine.up and machine.answering:
+        status = machine.tasks.get(task)
+        return 0.0 if status is None or status.state in _ENDED else inf
+    return max(0.0, after_s - machine.unheard_s)
+
+
+def second_copies(record: JobRecord, silent: Collection[str]) -> list[str]:
+    """Return what may run twice: tasks that moved away from machines that cannot be asked."""
+    return [
+        f"{name} may still run on {machine}, which is cut off"
+        for machine in sorted(record.leaving)
+        if machine in silent
+        for name in record.leaving[machine]
+    ]

@@ -1,0 +1,185 @@
+"""What is wrong with a job's specification: everything at once, each with its field."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from agent.errors import FieldError
+from control_plane.allocator.core.demand import Demand, demand_of
+from control_plane.allocator.core.feasibility import Tally, judge, of_kind
+from control_plane.allocator.core.machine_pools import Machine, Space
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobRecord, JobSpec, UpdatePolicy
+from control_plane.api.policy import Admission
+from control_plane.scheduler.core.task_spec import RESERVED_PREFIX, unknown_templates
+
+
+def check_job(
+    spec: JobSpec,
+    *,
+    entitlements: dict[str, EntitlementSpec],
+    image_known: bool,
+    machines: Sequence[Machine],
+    known: JobRecord | None,
+) -> tuple[FieldError, ...]:
+    """Return every reason to refuse the specification; `machines` are the region's kinds."""
+    errors = [*_check_text(spec)]
+    if not image_known:
+        errors.append(_error("image", f"the image store has no image {spec.image}"))
+    entitlement = entitlements.get(spec.entitlement)
+    if entitlement is None:
+        names = ", ".join(sorted(entitlements)) or "there is none yet"
+        errors.append(
+            _error("entitlement", f"there is no entitlement {spec.entitlement!r} ({names})")
+        )
+    else:
+        errors += _check_capacity(spec, entitlement, machines)
+    if known is not None and known.spec.entitlement != spec.entitlement:
+        errors.append(
+            _error(
+                "entitlement",
+                f"the job runs in {known.spec.entitlement!r} and cannot move to"
+                f" {spec.entitlement!r}; apply it under another name, then stop this one",
+            )
+        )
+    return tuple(errors)
+
+
+def claiming(spec: JobSpec, known: JobSpec | None, default_cpus: float) -> JobSpec:
+    """Return the specification with what its tasks claim of CPU, also where it does not say.
+
+    A job of a release in which that was nothing keeps it until its next version: to apply or
+    resize it moves no task.
+    """
+    if spec.cpus is not None or spec.limits.cpu_max_cores or spec.rru:
+        return spec
+    if known is not None and same_tasks(replace(known, cpus=None), spec):
+        return replace(spec, cpus=known.cpus)
+    return replace(spec, cpus=default_cpus)
+
+
+def same_tasks(one: JobSpec, other: JobSpec) -> bool:
+    """Return whether both want the same of each task, and differ in number or pace at most."""
+    return _per_task(one) == _per_task(other)
+
+
+def _per_task(spec: JobSpec) -> JobSpec:
+    return replace(
+        spec, tasks=0, update=UpdatePolicy(), preferences=None, admission=Admission.PARTIAL
+    )
+
+
+def _check_text(spec: JobSpec) -> list[FieldError]:
+    errors = [
+        _error("ports", f"port {name!r} is listed {count} times")
+        for name, count in Counter(spec.ports).items()
+        if count > 1
+    ]
+    if spec.probe is not None and spec.probe.port not in spec.ports:
+        names = ", ".join(spec.ports) or "none"
+        errors.append(
+            _error("probe.port", f"{spec.probe.port!r} is not one of the job's ports ({names})")
+        )
+    texts = [(f"command[{i}]", text) for i, text in enumerate(spec.command)]
+    texts += [(f"environment.{key}", text) for key, text in spec.environment.items()]
+    for field, text in texts:
+        errors += [
+            _error(
+                field,
+                f"${{{name}}} stands for nothing: use ${{task}}, ${{machine}} or"
+                " ${port:NAME} with one of the job's ports; $${ gives a literal ${",
+            )
+            for name in unknown_templates(text, spec.ports)
+        ]
+    errors += [
+        _error(f"environment.{key}", f"names that begin with {RESERVED_PREFIX} are set by Twine")
+        for key in spec.environment
+        if key.startswith(RESERVED_PREFIX)
+    ]
+    return errors
+
+
+def _check_capacity(
+    spec: JobSpec, entitlement: EntitlementSpec, machines: Sequence[Machine]
+) -> list[FieldError]:
+    """Compare with what the entitlement could hold if all its machines were empty."""
+    errors = []
+    types = set(entitlement.machine_types or entitlement.per_type)
+    if types and spec.machine_types and not types & set(spec.machine_types):
+        errors.append(
+            _error(
+                "machine_types",
+                f"the entitlement holds only machines of type {', '.join(sorted(types))}",
+            )
+        )
+    errors += _check_overcommit(spec, entitlement)
+    held = [m for m in machines if not types or m.capacity.machine_type in types]
+    demand = of_kind(demand_of(spec, entitlement.datacenter))
+    tally = Tally(demand)
+    most = 0
+    for machine in held:
+        space = Space.whole(machine.capacity)
+        if not tally.add(machine, space):
+            most = max(most, room(demand, machine, spec.tasks))
+    if held and not tally.fitting:
+        errors += _too_large(tally)
+    quota = entitlement.machines
+    if tally.fitting and quota is not None and spec.tasks > most * quota:
+        errors.append(
+            _error(
+                "tasks",
+                f"{spec.tasks} tasks do not fit on the entitlement's {quota}"
+                f" machines, at most {most} on each",
+            )
+        )
+    return errors
+
+
+def room(demand: Demand, machine: Machine, most: int) -> int:
+    """Return how many such tasks fit on an empty machine, counting no further than `most`."""
+    space = Space.whole(machine.capacity)
+    count = 0
+    while count < most and not judge(demand, machine, space):
+        space.take(demand, machine.capacity)
+        space.pick_ports(demand.ports)
+        count += 1
+    return count
+
+
+def _check_overcommit(spec: JobSpec, entitlement: EntitlementSpec) -> list[FieldError]:
+    wanted, allowed = spec.overcommit, entitlement.overcommit
+    return [
+        _error(
+            f"overcommit.{name}",
+            f"{want:g} is wanted and the entitlement allows {most:g}",
+        )
+        for name, want, most in (
+            ("cpu", wanted.cpu, allowed.cpu),
+            ("memory", wanted.memory, allowed.memory),
+        )
+        if want > most
+    ]
+
+
+_FIELDS = {
+    "memory": "limits.memory_max_bytes",
+    "cpu": "limits.cpu_max_cores",
+    "gpus": "gpus",
+    "network": "network_mbps",
+    "ports": "ports",
+    "excluded": "requires",
+}
+
+
+def _too_large(tally: Tally) -> list[FieldError]:
+    why = "; ".join(tally.reasons())
+    lacks = tally.lacks()
+    fields = [field for lack, field in _FIELDS.items() if lack in lacks]
+    return [_error(field, f"no machine can take such a task: {why}") for field in fields]
+
+
+def _error(field: str, reason: str) -> FieldError:
+    return FieldError(field=field, reason=reason)

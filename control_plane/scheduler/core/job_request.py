@@ -1,0 +1,115 @@
+"""A job's record as a request to the allocator, and the answer back into the record."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from control_plane.agents.core.seen import View
+from control_plane.allocator.core.claims import Claims
+from control_plane.allocator.core.demand import Demand, demand_for
+from control_plane.allocator.core.preferences import preferences_of
+from control_plane.allocator.core.request import Group, Request, same_claim
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord, spec_of
+from control_plane.api.policy import Admission
+from control_plane.scheduler.core.rollout import Placed, to_place
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the allocator said: the job's claims, and the tasks that have none."""
+
+    claims: Claims | None
+    unplaced: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def request_of(
+    record: JobRecord,
+    view: View,
+    pool: str,
+    entitlement: EntitlementSpec | None,
+    claims: Claims | None = None,
+) -> Request:
+    """Return what a job needs of the allocator: every task that has, or shall have, a machine.
+
+    Tasks that are being updated keep theirs, so that nobody takes it while they restart. As
+    long as they can, and the new version claims the same, they are asked for as if they ran:
+    so the request is that of before the update, to which the answer is known (AL13).
+    """
+    waiting = {task.index: task for task in to_place(record, view)}
+    demands: dict[int, Demand] = {}
+    same: dict[int, int] = {}
+    """Version → the first one that claims the same."""
+    alike: dict[tuple[int, bool, str, bool], list[int]] = defaultdict(list)
+    left = frozenset(
+        task.placement.machine for task in waiting.values() if task.placement is not None
+    )
+    for task in record.tasks:
+        version = task.version
+        if version not in same:
+            demand = demand_for(spec_of(record, task), entitlement)
+            same[version] = next((v for v, d in demands.items() if d == demand), version)
+            demands.setdefault(same[version], demand)
+        version = same[version]
+        alike[_kind(task, version, demands[version], waiting, claims)].append(task.index)
+    groups = tuple(
+        Group(
+            demands[version],
+            tuple(tasks),
+            leave=left if leaves else frozenset(),
+            avoid=avoid,
+            running=running,
+        )
+        for (version, leaves, avoid, running), tasks in alike.items()
+    )
+    return Request(
+        job=record.name,
+        pool=pool,
+        groups=groups,
+        preferences=preferences_of(record.spec, entitlement),
+        gang=record.spec.admission is Admission.GANG,
+    )
+
+
+def _kind(
+    task: TaskRecord,
+    version: int,
+    demand: Demand,
+    waiting: dict[int, TaskRecord],
+    claims: Claims | None,
+) -> tuple[int, bool, str, bool]:
+    """Return what tasks have in common that can be placed together."""
+    if task.phase is TaskPhase.PENDING:
+        if claims is not None and _may_stay(task, demand, claims):
+            return (version, False, "", True)
+        return (version, False, task.avoid, False)
+    leaves = task.index in waiting and task.placement is not None
+    return (version, leaves, "", True)
+
+
+def _may_stay(task: TaskRecord, demand: Demand, claims: Claims) -> bool:
+    """Return whether a task that does not run may start again right where its claim is."""
+    claim = claims.get(task.index)
+    return (
+        claim is not None
+        and same_claim(claim.demand, demand)
+        and claim.machine.pool == claims.pool
+        and not claim.machine.blocked
+        and claim.machine.name != task.avoid
+    )
+
+
+def answer_of(record: JobRecord, view: View, answer: Answer) -> Placed:
+    """Return the machines of the tasks that waited for one."""
+    placements = {}
+    missing = set(answer.unplaced)
+    for task in to_place(record, view):
+        claim = answer.claims.get(task.index) if answer.claims is not None else None
+        if claim is None or task.index in missing:
+            continue
+        if task.placement is not None and task.placement.machine == claim.machine.name:
+            continue
+        placements[task.index] = Placement(machine=claim.machine.name, ports=claim.ports or {})
+    return Placed(placements, answer.unplaced, answer.reasons)

@@ -1,0 +1,196 @@
+"""How operations move on, and what the job's log says of those that ended.
+
+    proposed -> offered -> acknowledged -> running -> done | failed
+       any of these, when it became needless -> withdrawn
+
+What nobody chose (a failure, a resize) is running, or waits for a place, from the beginning.
+Operations follow what happened to the tasks: whoever moved a task says so by its phase, and
+`follow` opens, moves on and closes what that means.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.operations import (
+    REASON_MAX,
+    WAITING,
+    Cause,
+    JobEvent,
+    Operation,
+    OperationKind,
+    OperationState,
+)
+from control_plane.scheduler.core.moment import Moment
+
+_BACK = "its machine is back"
+
+
+class Ledger:
+    """The operations of one decision about one job."""
+
+    def __init__(self, record: JobRecord, now: Moment) -> None:
+        """Nothing happened yet."""
+        self.events: list[JobEvent] = []
+        self.opened = record.operations
+        self._job, self._now = record.name, now
+
+    def open(
+        self,
+        task: TaskRecord,
+        kind: OperationKind,
+        cause: Cause,
+        reason: str = "",
+        state: OperationState = OperationState.RUNNING,
+        deadline: float | None = None,
+    ) -> TaskRecord:
+        """Return the task with an operation on it."""
+        self.opened += 1
+        operation = Operation(
+            id=f"{self._job}-{task.index}.{self.opened}",
+            task=task.index,
+            kind=kind,
+            cause=cause,
+            reason=reason[:REASON_MAX],
+            state=state,
+            deadline=deadline,
+            from_machine=_machine(task) if kind is not OperationKind.START else "",
+            began=self._now.wall,
+            since=self._now.wall,
+        )
+        return replace(task, operation=operation)
+
+    def to(self, task: TaskRecord, state: OperationState, **changes: object) -> TaskRecord:
+        """Return the task with its operation in a state."""
+        known = task.operation
+        if known is None or (known.state is state and not changes):
+            return task
+        return replace(task, operation=replace(known, state=state, since=self._now.wall, **changes))
+
+    def close(self, task: TaskRecord, outcome: OperationState, reason: str = "") -> TaskRecord:
+        """Return the task without its operation, of which the log tells from now on."""
+        known = task.operation
+        if known is None:
+            return task
+        self.events.append(
+            JobEvent(
+                task=task.index,
+                operation=known.id,
+                kind=known.kind,
+                cause=known.cause,
+                outcome=outcome,
+                reason=(reason or known.reason)[:REASON_MAX],
+                from_machine=known.from_machine,
+                to_machine=_machine(task) if outcome is OperationState.DONE else known.to_machine,
+                version=task.version,
+                start=known.began,
+                end=self._now.wall,
+            )
+        )
+        return replace(task, operation=None)
+
+    # -- what happened
+
+    def follow(self, before: JobRecord, after: JobRecord) -> JobRecord:
+        """Return the record with operations that say what became of its tasks."""
+        if before.tasks is after.tasks:
+            return after
+        known = {task.index: task for task in before.tasks}
+        tasks = []
+        for task in after.tasks:
+            old = known.pop(task.index, None)
+            tasks.append(task if old is task else self._followed(old, task, after))
+        for old in known.values():
+            self._removed(old, after)
+        return replace(after, tasks=tasks, operations=self.opened)
+
+    def _followed(self, old: TaskRecord | None, task: TaskRecord, job: JobRecord) -> TaskRecord:
+        if old is None:
+            cause = Cause.RESIZE if job.version > 1 or job.operations else Cause.RELEASE
+            return self.open(task, OperationKind.START, cause, state=OperationState.PROPOSED)
+        if task.operation is None and old.operation is not None:
+            task = replace(task, operation=old.operation)  # made anew, and still the same task
+        match task.phase:
+            case TaskPhase.LOST if old.phase is not TaskPhase.LOST:
+                return self._lost(task)
+            case TaskPhase.PENDING if old.phase is not TaskPhase.PENDING:
+                return self._unplaced(old, task)
+            case TaskPhase.STARTING:
+                return self._started(old, task)
+            case TaskPhase.RUNNING if task.listed and task.operation is not None:
+                if task.operation.state is OperationState.RUNNING:
+                    return self.close(task, OperationState.DONE)
+                if old.phase is TaskPhase.LOST:
+                    return self.close(task, OperationState.WITHDRAWN, _BACK)
+        return task
+
+    def _lost(self, task: TaskRecord) -> TaskRecord:
+        known = task.operation
+        if known is not None:
+            waits = known.state in WAITING
+            outcome = OperationState.WITHDRAWN if waits else OperationState.FAILED
+            task = self.close(task, outcome, task.reason)
+        return self.open(
+            task, OperationKind.MOVE, Cause.FAILURE, task.reason, OperationState.PROPOSED
+        )
+
+    def _unplaced(self, old: TaskRecord, task: TaskRecord) -> TaskRecord:
+        """A task without a machine: because of its operation, or because it lost it."""
+        known = task.operation
+        if known is not None and known.kind is not OperationKind.REMOVE:
+            return task
+        if known is not None:  # it is wanted again
+            task = self.close(task, OperationState.DONE)
+            return self.open(task, OperationKind.START, Cause.RESIZE, state=OperationState.PROPOSED)
+        opened = self.open(
+            replace(task, placement=old.placement),
+            OperationKind.MOVE,
+            Cause.FAILURE if task.reason else Cause.GONE,
+            task.reason or "its machine is not the entitlement's any more",
+            OperationState.PROPOSED,
+        )
+        return replace(opened, placement=task.placement)
+
+    def _started(self, old: TaskRecord, task: TaskRecord) -> TaskRecord:
+        known = task.operation
+        is_back = old.phase is TaskPhase.LOST and task.placement == old.placement
+        if is_back and known is not None and known.kind is OperationKind.MOVE:
+            task, known = self.close(task, OperationState.WITHDRAWN, _BACK), None
+        if known is None:
+            if task.generation == old.generation:
+                return task
+            elsewhere = task.placement != old.placement
+            kind = OperationKind.MOVE if elsewhere else OperationKind.RESTART
+            return self._heading(self.open(task, kind, Cause.FAILURE, task.reason))
+        if known.state in WAITING and task.placement != old.placement:
+            return self._heading(self.to(task, OperationState.RUNNING))
+        return task
+
+    def _heading(self, task: TaskRecord) -> TaskRecord:
+        return self.to(task, OperationState.RUNNING, to_machine=_machine(task))
+
+    def _removed(self, old: TaskRecord, job: JobRecord) -> None:
+        if old.operation is None or old.operation.kind is not OperationKind.REMOVE:
+            old = self.removing(old, job)
+        self.close(replace(old, placement=None), OperationState.DONE)
+
+    def removing(self, task: TaskRecord, job: JobRecord) -> TaskRecord:
+        """Return a task that is not wanted any more; what else was being done is withdrawn."""
+        task = self.close(task, OperationState.WITHDRAWN, "the task is not wanted any more")
+        cause = Cause.STOP if job.stopping else Cause.RESIZE
+        return self.open(task, OperationKind.REMOVE, cause)
+
+
+def is_going(task: TaskRecord) -> bool:
+    """Return whether a task is on its way out and will not come back."""
+    return task.operation is not None and task.operation.kind is OperationKind.REMOVE
+
+
+def waits(task: TaskRecord) -> bool:
+    """Return whether an operation on the task has not begun."""
+    return task.operation is not None and task.operation.state in WAITING
+
+
+def _machine(task: TaskRecord) -> str:
+    return task.placement.machine if task.placement is not None else ""

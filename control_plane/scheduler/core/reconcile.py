@@ -1,0 +1,351 @@
+"""What agents report, folded into a job's record; and the commands its record calls for.
+
+The record is the truth about what should be: `observe` moves it on, it is stored, and only
+then are the commands derived from it sent. A crash in between repeats a command, and all
+commands are idempotent by generation.
+
+    pending -> starting -> running -> draining -> stopping -> (gone) pending or removed
+                  any of them, machine down -> lost -> starting elsewhere, or here again
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from msgspec.structs import replace
+
+from agent.api import Health, RestartWhen, TaskState, TaskStatus
+from control_plane.agents.core.commands import Command, Start, Stop
+from control_plane.agents.core.seen import SeenMachine, View
+from control_plane.api.jobs import (
+    JobRecord,
+    Placement,
+    TaskPhase,
+    TaskRecord,
+    spec_of,
+    task_id,
+)
+from control_plane.api.operations import Cause
+from control_plane.scheduler.core.copies import ended_in_s
+from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.operations import is_going
+
+_RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
+_GIVE_UP_S = 60.0
+"""A machine that refuses a task for this long is given up for another."""
+_ENDED = (TaskState.STOPPED, TaskState.FAILED)
+_LEFT = (TaskPhase.DRAINING, TaskPhase.STOPPING, TaskPhase.LOST)
+"""Phases in which a task may wait for its certain end on a machine that is down."""
+
+
+def observe(record: JobRecord, view: View, now: Moment) -> JobRecord:
+    """Return the record after what is seen; nothing voluntary is begun here."""
+    fold = _Fold(record, view, now)
+    tasks = [moved for task in record.tasks if (moved := fold.task(_timed(task, now))) is not None]
+    leaving = fold.still_leaving()
+    return replace(record, tasks=tasks, leaving=leaving, generation=fold.generation)
+
+
+def commands(record: JobRecord, view: View) -> list[Command]:
+    """Return what agents must be told for the record to come true; nothing twice."""
+    found: list[Command | None] = [_about(record, task, view) for task in record.tasks]
+    for name, ids in record.leaving.items():
+        found += [_about_leaving(record, gone, name, view) for gone in ids]
+    return [command for command in found if command is not None]
+
+
+def command_about(record: JobRecord, index: int, machine: str, view: View) -> Command | None:
+    """Return the one of `commands` that is about a task on a machine, if there is one."""
+    gone = task_id(record.name, index)
+    if gone in record.leaving.get(machine, ()):
+        return _about_leaving(record, gone, machine, view)
+    tasks = record.tasks
+    near = tasks[index : index + 1]  # where it is, unless some are missing before it
+    if not near or near[0].index != index:
+        near = [task for task in tasks if task.index == index]
+    for task in near:
+        if task.placement is not None and task.placement.machine == machine:
+            return _about(record, task, view)
+    return None
+
+
+def _about(record: JobRecord, task: TaskRecord, view: View) -> Command | None:
+    if task.placement is None:
+        return None
+    machine = view.get(task.placement.machine)
+    if machine is None or not (machine.up and machine.answering):
+        return None
+    name = task_id(record.name, task.index)
+    status = machine.tasks.get(name)
+    if task.phase is TaskPhase.STARTING and machine.ready and machine.held:
+        if status is None or status.generation < task.generation:
+            return _start(record, task, task.placement)
+    elif task.phase is TaskPhase.STOPPING and not _is_told(machine, name, task.generation):
+        return Stop(task.placement.machine, name, task.generation)
+    return None
+
+
+def _about_leaving(record: JobRecord, gone: str, name: str, view: View) -> Stop | None:
+    machine = view.get(name)
+    if machine is None or not (machine.up and machine.answering) or gone not in machine.tasks:
+        return None
+    if _is_told(machine, gone, machine.tasks[gone].generation):
+        return None
+    return Stop(name, gone, record.generation, urgent=True)
+
+
+def available(task: TaskRecord, view: View) -> bool:
+    """Return whether a task serves: listed, and its machine answers."""
+    if task.phase is not TaskPhase.RUNNING or not task.listed or task.placement is None:
+        return False
+    machine = view.get(task.placement.machine)
+    return machine is not None and machine.up and machine.answering
+
+
+def next_look(record: JobRecord, now: Moment, view: View | None = None) -> float | None:
+    """Return when (steady) the record must be looked at again although nothing happened."""
+    times = [task.retry_at for task in record.tasks if task.retry_at > 0]
+    for task in record.tasks:
+        if task.phase in _LEFT and task.placement is not None and view is not None:
+            spec, machine = spec_of(record, task), view.get(task.placement.machine)
+            wait_s = ended_in_s(spec, task_id(record.name, task.index), machine)
+            if 0 < wait_s < inf:
+                times.append(now.steady + wait_s)
+        if task.phase is TaskPhase.DRAINING:
+            begun = now.steady if task.begun is None else task.begun
+            times.append(begun + spec_of(record, task).update.drain_s)
+    return max(now.steady, min(times)) if times else None
+
+
+def _start(record: JobRecord, task: TaskRecord, placement: Placement) -> Start:
+    name = task_id(record.name, task.index)
+    return Start(placement.machine, name, task.index, task.version, task.generation, placement)
+
+
+def _is_told(machine: SeenMachine, name: str, generation: int) -> bool:
+    """Return whether the agent confirmed a stop of this generation and is still at it."""
+    return name in machine.tasks and machine.stopped.get(name, 0) >= generation
+
+
+class _Fold:
+    """One pass over a job's tasks."""
+
+    def __init__(self, record: JobRecord, view: View, now: Moment) -> None:
+        self.generation = record.generation
+        self._record = record
+        self._view = view
+        self._now = now
+        self._leaving = {machine: set(ids) for machine, ids in record.leaving.items()}
+
+    def task(self, task: TaskRecord) -> TaskRecord | None:
+        """Return the task after what is seen of it, None if it is done with."""
+        if task.placement is None:
+            return task
+        machine = self._view.get(task.placement.machine)
+        match task.phase:
+            case TaskPhase.STARTING | TaskPhase.RUNNING:
+                if machine is None or not machine.up or not machine.held:
+                    return self._lost(task)
+                return self._alive(task, machine)
+            case TaskPhase.DRAINING:
+                if machine is None or not machine.up:
+                    return self._left(task, machine)
+                drain_s = spec_of(self._record, task).update.drain_s
+                if self._now.spent_s(task) >= drain_s:
+                    return self._to(task, TaskPhase.STOPPING, generation=self._next())
+            case TaskPhase.STOPPING:
+                if machine is None or not machine.up:
+                    return self._left(task, machine)
+                return self._stopping(task, machine)
+            case TaskPhase.LOST:
+                if machine is None or not machine.held:
+                    return self._left(task, machine, keep_version=True)
+                return self._back(task, machine)
+        return task
+
+    def still_leaving(self) -> dict[str, list[str]]:
+        """Return what must still be deleted where, without what is seen to be gone."""
+        left: dict[str, list[str]] = {}
+        for name, ids in self._leaving.items():
+            machine = self._view.get(name)
+            if machine is None:
+                continue
+            if machine.up and machine.answering:
+                ids = {gone for gone in ids if gone in machine.tasks}
+            if ids:
+                left[name] = sorted(ids)
+        return left
+
+    def _alive(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord | None:
+        if not machine.answering:
+            return task
+        status = machine.tasks.get(task_id(self._record.name, task.index))
+        if status is None or status.generation < task.generation:
+            if task.phase is TaskPhase.RUNNING:
+                return self._again(task, "the agent does not know it any more")
+            refused = machine.refused.get(task_id(self._record.name, task.index))
+            if refused and self._now.spent_s(task) >= _GIVE_UP_S:
+                return self._elsewhere(task, refused)
+            if not refused and not machine.ready:
+                refused = "its machine did not prove the entitlement's profile yet"
+            return replace(task, reason=refused) if refused and refused != task.reason else task
+        if status.generation > task.generation:
+            self.generation = max(self.generation, status.generation)
+            return self._again(task, "somebody else changed it on its machine")
+        task = _with_status(task, status)
+        if status.state is TaskState.RUNNING and status.health is Health.HEALTHY:
+            if task.phase is TaskPhase.RUNNING and task.listed:
+                return task
+            return self._to(task, TaskPhase.RUNNING, listed=True, attempts=0, retry_at=0.0)
+        if task.listed:
+            task = replace(task, listed=False)
+        return self._ended(task, status) if status.state in _ENDED else task
+
+    def _left(
+        self, task: TaskRecord, machine: SeenMachine | None, *, keep_version: bool = False
+    ) -> TaskRecord | None:
+        """A task whose machine cannot be asked, or is not the job's: it waits for its certain end.
+
+        One that is seen to run there is stopped first.
+        """
+        name = task_id(self._record.name, task.index)
+        wait_s = ended_in_s(spec_of(self._record, task), name, machine)
+        if wait_s == 0.0:
+            return self._gone(task, left_behind=True, keep_version=keep_version)
+        if wait_s == inf and task.phase is not TaskPhase.STOPPING:
+            return self._to(task, TaskPhase.STOPPING, generation=self._next())
+        return task
+
+    def _elsewhere(self, task: TaskRecord, refused: str) -> TaskRecord | None:
+        assert task.placement is not None
+        gone = self._gone(task, left_behind=True, keep_version=True)
+        return gone and replace(gone, avoid=task.placement.machine, reason=refused)
+
+    def _ended(self, task: TaskRecord, status: TaskStatus) -> TaskRecord:
+        """A task that its agent will not start again by itself: now, later or never?"""
+        result = status.last_exit.result if status.last_exit else ""
+        if result == "lost":
+            return self._again(task, "its machine was rebooted")
+        if result == "cut-off":
+            return self._again(task, "its machine was cut off and ended it, as its job asks")
+        when = spec_of(self._record, task).restart.when
+        finished = status.state is TaskState.STOPPED and result == "success"
+        ended = status.state is TaskState.STOPPED and when is RestartWhen.NEVER
+        if ended or (finished and when is RestartWhen.ON_FAILURE):
+            return replace(task, reason=f"it ended, and its restart policy is {when}")
+        if not task.retry_at:
+            pause = min(_RETRY_FIRST_S * 2.0 ** min(task.attempts, 16), _RETRY_MAX_S)
+            return replace(task, retry_at=self._now.steady + pause)
+        if self._now.steady < task.retry_at:
+            return task
+        again = self._again(task, status.reason or "it had ended")
+        return replace(again, attempts=task.attempts + 1)
+
+    def _stopping(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord | None:
+        name = task_id(self._record.name, task.index)
+        status = machine.tasks.get(name)
+        if not machine.answering:
+            return task
+        if status is None:
+            confirmed = machine.stopped.get(name, 0) >= task.generation
+            return self._gone(task) if confirmed else task
+        if status.generation > task.generation:
+            self.generation = max(self.generation, status.generation)
+            return replace(task, generation=self._next())
+        return replace(task, state=status.state, health=status.health)
+
+    def _back(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord | None:
+        """A lost task whose machine may be back before it was placed elsewhere."""
+        if not (machine.up and machine.answering):
+            return task if task.reason else replace(task, reason=_unusable(task))
+        status = machine.tasks.get(task_id(self._record.name, task.index))
+        if status is not None and status.generation == task.generation:
+            task = self._to(task, TaskPhase.STARTING, reason="its machine is back")
+            return self._alive(task, machine)
+        return self._again(task, "its machine is back, without it")
+
+    def _lost(self, task: TaskRecord) -> TaskRecord:
+        return self._to(
+            task,
+            TaskPhase.LOST,
+            listed=False,
+            health=Health.UNKNOWN,
+            retry_at=0.0,
+            reason=_unusable(task),
+        )
+
+    def _again(self, task: TaskRecord, reason: str) -> TaskRecord:
+        return self._to(
+            task,
+            TaskPhase.STARTING,
+            generation=self._next(),
+            listed=False,
+            health=Health.UNKNOWN,
+            state=None,
+            retry_at=0.0,
+            reason=reason,
+        )
+
+    def _gone(
+        self, task: TaskRecord, *, left_behind: bool = False, keep_version: bool = False
+    ) -> TaskRecord | None:
+        """A task that has no place now: it waits for one, or it is done with."""
+        if left_behind and task.placement is not None:
+            name = task_id(self._record.name, task.index)
+            self._leaving.setdefault(task.placement.machine, set()).add(name)
+        if self._record.stopping or is_going(task):
+            return None
+        return TaskRecord(
+            index=task.index,
+            version=task.version if keep_version else self._record.version,
+            generation=task.generation,
+            since=self._now.wall,
+            begun=self._now.steady,
+            avoid=_avoided(task),
+            operation=task.operation,
+        )
+
+    def _next(self) -> int:
+        self.generation += 1
+        return self.generation
+
+    def _to(self, task: TaskRecord, phase: TaskPhase, **changes: object) -> TaskRecord:
+        since, begun = self._now.wall, self._now.steady
+        return replace(task, phase=phase, since=since, begun=begun, **changes)
+
+
+def _avoided(task: TaskRecord) -> str:
+    """Return the machine that a task left for the sake of the spread."""
+    known = task.operation
+    return known.from_machine if known is not None and known.cause is Cause.REBALANCE else ""
+
+
+def _unusable(task: TaskRecord) -> str:
+    return f"machine {task.placement.machine} is not usable" if task.placement is not None else ""
+
+
+def _timed(task: TaskRecord, now: Moment) -> TaskRecord:
+    """Return a task read from the store with durations that count from now."""
+    return task if task.begun is not None else replace(task, begun=now.steady)
+
+
+def _with_status(task: TaskRecord, status: TaskStatus) -> TaskRecord:
+    """Return the task with its agent's words; itself if they are the same as before."""
+    if (
+        task.state is status.state
+        and task.health is status.health
+        and task.restarts == status.restarts
+        and task.reason == status.reason
+        and task.invocation_id == status.invocation_id
+        and task.last_exit == status.last_exit
+    ):
+        return task
+    return replace(
+        task,
+        state=status.state,
+        health=status.health,
+        reason=status.reason,
+        invocation_id=status.invocation_id,
+        restarts=status.restarts,
+        last_exit=status.last_exit,
+    )

@@ -1,0 +1,203 @@
+"""The single steps of a task: down, to a place, and what the owner sees of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from agent.api import Health, TaskState
+from control_plane.agents.core.seen import View
+from control_plane.api.jobs import (
+    JobPhase,
+    JobRecord,
+    JobStatus,
+    Placement,
+    TaskPhase,
+    TaskRecord,
+    spec_of,
+    task_id,
+)
+from control_plane.api.operations import Cause
+from control_plane.scheduler.core.copies import ended_in_s
+from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.operations import is_going
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Machines for the tasks that asked for one, and why the rest has none."""
+
+    placements: Mapping[int, Placement] = field(default_factory=dict)
+    unplaced: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def wanted_tasks(record: JobRecord) -> int:
+    """Return how many tasks there shall be."""
+    return 0 if record.stopping else record.spec.tasks
+
+
+def must_move(task: TaskRecord, view: View) -> bool:
+    """Return whether a task has to leave its machine, as far as the budget allows."""
+    machine = view.get(task.placement.machine) if task.placement is not None else None
+    return machine is not None and machine.leaving
+
+
+def is_overdue(task: TaskRecord, view: View) -> bool:
+    """Return whether a task has to leave its machine now, whatever the budget says."""
+    machine = view.get(task.placement.machine) if task.placement is not None else None
+    return machine is not None and machine.overdue
+
+
+def take_down(task: TaskRecord, generation: int, now: Moment) -> TaskRecord:
+    """Return the task on its way out: unlisted and drained first if clients may use it."""
+    if task.listed:
+        return replace(
+            task,
+            phase=TaskPhase.DRAINING,
+            listed=False,
+            since=now.wall,
+            begun=now.steady,
+            retry_at=0.0,
+        )
+    return replace(
+        task,
+        phase=TaskPhase.STOPPING,
+        generation=generation,
+        since=now.wall,
+        begun=now.steady,
+        retry_at=0.0,
+    )
+
+
+def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
+    """Return the tasks that need a machine: new ones, and those whose machine is down.
+
+    Where a second copy is not allowed, only once the first has certainly ended.
+    """
+
+    def needs(task: TaskRecord) -> bool:
+        if task.phase is TaskPhase.PENDING:
+            return True
+        if task.phase is not TaskPhase.LOST or task.placement is None:
+            return False
+        machine = view.get(task.placement.machine)
+        if machine is not None and machine.up:
+            return False
+        name = task_id(record.name, task.index)
+        return ended_in_s(spec_of(record, task), name, machine) == 0.0
+
+    return tuple(task for task in record.tasks if needs(task))
+
+
+def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
+    """Return the record with the plan's placements, each a start of its own generation.
+
+    A task that moves leaves its name behind: should the old machine come back with it, it
+    is deleted there before anything else starts (nothing runs twice).
+    """
+    generation = record.generation
+    leaving = {machine: set(ids) for machine, ids in record.leaving.items()}
+    tasks = []
+    for task in record.tasks:
+        placement = plan.placements.get(task.index)
+        if placement is not None:
+            generation += 1
+            if task.placement is not None:
+                name = f"{record.name}-{task.index}"
+                leaving.setdefault(task.placement.machine, set()).add(name)
+            task = TaskRecord(
+                index=task.index,
+                version=task.version,
+                generation=generation,
+                phase=TaskPhase.STARTING,
+                placement=placement,
+                since=now.wall,
+                begun=now.steady,
+                operation=task.operation,
+            )
+        elif task.index in plan.unplaced:
+            reason = "; ".join(plan.reasons)
+            task = task if task.reason == reason else replace(task, reason=reason)
+        tasks.append(task)
+    left = {machine: sorted(ids) for machine, ids in leaving.items()}
+    return replace(record, tasks=tasks, generation=generation, leaving=left)
+
+
+def prune(record: JobRecord) -> JobRecord:
+    """Return the record without specifications that no task runs any more."""
+    used = {task.version for task in record.tasks} | {record.version}
+    if used >= record.specs.keys():
+        return record
+    return replace(record, specs={v: s for v, s in record.specs.items() if v in used})
+
+
+def summarize(record: JobRecord, detail: str = "") -> JobStatus:
+    """Return a job as its owner sees it."""
+    wanted = wanted_tasks(record)
+    staying = [t for t in record.tasks if not (record.stopping or is_going(t))]
+    running = [t for t in staying if t.state is TaskState.RUNNING]
+    healthy = [t for t in running if t.health is Health.HEALTHY and t.listed]
+    updated = [t for t in running if t.version == record.version]
+    waiting = [t for t in staying if t.reason and not t.listed]
+    if record.stopping:
+        phase = JobPhase.STOPPING
+    elif len(healthy) == len(record.tasks) == wanted == len(updated):
+        phase = JobPhase.STABLE
+    elif detail or any(_is_stuck(t) for t in waiting):
+        phase = JobPhase.WAITING
+    else:
+        phase = JobPhase.PROGRESSING
+    if waiting and not detail:
+        detail = f"task {waiting[0].index}: {waiting[0].reason}"
+    return JobStatus(
+        record=record,
+        phase=phase,
+        wanted=wanted,
+        running=len(running),
+        healthy=len(healthy),
+        updated=len(updated),
+        detail=detail,
+    )
+
+
+def _is_stuck(task: TaskRecord) -> bool:
+    return task.placement is None or task.phase is TaskPhase.LOST or task.retry_at > 0
+
+
+def is_moving(task: TaskRecord) -> bool:
+    """Return whether a task is on its way and nothing is known to be in it."""
+    if task.phase is TaskPhase.STARTING:
+        stuck = task.health is Health.UNHEALTHY or task.state in (
+            TaskState.BACKOFF,
+            TaskState.FAILED,
+            TaskState.STOPPED,
+        )
+        return not stuck and not task.reason
+    going = (TaskPhase.DRAINING, TaskPhase.STOPPING)
+    return task.phase in going or (task.phase is TaskPhase.PENDING and not task.reason)
+
+
+def is_quiet(record: JobRecord) -> bool:
+    """Return whether a job is as it is wanted and nothing is done to it but for its spread."""
+    return (
+        len(record.tasks) == wanted_tasks(record)
+        and not record.leaving
+        and all(
+            task.listed
+            and task.version == record.version
+            and task.phase is TaskPhase.RUNNING
+            and (task.operation is None or task.operation.cause is Cause.REBALANCE)
+            for task in record.tasks
+        )
+    )
+
+
+def is_reachable(task: TaskRecord, view: View) -> bool:
+    """Return whether a task is on a machine that answers."""
+    if task.placement is None:
+        return False
+    machine = view.get(task.placement.machine)
+    return machine is not None and machine.up and machine.answering

@@ -1,0 +1,136 @@
+"""What the jobs of a reservation may want together: as much as its own quota is worth.
+
+Reservations on one entitlement run on the same machines (MO16), so the machines that each of
+them holds cannot be counted: one small task on every machine would be a whole quota. What
+its jobs want can be added up instead, resource by resource: a task that claims half of the
+memory of a machine needs half a machine by memory, on the kind of machine where that is
+least. Tasks that fit on the quota's machines together need no more than the quota by any
+resource, so nothing is refused that could have been placed on them.
+
+The bound is on what is wanted, and is checked when that grows. So it does not depend on which
+machines are chosen, and a quota that was made smaller ends nothing that runs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from agent.errors import FieldError
+from control_plane.allocator.core.demand import Demand, demand_of
+from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.machine_pools import Machine, Space
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.api.policy import Property
+from control_plane.broker.core.capacity import Capacity
+from control_plane.scheduler.core.rollout import wanted_tasks
+
+_EPSILON = 1e-6
+"""Of a quota: sums of parts are not exact."""
+Need = tuple[str, str]
+"""The unit of a quota, machines or RRU, and the resource by which it is needed."""
+_OF_KIND = frozenset(Property) - {Property.MSB, Property.ROW, Property.RACK, Property.MACHINE}
+"""Requirements that count here: a place without machines today may get some tomorrow."""
+
+
+def is_shared(name: str, specs: Mapping[str, EntitlementSpec]) -> bool:
+    """Return whether an entitlement shares its machines with others: then its own quota binds."""
+    known = specs.get(name)
+    return known is not None and (
+        known.materialization is not None
+        or any(spec.materialization == name for spec in specs.values())
+    )
+
+
+def check_share(
+    spec: JobSpec,
+    known: JobRecord | None,
+    others: Iterable[JobRecord],
+    specs: Mapping[str, EntitlementSpec],
+    machines: Sequence[Machine],
+) -> list[FieldError]:
+    """Return why a job may not want so much: the other jobs of its entitlement leave less.
+
+    `machines` are the region's kinds. A job that wants no more than it did is never refused.
+    """
+    if not is_shared(spec.entitlement, specs):
+        return []
+    shares = _Shares(spec.entitlement, specs, machines)
+    before = shares.of(known) if known is not None else defaultdict(float)
+    wanted, taken = shares.needed([spec], spec.tasks), defaultdict[Need, float](float)
+    for other in others:
+        for need, amount in shares.of(other).items():
+            taken[need] += amount
+    found = []
+    for (unit, resource), own in wanted.items():
+        need, quota = (unit, resource), shares.quotas.get(unit)
+        if quota is None or own <= before[need] + _EPSILON:
+            continue
+        if own + taken[need] > quota * (1 + _EPSILON):
+            found.append(
+                f"its tasks need {own:.4g} {unit} by {resource}, the other jobs of"
+                f" {spec.entitlement!r} {taken[need]:.4g}, and its own quota is {quota:g}"
+            )
+    return [FieldError(field="tasks", reason=reason) for reason in found]
+
+
+class _Shares:
+    """The quotas of one entitlement, and what jobs are worth in their units."""
+
+    def __init__(
+        self, name: str, specs: Mapping[str, EntitlementSpec], machines: Sequence[Machine]
+    ) -> None:
+        own = specs[name]
+        base = specs.get(own.materialization or name, own)
+        types = own.machine_types or list(own.per_type) or base.machine_types
+        self.quotas: dict[str, float] = {}
+        if own.machines is not None:
+            self.quotas["machines"] = own.machines
+        if own.per_type:
+            count = sum(own.per_type.values())
+            self.quotas["machines"] = min(count, self.quotas.get("machines", count))
+        if own.rru is not None:
+            self.quotas["RRU"] = own.rru
+        self._datacenter = own.datacenter or base.datacenter
+        self._machines = [m for m in machines if not types or m.capacity.machine_type in types]
+
+    def of(self, record: JobRecord) -> defaultdict[Need, float]:
+        """Return what a job needs: for all tasks that it has or wants, by its dearest version."""
+        tasks = max(wanted_tasks(record), len(record.tasks))
+        return self.needed([record.spec, *record.specs.values()], tasks)
+
+    def needed(self, versions: Sequence[JobSpec], tasks: int) -> defaultdict[Need, float]:
+        """Return how much of a quota so many tasks need; nothing where none of them fits."""
+        found = defaultdict[Need, float](float)
+        for spec in versions:
+            for need, amount in self._of_task(spec).items():
+                found[need] = max(found[need], amount * tasks)
+        return found
+
+    def _of_task(self, spec: JobSpec) -> dict[Need, float]:
+        demand = demand_of(spec, self._datacenter)
+        requires = tuple(wish for wish in demand.requires if wish[0] in _OF_KIND)
+        demand = replace(demand, requires=requires)
+        found: dict[Need, float] = {}
+        for machine in self._machines:
+            capacity = machine.capacity
+            if judge(demand, machine, Space.whole(capacity)):
+                continue
+            for resource, part in parts(demand, capacity).items():
+                for unit, amount in (("machines", part), ("RRU", part * capacity.rru)):
+                    need = (unit, resource)
+                    found[need] = min(found.get(need, amount), amount)
+        return found
+
+
+def parts(demand: Demand, capacity: Capacity) -> dict[str, float]:
+    """Return which part of each resource of a machine one task claims, 0 to 1."""
+    claimed = {
+        "CPU": (demand.rru_on(capacity), capacity.rru),
+        "memory": (demand.memory_bytes, capacity.memory_bytes),
+        "GPUs": (demand.gpus, capacity.gpus),
+        "network": (demand.network_mbps, capacity.network_mbps),
+    }
+    return {name: need / there if there else 0.0 for name, (need, there) in claimed.items()}

@@ -1,0 +1,82 @@
+"""A job's specification and a placement to the specification that an agent gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from agent.api import Probe, TaskSpec
+from control_plane.api.jobs import JobSpec, Placement, task_id
+
+_TEMPLATE = re.compile(r"\$?\$\{([^}$]*)\}")
+"""`${name}`; `$${` stands for a literal `${`."""
+RESERVED_PREFIX = "TWINE_"
+"""Environment variables that Twine sets."""
+
+
+def unknown_templates(text: str, ports: list[str]) -> list[str]:
+    """Return the names in `${…}` that stand for nothing."""
+    known = {"task", "machine", *(f"port:{name}" for name in ports)}
+    return [
+        m.group(1)
+        for m in _TEMPLATE.finditer(text)
+        if not m.group(0).startswith("$$") and m.group(1) not in known
+    ]
+
+
+def task_spec(
+    spec: JobSpec, index: int, placement: Placement, *, generation: int, epoch: int
+) -> TaskSpec:
+    """Return the desired state of one task on the machine where it is placed."""
+    name = task_id(spec.name, index)
+    values = {"task": name, "machine": placement.machine}
+    values |= {f"port:{port}": str(number) for port, number in placement.ports.items()}
+    environment = {key: _fill(text, values) for key, text in spec.environment.items()}
+    environment |= {
+        "TWINE_JOB": spec.name,
+        "TWINE_TASK": name,
+        "TWINE_MACHINE": placement.machine,
+        **{_port_variable(port): str(number) for port, number in placement.ports.items()},
+    }
+    return TaskSpec(
+        generation=generation,
+        epoch=epoch,
+        image=spec.image,
+        command=[_fill(argument, values) for argument in spec.command],
+        environment=environment,
+        entitlement=spec.entitlement,
+        job=spec.name,
+        limits=spec.limits,
+        restart=spec.restart,
+        probe=_probe(spec, placement),
+        stop_timeout_s=spec.stop_timeout_s,
+        disconnect=spec.disconnect,
+    )
+
+
+def _probe(spec: JobSpec, placement: Placement) -> Probe | None:
+    if spec.probe is None:
+        return None
+    p = spec.probe
+    return Probe(
+        kind=p.kind,
+        port=placement.ports[p.port],
+        path=p.path,
+        interval_s=p.interval_s,
+        timeout_s=p.timeout_s,
+        successes=p.successes,
+        failures=p.failures,
+    )
+
+
+def _port_variable(port: str) -> str:
+    return f"TWINE_PORT_{port.upper().replace('-', '_')}"
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match.group(0).startswith("$$"):
+            return match.group(0)[1:]
+        return values[match.group(1)]
+
+    return _TEMPLATE.sub(value, text)

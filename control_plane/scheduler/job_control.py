@@ -1,0 +1,162 @@
+"""Job control: what owners want, checked as a whole and then written into the job's record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AbstractAsyncContextManager, nullcontext
+from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
+
+from agent.errors import Conflict, InvalidInput
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.api.settings import SchedulerSettings
+from control_plane.errors import QuotaExceeded
+from control_plane.images.store import FindImage
+from control_plane.portal.portal import Portal
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import Table
+from control_plane.scheduler.core.job_check import check_job, claiming, same_tasks
+from control_plane.scheduler.core.shares import check_share, is_shared
+from control_plane.store import Put
+from control_plane.store.records import USES, retired_key
+
+log = logging.getLogger(__name__)
+
+
+class JobControl:
+    """The only writer of what is wanted; the scheduler writes how it stands."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        jobs: Table[JobRecord],
+        portal: Portal,
+        find_image: FindImage,
+        index: RegionIndex,
+        default_cpus: float = SchedulerSettings().default_cpu_cores,
+    ) -> None:
+        """Do nothing yet; `default_cpus` is claimed where a job says nothing about CPU."""
+        self._default_cpus = default_cpus
+        self._jobs, self._portal = jobs, portal
+        self._index = index
+        self._runtime = runtime
+        self._store = jobs.store
+        self._find_image = find_image
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By entitlement: two jobs that fit its quota alone may not fit it together."""
+
+    async def apply(self, spec: JobSpec, *, dry_run: bool) -> JobRecord:
+        """Create the job or change what is wanted of it; with all its errors, or not at all.
+
+        With `dry_run` the record that would be stored is returned and nothing is.
+        """
+        image = await self._find_image(spec.image)
+        written = spec
+        spec = self._claiming(written)
+        self._check(spec, image_known=image is not None)
+        async with self._turn(spec.entitlement), self._jobs.lock(spec.name):
+            known, retired = self._jobs.find(spec.name), 0
+            if known is None:
+                retired = await self._last_generation(spec.name)
+            spec = self._claiming(written)
+            self._check(spec, image_known=image is not None)  # others may have been faster
+            self._check_share(spec, known)
+            record = _changed(known, spec) if known else self._new(spec, retired)
+            if not dry_run and record != known:
+                compare = self._portal.table.expect([spec.entitlement])
+                also = [] if known else [Put(USES + spec.entitlement, b"{}")]
+                with self._portal.applying(spec.entitlement):
+                    await self._jobs.commit(spec.name, record, compare, also)
+                log.info("job applied", extra={"job": spec.name, "version": record.version})
+        return record
+
+    def _check(self, spec: JobSpec, *, image_known: bool) -> None:
+        errors = check_job(
+            spec,
+            entitlements={r.name: r.spec for r in self._portal.table.records()},
+            image_known=image_known,
+            machines=self._index.kinds(),
+            known=self._jobs.find(spec.name),
+        )
+        if errors:
+            count = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
+            listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
+            raise InvalidInput(f"cannot apply job {spec.name!r}, {count}: {listed}", errors=errors)
+
+    def _claiming(self, spec: JobSpec) -> JobSpec:
+        known = self._jobs.find(spec.name)
+        return claiming(spec, known.spec if known is not None else None, self._default_cpus)
+
+    def _turn(self, entitlement: str) -> AbstractAsyncContextManager[object]:
+        """Return what is held from the check of an entitlement's share to the write."""
+        if not is_shared(entitlement, self._portal.specs()):
+            return nullcontext()
+        turn = self._turns.get(entitlement)
+        if turn is None:
+            turn = self._turns[entitlement] = asyncio.Lock()
+        return turn
+
+    def _check_share(self, spec: JobSpec, known: JobRecord | None) -> None:
+        """Refuse a job that wants more than its entitlement's other jobs leave (MO16)."""
+        specs = self._portal.specs()
+        if not is_shared(spec.entitlement, specs):
+            return
+        others = [
+            record
+            for record in self._jobs.values()
+            if record.spec.entitlement == spec.entitlement and record.name != spec.name
+        ]
+        errors = check_share(spec, known, others, specs, self._index.kinds())
+        if errors:
+            listed = "; ".join(error.reason for error in errors)
+            raise QuotaExceeded(
+                f"cannot apply job {spec.name!r}: {listed}",
+                hint=f"twinectl entitlement update {spec.entitlement}, or stop another job in it",
+                errors=tuple(errors),
+            )
+
+    def users_of_image(self, digest: str) -> list[str]:
+        """Return the jobs of which a version that is wanted or still runs has this image."""
+        return sorted(
+            record.name
+            for record in self._jobs.values()
+            if any(spec.image == digest for spec in (record.spec, *record.specs.values()))
+        )
+
+    async def stop(self, name: str) -> JobRecord:
+        """Ask for all tasks of a job to be stopped and the job to be forgotten."""
+        record = await self._jobs.update(name, lambda r: replace(r, stopping=True))
+        log.info("job stopping", extra={"job": name})
+        return record
+
+    async def _last_generation(self, name: str) -> int:
+        """Return the last generation of an earlier job of this name; 0: there was none."""
+        retired = await self._store.get(retired_key(name))
+        return int(retired.value) if retired is not None else 0
+
+    def _new(self, spec: JobSpec, generation: int) -> JobRecord:
+        return JobRecord(
+            name=spec.name,
+            spec=spec,
+            version=1,
+            specs={1: spec},
+            created_at=self._runtime.wall(),
+            generation=generation,
+        )
+
+
+def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
+    """Return the record with what is wanted now; only what tasks run makes a new version."""
+    if record.stopping:
+        raise Conflict(
+            f"cannot apply job {record.name!r}: it is being stopped",
+            hint="wait until `twinectl job status` does not list it any more",
+        )
+    if same_tasks(record.spec, spec):
+        specs = record.specs | {record.version: spec}
+        return replace(record, spec=spec, specs=specs)
+    version = record.version + 1
+    return replace(record, spec=spec, version=version, specs=record.specs | {version: spec})

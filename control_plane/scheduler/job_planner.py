@@ -1,0 +1,172 @@
+"""Answers owners before and instead of acting: what would happen, and why it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from control_plane.allocator.allocator import STEP
+from control_plane.allocator.core.demand import demand_for
+from control_plane.allocator.core.feasibility import Tally, bin_of
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.request import Allowance
+from control_plane.allocator.core.spread import unevenness
+from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.api.plans import JobExplanation, JobPlan, PlannedTask, SpreadBin
+from control_plane.broker.core.assignment import FREE
+from control_plane.runtime.table import Table
+from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.rollout import is_quiet, wanted_tasks
+from control_plane.scheduler.job_control import JobControl
+from control_plane.scheduler.placing import Placing
+
+
+class JobPlanner:
+    """Plans and judges on the allocator's index; changes nothing."""
+
+    def __init__(
+        self,
+        jobs: Table[JobRecord],
+        placing: Placing,
+        control: JobControl,
+        second_copies: Callable[[JobRecord], list[str]],
+    ) -> None:
+        """Need nothing else."""
+        self._second_copies = second_copies
+        self._jobs = jobs
+        self._placing = placing
+        self._index = placing.index
+        self._control = control
+
+    async def plan(self, spec: JobSpec) -> JobPlan:
+        """Return what applying a job would lead to; refuses what applying refuses."""
+        known = self._jobs.find(spec.name)
+        record = await self._control.apply(spec, dry_run=True)
+        change, unplaced, reasons = await self._placing.plan_final(record)
+        claims = self._index.claims.get(spec.name)
+        now = {c.task: c.machine for c in claims or ()}
+        after = dict(now)
+        for claim in change.freed:
+            after.pop(claim.task, None)
+        placed = []
+        for claim in change.claims:
+            after[claim.task] = claim.machine
+            place, before = claim.machine.place, now.get(claim.task)
+            placed.append(
+                PlannedTask(
+                    task=claim.task,
+                    machine=claim.machine.name,
+                    datacenter=place.datacenter,
+                    msb=place.msb.rpartition("/")[2],
+                    taken=claim.machine in change.takes,
+                    moved_from=before.name if before and before is not claim.machine else "",
+                )
+            )
+        moved = {task.task for task in placed}
+        return JobPlan(
+            job=spec.name,
+            wanted=spec.tasks,
+            new_version=known is not None and known.version != record.version,
+            staying=sum(1 for task in after if task not in moved),
+            placed=sorted(placed, key=lambda task: task.task),
+            stopped=sorted(claim.task for claim in change.freed if claim.task not in after),
+            taken=sorted(machine.name for machine in change.takes),
+            unplaced=list(unplaced),
+            reasons=list(reasons),
+            spread=_spread(after.values()),
+        )
+
+    async def explain(self, name: str) -> JobExplanation:
+        """Return how many tasks of a job have a machine, and all reasons why others wait."""
+        record = self._jobs.get(name)
+        wanted = wanted_tasks(record)
+        claims = self._index.claims.get(name)
+        staying = [task for task in record.tasks if not (record.stopping or is_going(task))]
+        wanted_here = {task.index for task in staying}
+        machines = [claim.machine for claim in claims or () if claim.task in wanted_here]
+        waiting = [t.index for t in staying if t.placement is None or t.phase == "lost"]
+        _, _, planned = await self._placing.plan_final(record)
+        held, free, kept = await self._judge_all(record)
+        limits = [r for r in planned if _is_limit(r)]
+        reasons = [*held.reasons(), *(_of_free(r) for r in free.reasons()), *kept]
+        reasons += [r for r in limits if r not in reasons]
+        if not waiting:
+            reasons = []
+        return JobExplanation(
+            job=name,
+            wanted=wanted,
+            placed=wanted - len(waiting),
+            waiting=waiting,
+            summary=_summary(wanted, waiting, reasons),
+            reasons=reasons,
+            fitting_held=held.fitting,
+            fitting_free=free.fitting,
+            spread=_spread(machines),
+            uneven=await self._uneven(record),
+            second_copies=self._second_copies(record),
+        )
+
+    async def _uneven(self, record: JobRecord) -> str:
+        """Return where a job has too many tasks, and why they stay; empty: nowhere."""
+        over, claims = self._placing.evened(record), self._index.claims.get(record.name)
+        if over is None or claims is None:
+            return ""
+        pool = self._index.pool(self._placing.pool_of(record))
+        bins = sorted({bin_of(over, machine) for machine in pool.machines()})
+        found = unevenness(claims, over, bins)
+        if found is None:
+            return ""
+        if not is_quiet(record):
+            why = "tasks move once nothing else is done to the job"
+        elif await self._placing.repairs(record, {}):
+            why = "tasks move in a moment"
+        else:
+            why = "no machine there has room that the job may use"
+        return (
+            f"{found.fullest} has {found.most} tasks and {found.emptiest} has {found.fewest}: {why}"
+        )
+
+    async def _judge_all(self, record: JobRecord) -> tuple[Tally, Tally, list[str]]:
+        """Judge every machine that the job could ever get, letting others run meanwhile."""
+        pool = self._placing.pool_of(record)
+        demand = demand_for(record.spec, self._placing.entitlement_of(record))
+        allowance: Allowance = self._placing.allowance(record)
+        held, free = Tally(demand), Tally(demand)
+        kept: Counter[str] = Counter()
+        for number, machine in enumerate(list(self._index.pool(pool).machines())):
+            held.add(machine, machine)
+            if number % STEP == STEP - 1:
+                await asyncio.sleep(0)
+        for number, machine in enumerate(list(self._index.pool(FREE).machines())):
+            why = allowance.lacks(machine) or (allowance.refuses and allowance.refuses(machine))
+            if why:
+                kept[why] += 1
+            else:
+                free.add(machine, machine)
+            if number % STEP == STEP - 1:
+                await asyncio.sleep(0)
+        words = [f"{n} free machine{'s' if n > 1 else ''}: {why}" for why, n in kept.most_common()]
+        return held, free, words
+
+
+def _is_limit(reason: str) -> bool:
+    """Return whether a reason is none of the machines' own: a limit of the job, or of all."""
+    return " would get " in reason or "machine" not in reason.partition(":")[0]
+
+
+def _of_free(reason: str) -> str:
+    return reason.replace(" machine", " free machine", 1)
+
+
+def _summary(wanted: int, waiting: list[int], reasons: list[str]) -> str:
+    placed = f"{wanted - len(waiting)} of {wanted} placed"
+    if not waiting:
+        return placed
+    word = "waits" if len(waiting) == 1 else "wait"
+    return f"{placed}; {len(waiting)} {word}: {', '.join(reasons) or 'room was found just now'}"
+
+
+def _spread(machines: Iterable[Machine]) -> list[SpreadBin]:
+    counts = Counter((m.place.datacenter, m.place.msb.rpartition("/")[2]) for m in machines)
+    return [SpreadBin(datacenter=d, msb=m, tasks=n) for (d, m), n in sorted(counts.items())]

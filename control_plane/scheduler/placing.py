@@ -1,0 +1,158 @@
+"""Machines for the tasks of a job: its record as a request to the allocator, and the answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence, Set
+
+from control_plane.agents.core.seen import View
+from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.core.claims import Change, Claim
+from control_plane.allocator.core.demand import Demand, demand_for
+from control_plane.allocator.core.planner import planning
+from control_plane.allocator.core.preferences import preferences_of
+from control_plane.allocator.core.request import Allowance, Group, Request, same_claim
+from control_plane.allocator.core.spread import Repair, Target, Targets, evened
+from control_plane.allocator.transactions import Allocation
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobRecord
+from control_plane.api.policy import Admission, Property
+from control_plane.scheduler.core.decide import Seen, remaining
+from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
+from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.rollout import Placed, to_place
+
+_AT_ONCE = 3
+"""Moves for the sake of the spread that begin together, if the budget allows so many."""
+
+
+class Placing:
+    """What the scheduler asks of the allocator."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        """Ask nothing yet."""
+        self.allocator = allocator
+        self.index = allocator.index
+
+    def pool_of(self, record: JobRecord) -> str:
+        """Return the entitlement on whose machines a job's tasks run."""
+        return self.allocator.pool_of(record.spec)
+
+    def entitlement_of(self, record: JobRecord) -> EntitlementSpec | None:
+        """Return the specification of a job's entitlement."""
+        return self.allocator.entitlement_of(record.spec)
+
+    def request(self, record: JobRecord, view: View) -> Request | None:
+        """Return what a job asks of the allocator as it is; None: nothing, and it has nothing."""
+        if not record.tasks and record.name not in self.index.claims:
+            return None
+        self._follow(record, view)
+        return self._request(record, view)
+
+    def _request(self, record: JobRecord, view: View) -> Request:
+        claims = self.index.claims.get(record.name)
+        pool, entitlement = self.pool_of(record), self.entitlement_of(record)
+        return request_of(record, view, pool, entitlement, claims)
+
+    def placed(self, record: JobRecord, view: View, allocation: Allocation) -> Placed:
+        """Return what an allocation means for the tasks that waited for a machine."""
+        answer = Answer(allocation.claims, allocation.unplaced, allocation.reasons)
+        return answer_of(record, view, answer)
+
+    def evened(self, record: JobRecord) -> Property | None:
+        """Return over what a job is to be spread; None: over nothing."""
+        return evened(preferences_of(record.spec, self.entitlement_of(record)))
+
+    async def repairs(self, record: JobRecord, view: View) -> tuple[Repair, ...]:
+        """Return a few moves that make a job's spread more even; changes nothing."""
+        most = min(_AT_ONCE, record.spec.update.max_unavailable)
+        return await self.allocator.repairs(self._request(record, view), most)
+
+    def _follow(self, record: JobRecord, view: View) -> None:
+        """Let claims follow tasks that are back where they were, after all.
+
+        Their move was allocated, but the job's record was not written; then the machine that
+        they were to leave came back.
+        """
+        claims = self.index.claims.get(record.name)
+        moving = {task.index for task in to_place(record, view)}
+        stale, true = [], []
+        for task in record.tasks if claims is not None else ():
+            if task.placement is None or task.index in moving or claims is None:
+                continue
+            claimed = claims.machines[task.index] if task.index < len(claims.machines) else None
+            if claimed is None or claimed.name == task.placement.machine:
+                continue
+            claim, machine = claims.get(task.index), self.index.machines.get(task.placement.machine)
+            if claim is not None and machine is not None and machine.pool == claims.pool:
+                stale.append(claim)
+                true.append(Claim(task.index, machine, claim.demand, task.placement.ports or None))
+        if stale and claims is not None:
+            change = Change(record.name, claims.pool, freed=stale)
+            self.index.reserve(change)
+            self.index.settle(change)
+            self.index.restore(record.name, claims.pool, true)
+            self.allocator.allocations.forget_answer(record.name)
+
+    async def targets(self, record: JobRecord, tasks: Sequence[int], moving: Set[int]) -> Targets:
+        """Return where tasks would go as the newest version: one plan, which changes nothing.
+
+        Those of `moving` cannot stay where they are; others stay if they claim the same.
+        """
+        entitlement = self.entitlement_of(record)
+        demand = demand_for(record.spec, entitlement)
+        claims = self.index.claims.get(record.name)
+        staying, asked, left = dict[int, Target](), list[int](), set[str]()
+        for task in tasks:
+            known = claims.get(task) if claims is not None else None
+            if known is not None and task not in moving and same_claim(known.demand, demand):
+                staying[task] = Target(known.machine.name)
+                continue
+            asked.append(task)
+            if known is not None and task in moving:
+                left.add(known.machine.name)
+        if not asked:
+            return Targets(staying)
+        others: dict[Demand, list[int]] = defaultdict(list)
+        named = frozenset(asked)
+        for claim in claims or ():
+            if claim.task not in named:
+                others[claim.demand].append(claim.task)
+        groups = [Group(d, tuple(those)) for d, those in others.items()]
+        for leave, those in ((left, named & moving), (set[str](), named - moving)):
+            if those:
+                group = tuple(sorted(those))
+                groups.append(Group(demand, group, leave=frozenset(leave), running=False))
+        request = Request(
+            record.name,
+            self.pool_of(record),
+            tuple(groups),
+            preferences_of(record.spec, entitlement),
+        )
+        found = await self.allocator.targets(request)
+        return Targets(found.of | staying, found.reasons)
+
+    async def plan_final(
+        self, record: JobRecord
+    ) -> tuple[Change, tuple[int, ...], tuple[str, ...]]:
+        """Return what a job will have changed once it is as its record wants it.
+
+        That is the change, the tasks without a machine, and why. Changes nothing, and lets
+        others run meanwhile.
+        """
+        entitlement, pool = self.entitlement_of(record), self.pool_of(record)
+        claims = self.index.claims.get(record.name) or ()
+        over = self.evened(record)
+        tasks = remaining(record, Seen({}, Moment(0.0, 0.0), claims=claims, evened=over))
+        groups = (Group(demand_for(record.spec, entitlement), tasks, running=False),)
+        preferences = preferences_of(record.spec, entitlement)
+        gang = record.spec.admission is Admission.GANG
+        request = Request(record.name, pool, groups, preferences, gang)
+        steps = planning(self.index, request, self.allocator.allowance(request))
+        made = await self.allocator.allocations.in_steps(steps)
+        return made.change, made.unplaced, made.reasons
+
+    def allowance(self, record: JobRecord) -> Allowance:
+        """Return what the pool of a job may take from the free pool."""
+        pool = self.pool_of(record)
+        return self.allocator.allowance(Request(record.name, pool))

@@ -1,0 +1,369 @@
+"""The scheduler: rounds for each job that bring its tasks to what the job's record wants.
+
+Each round: what agents reported and what comes next is decided (`core/decide.py`), the record
+is stored with the events that tell of it, and only then the commands that follow from it are
+sent. A round that changes nothing is harmless, so everything that may matter just wakes the
+job. Machines are allocated beside the rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+
+from msgspec.structs import replace
+
+from agent.api import TaskSpec
+from agent.errors import Conflict, NotFound, TwineError
+from control_plane.agents.core.commands import Start, Stop
+from control_plane.agents.core.seen import View
+from control_plane.agents.dispatcher import Dispatcher
+from control_plane.agents.region import Region
+from control_plane.allocator.core.request import Request
+from control_plane.allocator.core.spread import Repair
+from control_plane.allocator.transactions import Allocation
+from control_plane.api.jobs import JobRecord, JobStatus, task_id
+from control_plane.api.machines import MachineRecord
+from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.table import ignore
+from control_plane.runtime.workers import Pace, Workers
+from control_plane.scheduler.core.copies import second_copies
+from control_plane.scheduler.core.decide import Decision, Found, Seen, decide, go_on, settle
+from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.operations import waits
+from control_plane.scheduler.core.reconcile import command_about, commands, next_look
+from control_plane.scheduler.core.rollout import is_quiet, summarize
+from control_plane.scheduler.core.task_spec import task_spec
+from control_plane.scheduler.event_log import EventLog
+from control_plane.scheduler.placing import Placing
+from control_plane.store import Put
+from control_plane.store.records import retired_key
+
+log = logging.getLogger(__name__)
+_PAUSE_S = 0.05
+"""After each round of a job, so that a flood of reports costs few rounds."""
+_OVERTAKEN_S = 0.1
+"""Until the next round, where another writer was faster."""
+_GATHER_S = 0.05
+"""What makes room comes in crowds; jobs that wait for some are woken once for all of it."""
+
+
+class Scheduler:
+    """Owner of the life of jobs and tasks."""
+
+    def __init__(
+        self,
+        region: Region,
+        jobs: JobTable,
+        placing: Placing,
+        dispatcher: Dispatcher,
+        event_log: EventLog,
+    ) -> None:
+        """Run nothing yet."""
+        self._jobs = jobs
+        self._broker, self._sights = region.broker, region.sights
+        self._settings, self._runtime = region.settings, region.runtime
+        self._placing = placing
+        self._allocator = placing.allocator
+        self._dispatcher = dispatcher
+        self._epoch = 0
+        self._group: asyncio.TaskGroup | None = None
+        pace = Pace(gather_s=_PAUSE_S, retry_s=region.settings.retry_s)
+        self._workers = Workers(region.runtime, "scheduler", self._work, pace)
+        self._is_waking = False
+        self._details: dict[str, str] = {}
+        self._awaited: dict[str, set[str]] = defaultdict(set)
+        """Machine → jobs that wait for their image to be brought there."""
+        dispatcher.follow(self.wanted)
+        self._answers: dict[str, tuple[Request, Allocation]] = {}
+        """Job → what the allocator said last, and to what: until the next round."""
+        self._asking: set[str] = set()
+        """Jobs for which machines are being allocated."""
+        self._evened: dict[str, object] = {}
+        """Job → how it and its pool stood when nothing was to be gained by a move."""
+        self._quiet_since: dict[str, float] = {}
+        """Job → since when nothing goes on in it; a time in which we stood still is none."""
+        self._log = event_log
+        jobs.listen(lambda name, *_: self._wake(name))
+        region.broker.listen(self._machine_changed, loaded=ignore)
+        region.sights.listen(self._machine_seen)
+
+    async def run(self, epoch: int) -> None:
+        """Schedule all jobs, in this term, until cancelled."""
+        self._epoch = epoch
+        ends = self._runtime.on_pause(lambda _: self._quiet_since.clear())
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                for name in self._jobs:
+                    self._wake(name)
+                await self._workers.run()
+            finally:
+                ends()
+                self._group = None  # news may still come while everything ends
+
+    def status(self, name: str) -> JobStatus:
+        """Return a job as its owner sees it."""
+        status = summarize(self._jobs.get(name), self._details.get(name, ""))
+        copies = self.second_copies(status.record)
+        if not copies:
+            return status
+        more = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
+        detail = "; ".join(filter(None, (status.detail, copies[0] + more)))
+        return replace(status, detail=detail)
+
+    def second_copies(self, record: JobRecord) -> list[str]:
+        """Return which tasks of a job may run twice, each with where."""
+        return second_copies(
+            record, [name for name in record.leaving if not self._sights.sight(name).answering]
+        )
+
+    async def logs(
+        self, name: str, index: int, *, follow: bool, since: str | None, tail: int | None
+    ) -> AsyncIterator[bytes]:
+        """Yield what a task wrote, from the machine where it is now."""
+        record = self._jobs.get(name)
+        task = next((task for task in record.tasks if task.index == index), None)
+        if task is None or task.placement is None:
+            reason = f": {task.reason}" if task is not None and task.reason else ""
+            raise NotFound(f"task {index} of job {name!r} is on no machine{reason}")
+        chunks = self._dispatcher.logs(
+            task.placement.machine,
+            task_id(name, index),
+            follow=follow,
+            since=since,
+            tail=tail,
+        )
+        async for chunk in chunks:
+            yield chunk
+
+    # -- waking
+
+    def _wake(self, name: str) -> None:
+        if self._jobs.find(name) is not None:
+            self._workers.wake(name)
+
+    def _machine_changed(self, name: str, *_: MachineRecord | None) -> None:
+        for job in sorted(self._allocator.directory.jobs(name) | self._awaited.pop(name, set())):
+            self._wake(job)
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        """Wake the jobs of which tasks found no room, where there may be some in a moment."""
+        if not self._is_waking and self._group is not None and self._allocator.waiting.is_due():
+            self._is_waking = True
+            asyncio.get_running_loop().call_later(_GATHER_S, self._wake_due)
+
+    def _wake_due(self) -> None:
+        self._is_waking = False
+        for job in self._allocator.waiting.take_due():
+            self._wake(job)
+
+    def _machine_seen(self, name: str) -> None:
+        self._machine_changed(name)
+        self._remove_strays(name)
+
+    def _remove_strays(self, name: str) -> None:
+        """Stop what runs on a machine although it was moved away or its job is gone."""
+        sight = self._sights.sight(name)
+        if self._group is None or not sight.answering:
+            return
+        for task in self._allocator.strays(name):
+            generation = sight.tasks[task].generation
+            if sight.stopped.get(task, 0) < generation:
+                self._dispatcher.send(Stop(name, task, generation, urgent=True))
+
+    # -- one job
+
+    async def _work(self, name: str) -> float | None:
+        """Do one round for a job; return when to look again at the latest."""
+        try:
+            return await self._round(name)
+        except Conflict as e:
+            log.info("decision was overtaken", extra={"job": name, "reason": str(e)})
+            return _OVERTAKEN_S
+
+    async def _round(self, name: str) -> float | None:
+        """Decide, store, send."""
+        async with self._jobs.lock(name):
+            before = self._jobs.find(name)
+            if before is None:
+                self._forget(name)
+                return None
+            now = Moment(self._runtime.wall(), self._runtime.now())
+            view = self._view(before, now)
+            seen, repairs = await self._seen(before, view, now)
+            made = decide(before, seen)
+            await self._runtime.breathe()
+            if made.chosen or made.overdue:
+                go_on(made, await self._found(made, repairs), seen)
+            is_asked = name in self._asking
+            request = None if is_asked else self._placing.request(made.record, view)
+            answer = self._answer(name, request)
+            if not (made.record.tasks or request or is_asked) and made.record.stopping:
+                await self._retire(made)
+                return 0.0
+            if answer is not None and request is not None and request.groups:
+                settle(made, self._placing.placed(made.record, view, answer), now)
+            if made.record != before:
+                await self._log.commit(self._jobs, made.record, made.events)
+            self._details[name] = made.detail
+        if answer is None and request is not None:
+            self._ask(name, request)
+        self._wake_waiting()
+        if made.record != before:
+            view = self._view(made.record, now)
+        await self._runtime.breathe()
+        self._send(made.record, view)
+        look = next_look(made.record, now, view)
+        resync_s = self._settings.resync_s
+        return resync_s if look is None else min(resync_s, look - now.steady)
+
+    def _forget(self, name: str) -> None:
+        """Drop what is remembered of a job that is gone."""
+        self._workers.forget(name)
+        self._allocator.waiting.drop(name)
+        for known in (self._details, self._answers, self._evened, self._quiet_since):
+            known.pop(name, None)
+
+    async def _seen(
+        self, record: JobRecord, view: View, now: Moment
+    ) -> tuple[Seen, Sequence[Repair]]:
+        repairs = await self._repairs(record, view, now)
+        seen = Seen(
+            view,
+            now,
+            claims=self._placing.index.claims.get(record.name) or (),
+            evened=self._placing.evened(record),
+            repairs=tuple(repair.task for repair in repairs),
+        )
+        return seen, repairs
+
+    async def _repairs(self, record: JobRecord, view: View, now: Moment) -> Sequence[Repair]:
+        """Return moves that make a quiet job more even, if anything changed since the last look.
+
+        One that was proposed and has not begun is looked at each time.
+        """
+        gains = self._placing.index.gains(self._placing.pool_of(record))
+        state = (self._jobs.revision(record.name), gains)
+        if not is_quiet(record):
+            self._quiet_since.pop(record.name, None)
+            return ()
+        quiet_s = now.steady - self._quiet_since.setdefault(record.name, now.steady)
+        is_known = self._evened.get(record.name) == state and not any(map(waits, record.tasks))
+        if is_known or quiet_s < self._settings.repair_after_s or record.name in self._asking:
+            return ()
+        self._evened[record.name] = state
+        return await self._placing.repairs(record, view)
+
+    async def _found(self, made: Decision, repairs: Sequence[Repair]) -> Found:
+        """Return which of the chosen tasks have a place now, with their image in it.
+
+        The image is brought there first: an old task is not stopped for a new one that
+        cannot start.
+        """
+        record, ready, detail = made.record, set[int](), ""
+        known = {repair.task: repair.target for repair in repairs}
+        asked = tuple(index for index in made.chosen if index not in known)
+        targets = await self._placing.targets(record, asked, made.moving)
+        for index in made.chosen:
+            target = known.get(index) or targets.of.get(index)
+            if target is None:
+                detail = f"the update waits for room: {'; '.join(targets.reasons)}"
+                continue
+            sight = self._sights.sight(target.machine)
+            if target.is_taken or record.spec.image in sight.images:
+                ready.add(index)
+                continue
+            self._awaited[target.machine].add(record.name)
+            self._dispatcher.prestage(target.machine, record.spec.image)
+            refused = sight.refused.get(record.spec.image)
+            detail = f"the update waits for its image: {refused}" if refused else detail
+        return Found(frozenset(ready), detail)
+
+    # -- machines
+
+    def _answer(self, name: str, request: Request | None) -> Allocation | None:
+        """Return what the allocator said to this very request, if it did."""
+        answered = self._answers.pop(name, None)
+        if request is None:
+            return None
+        if answered is not None and answered[0] == request:
+            return answered[1]
+        return self._allocator.known(request) if request.groups else None
+
+    def _ask(self, name: str, request: Request) -> None:
+        """Have machines allocated beside the rounds of the job, which go on meanwhile.
+
+        A store that fails holds up an allocation for as long as it does; what else happens to
+        the job, and what its owner wants, does not wait for that (BUG-CP5).
+        """
+        if self._group is not None and name not in self._asking:
+            self._asking.add(name)
+            self._runtime.spawn_in(self._group, "scheduler", self._allocate(name, request))
+
+    async def _allocate(self, name: str, request: Request) -> None:
+        try:
+            if request.groups:
+                allocation = await self._allocator.allocate(request)
+                self._answers[name] = (request, allocation)
+            else:
+                await self._allocator.forget(name)
+        except TwineError as e:
+            log.warning("no machines", extra={"job": name, "reason": str(e)})
+            pause_s = _OVERTAKEN_S if isinstance(e, Conflict) else self._settings.retry_s
+            self._workers.wake_at(name, self._runtime.now() + pause_s)
+        except Exception:
+            log.exception("no machines", extra={"job": name})
+            self._workers.wake_at(name, self._runtime.now() + self._settings.retry_s)
+        else:
+            self._wake(name)
+        finally:
+            self._asking.discard(name)
+
+    def _view(self, record: JobRecord, now: Moment) -> View:
+        machines = {task.placement.machine for task in record.tasks if task.placement is not None}
+        pool = self._placing.pool_of(record)
+        return self._sights.view(pool, machines | record.leaving.keys(), now.wall)
+
+    async def _retire(self, made: Decision) -> None:
+        """Remove a job whose tasks and claims are gone, but remember its last generation.
+
+        A job created again under the name goes on from there, so that agents do not take
+        its commands for old ones.
+        """
+        record = made.record
+        last = Put(retired_key(record.name), str(record.generation).encode())
+        await self._log.commit(self._jobs, record, made.events, gone=last)
+        log.info("job gone", extra={"job": record.name})
+
+    def _send(self, record: JobRecord, view: View) -> None:
+        for command in commands(record, view):
+            self._dispatcher.send(command)
+
+    def wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
+        """Return what a machine is to be told about a task at this moment, if anything."""
+        job, _, index = task.rpartition("-")
+        record = self._jobs.find(job)
+        if record is not None and index.isdecimal():
+            now = self._runtime.wall()
+            view = self._sights.view(self._placing.pool_of(record), [machine], now)
+            command = command_about(record, int(index), machine, view)
+            if isinstance(command, Start):
+                place = command.placement
+                spec = record.specs.get(command.version, record.spec)
+                return task_spec(
+                    spec, command.index, place, generation=command.generation, epoch=self._epoch
+                )
+            if command is not None:
+                return command
+        sight = self._sights.sight(machine)
+        status = sight.tasks.get(task)
+        if status is None or not sight.answering:
+            return None
+        if sight.stopped.get(task, 0) >= status.generation:
+            return None
+        is_stray = task in self._allocator.strays(machine)
+        return Stop(machine, task, status.generation, urgent=True) if is_stray else None

@@ -1,1 +1,0 @@
-"""The front end: the only entry for CLI, UI and automation."""

@@ -1,0 +1,121 @@
+"""A store that fails as a distant or a bad one does: for simulations and tests.
+
+The worst of it is the write that nobody hears of any more: it was made, or was not, or arrives
+after whoever sent it has gone on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from agent.errors import Busy, Conflict
+from control_plane.errors import UnknownOutcome
+from control_plane.store.protocol import Entry, KeyChange, Listing, Operation, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one transaction."""
+
+    made: bool = True
+    heard: bool = True
+    """Whether the answer comes back; else the outcome is unknown."""
+    late: int = 0
+    """It arrives only after so many further calls of the store (`made`, not `heard`)."""
+
+
+MADE = Fate()
+REFUSED = Fate(made=False)
+"""The disk is full: nothing is changed, and the writer is told so."""
+LOST = Fate(made=False, heard=False)
+UNHEARD = Fate(heard=False)
+
+
+class FaultyStore:
+    """Implements `control_plane.store.Store` over another one, for one process at a time."""
+
+    def __init__(
+        self, inner: Store, fate: Callable[[Sequence[Operation]], Fate] = lambda _: MADE
+    ) -> None:
+        """Let `fate(operations)` say of each transaction what becomes of it."""
+        self.inner = inner
+        self.fate = fate
+        self.broken = ""
+        """While it says something, every call is refused with it."""
+        self._late: list[tuple[int, Mapping[str, int], Sequence[Operation]]] = []
+        self._calls = 0
+
+    async def __aenter__(self) -> Self:
+        """Open the inner one."""
+        await self.inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the inner one; what is still on its way is never made: its sender is fenced."""
+        self._late.clear()
+        await self.inner.__aexit__(kind, error, trace)
+
+    def epoch(self) -> int:
+        """Return the epoch of the inner one."""
+        return self.inner.epoch()
+
+    async def get(self, key: str) -> Entry | None:
+        """Return the entry of a key, if there is one."""
+        await self._called()
+        return await self.inner.get(key)
+
+    async def list_prefix(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        """Return the keys below a prefix and after a key."""
+        await self._called()
+        return await self.inner.list_prefix(prefix, after, limit)
+
+    async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+        """Do with a transaction what its fate is."""
+        await self._called()
+        fate = self.fate(operations)
+        if fate.late:
+            self._late.append((self._calls + fate.late, dict(compare), list(operations)))
+        elif fate.made:
+            revision = await self.inner.txn(compare, operations)
+            if fate.heard:
+                return revision
+        elif fate.heard:
+            raise Busy("the store cannot be used: it is made to fail; nothing was changed")
+        raise UnknownOutcome("nobody knows whether the store made a write: its answer is lost")
+
+    def failure(self) -> str:
+        """Return why the inner one will never write again."""
+        return self.inner.failure()
+
+    async def wait_failed(self) -> None:
+        """Return never, or raise why the inner one will never write again."""
+        await self.inner.wait_failed()
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
+        """Yield the changes of the inner one."""
+        return self.inner.watch(prefix, from_revision)
+
+    async def compact(self, revision: int) -> None:
+        """Forget the history up to a revision."""
+        await self.inner.compact(revision)
+
+    async def _called(self) -> None:
+        """Let what was late arrive, or refuse the call."""
+        self._calls += 1
+        due = [late for late in self._late if late[0] <= self._calls]
+        self._late = [late for late in self._late if late[0] > self._calls]
+        for _, compare, operations in due:
+            try:
+                await self.inner.txn(compare, operations)
+            except Conflict:  # it came too late, and nobody is there to be told
+                continue
+        if self.broken:
+            raise Busy(f"the store cannot be used: {self.broken}")

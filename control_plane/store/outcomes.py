@@ -1,0 +1,134 @@
+"""Writes whose outcome can be asked for when their answer was lost.
+
+"Nothing of it is to be seen" does not say that a write failed: it may still be on its way, and
+be made after somebody has concluded the opposite. So whoever wants to know first makes it
+impossible: each attempt compares a key that it also writes, and whoever asks writes that key too.
+Then either the attempt is found to have been first, or it will be refused whenever it arrives.
+That takes `get` and `txn` and nothing else, on any engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agent.errors import Busy, Conflict
+from control_plane.store.protocol import Operation, Put, Store
+
+OUTCOMES = "outcomes/"
+
+
+_MADE, _VOID = b"1", b"0"
+
+
+class Slots:
+    """Keys that say which attempts of one writer were made.
+
+    A slot is used again once its attempt is known to be made or not, so there are never more
+    of them than there were attempts at one time.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        """Use none yet; `name` is the writer's own: two with the same would share slots."""
+        self.store = store
+        self._prefix = f"{OUTCOMES}{name}/"
+        self._free: list[tuple[str, int]] = []
+        self._made = 0
+
+    async def take(self) -> tuple[str, int]:
+        """Return a key that no other attempt uses, and its revision."""
+        if self._free:
+            return self._free.pop()
+        key = f"{self._prefix}{self._made}"
+        self._made += 1
+        entry = await self.store.get(key)
+        return key, entry.revision if entry is not None else 0
+
+    def give_back(self, key: str, revision: int) -> None:
+        """Let the next attempt have a slot."""
+        self._free.append((key, revision))
+
+
+class Attempt:
+    """One transaction, made at most once, and what became of it.
+
+    A transaction that only replaces the value of one key needs no slot: that its value is there
+    is all that there is to know.
+    """
+
+    def __init__(
+        self, slots: Slots, compare: Mapping[str, int], operations: Sequence[Operation]
+    ) -> None:
+        """Do nothing yet."""
+        self._slots = slots
+        self._compare = compare
+        self._operations = operations
+        self._slot = ""
+        self._known: int | None = None
+        """The outcome, once it is known: then the slot is another's."""
+        self._left_at = 0
+        """The revision of `_key` since the outcome is known."""
+        self._key, self._before, self._value = "", 0, _MADE
+        only = operations[0] if len(operations) == 1 else None
+        if isinstance(only, Put) and compare.get(only.key, 0):
+            self._key, self._before, self._value = only.key, compare[only.key], only.value
+
+    async def make(self) -> int:
+        """Return the new revision, or raise what `Store.txn` raises.
+
+        After `UnknownOutcome`, or having been cancelled, ask `outcome`.
+        """
+        compare, operations = self._compare, self._operations
+        if not self._key:
+            self._slot, self._before = await self._slots.take()
+            self._key = self._slot
+            compare = {**compare, self._key: self._before}
+            operations = [*operations, Put(self._key, _MADE)]
+        try:
+            revision = await self._slots.store.txn(compare, operations)
+        except (Conflict, Busy):  # nothing was changed
+            self._ended(0, self._before)
+            raise
+        return self._ended(revision, revision)
+
+    async def outcome(self) -> int:
+        """Return the revision that made it; 0: it was not made and never will be.
+
+        Raises what the store raises while that cannot be known: then ask again.
+        """
+        if not self._key:
+            return 0  # it was never sent
+        store = self._slots.store
+        while (known := self._known) is None:
+            entry = await store.get(self._key)
+            if self._asked_meanwhile():
+                continue
+            revision = entry.revision if entry is not None else 0
+            if revision != self._before:
+                made = entry is not None and entry.value == self._value
+                return self._ended(revision if made else 0, revision)
+            void = _VOID if self._slot or entry is None else entry.value
+            try:
+                revision = await store.txn({self._key: self._before}, [Put(self._key, void)])
+            except Conflict:
+                continue  # it has been made just now
+            self._ended(0, revision)
+        return known
+
+    def left_at(self, key: str) -> int:
+        """Return at which revision an attempt that was not made leaves a key that it compares.
+
+        It is another than before where `outcome` had to write the key itself, to make sure.
+        """
+        return self._left_at if key == self._key else self._compare.get(key, 0)
+
+    def _asked_meanwhile(self) -> bool:
+        """Return whether another caller has the answer, and the slot may be another's by now."""
+        return self._known is not None
+
+    def _ended(self, outcome: int, revision: int) -> int:
+        """Note what became of it, and let the next attempt have the slot at its revision."""
+        if self._known is None:
+            self._known, self._left_at = outcome, revision
+            if self._slot:
+                self._slots.give_back(self._slot, revision)
+        return self._known

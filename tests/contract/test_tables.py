@@ -1,0 +1,230 @@
+"""One body for the owner's table and for one that follows it: the same view, in the end."""
+
+import asyncio
+import random
+
+import pytest
+
+from agent.errors import Busy, NotFound
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.errors import UnknownOutcome
+from control_plane.runtime import readable
+from control_plane.runtime.followed import Followed
+from control_plane.runtime.readable import Readable
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import Table
+from control_plane.store import Compacted, Put, Store
+from control_plane.store.faulty import MADE, UNHEARD, Fate, FaultyStore
+from control_plane.store.memory import MemoryStore
+from control_plane.store.sqlite import SqliteStore
+
+PREFIX = "entitlements/"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path) -> Store:
+    return MemoryStore(history=40) if request.param == "memory" else SqliteStore(tmp_path, 40)
+
+
+def record(name: str, machines: int = 1) -> EntitlementRecord:
+    return EntitlementRecord(name=name, spec=EntitlementSpec(machines=machines))
+
+
+def owner(store: Store) -> Table[EntitlementRecord]:
+    return Table(store, PREFIX, EntitlementRecord, "entitlement", history=1000)
+
+
+def follower(store: Store) -> Followed[EntitlementRecord]:
+    return Followed(store, PREFIX, EntitlementRecord, "entitlement", history=1000)
+
+
+class Told:
+    """What a listener was told, and that it makes sense: what was is what was told before."""
+
+    def __init__(self, table: Readable[EntitlementRecord]) -> None:
+        self.known: dict[str, EntitlementRecord] = {}
+        table.listen(self.heard)
+
+    def heard(self, name: str, before: object, after: EntitlementRecord | None) -> None:
+        assert self.known.get(name) == before
+        self.known.pop(name, None)
+        if after is not None:
+            self.known[name] = after
+
+
+async def until_same(one: Readable, other: Readable) -> None:
+    async with asyncio.timeout(20):
+        while view(one) != view(other):
+            await asyncio.sleep(0)
+
+
+def view(table: Readable[EntitlementRecord]) -> list[tuple[str, EntitlementRecord, int]]:
+    assert sorted(table) == list(table.names())
+    assert len(table) == len(table.records()) == len(list(table.values()))
+    return [(name, table.get(name), table.revision(name)) for name in table]
+
+
+async def put(table: Table[EntitlementRecord], name: str, value: EntitlementRecord | None) -> None:
+    async with table.lock(name):
+        await table.commit(name, value)
+
+
+async def test_both_show_the_same_and_answer_the_same(store: Store) -> None:
+    async with store:
+        mine = owner(store)
+        await mine.load()
+        for name in ("b", "a", "c"):
+            await put(mine, name, record(name))
+        theirs = follower(store)
+        told = Told(theirs)
+        await theirs.load()
+        assert view(theirs) == view(mine)
+        assert told.known == {name: record(name) for name in "abc"}
+        for table in (mine, theirs):
+            assert list(table.after("a")) == ["b", "c"]
+            assert "b" in table
+            assert table.find("x") is None
+            assert table.expect(["a", "x"]) == {"entitlements/a": 2, "entitlements/x": 0}
+            with pytest.raises(NotFound, match="there is no entitlement 'x'"):
+                table.get("x")
+        following = asyncio.ensure_future(theirs.run(Runtime()))
+        at = theirs.latest
+        await put(mine, "b", None)
+        await put(mine, "d", record("d", 7))
+        await until_same(theirs, mine)
+        assert [(name, value) for name, value, _ in theirs.changes(at)] == [
+            ("b", None),
+            ("d", record("d", 7)),
+        ]
+        assert told.known == {name: mine.get(name) for name in mine}
+        following.cancel()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_the_view_is_the_same_after_any_interleaving(
+    store: Store, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages of two, writes between them and histories that are cut: nothing old comes back."""
+    monkeypatch.setattr("control_plane.runtime.followed.PAGE", 2)
+    monkeypatch.setattr(readable, "PAGE", 2)
+    chance = random.Random(seed)
+    async with store:
+        mine = owner(store)
+        await mine.load()
+
+        async def write(count: int) -> None:
+            for _ in range(count):
+                name = chance.choice("abcdefgh")
+                value = record(name, chance.randrange(1, 9)) if chance.random() < 0.7 else None
+                if mine.find(name) != value:
+                    await put(mine, name, value)
+                if chance.random() < 0.1:
+                    await store.compact((await store.list_prefix("", limit=1)).revision)
+                if chance.random() < 0.3:
+                    await asyncio.sleep(0)
+
+        await write(10)
+        theirs = follower(store)
+        told = Told(theirs)
+        seen: dict[str, int] = {}
+        theirs.listen(lambda name, *_: grows(seen, name, theirs.revision(name)))
+        await asyncio.gather(theirs.load(), write(20))
+        following = asyncio.ensure_future(theirs.run(Runtime()))
+        await write(120)
+        await until_same(theirs, mine)
+        assert told.known == {name: mine.get(name) for name in mine}
+        following.cancel()
+
+
+def grows(seen: dict[str, int], name: str, revision: int) -> None:
+    """An older state of a record is never shown after a newer one."""
+    if revision:
+        assert revision > seen.get(name, 0)
+        seen[name] = revision
+
+
+async def test_a_follower_that_fell_behind_lists_again(store: Store) -> None:
+    async with store:
+        mine, theirs = owner(store), follower(store)
+        await mine.load()
+        await put(mine, "gone", record("gone"))
+        await put(mine, "kept", record("kept"))
+        await theirs.load()
+        at = theirs.latest
+        for number in range(60):  # more than the store keeps
+            await put(mine, "kept", record("kept", number + 2))
+        await put(mine, "gone", None)
+        with pytest.raises(Compacted):
+            await anext(store.watch(PREFIX, 2))
+        following = asyncio.ensure_future(theirs.run(Runtime()))
+        await until_same(theirs, mine)
+        assert {name for name, _, _ in theirs.changes(at)} == {"gone", "kept"}
+        following.cancel()
+
+
+async def test_a_write_that_was_given_up_is_found_before_the_next(store: Store) -> None:
+    """BUG-CP14: cancelled on its way to the writer, it was looked for, not seen, and came."""
+    async with store:
+        table = owner(store)
+        await table.load()
+        await put(table, "a", record("a"))
+        writing = asyncio.ensure_future(put(table, "a", record("a", 2)))
+        await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        async with table.lock("a"):
+            known = table.get("a")
+            entry = await store.get("entitlements/a")
+            assert entry is not None
+            assert (entry.revision, table.revision("a")) == (entry.revision,) * 2
+            await table.commit("a", record("a", known.spec.machines + 5))
+        assert table.get("a").spec.machines in (6, 7)
+
+
+@pytest.mark.parametrize(
+    "fate", [UNHEARD, Fate(late=1), Fate(late=3), Fate(made=False, heard=False)]
+)
+async def test_an_unknown_outcome_is_found_out_before_anything_else(fate: Fate) -> None:
+    """F-47 BUG-CP14: the caller is told what is true, or that nobody knows yet."""
+    async with FaultyStore(MemoryStore()) as store:
+        table = owner(store)
+        await table.load()
+        for number, name in enumerate(("a", "a", "b"), 1):
+            fates = iter((fate,))
+            store.fate = lambda _, fates=fates: next(fates, MADE)
+            try:
+                await put(table, name, record(name, number))
+                made = True
+            except Busy:  # whose hint says that nothing was changed
+                made = False
+            for _ in range(5):
+                await store.get("")
+            entry = await store.inner.get(PREFIX + name)
+            shown = table.find(name)
+            assert (entry.revision if entry else 0) == table.revision(name)
+            assert (shown == record(name, number)) is made
+
+
+async def test_while_nobody_knows_the_record_is_not_written_and_others_are() -> None:
+    """F-47: reading goes on with what is known; the next writer asks first."""
+    async with FaultyStore(MemoryStore()) as store:
+        table = owner(store)
+        await table.load()
+        await put(table, "a", record("a"))
+
+        def vanishes(_: object) -> Fate:
+            store.broken = "the disk is away"
+            return UNHEARD
+
+        store.fate = vanishes
+        with pytest.raises(UnknownOutcome, match="whether entitlement a was written"):
+            await put(table, "a", record("a", 2))
+        assert table.get("a") == record("a")
+        store.fate = lambda _: MADE
+        with pytest.raises(Exception, match="the disk is away"):
+            await put(table, "a", record("a", 3))
+        store.broken = ""
+        await put(table, "b", record("b"))
+        async with table.lock("a"):
+            assert table.get("a") == record("a", 2)
+        await store.txn({}, [Put("other", b"")])

@@ -1,0 +1,202 @@
+"""Every change that was acknowledged is in the audit log, and so is who was refused one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from agent.api import JoinRequest
+from agent.errors import Forbidden, TwineError, Unauthenticated
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.inventory import Drain
+from control_plane.api.jobs import JobSpec
+from control_plane.api.machines import TokenRequest
+from control_plane.api.people import AuditEntry, GroupSpec, Outcome
+from control_plane.api.routes import ROUTES
+from control_plane.cli import main
+from control_plane.front_end.trail import REFUSALS_PER_MINUTE
+
+from .conftest import FACTS, Region
+
+ROUTE = {route.name: route for route in ROUTES}
+DIGEST = "sha256:" + "0" * 64
+
+
+def entries(region: Region, **query: Any) -> list[AuditEntry]:
+    async def ask() -> Any:
+        async with region.client() as client:
+            return await client.call(ROUTE["list_audit"], **query)
+
+    found: list[AuditEntry] = asyncio.run(ask()).entries
+    return found
+
+
+def call(region: Region, who: str, route: str, body: Any = None, **given: Any) -> Any:
+    async def ask() -> Any:
+        role, name = ("local", "") if who == "local" else ("user", who)
+        async with region.client("anyone" if who == "anyone" else role, name) as client:
+            return await client.call(ROUTE[route], body, **given)
+
+    return asyncio.run(ask())
+
+
+def test_a_change_is_written_down_with_who_what_and_both_revisions(region: Region) -> None:
+    spec = EntitlementSpec(machines=1, owners=["user:ann"])
+    call(region, "local", "put_entitlement", spec, entitlement="web")
+    call(region, "local", "put_entitlement", EntitlementSpec(machines=2), entitlement="web")
+    second, first = entries(region)
+    assert (first.caller, first.address, first.action) == ("local:0", "", "put_entitlement")
+    assert (first.object, first.outcome, first.before) == ("entitlement/web", Outcome.DONE, 0)
+    assert first.detail == "machines=1, owners=user:ann, priority=500"
+    assert second.before == first.after != 0
+    assert second.after is not None
+    assert second.after > (second.before or 0)
+    assert len({first.request_id, second.request_id}) == 2
+
+
+def test_the_id_of_a_request_is_in_its_answer_its_error_and_the_log(region: Region) -> None:
+    async def put() -> tuple[str, str]:
+        async with region.client() as client:
+            url = "http://local/v1/groups/web"
+            good = await client._open().put(url, data=b'{"members":["ann"]}')
+            bad = await client._open().put(url, data=b'{"members":3}')
+            assert (await bad.json())["request_id"] == bad.headers["X-Request-Id"]
+            return good.headers["X-Request-Id"], bad.headers["X-Request-Id"]
+
+    good, bad = asyncio.run(put())
+    assert [e.request_id for e in entries(region)] == [good]
+    assert good != bad
+
+
+def test_what_changed_nothing_is_not_in_the_log(region: Region) -> None:
+    spec = EntitlementSpec(machines=1)
+    region.run(region.control_plane.portal.put("web", spec, jobs=[]))
+    job = JobSpec(name="j", entitlement="web", tasks=1, image=DIGEST, command=["/bin/true"])
+    call(region, "local", "apply_job", job, job="j", dry_run="true")
+    call(region, "local", "plan_job", job, job="j")
+    call(region, "local", "list_jobs")
+    assert entries(region) == []
+
+
+def test_a_secret_in_a_job_is_not_in_the_log(region: Region) -> None:
+    region.run(region.control_plane.portal.put("web", EntitlementSpec(machines=1), jobs=[]))
+    job = JobSpec(
+        name="j",
+        entitlement="web",
+        tasks=3,
+        image=DIGEST,
+        command=["/bin/login", "hunter2"],
+        environment={"PASSWORD": "hunter2"},
+    )
+    call(region, "local", "apply_job", job, job="j")
+    (entry,) = entries(region)
+    assert "hunter2" not in msgspec.json.encode(entry).decode()
+    assert entry.detail == f"entitlement=web, tasks=3, image={DIGEST}"
+
+
+def test_a_change_that_failed_says_why(region: Region) -> None:
+    with pytest.raises(TwineError):
+        call(region, "local", "drain_machines", Drain(machines=["no"], reason="new fan"))
+    (entry,) = entries(region)
+    assert entry.outcome is Outcome.FAILED
+    assert entry.detail == "machines=no, kind=maintenance, reason=new fan"
+    assert "no" in entry.reason
+
+
+@pytest.mark.parametrize("who", ["vic", "anyone"])
+def test_who_was_refused_a_change_is_in_the_log(region: Region, who: str) -> None:
+    """BUG-CP18: nobody could tell who had tried."""
+    with pytest.raises((Forbidden, Unauthenticated)) as refusal:
+        call(region, who, "put_group", GroupSpec(members=[who]), group="sre")
+    (entry,) = entries(region)
+    caller = "anyone" if who == "anyone" else "user:vic"
+    assert (entry.caller, entry.address) == (caller, "127.0.0.1")
+    assert (entry.action, entry.object, entry.outcome) == ("put_group", "group/sre", "refused")
+    assert entry.request_id == refusal.value.request_id
+    assert entry.reason == str(refusal.value)
+
+
+def test_an_owner_who_reaches_for_what_is_not_theirs_is_in_the_log_once(region: Region) -> None:
+    for name, owner in (("web", "ann"), ("other", "otto")):
+        spec = EntitlementSpec(machines=1, owners=[f"user:{owner}"])
+        region.run(region.control_plane.portal.put(name, spec, jobs=[]))
+    with pytest.raises(Forbidden):
+        call(region, "otto", "delete_entitlement", entitlement="web")
+    (entry,) = entries(region)
+    assert (entry.outcome, entry.caller) == (Outcome.REFUSED, "user:otto")
+
+
+def test_refused_reads_and_bad_bodies_are_not_in_the_log(region: Region) -> None:
+    with pytest.raises(Unauthenticated):
+        call(region, "anyone", "list_jobs")
+    with pytest.raises(TwineError):
+        call(region, "local", "put_group", {"members": 3}, group="x")
+    assert entries(region) == []
+
+
+def test_the_log_is_read_with_twinectl(region: Region) -> None:
+    env = {"TWINE_ENDPOINT": f"unix:{region.socket}"}
+
+    def ctl(*arguments: str) -> Any:
+        return CliRunner().invoke(main, arguments, env=env)
+
+    assert ctl("group", "set", "web", "ann", "wendy").stdout == "group web: ann, wendy\n"
+    assert ctl("role", "grant", "ann", "operator").stdout == "user:ann is an operator\n"
+    assert ctl("role", "grant", "group:nope", "operator").exit_code == 3
+    made = ctl("entitlement", "create", "front", "--machines", "1", "--owner", "group:web")
+    assert made.exit_code == 0, made.output
+    assert ctl("entitlement", "update", "front", "--add-owner", "otto").exit_code == 0
+    assert "group:web, user:otto" in ctl("entitlement", "show", "front").stdout
+    assert ctl("entitlement", "update", "front", "--remove-owner", "group:web").exit_code == 0
+    assert "user:otto" in ctl("entitlement", "show", "front").stdout
+    refused = ctl("entitlement", "update", "front", "--add-owner", "group:nope")
+    assert (refused.exit_code, "no group 'nope'" in refused.stderr) == (64, True)
+    table = ctl("audit").stdout.splitlines()
+    assert "put_group" in table[1]
+    assert "grant_operator" in table[2]
+    found = json.loads(ctl("audit", "--object", "entitlement/front", "-o", "json").stdout)
+    assert [e["outcome"] for e in found["entries"]] == ["done"] * 3 + ["failed"]
+    assert ctl("audit", "--since", "1h", "--who", "nobody").stdout.count("\n") == 1
+    assert "operator" in ctl("whoami").stdout
+    assert "user:ann" in ctl("role", "list").stdout
+    assert ctl("role", "revoke", "ann", "operator").exit_code == 0
+    assert ctl("role", "revoke", "root", "operator").exit_code == 5
+    assert ctl("group", "remove", "web").exit_code == 0
+    assert ctl("group", "list").stdout.count("\n") == 1
+
+
+def test_hosts_that_are_let_in_are_in_the_log_and_strangers_cannot_fill_it(region: Region) -> None:
+    """BUG-CP18: who brought a machine into the region is known."""
+    token = call(region, "local", "create_token", TokenRequest(machine="vm7"))
+
+    def join(text: str) -> Any:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
+        csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, SHA256())
+        body = JoinRequest(
+            token=text,
+            machine="vm7",
+            csr_pem=csr.public_bytes(Encoding.PEM).decode(),
+            address="10.0.0.7:7443",
+            facts=FACTS,
+        )
+        return call(region, "anyone", "join", body)
+
+    join(token.token)
+    for _ in range(30):
+        with pytest.raises(TwineError):
+            join("twn1.x.y")
+    found = [e for e in entries(region) if e.action == "join"]
+    assert len(found) == 1 + REFUSALS_PER_MINUTE
+    assert (found[-1].object, found[-1].outcome) == ("machine/vm7", Outcome.DONE)
+    assert {e.outcome for e in found[:-1]} == {Outcome.REFUSED, Outcome.FAILED}

@@ -1,0 +1,79 @@
+"""One TLS context for all agents: each connection is for one of them, and for nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from agent.errors import Unreachable
+from agent.routes import ROUTES
+from agent.wire import tls
+from agent.wire.client import WireClient
+from control_plane.identity.authority import OwnIdentity, Subject, open_authority
+
+READY = next(route for route in ROUTES if route.name == "readyz")
+BODY = '{"ok":true,"detail":""}'
+HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
+
+
+def test_calls_to_many_machines_share_a_context_and_reach_only_whom_they_are_for(
+    tmp_path: Path,
+) -> None:
+    """BUG-CP10: a context per machine took 2 s per 1,000 of them at each renewal."""
+    authority = open_authority(tmp_path / "authority.pem", "twine")
+    identity = OwnIdentity(authority, ["127.0.0.1"])
+    context = identity.agents_context()
+
+    def serving(machine: str) -> ssl.SSLContext:
+        held = authority.credential(Subject("host", machine, ("127.0.0.1",)), "")
+        return tls.server_context(held, require_client=True)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write((HEAD + BODY).encode())
+        await writer.drain()
+        writer.close()
+
+    async def ask(port: int, expected: str) -> object:
+        async with WireClient(f"https://127.0.0.1:{port}", context) as client:
+            client.expected = expected
+            return await client.call(READY)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            ports = {}
+            for machine in ("vm1", "vm2"):
+                server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=serving(machine))
+                await stack.enter_async_context(server)
+                ports[machine] = server.sockets[0].getsockname()[1]
+            both = [ask(ports[machine], f"/host/{machine}") for machine in ports for _ in range(5)]
+            assert all(getattr(ready, "ok", False) for ready in await asyncio.gather(*both))
+            with pytest.raises(Unreachable, match="expected to reach /host/vm1, but /host/vm2"):
+                await ask(ports["vm2"], "/host/vm1")
+            identity.renew()
+            assert await ask(ports["vm1"], "/host/vm1")
+
+    async def forgetful() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=serving("vm1"))
+        async with server:
+            with pytest.raises(Unreachable, match="expected to reach nobody"):
+                await ask(server.sockets[0].getsockname()[1], "")
+
+    asyncio.run(main())
+    asyncio.run(forgetful())
+
+
+def test_a_renewal_installs_one_certificate_however_many_machines_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-CP10: the loop stood still meanwhile."""
+    identity = OwnIdentity(open_authority(tmp_path / "authority.pem", "twine"), ["127.0.0.1"])
+    held = [identity.server_context(), identity.agents_context()]
+    installed: list[ssl.SSLContext] = []
+    monkeypatch.setattr(tls, "install", lambda context, _: installed.append(context))
+    identity.renew()
+    assert len(installed) == len(held)

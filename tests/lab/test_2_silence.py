@@ -1,0 +1,159 @@
+"""Nothing moves because somebody stood still, is busy, or was told another time of day.
+
+One phase of six minutes serves several tests: while the control plane stands still, one host is
+under load and the clock of another is two hours ahead.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.lab.the_lab import TheLab
+
+STILL_S = 360.0
+"""Longer than any time after which a silent machine is declared down."""
+STAYS_S = 30.0
+"""Three times as long as a machine may be silent before it is declared down."""
+TWO_HOURS_S = 7200
+LOAD = "--cpu 4 --io 2 --vm 1 --vm-bytes 96M --hdd 1 --hdd-bytes 64M"
+_ASK = """
+import json, socket, time
+late = []
+while True:
+    began = time.monotonic()
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect("/run/twine/agent.sock")
+        s.sendall(b"GET /healthz HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n")
+        assert b" 200 " in s.recv(4096)
+    late.append(time.monotonic() - began)
+    with open("/run/asked.json", "w") as file:
+        json.dump({"asked": len(late), "slowest_s": max(late)}, file)
+    time.sleep(0.2)
+"""
+
+pytestmark = pytest.mark.long
+Places = dict[int, tuple[str, int]]
+SetClock = Callable[[int], None]
+
+
+def _all_ready(lab: TheLab) -> bool:
+    return all(m["ready"] for m in lab.ctl("machine", "list")["machines"])
+
+
+def _stays(lab: TheLab, places: Places) -> None:
+    """Assert that for a while no machine is doubted and nothing moves."""
+    lab.until("every machine is heard again", lambda: _all_ready(lab))
+    end = time.monotonic() + STAYS_S
+    while time.monotonic() < end:
+        assert _all_ready(lab), lab.run("twinectl", "machine", "list")
+        assert _places(lab) == places
+
+
+def _places(lab: TheLab) -> Places:
+    """Return where each task is, and its generation; its health may suffer under load."""
+    return {i: (t["placement"]["machine"], t["generation"]) for i, t in lab.tasks().items()}
+
+
+def _spread(lab: TheLab) -> list[int]:
+    machines = [t["placement"]["machine"] for t in lab.tasks().values() if t["placement"]]
+    return sorted(machines.count(m) for m in lab.machines)
+
+
+def _agent(lab: TheLab, machine: str) -> str:
+    return lab.ssh(machine, "systemctl show twine-agent.service -P MainPID -P NRestarts")
+
+
+@pytest.fixture(scope="module")
+def set_clock(the_lab: TheLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SetClock]:
+    """Yield what sets the control plane's time of day so many seconds ahead."""
+    folder = tmp_path_factory.mktemp("clock")
+    file, library = folder / "ahead", folder / "other_time.so"
+    source = Path(__file__).with_name("other_time.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-o", library, source, "-ldl"], check=True)
+
+    def ahead(seconds: int) -> None:
+        file.write_text(f"{seconds}\n")
+
+    ahead(0)
+    the_lab.lab("control-plane", "stop")
+    environment = {"LD_PRELOAD": str(library), "TWINE_TEST_AHEAD": str(file)}
+    the_lab.lab("control-plane", "start", environment=environment)
+    yield ahead
+    the_lab.lab("control-plane", "stop")
+    the_lab.lab("control-plane", "start")
+
+
+@dataclass
+class Phase:
+    """What was before six minutes without a control plane, and what the hosts said meanwhile."""
+
+    before: dict[str, str]
+    places: Places
+    agents: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def phase(
+    the_lab: TheLab, images: dict[str, str], entitlement: str, set_clock: SetClock
+) -> Iterator[Phase]:
+    lab = the_lab
+    lab.apply(images["v1"], "tasks=6")
+    lab.until("two tasks stand on each machine", lambda: _spread(lab) == [2, 2, 2], timeout_s=400)
+    phase = Phase(lab.invocations(), _places(lab), {m: _agent(lab, m) for m in lab.machines})
+    lab.lab("control-plane", "pause")
+    began = time.monotonic()
+    lab.ssh("m1", f"date -s @$(( $(date +%s) + {TWO_HOURS_S} ))")
+    lab.ssh("m2", f"cat > /run/ask.py <<'E'\n{_ASK}\nE")
+    lab.ssh("m2", f"systemd-run --unit=load --slice=workload.slice stress-ng {LOAD}")
+    lab.ssh("m2", "systemd-run --unit=ask --slice=hostcritical.slice python3 /run/ask.py")
+    time.sleep(max(0.0, STILL_S - (time.monotonic() - began)))
+    lab.lab("control-plane", "continue")
+    yield phase
+    lab.ssh("m2", "systemctl stop load.service ask.service || true")
+    lab.until("the job is stable", lambda: lab.job()["phase"] == "stable")
+
+
+def test_a_control_plane_that_stood_still_for_six_minutes_moves_nothing(
+    the_lab: TheLab, phase: Phase
+) -> None:
+    """BUG-CP3: a stopped and continued control plane took its own pause for silence of all."""
+    _stays(the_lab, phase.places)
+
+
+def test_a_host_under_load_keeps_answering(the_lab: TheLab, phase: Phase) -> None:
+    """BUG-CP21 BUG-AG3: a busy host did not answer for 23 s and was declared down."""
+    assert the_lab.ssh("m2", "systemctl is-active load.service").strip() == "active"
+    said = json.loads(the_lab.ssh("m2", "cat /run/asked.json"))
+    print("under load:", said)
+    assert the_lab.ssh("m2", "systemctl is-active ask.service").strip() == "active"
+    assert _all_ready(the_lab)
+    the_lab.ssh("m2", "systemctl stop load.service ask.service")
+    assert _agent(the_lab, "m2") == phase.agents["m2"]
+    assert the_lab.invocations() == phase.before
+
+
+def test_a_host_whose_clock_jumps_by_two_hours_and_back_moves_nothing(
+    the_lab: TheLab, phase: Phase
+) -> None:
+    """F-63 BUG-AG14: it was two hours ahead for the whole phase; now it goes back."""
+    the_lab.ssh("m1", f"date -s @$(( $(date +%s) - {TWO_HOURS_S} ))")
+    _stays(the_lab, phase.places)
+    assert _agent(the_lab, "m1") == phase.agents["m1"]
+    assert the_lab.invocations() == phase.before
+
+
+def test_a_control_plane_whose_clock_jumps_by_two_hours_and_back_moves_nothing(
+    the_lab: TheLab, phase: Phase, set_clock: SetClock
+) -> None:
+    """F-63 BUG-CP9: durations are not computed from the time of day."""
+    for seconds in (TWO_HOURS_S, 0):
+        set_clock(seconds)
+        _stays(the_lab, phase.places)
+    assert the_lab.invocations() == phase.before

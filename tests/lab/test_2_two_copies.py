@@ -1,0 +1,90 @@
+"""A machine that is cut off: what its tasks' jobs ask for is what happens, as every host saw it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.copies import WATCH, at_most_at_once, copies
+from tests.lab.the_lab import JOB, TheLab
+
+
+def _job(tmp_path: Path, name: str, policy: str) -> Path:
+    """Return the file of a job of three tasks, with what a cut-off machine does to them."""
+    text = JOB.read_text().replace('name = "web"\n', f'name = "{name}"\n')
+    text = text.replace("tasks = 6\n", "tasks = 3\n")
+    text = f'disconnect = {{ policy = "{policy}", after = "30s" }}\n{text}'
+    path = tmp_path / f"{name}.toml"
+    path.write_text(text)
+    return path
+
+
+def _elsewhere(lab: TheLab, name: str, lost: str) -> bool:
+    tasks = lab.tasks(name).values()
+    gone = all(t["placement"] and t["placement"]["machine"] != lost for t in tasks)
+    return gone and lab.job(name)["healthy"] == 3
+
+
+@pytest.mark.long
+def test_a_cut_off_machine_ends_the_tasks_that_ask_for_it_and_keeps_the_others(
+    web: TheLab, images: dict[str, str], tmp_path: Path
+) -> None:
+    """F-49: never two copies of `once`; two of `twice` for a while, which its status says."""
+    web.apply(images["v1"], "tasks=1")  # two machines of one CPU take eight tasks
+    for name, policy in (("once", "stop"), ("twice", "keep")):
+        file = _job(tmp_path, name, policy)
+        image = f"image={images['v1']}"
+        web.run("twinectl", "job", "apply", str(file), "--set", image, "--wait", timeout_s=600)
+    homes = {n: _homes(web, n) for n in ("once", "twice")}
+    both = set(homes["once"].values()) & set(homes["twice"].values())
+    assert "m3" in both, homes
+    for machine in web.machines:
+        web.ssh(machine, f"systemd-run --unit=watch --slice=hostcritical.slice sh -c '{WATCH}'")
+
+    web.lab("partition", "m3")
+    for name in homes:
+        took = web.until(
+            f"{name} runs elsewhere", lambda n=name: _elsewhere(web, n, "m3"), timeout_s=400
+        )
+        print(f"{name} runs elsewhere after {took:.0f} s")
+    said = web.run("twinectl", "job", "status", "twice")
+    assert "m3" in said, said
+
+    web.lab("partition", "--heal", "m3")
+    web.until(
+        "m3 is heard again", lambda: all(m["ready"] for m in web.ctl("machine", "list")["machines"])
+    )
+    for name in homes:
+        web.until(f"{name} is stable", lambda n=name: web.job(n)["phase"] == "stable")
+    web.until(
+        "no task runs twice",
+        lambda: len(units := [u for m in web.machines for u in web.units(m)]) == len(set(units)),
+    )
+
+    seen = {m: copies(*_watched(web, m)) for m in web.machines}
+    for name, most in (("once", 1), ("twice", 2)):
+        lost = [i for i, machine in homes[name].items() if machine == "m3"]
+        for index in lost:
+            assert at_most_at_once(seen, f"twine-task-{name}-{index}.service") == most
+    for name in homes:
+        web.run("twinectl", "job", "stop", name, "--wait")
+
+
+def _all_ready(lab: TheLab) -> bool:
+    return all(m["ready"] for m in lab.ctl("machine", "list")["machines"])
+
+
+def _homes(lab: TheLab, name: str) -> dict[int, Any]:
+    return {i: t["placement"]["machine"] for i, t in lab.tasks(name).items()}
+
+
+def _watched(lab: TheLab, machine: str) -> tuple[str, float]:
+    """Return what a machine's watch wrote, and by how much its clock is ahead of ours."""
+    before = time.time()
+    theirs = float(lab.ssh(machine, "cut -d' ' -f1 /proc/uptime"))
+    ours = (before + time.time()) / 2
+    text = lab.ssh(machine, "systemctl stop watch.service; cat /run/watch; rm /run/watch")
+    return text, theirs - ours

@@ -1,0 +1,64 @@
+"""Bugs that are planted by substitution: the seeds find each of them, soon.
+
+Nothing of the product is edited; a function of it is replaced for as long as a test runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from control_plane.agents.core.seen import View
+from control_plane.api.jobs import TaskPhase, TaskRecord
+from control_plane.health.checker import HealthChecker
+from control_plane.health.watch import Watch
+from control_plane.scheduler.core import decide, reconcile, rollout
+from vm_lab.region import scenario
+from vm_lab.region.run import Job, run_one
+from vm_lab.region.seed import Outcome
+
+MOST = 200
+
+
+def found(name: str, rules: set[str]) -> Outcome:
+    """Return the first seed of a scenario that breaks one of the rules."""
+    chosen = scenario.load(name)
+    for seed in range(1, MOST + 1):
+        outcome = run_one(Job(chosen, seed))
+        if rules & {violation.rule for violation in outcome.violations}:
+            return outcome
+    raise AssertionError(f"none of {MOST} seeds of {name} breaks {' or '.join(sorted(rules))}")
+
+
+def test_a_budget_that_ignores_failures_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 4: failures count against the availability budget."""
+
+    def serves(task: TaskRecord, _: View) -> bool:
+        return task.phase is not TaskPhase.DRAINING and task.phase is not TaskPhase.STOPPING
+
+    monkeypatch.setattr(decide, "available", serves)
+    assert found("everything", {"budget"}).seed <= MOST
+
+
+def test_marking_up_at_an_edge_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BUG-CP1: a machine that is called down while it answers stays down for ever."""
+    level: Callable[[HealthChecker, Watch, float], None] = HealthChecker._look_at_down
+
+    def edge(self: HealthChecker, watch: Watch, now: float) -> None:
+        if watch.back_at == now:
+            level(self, watch, now)
+        else:
+            self._schedule(watch, now + 1.0)
+
+    monkeypatch.setattr(HealthChecker, "_look_at_down", edge)
+    assert found("f53-slow-agents", {"rest", "one-copy-after-healing"}).seed <= MOST
+
+
+def test_a_second_copy_before_the_first_has_certainly_ended_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 3: a task whose job says `stop` runs once, however long its machine is silent."""
+    for module in (reconcile, rollout):
+        monkeypatch.setattr(module, "ended_in_s", lambda *_: 0.0)
+    assert found("everything", {"one-copy"}).seed <= MOST

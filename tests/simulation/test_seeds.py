@@ -1,0 +1,51 @@
+"""The production control plane in simulated regions: seeds that must hold.
+
+One that breaks a rule is shown as a story; `twine-lab region run everything --seed N` shortens
+it, and the seed joins `tests/data/seeds.txt`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vm_lab.region import scenario
+from vm_lab.region.results import told
+from vm_lab.region.run import Job, run_many
+
+FIRST = 300
+AT_ONCE = 50
+DATA = Path(__file__).parents[1] / "data"
+PROCESSES = min(2, os.cpu_count() or 1)
+NAMED = [name for name in scenario.names() if scenario.load(name).shows]
+
+
+def listed(name: str) -> set[tuple[str, int]]:
+    """Return the seeds that a file lists: scenario and number."""
+    lines = [line.split() for line in (DATA / name).read_text().splitlines()]
+    return {(line[0], int(line[1])) for line in lines if line and line[0] != "#"}
+
+
+def hold(jobs: list[Job]) -> None:
+    """Run all; none may break a rule."""
+    broken = [outcome for outcome in run_many(jobs, PROCESSES) if not outcome.ok]
+    assert not broken, "\n".join(told(outcome) for outcome in broken)
+
+
+@pytest.mark.parametrize("first", range(1, FIRST + 1, AT_ONCE))
+def test_no_rule_is_broken_in_the_first_seeds(first: int) -> None:
+    everything = scenario.load("everything")
+    hold([Job(everything, seed) for seed in range(first, first + AT_ONCE)])
+
+
+def test_seeds_that_once_broke_a_rule_hold_now() -> None:
+    kept = sorted(listed("seeds.txt"))
+    hold([Job(scenario.load(name), seed) for name, seed in kept])
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_no_rule_is_broken_by_the_fault_of_a_scenario(name: str) -> None:
+    """F-43, F-44, F-46 to F-53, F-56 to F-58, F-60, F-63: each has a scenario named after it."""
+    hold([Job(scenario.load(name), seed) for seed in (1, 2)])

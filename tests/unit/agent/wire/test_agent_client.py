@@ -1,0 +1,96 @@
+"""What a client asks, and what it takes from a server that answers without end."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agent import client as agent_client
+from agent.client import AgentClient
+from agent.errors import ProtocolError
+from agent.wire.client import WireClient
+
+CHUNK = b" " * 65_536
+
+
+@asynccontextmanager
+async def _server(socket: Path, handler: Any) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, str(socket)).start()
+    try:
+        yield f"unix:{socket}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_an_answer_without_end_is_left_off_with_a_clear_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """BUG-HT9 BUG-CP23: an agent's endless answer filled the control plane's memory."""
+    monkeypatch.setattr(AgentClient, "max_answer_bytes", 1 << 20)
+    sent = 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        while sent < 64 << 20:
+            await response.write(CHUNK)
+            sent += len(CHUNK)
+        return response
+
+    async with _server(tmp_path / "s", endless) as endpoint, AgentClient(endpoint) as client:
+        with pytest.raises(ProtocolError, match="list_tasks"):
+            await client.list_tasks()
+    assert sent < 16 << 20
+
+
+async def test_a_small_answer_that_unpacks_to_a_large_one_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AgentClient, "max_answer_bytes", 1 << 20)
+    packed = gzip.compress(b" " * (8 << 20))
+
+    async def bomb(_: web.Request) -> web.Response:
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
+
+    async with _server(tmp_path / "s", bomb) as endpoint, AgentClient(endpoint) as client:
+        with pytest.raises(ProtocolError, match="list_tasks"):
+            await client.list_tasks()
+
+
+async def test_a_large_answer_within_the_limit_is_read_whole(tmp_path: Path) -> None:
+    async def large(_: web.Request) -> web.Response:
+        return web.Response(body=b'{"tasks": []' + b" " * (2 << 20) + b"}")
+
+    async with _server(tmp_path / "s", large) as endpoint:
+        async with AgentClient(endpoint) as client:
+            assert (await client.list_tasks()).tasks == []
+        async with WireClient(endpoint) as client:
+            client.max_answer_bytes = 1 << 20
+            with pytest.raises(ProtocolError):
+                await client.call(agent_client._ROUTE["list_tasks"])
+
+
+async def test_an_agent_of_an_earlier_release_is_asked_in_its_own_words(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def earlier(request: web.Request) -> web.Response:
+        asked.append(request.query_string)
+        return web.Response(body=b'{"events": [], "latest": 7}')
+
+    async with _server(tmp_path / "s", earlier) as endpoint, AgentClient(endpoint) as client:
+        client.epoch = 5
+        for _ in range(2):
+            await client.get_events(7, 1.0)
+    assert asked == ["after=7&wait_s=1.0"] * 2

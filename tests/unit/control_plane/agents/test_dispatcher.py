@@ -1,0 +1,321 @@
+"""Commands to agents: what is sent is what is wanted then, and slow agents hold up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from fake_agents import IMAGE, IMAGE_2, find_image
+from fake_agents import Region as Machines
+from virtual_time import RUNTIME, run
+from world import a_job, scenario
+
+from agent import api
+from agent.errors import NotFound, Unreachable
+from control_plane.agents.core.commands import Start, Stop
+from control_plane.agents.core.stop_queue import Place, StopQueue, TokenBucket
+from control_plane.agents.dispatcher import Dispatcher
+from control_plane.agents.pool import AgentPool
+from control_plane.agents.region import Region
+from control_plane.agents.sights import Sights
+from control_plane.api.jobs import Placement
+from control_plane.api.settings import SchedulerSettings
+from control_plane.broker.brokers import Brokers
+from control_plane.store.memory import MemoryStore
+
+
+class Agent:
+    """One agent that takes its time; the bench notes when each call was answered."""
+
+    def __init__(self, bench: Bench, machine: str) -> None:
+        self.bench, self.machine = bench, machine
+
+    async def _answer(self, what: str) -> None:
+        await RUNTIME.sleep(self.bench.answer_s.get(self.machine, 0.01))
+        if self.machine in self.bench.silent:
+            raise Unreachable(f"cannot reach {self.machine}")
+        self.bench.done[(self.machine, what)] = RUNTIME.now()
+
+    async def put_task(self, task: str, spec: api.TaskSpec) -> api.TaskStatus:
+        await self._answer(task)
+        return a_status(task, spec.generation, api.TaskState.RUNNING)
+
+    async def delete_task(self, task: str, generation: int, _: int) -> api.TaskStatus:
+        await self._answer(task)
+        raise NotFound(f"no task {task}")
+
+    async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
+        await RUNTIME.sleep(self.bench.pull_s.get(pull.digest, 0.1))
+        return await find_image(pull.digest)
+
+    async def close(self) -> None:
+        self.bench.closed.append(self.machine)
+
+
+def a_status(task: str, generation: int, state: api.TaskState, owner: str = "") -> api.TaskStatus:
+    return api.TaskStatus(
+        task_id=task,
+        generation=generation,
+        epoch=1,
+        state=state,
+        health=api.Health.HEALTHY,
+        image=IMAGE,
+        entitlement=owner,
+        job=task.rpartition("-")[0],
+    )
+
+
+def a_spec(image: str = IMAGE) -> api.TaskSpec:
+    return api.TaskSpec(generation=1, epoch=1, image=image, command=["/bin/x"], entitlement="e")
+
+
+class Bench:
+    """A dispatcher, agents that tests make slow, and what is wanted of them."""
+
+    def __init__(self) -> None:
+        self.answer_s: dict[str, float] = {}
+        self.pull_s: dict[str, float] = {}
+        self.silent: set[str] = set()
+        self.closed: list[str] = []
+        self.done: dict[tuple[str, str], float] = {}
+        self.wanted: dict[tuple[str, str], api.TaskSpec | Stop] = {}
+        self.sights: Sights
+        self.broker: Brokers
+        self.dispatcher: Dispatcher
+
+    @asynccontextmanager
+    async def running(self, machines: list[str], **settings):
+        hosts = Machines()
+        async with MemoryStore() as store:
+            self.broker = Brokers(store, RUNTIME)
+            await self.broker.load()
+            for name in machines:
+                await self.broker.join(hosts.add(name, "dc1", "msb1").join())
+            self.sights = Sights(self.broker, RUNTIME)
+            region = Region(self.broker, self.sights, SchedulerSettings(**settings), RUNTIME)
+            pool = AgentPool(lambda record: Agent(self, record.machine))
+            self.dispatcher = Dispatcher(region, pool, find_image)
+            self.dispatcher.follow(lambda machine, task: self.wanted.get((machine, task)))
+            loop = asyncio.create_task(self.dispatcher.run(1))
+            await RUNTIME.sleep(0)
+            yield self
+            loop.cancel()
+            await asyncio.wait([loop])
+
+    def start(self, machine: str, task: str, image: str = IMAGE) -> None:
+        self.wanted[machine, task] = a_spec(image)
+        self.dispatcher.send(Start(machine, task, 0, 1, 1, Placement(machine=machine)))
+
+    def stop(self, machine: str, task: str, owner: str, *, urgent: bool = False) -> None:
+        seen = a_status(task, 1, api.TaskState.RUNNING, owner)
+        self.sights.sight(machine).tasks[task] = seen
+        command = Stop(machine, task, 1, urgent=urgent)
+        self.wanted[machine, task] = command
+        self.dispatcher.send(command)
+
+    def has_image(self, *machines: str) -> None:
+        for machine in machines:
+            self.sights.sight(machine).images |= {IMAGE}
+
+
+@scenario()
+async def test_a_start_that_is_not_wanted_any_more_after_the_image_came_is_dropped(w):
+    """BUG-CP7: the command is derived when it is sent, not when it was asked for."""
+    await w.set_up()
+    for machine in w.region.machines.values():
+        machine.behaviour.pull_s = 300.0
+    await w.cp.apply_job(a_job(3))
+    await asyncio.sleep(60)  # the images are on their way
+    await w.cp.stop_job("web")
+    await asyncio.sleep(600)
+    assert all(machine.images for machine in w.region.machines.values())
+    assert [machine.starts for machine in w.region.machines.values()] == [[], [], []]
+
+
+@scenario()
+async def test_a_task_that_moved_while_its_image_came_runs_once(w):
+    """BUG-CP7: its first machine is left while the image is still on its way there."""
+    await w.set_up()
+    for machine in w.region.machines.values():
+        machine.behaviour.pull_s = 300.0
+    await w.cp.apply_job(a_job(1))
+    await asyncio.sleep(60)
+    (task,) = (await w.cp.get_job("web")).record.tasks
+    first = task.placement.machine
+    w.region.machines[first].reachable = False  # the pull goes on, and ends well
+    for machine in w.region.machines.values():
+        machine.behaviour.pull_s = 0.5
+    await w.stable()
+    w.region.machines[first].reachable = True
+    await asyncio.sleep(600)
+    assert w.region.machines[first].starts == []
+    assert len(w.region.copies("web-0")) == 1
+
+
+def test_thirty_slow_agents_delay_no_other():
+    """BUG-CP11, F-53: a call that takes long gives its turn to others."""
+
+    async def main() -> float:
+        slow, quick = [f"s{n}" for n in range(30)], [f"q{n}" for n in range(200)]
+        async with Bench().running(slow + quick) as bench:
+            bench.has_image(*slow, *quick)
+            bench.answer_s = dict.fromkeys(slow, 9.0)
+            for machine in slow:
+                for number in range(10):
+                    bench.start(machine, f"a-{number}")
+            await RUNTIME.sleep(0.1)
+            began = RUNTIME.now()
+            for machine in quick:
+                bench.start(machine, "b-0")
+            await RUNTIME.sleep(60)
+            return max(bench.done[machine, "b-0"] for machine in quick) - began
+
+    assert run(main()) <= 1.2  # 21 s when all share 64 slots
+
+
+def test_commands_beyond_those_in_flight_follow_although_the_agent_is_slow():
+    """F-53: the fifth command of a machine that answers after 5 s waited for ever."""
+
+    async def main() -> int:
+        async with Bench().running(["m0"]) as bench:
+            bench.has_image("m0")
+            bench.answer_s = {"m0": 5.0}
+            for number in range(9):
+                bench.start("m0", f"a-{number}")
+            await RUNTIME.sleep(30)
+            return len(bench.done)
+
+    assert run(main()) == 9
+
+
+def test_a_second_copy_is_removed_before_a_large_job_is_stopped():
+    """BUG-CP11: what must not run goes first; the rest by turns of their entitlements."""
+
+    async def main() -> tuple[float, float, float]:
+        machines = [f"m{n}" for n in range(40)]
+        async with Bench().running(machines) as bench:
+            for number in range(400):
+                bench.stop(machines[number % 40], f"big-{number}", "batch")
+            await RUNTIME.sleep(1.0)
+            began = RUNTIME.now()
+            bench.stop("m7", "small-0", "front")
+            bench.stop("m3", "web-0", "front", urgent=True)
+            await RUNTIME.sleep(100)
+            small, urgent = bench.done["m7", "small-0"], bench.done["m3", "web-0"]
+            last = max(at for (_, task), at in bench.done.items() if task.startswith("big"))
+            assert len(bench.done) == 402
+            return urgent - began, small - began, last
+
+    urgent_s, small_s, last = run(main())
+    assert urgent_s <= 0.2
+    assert small_s <= 0.5
+    assert last >= (402 - 20) / 10  # F-54: the limit holds for all together
+
+
+def test_a_start_waits_for_no_image_of_another_task():
+    """A pull takes minutes and no slot of its machine."""
+
+    async def main() -> dict[tuple[str, str], float]:
+        async with Bench().running(["m1"]) as bench:
+            bench.has_image("m1")
+            bench.pull_s = {IMAGE_2: 600.0}
+            for number in range(8):
+                bench.start("m1", f"a-{number}", IMAGE_2)
+            bench.start("m1", "b-0")
+            await RUNTIME.sleep(700)
+            return bench.done
+
+    done = run(main())
+    assert done["m1", "b-0"] < 1
+    assert all(600 <= done["m1", f"a-{n}"] < 602 for n in range(8))
+
+
+def test_a_stop_that_became_a_start_while_it_waited_stops_nothing():
+    """BUG-CP7: the rate limit is a wait, too."""
+
+    async def main() -> list[tuple[str, str]]:
+        async with Bench().running(["m1"], destructive_burst=1, destructive_per_s=0.1) as bench:
+            bench.has_image("m1")
+            for number in range(3):
+                bench.stop("m1", f"a-{number}", "e")
+            await RUNTIME.sleep(1)
+            bench.wanted["m1", "a-1"] = a_spec()
+            del bench.wanted["m1", "a-2"]
+            await RUNTIME.sleep(100)
+            assert bench.sights.sight("m1").tasks["a-1"].state is api.TaskState.RUNNING
+            return sorted(bench.done)
+
+    assert run(main()) == [("m1", "a-0"), ("m1", "a-1")]
+
+
+def test_what_waits_for_a_machine_that_is_gone_goes_with_it():
+    """BUG-CP23: pauses, lines and connections of machines that were removed stayed for ever."""
+
+    async def main() -> None:
+        async with Bench().running(["m1", "m2"]) as bench:
+            bench.has_image("m1", "m2")
+            bench.silent = {"m1"}
+            bench.start("m1", "a-0")
+            bench.start("m2", "a-1")
+            await RUNTIME.sleep(1)
+            assert list(bench.dispatcher._lines) == ["m1"]  # its pause
+            record = bench.broker.table.get("m1")
+            bench.dispatcher._machine_changed("m1", record, None)
+            bench.wanted.clear()
+            await RUNTIME.sleep(1000)
+            assert bench.dispatcher._lines == {}
+            assert bench.closed == ["m1"]
+
+    run(main())
+
+
+def test_a_failure_that_nobody_repeats_is_forgotten():
+    """BUG-CP23: a pause whose command is not wanted any more."""
+
+    async def main() -> None:
+        async with Bench().running(["m1"]) as bench:
+            bench.has_image("m1")
+            bench.silent = {"m1"}
+            bench.start("m1", "a-0")
+            await RUNTIME.sleep(1)
+            bench.wanted.clear()
+            await RUNTIME.sleep(200)
+            assert bench.dispatcher._lines == {}
+
+    run(main())
+
+
+@pytest.mark.parametrize("urgent_first", [True, False])
+def test_the_stop_queue_takes_the_urgent_first_and_entitlements_by_turns(urgent_first):
+    queue, order = StopQueue(), []
+    places = [Place("m", f"a-{n}") for n in range(3)] + [Place("m", f"b-{n}") for n in range(2)]
+    if urgent_first:
+        queue.add(Place("m", "x-0"), "c", urgent=True)
+    for place in places:
+        queue.add(place, place.task[0], urgent=False)
+    if not urgent_first:
+        queue.add(Place("m", "x-0"), "c", urgent=False)
+        queue.add(Place("m", "x-0"), "c", urgent=True)
+    assert len(queue) == 6
+    while (place := queue.first()) is not None:
+        queue.take(place)
+        order.append(place.task)
+    assert order == ["x-0", "a-0", "b-0", "a-1", "b-1", "a-2"]
+    assert len(queue) == 0
+
+
+def test_a_burst_passes_and_the_rest_goes_at_the_rate():  # P5
+    bucket, now, times = TokenBucket(per_s=2, burst=3), 0.0, []
+    while len(times) < 7:
+        wait_s = bucket.take(now)
+        now += wait_s
+        if not wait_s:
+            times.append(now)
+    assert times == [0, 0, 0, 0.5, 1.0, 1.5, 2.0]
+    assert bucket.take(12.0) == 0

@@ -1,0 +1,171 @@
+"""Which tasks stand unevenly, and where they would go: one plan for all of them (BUG-CP20)."""
+
+import random
+from collections import Counter
+
+from regions import POOL, TASK, a_region, a_request, add, allocate, where
+
+from control_plane.allocator.core import spread
+from control_plane.allocator.core.planner import plan
+from control_plane.allocator.core.preferences import DEFAULT
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allowance, Group, Request
+from control_plane.api.policy import Preference, Property, Strategy
+
+NONE = Allowance(machines=0)
+
+
+def repairs(index: RegionIndex, request: Request, most: int = 9) -> tuple[spread.Repair, ...]:
+    over = spread.evened(request.preferences)
+    claims = list(index.claims[request.job])
+    assert over is not None
+    tried = spread.fullest_first(claims, over, most)
+    left = {c.machine.name for c in claims if c.task in tried}
+    made = plan(index, spread.trying(request, tried, left), NONE)
+    return spread.gaining(claims, over, made, most)
+
+
+def uneven_after_a_failure() -> RegionIndex:
+    """Return a region where the tasks of two MSBs fled to the third, and the two are back."""
+    index = a_region(msbs=3, machines=2)
+    for name in ("dc1-msb2-0", "dc1-msb2-1", "dc1-msb3-0", "dc1-msb3-1"):
+        index.block(name, "is down")
+    allocate(index, a_request(6))
+    for name in ("dc1-msb2-0", "dc1-msb2-1", "dc1-msb3-0", "dc1-msb3-1"):
+        index.block(name, "")
+    return index
+
+
+def test_tasks_that_fled_into_one_msb_have_moves_back():
+    """BUG-CP20: nothing repaired spread after a failure."""
+    index = uneven_after_a_failure()
+    found = repairs(index, a_request(6))
+    assert Counter(move.to_bin for move in found) == {"dc1/msb2": 2, "dc1/msb3": 2}
+    assert {move.from_bin for move in found} == {"dc1/msb1"}
+    assert len(repairs(index, a_request(6), most=1)) == 1
+
+
+def test_an_even_job_has_none():
+    index = a_region(msbs=3, machines=2)
+    allocate(index, a_request(7))
+    assert repairs(index, a_request(7)) == ()
+
+
+def test_no_move_gains_less_than_one_task_of_spread():
+    index = a_region(msbs=2, machines=2)
+    allocate(index, a_request(3))
+    assert repairs(index, a_request(3)) == ()
+    allocate(index, a_request(1, "full", demand=TASK))
+    assert repairs(index, a_request(3)) == ()
+
+
+def test_where_the_emptier_bin_is_full_nothing_moves():
+    index = a_region(msbs=2, machines=1)
+    index.block("dc1-msb2-0", "is down")
+    allocate(index, a_request(4))
+    index.block("dc1-msb2-0", "")
+    allocate(index, a_request(4, "other"))
+    assert repairs(index, a_request(4)) == ()
+
+
+def test_tasks_on_one_machine_part_within_their_msb():
+    """BUG-CP20: five of six tasks stood on one machine, and stayed there."""
+    index = a_region(msbs=1, machines=2)
+    index.block("dc1-msb1-1", "is down")
+    allocate(index, a_request(4))
+    index.block("dc1-msb1-1", "")
+    found = repairs(index, a_request(4))
+    assert [move.target.machine for move in found] == ["dc1-msb1-1"] * 2
+
+
+def test_a_scale_down_takes_from_the_fullest_domain():
+    """BUG-CP20: it took the highest indexes, wherever they stood."""
+    index = a_region(msbs=2, machines=2)
+    for name in ("dc1-msb2-0", "dc1-msb2-1"):
+        index.block(name, "is down")
+    allocate(index, a_request(4))
+    for name in ("dc1-msb2-0", "dc1-msb2-1"):
+        index.block(name, "")
+    allocate(index, a_request(6))
+    claims = list(index.claims["web"])
+    gone = spread.fullest_first(claims, Property.MSB, 2)
+    left = Counter(c.machine.place.msb for c in claims if c.task not in gone)
+    assert left == {"dc1/msb1": 2, "dc1/msb2": 2}
+    assert sorted(spread.fullest_first(claims, Property.MSB, 99)) == list(range(6))
+
+
+def test_of_an_even_job_the_last_tasks_go():
+    index = a_region(msbs=3, machines=1)
+    allocate(index, a_request(3))
+    assert spread.fullest_first(index.claims["web"], Property.MSB, 2) == [2, 1]
+
+
+def test_what_is_left_is_as_even_as_can_be():
+    rng = random.Random(20)
+    for _ in range(50):
+        index = a_region(msbs=4, machines=3)
+        for machine in list(index.machines.values()):
+            if rng.random() < 0.4:
+                index.block(machine.name, "is down")
+        allocate(index, a_request(12))
+        claims = list(index.claims["web"]) if "web" in index.claims else []
+        number = rng.randrange(len(claims) + 1)
+        gone = spread.fullest_first(claims, Property.MSB, number)
+        before = Counter(c.machine.place.msb for c in claims)
+        after = Counter(c.machine.place.msb for c in claims if c.task not in gone)
+        assert len(gone) == len(set(gone)) == number
+        level = max(after.values(), default=0)
+        assert all(after[msb] >= min(before[msb], level - 1) for msb in before)
+
+
+def test_only_a_preference_to_be_even_is_repaired():
+    even = Preference(property=Property.RACK, strategy=Strategy.EVEN)
+    pack = Preference(property=Property.MSB, strategy=Strategy.PACK)
+    assert spread.evened(DEFAULT) is Property.MSB
+    assert spread.evened((pack, even)) is None
+    assert spread.evened((even, pack)) is Property.RACK
+    assert spread.evened(()) is None
+
+
+def test_what_is_uneven_is_said_with_the_bins_that_have_none():
+    index = a_region(msbs=2, machines=2)
+    index.block("dc1-msb2-0", "is down")
+    index.block("dc1-msb2-1", "is down")
+    allocate(index, a_request(3))
+    claims = list(index.claims["web"])
+    assert spread.unevenness(claims, Property.MSB) is None
+    found = spread.unevenness(claims, Property.MSB, ["dc1/msb2"])
+    assert found == spread.Unevenness(Property.MSB, "dc1/msb1", 3, "dc1/msb2", 0)
+
+
+def test_all_tasks_that_move_find_their_targets_in_one_plan():
+    """BUG-CP10: a target search per moved task is quadratic; all of them are one plan."""
+    index = a_region(msbs=4, machines=50)
+    allocate(index, a_request(400))
+    leaving = frozenset(name for name in index.machines if name.startswith("dc1-msb1-"))
+    for name in leaving:
+        index.block(name, "is being taken for maintenance")
+    moving = tuple(task for task, name in where(index).items() if name in leaving)
+    staying = tuple(task for task in range(400) if task not in moving)
+    groups = (Group(TASK, staying), Group(TASK, moving, leaving, running=False))
+    request = Request("web", POOL, groups)
+    made = plan(index, request, NONE)
+    found = spread.targets_of(request, made, list(index.claims["web"]))
+    assert found.of.keys() == set(range(400))
+    assert not leaving & {target.machine for target in found.of.values()}
+    counts = Counter(index.machines[t.machine].place.msb for t in found.of.values())
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert all(found.of[task].machine == where(index)[task] for task in staying)
+
+
+def test_who_has_no_room_elsewhere_has_no_target_but_the_reasons():
+    index = a_region(msbs=1, machines=1)
+    allocate(index, a_request(1))
+    add(index, "m2", pool="")
+    request = a_request(1, leave="dc1-msb1-0")
+    claims = list(index.claims["web"])
+    found = spread.targets_of(request, plan(index, request, NONE), claims)
+    assert found.of == {}
+    assert "1 machine: is to be left" in found.reasons
+    found = spread.targets_of(request, plan(index, request, Allowance(machines=1)), claims)
+    assert found.of == {0: spread.Target("m2", is_taken=True)}

@@ -1,0 +1,52 @@
+"""A region so large that asking everybody takes longer than a silence that counts."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from virtual_time import RUNTIME, clock, run
+from world import World, a_job, a_region
+
+from control_plane.api.machines import MachineState
+from control_plane.runtime.runtime import SteppedRuntime
+
+
+class Crowded(SteppedRuntime):
+    """A process in which everybody's turn takes long, as with 50,000 machines."""
+
+    def __init__(self) -> None:
+        super().__init__(clock, 0)
+        self.turn = asyncio.Lock()
+
+    async def breathe(self) -> None:
+        async with self.turn:
+            await asyncio.sleep(0.5)
+
+
+def test_a_machine_that_was_not_asked_yet_is_not_silent():
+    """BUG-CP3: silence counts from the first question, not from the start of the process."""
+
+    async def main() -> None:
+        w = World(a_region(90))
+        async with w.store:
+            async with w.control_plane() as w.cp:
+                await w.set_up(90)
+                await w.cp.apply_job(a_job(90))
+                await w.stable()
+                before = w.alive()
+            w.runtime, began = Crowded(), RUNTIME.now()
+            async with w.control_plane() as w.cp:
+                seen = set[MachineState]()
+                while not await w.all_answer():
+                    await asyncio.sleep(1)
+                    machines = (await w.cp.list_machines()).machines
+                    seen |= {view.record.state for view in machines}
+                assert RUNTIME.now() - began > 3 * w.settings.down_after_s
+                assert seen == {MachineState.UP}
+                assert w.alive() == before
+
+    run(main())

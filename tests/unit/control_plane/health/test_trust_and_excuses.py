@@ -1,0 +1,82 @@
+"""When silence is excused, and how long a machine that came back is on probation."""
+
+import pytest
+
+from agent.api import Location
+from control_plane.agents.sights import Sight
+from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
+from control_plane.health.core.excuses import Graces, Signs, excuse
+from control_plane.health.core.parts import Parts
+from control_plane.health.core.trust import (
+    NO_FAILURES,
+    Patience,
+    failed_again,
+    probation_s,
+    remembered,
+)
+from control_plane.health.watch import Watch
+
+PATIENCE = Patience(first_s=15, most_s=600, forget_s=3600)
+GRACES = Graces(reboot_s=300, agent_s=600, alive_s=9)
+
+
+def test_probation_doubles_with_each_failure_up_to_a_bound():
+    """F-52: the first failure costs nothing."""
+    failures, seen = NO_FAILURES, []
+    for number in range(9):
+        failures = failed_again(failures, number * 60.0, PATIENCE)
+        seen.append(probation_s(failures, number * 60.0, PATIENCE))
+    assert seen == [0, 15, 30, 60, 120, 240, 480, 600, 600]
+
+
+def test_failures_are_forgotten_one_by_one():
+    failures = failed_again(failed_again(NO_FAILURES, 0, PATIENCE), 60, PATIENCE)
+    assert [remembered(failures, 60 + hours * 3600, PATIENCE) for hours in range(4)] == [2, 1, 0, 0]
+    assert failed_again(failures, 60 + 3600, PATIENCE).count == 2
+
+
+@pytest.mark.parametrize(
+    ("signs", "words"),
+    [
+        (Signs(50, joined_until=130), "just joined"),
+        (Signs(50, away_until=130), "told to reboot"),
+        (Signs(299, is_switching=True), "host profile"),
+        (Signs(599, alive_at=95.0), "host lives"),
+        (Signs(50), ""),
+        (Signs(50, joined_until=100, away_until=100), ""),
+        (Signs(300, is_switching=True), ""),
+        (Signs(600, alive_at=95.0), ""),
+        (Signs(50, alive_at=91.0), ""),
+    ],
+)
+def test_silence_is_excused_for_as_long_as_its_reason_holds(signs, words):
+    """BUG-CP21 P1 HP1."""
+    found = excuse(signs, 100.0, GRACES)
+    assert (words in found.reason) if words else (found is None)
+
+
+def record(*events: UnavailabilityEvent) -> MachineRecord:
+    location = Location()
+    return MachineRecord(machine="m1", location=location, machine_type="t", unavailability=events)
+
+
+def planned(event_id: str, deadline: float | None) -> UnavailabilityEvent:
+    return UnavailabilityEvent(
+        event_id=event_id, kind=EventKind.PLANNED, reason="", start=1000.0, deadline=deadline
+    )
+
+
+def test_a_planned_reboot_is_counted_once_on_the_clock_that_nobody_sets():
+    """BUG-CP9: whatever the wall clock shows later."""
+    location = Location()
+    watch = Watch("m1", Parts().rack(location), Sight(asked_since=0.0), 0.0)
+    watch.planned(record(planned("a", 1300.0)), now=50.0, wall=1000.0)
+    assert watch.away_until == 350.0
+    watch.planned(record(planned("a", 1300.0)), now=60.0, wall=9000.0)
+    assert watch.away_until == 350.0
+    watch.planned(record(planned("b", 1300.0)), now=60.0, wall=-9000.0)
+    assert watch.away_until == 360.0  # never longer than it was planned for
+    watch.planned(record(planned("c", None)), now=60.0, wall=1000.0)
+    assert watch.away_until == float("inf")
+    watch.planned(record(), now=60.0, wall=1000.0)
+    assert watch.away_until == 0.0

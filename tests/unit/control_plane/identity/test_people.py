@@ -1,0 +1,114 @@
+"""Groups and operators: stored, and in force from the next request on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from agent.errors import ConfigError, Conflict, InvalidInput, NotFound
+from control_plane.api.people import GroupSpec
+from control_plane.identity.people import People
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Put
+from control_plane.store.memory import MemoryStore
+
+
+async def opened(store: MemoryStore, *operators: str) -> People:
+    people = People(store, Runtime(), operators, approvers=["bob"])
+    await people.load()
+    return people
+
+
+def on_a_store(work: Callable[[MemoryStore], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with MemoryStore() as store:
+            await work(store)
+
+    asyncio.run(main())
+
+
+def test_groups_and_grants_survive_a_restart() -> None:
+    async def work(store: MemoryStore) -> None:
+        people = await opened(store)
+        await people.put_group("sre", GroupSpec(members=["sue", "ann", "ann"]))
+        await people.grant("group:sre", "local:0")
+        again = await opened(store)
+        assert again.user("sue").is_operator
+        assert again.user("ann").groups == {"sre"}
+        assert not again.user("bob").is_operator
+        assert again.user("bob").is_approver
+        assert [g.by for g in again.operators().granted] == ["local:0"]
+
+    on_a_store(work)
+
+
+def test_who_leaves_the_group_is_no_operator_any_more() -> None:
+    async def work(store: MemoryStore) -> None:
+        people = await opened(store, "group:sre", "user:root")
+        await people.put_group("sre", GroupSpec(members=["sue"]))
+        assert people.user("sue").is_operator
+        await people.put_group("sre", GroupSpec(members=["tom"]))
+        assert not people.user("sue").is_operator
+        await people.delete_group("sre")
+        assert not people.user("tom").is_operator
+        assert people.user("root").is_operator
+
+    on_a_store(work)
+
+
+def test_what_the_configuration_gives_only_the_configuration_takes() -> None:
+    async def work(store: MemoryStore) -> None:
+        people = await opened(store, "user:root")
+        with pytest.raises(Conflict, match="an operator by the configuration"):
+            await people.revoke("user:root")
+        with pytest.raises(NotFound):
+            await people.revoke("user:nobody")
+
+    on_a_store(work)
+
+
+@pytest.mark.parametrize(
+    "who", ["", "ann", "user:", "user:Ann", "role:x", "user:ann\n", "group:a b"]
+)
+def test_what_is_no_user_and_no_group_becomes_no_operator(who: str) -> None:
+    async def work(store: MemoryStore) -> None:
+        people = await opened(store)
+        with pytest.raises(InvalidInput, match="expected user:NAME or group:NAME"):
+            await people.grant(who, "local:0")
+        assert people.operators().granted == []
+
+    on_a_store(work)
+
+
+def test_a_group_that_there_is_not_becomes_no_operator() -> None:
+    async def work(store: MemoryStore) -> None:
+        people = await opened(store)
+        with pytest.raises(NotFound, match="no group 'ghosts'"):
+            await people.grant("group:ghosts", "local:0")
+        with pytest.raises(InvalidInput, match="expected 1 to 63"):
+            await people.put_group("Bad Name", GroupSpec(members=[]))
+
+    on_a_store(work)
+
+
+def test_another_writer_is_not_overwritten() -> None:
+    async def work(store: MemoryStore) -> None:
+        people = await opened(store)
+        await (await opened(store)).put_group("web", GroupSpec(members=["bob"]))
+        with pytest.raises(Conflict):
+            await people.put_group("web", GroupSpec(members=["ann"]))
+        assert (await opened(store)).user("bob").groups == {"web"}
+
+    on_a_store(work)
+
+
+@pytest.mark.parametrize("value", [b"{", b'{"schema":2,"name":"web"}'])
+def test_a_record_that_cannot_be_read_stops_the_start(value: bytes) -> None:
+    async def work(store: MemoryStore) -> None:
+        await store.txn({}, [Put("people/groups/web", value)])
+        with pytest.raises(ConfigError, match="cannot read people/groups/web"):
+            await opened(store)
+
+    on_a_store(work)

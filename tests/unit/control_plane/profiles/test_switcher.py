@@ -1,0 +1,58 @@
+"""Profiles of machines whose control plane has a clock that steps, and what an idle one costs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+import world as worlds
+from virtual_time import clock, run
+from world import World, a_region
+
+from agent.api import ProfileState
+from control_plane.runtime.runtime import SteppedRuntime
+
+
+@pytest.mark.parametrize("step_s", [7_200.0, -3_600.0])
+def test_a_step_of_the_clock_is_no_reboot_that_took_too_long(step_s):
+    """BUG-CP9: the wait for a reboot is measured by a clock that does not step."""
+    stepped = [0.0]
+
+    async def main() -> None:
+        w = World(a_region(1), reboot_grace_s=300.0)
+        w.runtime = SteppedRuntime(lambda: clock() + stepped[0], 0)
+        machine = w.region.machines["m1"]
+        machine.behaviour.profile_end["web"] = ProfileState.PENDING_REBOOT
+        machine.behaviour.reboot_s = 10_000.0  # it does not come back
+        async with w.running():
+            await w.set_up(1)
+            await w.cp.apply_job(worlds.a_job(1))
+            await w.until(lambda: not machine.on)
+            stepped[0] = step_s
+            await asyncio.sleep(200)
+            view = await w.cp.get_machine("m1")
+            assert view.record.entitlement == "front"
+            await asyncio.sleep(200)
+            view = await w.cp.get_machine("m1")
+            assert not view.record.entitlement, "it is put aside when its time is over"
+
+    run(main())
+
+
+def test_machines_that_have_their_profile_have_no_task_of_the_switcher():
+    async def main() -> None:
+        w = World(a_region(60))
+        async with w.running():
+            await w.set_up(60)
+            await w.cp.apply_job(worlds.a_job(60))
+            await w.stable()
+            await asyncio.sleep(5)
+            names = [task.get_name() for task in asyncio.all_tasks()]
+            assert names.count("profiles") == 1
+
+    run(main())

@@ -1,0 +1,201 @@
+"""The process as actors know it: pauses, steps of the clock, failures, turns, and the meter."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from virtual_time import RUNTIME, VirtualLoop, run
+
+from control_plane.runtime.runtime import Runtime, SteppedRuntime
+
+
+class Clocks:
+    """What a host's clocks show besides that of the loop; tests move them."""
+
+    def __init__(self) -> None:
+        self.suspended_s = self.stepped_s = 0.0
+
+    def boot(self) -> float:
+        return asyncio.get_running_loop().time() + self.suspended_s
+
+    def wall(self) -> float:
+        return 1_800_000_000.0 + self.boot() + self.stepped_s
+
+
+async def watched(clocks: Clocks, happens) -> list[float]:
+    """Return the pauses that a runtime tells while something happens to its clocks."""
+    runtime, told = Runtime(clocks.wall, 0, clocks.boot), list[float]()
+    runtime.on_pause(told.append)
+    watching = asyncio.create_task(runtime.watch_clocks())
+    await asyncio.sleep(10)
+    happens(runtime)
+    await asyncio.sleep(10)
+    watching.cancel()
+    await asyncio.wait([watching])
+    return told
+
+
+def stop(seconds: float) -> None:
+    """Let time pass in which nothing runs, as between SIGSTOP and SIGCONT."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop._virtual.now += seconds
+
+
+@pytest.mark.parametrize(("stopped_s", "told"), [(299.0, 1), (3.0, 1), (1.0, 0)])
+def test_a_process_that_was_stopped_notices(stopped_s, told):
+    """BUG-CP3: a pause of one's own is known, so it can be told from others' silence."""
+    pauses = run(watched(Clocks(), lambda _: stop(stopped_s)))
+    assert len(pauses) == told
+    assert all(stopped_s <= pause <= stopped_s + 1.0 for pause in pauses)
+
+
+def test_a_host_that_was_suspended_is_noticed_though_the_loops_clock_stood_still():
+    """BUG-CP3: CLOCK_MONOTONIC does not count a suspend, CLOCK_BOOTTIME does."""
+    clocks = Clocks()
+
+    def suspend(_: Runtime) -> None:
+        clocks.suspended_s += 400.0
+
+    pauses = run(watched(clocks, suspend))
+    assert [round(pause) for pause in pauses] == [400]
+
+
+def test_who_looks_at_the_clocks_first_learns_of_the_pause_before_it_concludes_anything():
+    """BUG-CP3: after a pause all timers are due at once, in any order."""
+    seen = []
+
+    def happens(runtime: Runtime) -> None:
+        runtime.on_pause(lambda _: seen.append("told"))
+        stop(60.0)
+        runtime.look_at_clocks()
+        seen.append("concluded")
+
+    assert len(run(watched(Clocks(), happens))) == 1
+    assert seen == ["told", "concluded"]
+
+
+@pytest.mark.parametrize("step_s", [-3_600.0, 7_200.0])
+def test_a_step_of_the_wall_clock_is_no_pause_and_is_logged(step_s, caplog):
+    """BUG-CP9: durations come from a clock that does not step."""
+    clocks = Clocks()
+
+    def step(_: Runtime) -> None:
+        clocks.stepped_s += step_s
+
+    with caplog.at_level(logging.WARNING):
+        assert run(watched(clocks, step)) == []
+    assert [record.message for record in caplog.records] == ["the wall clock stepped"]
+    assert caplog.records[0].seconds == step_s
+
+
+def test_work_that_fails_is_logged_with_its_name_and_told(caplog):
+    async def main() -> list[tuple[str, str]]:
+        told: list[tuple[str, str]] = []
+        end = RUNTIME.on_failure(lambda name, error: told.append((name, str(error))))
+
+        async def fails() -> None:
+            await RUNTIME.sleep(1)
+            raise ValueError("no such thing")
+
+        RUNTIME.spawn("keeper", fails())
+        cancelled = RUNTIME.spawn("other", asyncio.sleep(100))
+        await RUNTIME.sleep(2)
+        cancelled.cancel()
+        end()
+        await RUNTIME.sleep(1)
+        return told
+
+    assert run(main()) == [("keeper", "no such thing")]
+    assert [(r.message, r.actor) for r in caplog.records] == [("work failed", "keeper")]
+
+
+def test_a_turn_is_that_of_the_whole_process():
+    """BUG-CP10: forty that computed 5 ms each in one turn of the loop stopped it for 200 ms."""
+
+    async def main() -> int:
+        runtime, turns = Runtime(seed=0), 0
+
+        async def computes() -> None:
+            for _ in range(2):
+                await runtime.breathe()
+                end = time.perf_counter() + 0.005
+                while time.perf_counter() < end:
+                    pass
+
+        async def counts_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(counts_turns())
+        await asyncio.gather(*(runtime.spawn("computing", computes()) for _ in range(40)))
+        counting.cancel()
+        return turns
+
+    assert asyncio.run(main()) >= 80  # a turn for each 5 ms of work
+
+
+def test_who_is_cancelled_while_it_waits_for_its_turn_holds_up_nobody():
+    async def main() -> list[int]:
+        runtime, done = Runtime(seed=0), list[int]()
+
+        async def computes(number: int) -> None:
+            await runtime.breathe()
+            end = time.perf_counter() + 0.005
+            while time.perf_counter() < end:
+                pass
+            done.append(number)
+
+        tasks = [asyncio.create_task(computes(number)) for number in range(5)]
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        await asyncio.wait(tasks)
+        await runtime.breathe()
+        return done
+
+    assert asyncio.run(main()) == [0, 1, 3, 4]
+
+
+def test_in_simulation_turns_are_counted_and_nothing_runs_in_a_thread():
+    async def main() -> list[int]:
+        runtime, order = SteppedRuntime(lambda: 0.0, seed=1), list[int]()
+
+        async def computes(number: int) -> None:
+            for _ in range(runtime.STEPS):
+                order.append(number)
+                await runtime.breathe()
+
+        await asyncio.gather(computes(1), computes(2))
+        assert await runtime.offload(lambda: sys.modules["threading"].get_ident()) == (
+            sys.modules["threading"].get_ident()
+        )
+        return order
+
+    assert run(main()) == run(main())
+
+
+def test_the_meter_counts_each_actors_steps():
+    async def main() -> Runtime:
+        runtime = Runtime(seed=0)
+
+        async def works() -> int:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return 7
+
+        assert await runtime.spawn("worker", works()) == 7
+        return runtime
+
+    meter = asyncio.run(main()).meter
+    assert meter.busy_s.keys() == meter.longest_s.keys() == {"worker"}
+    assert 0 < meter.longest_s["worker"] <= meter.busy_s["worker"]

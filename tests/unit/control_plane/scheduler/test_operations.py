@@ -1,0 +1,217 @@
+"""Operations and the log of a job, in the assembled control plane on virtual time."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from virtual_time import clock
+from world import World, a_job, scenario
+
+from agent.errors import NotFound
+from control_plane.api.inventory import Drain
+from control_plane.api.jobs import JobRecord, TaskRecord, UpdatePolicy
+from control_plane.api.operations import Cause, JobEvent, OperationKind, OperationState
+from control_plane.runtime.job_table import JobTable
+from control_plane.scheduler.event_log import ROW, ROWS, EventLog
+from control_plane.store.memory import MemoryStore
+
+
+async def told(w: World, job: str = "web") -> list[JobEvent]:
+    """Return the whole log, read page by page."""
+    found: list[JobEvent] = []
+    while True:
+        page = await w.cp.job_events(job, found[-1].seq if found else 0, 7)
+        found += page.events
+        if not page.more:
+            return found
+
+
+def brief(events: list[JobEvent]) -> set[tuple[int, str, str, str]]:
+    return {(e.task, e.kind.value, e.cause.value, e.outcome.value) for e in events}
+
+
+@scenario()
+async def test_every_operation_ends_in_the_log_with_its_cause(w: World):
+    await w.deployed(a_job(3))
+    events = await told(w)
+    assert brief(events) == {(i, "start", "release", "done") for i in range(3)}
+    assert [e.seq for e in events] == [1, 2, 3]
+    assert all(e.end > e.start and e.to_machine for e in events)
+
+    await w.cp.apply_job(a_job(3, command=["/bin/other"]))
+    await w.stable()
+    assert brief((await told(w))[3:]) == {(i, "update", "release", "done") for i in range(3)}
+
+    await w.cp.apply_job(a_job(2, command=["/bin/other"]))
+    await w.stable()
+    (removed,) = (await told(w))[6:]
+    assert (removed.kind, removed.cause, removed.outcome) == ("remove", "resize", "done")
+
+    await w.cp.stop_job("web")
+    await w.until(lambda: w.cp._jobs.find("web") is None)
+    gone = (await told(w))[7:]
+    assert {(e.kind.value, e.cause.value, e.outcome.value) for e in gone} == {
+        ("remove", "stop", "done")
+    }
+    assert (await w.cp.task_story("web", 0)).phase == ""
+    with pytest.raises(NotFound, match="no log of one"):
+        await w.cp.job_events("other")
+
+
+@scenario()
+async def test_a_failure_and_a_drain_tell_from_where_to_where(w: World):
+    await w.deployed(a_job(3))
+    (first,) = [e for e in (await told(w)) if e.task == 0]
+    w.region.machines[first.to_machine].power_off()
+    await w.until(lambda: w.alive()[first.to_machine] == 0)
+    await w.until(lambda: w.alive().total() == 3)
+    await w.stable()
+    moved = [e for e in (await told(w))[3:] if e.outcome == "done"]
+    assert [(e.kind, e.cause, e.from_machine) for e in moved] == [
+        ("move", "failure", first.to_machine)
+    ]
+    assert moved[0].to_machine != first.to_machine
+    leaving = moved[0].to_machine
+    w.region.machines[first.to_machine].power_on()
+    await w.until(w.all_answer)
+    seen = len(await told(w))
+    await w.cp.inventory.drain(Drain(machines=[leaving], reason="new fans"))
+    await w.until(lambda: w.alive()[leaving] == 0)
+    await w.until(lambda: w.alive().total() == 3)
+    await w.stable()
+    drained = [e for e in (await told(w))[seen:] if e.cause == "maintenance"]
+    assert {(e.kind.value, e.outcome.value, e.from_machine, e.reason) for e in drained} == {
+        ("move", "done", leaving, "new fans")
+    }
+
+
+@scenario()
+async def test_an_operation_under_way_is_shown_and_survives_a_restart(w: World):
+    await w.set_up()
+    for machine in w.region.machines.values():
+        machine.reachable = False
+    await w.cp.apply_job(a_job(1))
+    await asyncio.sleep(5)
+    story = await w.cp.task_story("web", 0)
+    assert story.now is not None
+    assert (story.now.kind, story.now.cause) == ("start", "release")
+    assert story.events == []
+
+
+@scenario()
+async def test_a_step_of_the_clock_holds_up_no_drain(w: World):
+    """BUG-CP9: the clock of the wall goes back by an hour in the middle of it."""
+    slow = UpdatePolicy(drain_s=5)
+    await w.deployed(a_job(3, update=slow))
+    await w.cp.apply_job(a_job(3, update=slow, command=["/bin/other"]))
+    await w.until(lambda: w.endpoints_count(2))
+    w.runtime.wall = lambda: clock() - 3600
+    await w.stable(within_s=60)
+    assert all(task.version == 2 for task in (await w.cp.get_job("web")).record.tasks)
+
+
+@scenario(repair_after_s=20)
+async def test_tasks_move_back_towards_even_spread(w: World):
+    """BUG-CP20"""
+    await w.deployed(a_job(6))
+    assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
+    w.region.machines["m1"].power_off()
+    w.region.machines["m2"].power_off()
+    await w.until(lambda: w.alive() == {"m1": 0, "m2": 0, "m3": 6}, 900)
+    w.region.machines["m1"].power_on()
+    w.region.machines["m2"].power_on()
+    lowest = 6
+
+    async def is_even() -> bool:
+        nonlocal lowest
+        lowest = min(lowest, len(await w.endpoints()))
+        return w.alive() == {"m1": 2, "m2": 2, "m3": 2}
+
+    await w.until(w.all_answer)
+    await w.stable()
+    await w.until(is_even, 600)
+    await w.stable()
+    assert lowest >= 5  # the budget is one
+    moves = [e for e in await told(w) if e.cause == "rebalance"]
+    assert len([e for e in moves if e.outcome == "done"]) == 4
+    count = len(await told(w))
+    await asyncio.sleep(300)
+    assert len(await told(w)) == count
+
+
+@scenario(repair_after_s=120)
+async def test_a_pause_of_the_control_plane_is_no_quiet_time_of_a_job(w: World):
+    """BUG-CP3: woken after minutes, it looks around before it evens anything."""
+    await w.deployed(a_job(6))
+    w.region.machines["m1"].power_off()
+    await w.until(lambda: w.alive() == {"m1": 0, "m2": 3, "m3": 3}, 900)
+    w.region.machines["m1"].power_on()
+    await w.until(w.all_answer)
+    await w.stable()
+    await asyncio.sleep(60)  # it is looked at each 30 s, so its quiet is noticed
+    asyncio.get_running_loop()._virtual.now += 361
+    await asyncio.sleep(80)
+    assert w.alive() == {"m1": 0, "m2": 3, "m3": 3}
+    await w.until(lambda: w.alive() == {"m1": 2, "m2": 2, "m3": 2}, 300)
+
+
+@scenario(repair_after_s=100_000)
+async def test_a_smaller_job_leaves_the_fullest_place_and_keeps_its_indexes(w: World):
+    """BUG-CP20"""
+    await w.deployed(a_job(4))
+    for machine in ("m1", "m2"):
+        w.region.machines[machine].power_off()
+    await w.until(lambda: w.alive() == {"m1": 0, "m2": 0, "m3": 4}, 900)
+    for machine in ("m1", "m2"):
+        w.region.machines[machine].power_on()
+    await w.until(w.all_answer)
+    await asyncio.sleep(30)
+    await w.cp.apply_job(a_job(8))
+    await w.stable()
+    assert w.alive() == {"m1": 2, "m2": 2, "m3": 4}
+    await w.cp.apply_job(a_job(6))
+    await w.stable()
+    assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
+    record = (await w.cp.get_job("web")).record
+    assert [task.index for task in record.tasks] == [0, 1, 4, 5, 6, 7]
+    await w.cp.apply_job(a_job(7))
+    await w.stable()
+    record = (await w.cp.get_job("web")).record
+    assert [task.index for task in record.tasks] == [0, 1, 2, 4, 5, 6, 7]
+    await w.cp.apply_job(a_job(0))
+    await w.until(lambda: w.alive().total() == 0)
+
+
+async def test_a_log_has_a_bound_and_goes_on_after_it() -> None:
+    async with MemoryStore(strict=True) as store:
+        table, log = JobTable(store), EventLog(store)
+        record = JobRecord(name="web", spec=a_job(1), version=1)
+        for number in range(60):
+            record = replace(record, generation=number)
+            await log.commit(table, record, [an_event(task) for task in range(23)])
+        await EventLog(store).commit(table, replace(record, generation=99), [an_event(0)])
+        kept = (await log.page(table, "web", 0, 500)).events
+        kept += (await log.page(table, "web", kept[-1].seq, 500)).events
+        assert [event.seq for event in kept] == list(range(kept[0].seq, 60 * 23 + 2))
+        assert ROW * (ROWS - 1) <= len(kept) <= ROW * ROWS
+        everything = [an_event(task) for task in range(15_000)]
+        tasks = [TaskRecord(index=index, version=1, generation=1) for index in range(15_000)]
+        await log.commit(table, replace(record, generation=100, tasks=tasks), everything)
+        rows = (await store.list_prefix("job-events/web/")).entries
+        assert len(rows) == ROWS
+        assert (await log.page(table, "web", 0, 500)).more
+
+
+def an_event(task: int) -> JobEvent:
+    return JobEvent(
+        task=task,
+        operation=f"web-{task}.1",
+        kind=OperationKind.START,
+        cause=Cause.RESIZE,
+        outcome=OperationState.DONE,
+    )

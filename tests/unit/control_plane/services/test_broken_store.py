@@ -1,0 +1,47 @@
+"""A store that will never write again: readiness says so, and the process ends."""
+
+import asyncio
+
+import pytest
+from virtual_time import run
+from world import World, a_region
+
+from agent.errors import Busy
+from control_plane.store.memory import MemoryStore
+
+
+class Breakable(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.why = ""
+        self.broken = asyncio.Event()
+
+    def breaks(self, why: str) -> None:
+        self.why = why
+        self.broken.set()
+
+    def failure(self) -> str:
+        return self.why
+
+    async def wait_failed(self) -> None:
+        await self.broken.wait()
+        raise Busy(self.why)
+
+
+def test_a_broken_store_is_seen_by_readiness_and_ends_the_process() -> None:
+    """BUG-CP13: writes hung, and readiness said that all was well."""
+
+    async def main() -> None:
+        store = Breakable()
+        world = World(a_region(), store)
+        async with world.running():
+            await world.set_up()
+            assert (await world.cp.ready()).ok
+            ended = asyncio.ensure_future(world.cp.wait_failed())
+            store.breaks("the store cannot be used: its writer has ended")
+            assert (await world.cp.ready()).detail == store.why
+            with pytest.raises(Busy, match="its writer has ended"):
+                await ended
+            assert not (await world.cp.ready()).ok
+
+    run(main())

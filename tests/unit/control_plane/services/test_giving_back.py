@@ -1,0 +1,100 @@
+"""Machines that go back, and data centers whose stores fail, in a whole control plane."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+
+from fake_agents import find_image
+from virtual_time import RUNTIME, run
+from world import World, a_job, a_region, scenario
+
+from agent.errors import Busy
+from control_plane.api.settings import SchedulerSettings
+from control_plane.roles import ControlPlane
+from control_plane.store import Operation, Store
+from control_plane.store.memory import MemoryStore
+
+
+@scenario()
+async def test_news_of_a_machine_that_is_given_back_lets_no_task_come_there(w):
+    """BUG-AL7: the agent's news cleared "is being given back", and a task started there."""
+    await w.deployed(a_job(3))
+    allocator = w.cp._allocator
+    await w.cp.stop_job("web")
+    await w.until(lambda: not any(m.jobs for m in allocator.index.machines.values()))
+    machine = next(m for m in allocator.index.machines.values() if m.pool == "front")
+    release, may_go = w.cp._broker.release, asyncio.Event()
+
+    async def slowly(name: str, *, revision: int) -> object:
+        await may_go.wait()
+        return await release(name, revision=revision)
+
+    w.cp._broker.release = slowly
+    giving = asyncio.ensure_future(allocator.give_back(machine))
+    await asyncio.sleep(0)
+    w.cp._sights.changed(machine.name)
+    assert machine.blocked == "is being given back"
+    may_go.set()
+    await giving
+    assert (machine.pool, machine.blocked) == ("", "")
+
+
+class FailingStore:
+    """A store whose disk is full now and then."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self._inner, self.fails = inner, False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+        if self.fails:
+            raise Busy("no space is left")
+        return await self._inner.txn(compare, operations)
+
+
+def with_failing_dc2(body: Callable[[World, FailingStore], object]) -> None:
+    async def main() -> None:
+        w = World(a_region(6))
+        async with AsyncExitStack() as stack:
+            own = await stack.enter_async_context(MemoryStore())
+            failing = FailingStore(await stack.enter_async_context(MemoryStore()))
+            stores: dict[str, Store] = {"dc2": failing}
+            settings = SchedulerSettings(join_grace_s=0)
+            w.cp = await stack.enter_async_context(
+                ControlPlane(
+                    own, w.region.agent, RUNTIME, settings, find_image, broker_stores=stores
+                )
+            )
+            async with asyncio.timeout(3600):
+                await body(w, failing)
+
+    run(main())
+
+
+def test_a_job_is_stopped_while_the_store_of_one_data_center_fails():
+    """BUG-CP5: `job stop` gave no answer for minutes, and ready said ok."""
+
+    async def body(w: World, failing: FailingStore) -> None:
+        await w.deployed(a_job(6), quota=6)
+        failing.fails = True
+        async with asyncio.timeout(20):
+            await w.cp.stop_job("web")
+
+    with_failing_dc2(body)
+
+
+def test_a_job_goes_where_brokers_answer_and_is_told_why_not_elsewhere():
+    """BUG-CP5: a plan chose the machines of a broker that does not answer again and again."""
+
+    async def body(w: World, failing: FailingStore) -> None:
+        await w.set_up(quota=6)
+        failing.fails = True
+        async with asyncio.timeout(20):
+            await w.cp.apply_job(a_job(4))
+        await w.stable()
+        assert set(+w.alive()) <= {"m1", "m2", "m4", "m5"}
+        failing.fails = False
+
+    with_failing_dc2(body)

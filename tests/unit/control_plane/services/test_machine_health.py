@@ -1,0 +1,391 @@
+"""Which machines the control plane takes for dead, while things go wrong that are not theirs."""
+
+import asyncio
+import random
+
+import pytest
+from fake_agents import Region
+from virtual_time import clock, run
+from world import World, a_region, scenario
+
+from agent.errors import Conflict
+from control_plane.api.inventory import MachineScope
+from control_plane.api.machines import EventKind, MachineState
+from control_plane.runtime.runtime import SteppedRuntime
+from control_plane.store.faulty import MADE, REFUSED, FaultyStore
+from control_plane.store.memory import MemoryStore
+
+
+def live(region: Region, body, store=None, wall=None, **settings) -> World:
+    """Let a body happen in a world; no rule may be broken, but for copies beyond a cut."""
+
+    async def main() -> World:
+        world = World(region, store, **settings)
+        if wall is not None:
+            world.runtime = SteppedRuntime(wall, seed=0)
+        async with asyncio.timeout(50_000), world.running():
+            await body(world)
+        assert [rule for rule in region.broken_rules if "runs on" not in rule] == []
+        return world
+
+    return run(main())
+
+
+def of_parts(datacenters: int, msbs: int, machines: int) -> Region:
+    region = Region()
+    for d in range(datacenters):
+        for b in range(msbs):
+            for m in range(machines):
+                region.add(f"d{d}-b{b}-m{m}", f"dc{d}", f"dc{d}-msb{b}")
+    return region
+
+
+async def pause(seconds: float) -> None:
+    """Let this process stand still."""
+    asyncio.get_running_loop()._virtual.now += seconds
+    await asyncio.sleep(0)
+
+
+async def states(w: World) -> dict[str, MachineState]:
+    views = (await w.cp.list_machines()).machines
+    return {view.record.machine: view.record.state for view in views}
+
+
+async def down(w: World) -> list[str]:
+    return [name for name, state in (await states(w)).items() if state is MachineState.DOWN]
+
+
+def starts(w: World) -> int:
+    return sum(len(machine.starts) for machine in w.region.machines.values())
+
+
+async def nothing_moves(w: World, seconds: float) -> None:
+    before = starts(w)
+    end = clock() + seconds
+    while clock() < end:
+        await asyncio.sleep(1)
+        assert await down(w) == []
+    assert starts(w) == before
+
+
+@scenario()
+async def test_one_slow_answer_after_a_blip_leaves_no_machine_down(w: World):
+    """BUG-CP1: a machine whose list takes 8.5 s after a short cut is not down for ever."""
+    await w.deployed()
+    m1 = w.region.machines["m1"]
+    m1.behaviour.list_s = 8.5
+    m1.reachable = False
+    await asyncio.sleep(6)
+    m1.reachable = True
+    await asyncio.sleep(120)
+    assert await down(w) == []
+    assert all(count == 2 for count in w.alive().values())
+    assert await w.endpoints_count(6)
+
+
+@scenario()
+async def test_a_machine_that_answers_is_up_whoever_marked_it_down(w: World):
+    """BUG-CP1: up is where a machine is seen to be, not an event that may be missed."""
+    await w.deployed()
+    await w.cp.inventory._brokers.mark_down("m1", "a verdict that came too late")
+    await w.until(lambda: is_state(w, "m1", MachineState.UP), within_s=15)
+    await w.stable()
+
+
+async def is_state(w: World, machine: str, state: MachineState) -> bool:
+    return (await w.cp.get_machine(machine)).record.state is state
+
+
+def test_after_blips_of_any_length_every_machine_is_up_and_every_task_runs_once():
+    """BUG-CP1 F-49: blips of 6 to 14 s, around the limit of 10 s."""
+    live(a_region(), blips, flap_trust_s=1)
+
+
+async def blips(w: World) -> None:
+    await w.deployed()
+    chance = random.Random(1)
+    for _ in range(20):
+        machine = w.region.machines[chance.choice(["m1", "m2", "m3"])]
+        machine.behaviour.list_s = chance.uniform(0, 9)
+        machine.reachable = False
+        await asyncio.sleep(chance.uniform(6, 14))
+        machine.reachable = True
+        await asyncio.sleep(chance.uniform(0, 30))
+    await asyncio.sleep(300)
+    assert await down(w) == []
+    assert sum(w.alive().values()) == 6
+    assert all(len(w.region.copies(f"web-{i}")) == 1 for i in range(6))
+
+
+@pytest.mark.parametrize("seconds", [12, 299, 330, 400])
+def test_a_pause_of_the_control_plane_is_no_silence_of_its_machines(seconds: float):
+    """BUG-CP3: suspended, stopped (SIGSTOP) or swapped out, for as long as any grace."""
+
+    async def body(w: World) -> None:
+        await w.deployed()
+        await asyncio.sleep(1)
+        await pause(seconds)
+        await nothing_moves(w, 60)
+
+    live(a_region(), body)
+
+
+def test_a_machine_that_died_before_a_pause_is_down_after_it():
+    """BUG-CP3: its silence is counted anew, not forgotten."""
+
+    async def body(w: World) -> None:
+        await w.deployed()
+        w.region.machines["m1"].power_off()
+        await asyncio.sleep(5)
+        await pause(330)
+        await asyncio.sleep(5)
+        assert await down(w) == []
+        await w.until(lambda: is_state(w, "m1", MachineState.DOWN), within_s=15)
+        await w.stable()
+
+    live(a_region(), body)
+
+
+def test_a_full_disk_ends_neither_the_process_nor_the_patience():
+    """BUG-CP4 F-46: marks that the store does not take are made once it does."""
+    store = FaultyStore(MemoryStore())
+
+    async def body(w: World) -> None:
+        await w.deployed()
+        store.fate = lambda _: REFUSED
+        w.region.machines["m1"].power_off()
+        await asyncio.sleep(120)
+        assert (await w.cp.ready()).ok
+        assert await down(w) == []
+        store.fate = lambda _: MADE
+        await w.until(lambda: is_state(w, "m1", MachineState.DOWN), within_s=30)
+        await w.stable()
+        store.fate = lambda _: REFUSED
+        w.region.machines["m1"].power_on()
+        await asyncio.sleep(60)
+        assert await down(w) == ["m1"]
+        store.fate = lambda _: MADE
+        await w.until(lambda: is_state(w, "m1", MachineState.UP), within_s=30)
+
+    live(a_region(), body, store)
+
+
+def test_a_machine_removed_while_its_mark_is_written_ends_nothing():
+    """BUG-CP4 BUG-CP23: nobody waits for it, nothing is kept of it."""
+
+    async def body(w: World) -> None:
+        await w.set_up(quota=2)
+        await w.until(w.all_answer)
+        brokers = w.cp.inventory._brokers
+        await w.cp.inventory.outages.plan_unavailability(["m3"], EventKind.DECOMMISSION, "old")
+        w.region.machines["m3"].power_off()
+        await asyncio.sleep(9.3)
+        async with brokers.of("m3").table.lock("m3"):
+            await asyncio.sleep(5)
+            await brokers.of("m3").table.commit("m3", None)
+        await asyncio.sleep(60)
+        assert (await w.cp.ready()).ok
+        assert "m3" not in await states(w)
+        assert "m3" not in w.cp._sights._sights
+        assert w.cp._sights.sight("m3") is not w.cp._sights.sight("m3")
+
+    live(a_region(), body)
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0, -7200.0, 7200.0])
+def test_a_step_of_the_wall_clock_changes_no_verdict(step_s: float):
+    """BUG-CP9 F-44 F-63: the dead is down after 10 s, and who has just joined is not."""
+    off = [0.0]
+
+    async def body(w: World) -> None:
+        machines = w.region.machines
+        await w.cp.joined(machines["m1"].join())
+        await w.cp.joined(machines["m2"].join())
+        await asyncio.sleep(70)
+        machines["m3"].reachable = False
+        await w.cp.joined(machines["m3"].join())
+        await asyncio.sleep(2)
+        machines["m1"].power_off()
+        off[0] += step_s
+        await asyncio.sleep(5)
+        assert await down(w) == []
+        await asyncio.sleep(12)
+        assert await down(w) == ["m1"]
+        await asyncio.sleep(30)
+        assert await down(w) == ["m1"]
+        await asyncio.sleep(30)
+        assert await down(w) == ["m1", "m3"]
+
+    live(a_region(), body, wall=lambda: clock() + off[0], join_grace_s=60, brake_share=1.0)
+
+
+def cut(w: World, prefix: str, *, reachable: bool = False) -> None:
+    for name, machine in w.region.machines.items():
+        if name.startswith(prefix):
+            machine.reachable = reachable
+
+
+def test_a_data_center_that_is_cut_off_is_not_taken_for_dead():
+    """BUG-CP16 F-49: a fifth of the region; nothing moves, and all of it is listed, and why."""
+
+    async def body(w: World) -> None:
+        await w.deployed(quota=10)
+        cut(w, "d1")
+        await nothing_moves(w, 250)
+        held = w.cp.health.held_back()
+        assert [h.machine for h in held] == sorted(m for m in w.region.machines if m[:2] == "d1")
+        assert {h.part for h in held} == {"local/dc1"}
+        assert "4 of 4 machines of data center local/dc1" in held[0].reason
+        assert "held back" in (await w.cp.ready()).detail
+        assert (await w.cp.get_machine(held[0].machine)).health == held[0].reason
+        cut(w, "d1", reachable=True)
+        await nothing_moves(w, 60)
+        assert w.cp.health.held_back() == []
+        assert (await w.cp.ready()).detail == ""
+
+    live(of_parts(5, 2, 2), body)
+
+
+def test_a_data_center_that_stays_silent_is_given_up_in_the_end():
+    """F-49: after its delay, by itself."""
+
+    async def body(w: World) -> None:
+        await w.set_up(quota=10)
+        await w.until(w.all_answer)
+        cut(w, "d1")
+        await w.until(lambda: down(w), within_s=320)
+        await asyncio.sleep(10)
+        assert await down(w) == sorted(m for m in w.region.machines if m[:2] == "d1")
+
+    live(of_parts(5, 2, 2), body)
+
+
+def test_an_operator_who_knows_ends_the_wait_for_what_is_silent():
+    """BUG-CP16 BUG-CP23: confirmed for a scope; what returns is up, and held back anew later."""
+
+    async def body(w: World) -> None:
+        await w.deployed(quota=10)
+        with pytest.raises(Conflict, match="none of these machines is silent"):
+            await w.cp.health.confirm(["d0-b0-m0"], None, "I think so", "ops")
+        cut(w, "d1")
+        await asyncio.sleep(20)
+        assert await down(w) == []
+        scope = MachineScope(datacenter="dc1")
+        named = await w.cp.health.confirm([], scope, "fire", "ops")
+        lost = sorted(m for m in w.region.machines if m[:2] == "d1")
+        assert named.machines == lost
+        await asyncio.sleep(5)
+        assert await down(w) == lost
+        event = (await w.cp.get_machine(lost[0])).record.unavailability[-1]
+        assert "ops" in event.reason
+        assert "fire" in event.reason
+        await w.stable()
+        cut(w, "d1", reachable=True)
+        await w.until(lambda: is_empty(down(w)), within_s=60)
+        cut(w, "d1")
+        await asyncio.sleep(60)
+        assert await down(w) == []
+
+    live(of_parts(5, 2, 2), body)
+
+
+async def is_empty(found) -> bool:
+    return not await found
+
+
+def test_an_msb_that_loses_its_power_is_recovered_without_anybody():
+    """BUG-CP16: its delay is short, and it is not taken for a cut of its data center."""
+
+    async def body(w: World) -> None:
+        await w.deployed(quota=8)
+        cut(w, "d0-b1")
+        await asyncio.sleep(25)
+        assert await down(w) == []
+        await w.until(lambda: down(w), within_s=15)
+        await asyncio.sleep(5)
+        assert await down(w) == [f"d0-b1-m{i}" for i in range(4)]
+        cut(w, "d0-b1", reachable=True)
+        await w.until(lambda: is_empty(down(w)), within_s=60)
+        await w.stable()
+
+    live(of_parts(1, 2, 4), body, brake_window_s=60)
+
+
+def test_most_of_the_region_silent_at_once_is_a_cut_of_our_own():
+    """F-51: 60 % of all hosts; the brake names the control plane."""
+
+    async def body(w: World) -> None:
+        await w.deployed(quota=5)
+        for d in range(3):
+            cut(w, f"d{d}-")
+        await nothing_moves(w, 290)
+        assert "this control plane is cut off" in (await w.cp.ready()).detail
+
+    live(of_parts(5, 1, 2), body)
+
+
+@scenario()
+async def test_a_host_that_lives_is_not_down_because_its_agent_is_slow(w: World):
+    """BUG-CP21 F-53: 23 s without an answer, connections are taken; others are served at once."""
+    await w.deployed()
+    m1 = w.region.machines["m1"]
+    m1.behaviour.answer_s = 23
+    await nothing_moves(w, 100)
+    assert "host lives" in (await w.cp.get_machine("m1")).health
+    m1.behaviour.answer_s = 0
+    await asyncio.sleep(15)
+    assert (await w.cp.get_machine("m1")).health == ""
+    assert await w.endpoints_count(6)
+
+
+def test_a_host_that_comes_and_goes_each_second_moves_its_tasks_at_most_once():
+    """F-52: it is asked out of step, so it is hardly ever silent for long enough."""
+    live(a_region(), coming_and_going)
+
+
+async def coming_and_going(w: World) -> None:
+    await w.deployed()
+    before = starts(w)
+    for _ in range(60):
+        w.region.machines["m1"].reachable = False
+        await asyncio.sleep(1)
+        w.region.machines["m1"].reachable = True
+        await asyncio.sleep(1)
+    assert starts(w) <= before + 2
+
+
+def test_a_host_that_fails_again_and_again_is_trusted_less_each_time():
+    """F-52: half a minute up, half a minute down: one move for each back-off."""
+    live(a_region(), flapping)
+
+
+async def flapping(w: World) -> None:
+    await w.deployed()
+    fell, was = 0, MachineState.UP
+    for second in range(3600):
+        w.region.machines["m1"].reachable = second % 60 >= 30
+        await asyncio.sleep(1)
+        state = (await states(w))["m1"]
+        fell += was is MachineState.UP and state is MachineState.DOWN
+        was = state
+        if second % 60 == 55:  # what moved away is gone there before it is trusted
+            assert all(len(w.region.copies(f"web-{i}")) == 1 for i in range(6))
+    assert fell <= 4
+    w.region.machines["m1"].reachable = True
+    await asyncio.sleep(20)
+    assert "times lately" in (await w.cp.get_machine("m1")).health
+    await w.until(lambda: is_state(w, "m1", MachineState.UP), within_s=700)
+    await w.stable()
+
+
+@scenario()
+async def test_answers_to_commands_are_signs_of_life_too(w: World):
+    """BUG-CP21: whoever carries out commands is not silent."""
+    await w.deployed()
+    sights = w.cp._sights
+    w.region.machines["m1"].reachable = False
+    for _ in range(30):
+        await asyncio.sleep(1)
+        sights.saw_profile("m1", sights.sight("m1").profile)
+        assert await down(w) == []
+    await w.until(lambda: down(w), within_s=30)

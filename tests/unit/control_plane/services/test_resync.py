@@ -1,0 +1,59 @@
+"""What an idle region costs the allocator: next to nothing (BUG-CP10)."""
+
+import asyncio
+
+from virtual_time import run
+from world import World, a_region
+
+
+def test_machines_of_which_there_is_no_news_are_looked_at_every_ten_minutes_at_most():
+    """BUG-CP10: all machines were compared every half a minute, 20 µs each."""
+
+    async def main() -> None:
+        w = World(a_region(6))
+        async with w.running():
+            await w.set_up()
+            await w.until(w.all_answer)
+            await asyncio.sleep(60)
+            allocator, looked = w.cp._allocator, []
+            real = allocator._as_indexed
+            allocator._as_indexed = lambda record: looked.append(record.machine) or real(record)
+            await asyncio.sleep(3600)
+            assert len(looked) <= 6 * 6
+            allocator._counted.note(w.cp._broker.table.get("m1"))
+            looked.clear()
+            await w.cp._broker.raise_generation("m1", 1)
+            await asyncio.sleep(w.settings.resync_s + 5)
+            assert set(looked) == {"m1"}
+
+    run(main())
+
+
+def test_others_get_their_turn_after_each_hundred_machines_that_are_looked_at():
+    """BUG-CP10: a thousand in one go stopped the loop for 100 ms and more."""
+
+    async def main() -> None:
+        w = World(a_region(450))
+        async with w.running():
+            for machine in w.region.machines.values():
+                await w.cp.joined(machine.join())
+            allocator = w.cp._allocator
+            looked = [0]
+            real, breathe = allocator._as_indexed, w.runtime.breathe
+
+            def look(record):
+                looked[-1] += 1
+                return real(record)
+
+            async def turn() -> None:
+                looked.append(0)
+                await breathe()
+
+            allocator._as_indexed, w.runtime.breathe = look, turn
+            await allocator.resync()
+            allocator._timed = dict.fromkeys(allocator.index.machines)
+            await allocator.look_at_clock()
+            assert sum(looked) >= 2 * 450
+            assert max(looked) <= 100
+
+    run(main())

@@ -1,0 +1,88 @@
+"""Scenarios are read strictly; a story is text, comes from its seed alone, and can be shortened."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.errors import ConfigError, InvalidInput, NotFound
+from vm_lab.region import scenario
+from vm_lab.region.faults import _STRIKES
+from vm_lab.region.kinds import INSTANT, KINDS
+from vm_lab.region.outcomes import FAULTS
+from vm_lab.region.run import seeds_of
+from vm_lab.region.shrink import fewer, milder
+from vm_lab.region.story import Fault, draw, read, write
+
+
+@pytest.mark.parametrize("name", scenario.names())
+def test_the_stories_of_a_scenario_are_those_of_its_seed(name: str) -> None:
+    chosen = scenario.load(name)
+    story = draw(chosen, 3)
+    assert story == draw(chosen, 3)
+    assert story == sorted(story, key=lambda fault: fault.at)
+    assert not chosen.faults or story != draw(chosen, 4)
+    assert all(fault.at + fault.seconds <= chosen.minutes * 60 + 1 for fault in story)
+
+
+@pytest.mark.parametrize("name", scenario.names())
+def test_a_story_is_the_same_after_it_was_written_and_read(name: str) -> None:
+    story = draw(scenario.load(name), 1)
+    assert read(f"# a remark\n\n{write(story)}") == story
+
+
+def test_a_line_that_is_no_event_is_told_with_its_number() -> None:
+    with pytest.raises(InvalidInput, match="line 2 is no event"):
+        read("1.0s cut machine:m1 2.0s\n2.0s explode machine:m1\n")
+
+
+def test_every_kind_is_explained_and_can_happen() -> None:
+    assert KINDS.keys() == _STRIKES.keys()
+    assert KINDS.keys() > INSTANT
+
+
+def test_the_scenario_of_everything_holds_every_kind() -> None:
+    assert {rate.kind for rate in scenario.load("everything").faults} == KINDS.keys()
+
+
+def test_every_fault_that_a_region_can_show_has_a_scenario_named_after_it() -> None:
+    shown = {name: scenario.load(name).shows for name in scenario.names()}
+    assert {fault for faults in shown.values() for fault in faults} == FAULTS.keys()
+    for name, faults in shown.items():
+        assert not faults or name.startswith(faults[0].lower().replace("-", "") + "-")
+
+
+def test_everything_that_is_wrong_with_a_scenario_is_said_at_once() -> None:
+    text = 'says = "x"\nminutes = -1\nwrong = 1\n[[faults]]\nkind = "cut"\nper_hour = "often"\n'
+    with pytest.raises(ConfigError) as caught:
+        scenario.parse(text, "mine")
+    assert {error.field for error in caught.value.errors} >= {"minutes", "wrong"}
+    with pytest.raises(ConfigError, match="'explode' is none of"):
+        scenario.parse('says = "x"\n[[faults]]\nkind = "explode"\nper_hour = 1\n', "mine")
+
+
+def test_a_scenario_that_does_not_exist_is_told_with_those_that_do() -> None:
+    with pytest.raises(NotFound, match="no scenario 'nope'") as caught:
+        scenario.load("nope")
+    assert "everything" in caught.value.hint
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("7", [7]), ("2..4", [2, 3, 4])])
+def test_seeds_are_one_or_a_range(text: str, seeds: list[int]) -> None:
+    assert list(seeds_of(text)) == seeds
+
+
+def a_story(count: int) -> list[Fault]:
+    return [Fault(float(i * 20), "cut", f"machine:m{i}", 40.0) for i in range(count)]
+
+
+def test_a_story_is_shortened_to_the_events_that_matter() -> None:
+    def breaks(story: list[Fault]) -> bool:
+        return {"machine:m3", "machine:m11"} <= {fault.target for fault in story}
+
+    assert [f.target for f in fewer(a_story(20), breaks)] == ["machine:m3", "machine:m11"]
+
+
+def test_what_is_left_becomes_shorter_and_earlier_as_long_as_it_breaks() -> None:
+    short = milder(a_story(3)[1:], lambda story: all(fault.seconds >= 9.0 for fault in story))
+    assert [fault.seconds for fault in short] == [10.0, 10.0]
+    assert [fault.at for fault in short] == [1.0, 21.0]

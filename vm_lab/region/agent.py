@@ -1,0 +1,192 @@
+"""What a modelled agent answers: the rules of the agent's API, one function for each call.
+
+Newer epoch first, then the higher generation; what was removed stays removed for whoever
+asks under an old one. `TwineError` is raised as the real agent would put it on the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from agent import api
+from agent.api import ProfileState, TaskState
+from agent.errors import Busy, Conflict, NotFound, TwineError, Unprocessable
+from vm_lab.region.machine import RESERVE_BYTES, Copy, Machine
+
+Reply = Callable[[object], None]
+"""Takes the answer, or the error that is the answer."""
+
+
+def get_machine(machine: Machine) -> api.MachineFacts:
+    """Return what the host has."""
+    return machine.facts()
+
+
+def list_images(machine: Machine) -> api.Images:
+    """Return all images that are complete."""
+    return api.Images(images=[_image(digest) for digest in sorted(machine.images)])
+
+
+def list_tasks(machine: Machine) -> api.Tasks:
+    """Return all tasks."""
+    return api.Tasks(tasks=[machine.status(copy) for copy in machine.copies.values()])
+
+
+def get_profile(machine: Machine) -> api.ProfileStatus:
+    """Return the profile that the host runs."""
+    return machine.profile
+
+
+def pull_image(machine: Machine, pull: api.ImagePull, reply: Reply) -> None:
+    """Fetch an image and answer once it is there, together with all who asked meanwhile."""
+    digest = pull.digest
+    if digest in machine.images:
+        reply(_image(digest))
+        return
+
+    def pulled(failure: str) -> None:
+        reply(Unprocessable(failure) if failure else _image(digest))
+
+    waiting = machine.pulls.setdefault(digest, [])
+    waiting.append(pulled)
+    if len(waiting) == 1:
+        took = machine.draw(machine.pace.pull)
+        machine.setting.timeline.after(took, _pulled, machine, digest, waiting)
+
+
+def _pulled(machine: Machine, digest: str, waiting: list[Callable[[str], None]]) -> None:
+    if machine.pulls.get(digest) is not waiting:
+        return  # the agent ended meanwhile
+    del machine.pulls[digest]
+    failure = ""
+    if machine.pull_fails:
+        failure = f"cannot fetch image {digest[:15]}: the disk is full"
+    elif digest not in machine.setting.known_images:
+        failure = f"cannot fetch image {digest[:15]}: the image store does not have it"
+    else:
+        machine.images.add(digest)
+        machine.say("image", digest)
+    for answer in waiting:
+        answer(failure)
+
+
+def put_task(machine: Machine, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
+    """Take the desired state of a task."""
+    known = machine.copies.get(task_id)
+    _fence(machine, task_id, spec.epoch, spec.generation, known)
+    if known is not None and known.wanted and known.spec.generation == spec.generation:
+        known.spec = replace(known.spec, epoch=spec.epoch)
+        return machine.status(known)
+    if machine.ran_out(spec):
+        raise Busy(f"task {task_id} is not changed: nothing shows that this host was heard")
+    _admit(machine, task_id, spec)
+    machine.setting.history.note(
+        f"{machine.name} put {task_id} generation {spec.generation} epoch {spec.epoch}"
+        f" image {spec.image[7:11]}"
+    )
+    machine.setting.observer.put_accepted(machine, task_id, spec)
+    if known is None:
+        copy = machine.copies[task_id] = Copy(task_id, spec)
+        machine.start(copy)
+        machine.watch(copy)
+        return machine.status(copy)
+    return _changed(machine, known, spec)
+
+
+def _changed(machine: Machine, copy: Copy, spec: api.TaskSpec) -> api.TaskStatus:
+    """Bring a task that is there to another specification."""
+    same = copy.wanted and _key(copy.spec) == _key(spec)
+    copy.spec, copy.wanted = spec, True
+    if copy.alive and same:
+        copy.turn += copy.state is TaskState.STOPPING
+        machine.become(copy, copy.state, copy.health)
+        if copy.state is TaskState.STOPPING:
+            machine.stop_processes(copy, machine.start)
+    elif copy.alive:
+        machine.stop_processes(copy, machine.start)
+    else:
+        machine.start(copy)
+    machine.watch(copy)
+    return machine.status(copy)
+
+
+def delete_task(
+    machine: Machine, task_id: str, generation: int | None, epoch: int | None
+) -> api.TaskStatus:
+    """Stop a task and remove it."""
+    copy = machine.copies.get(task_id)
+    asked_epoch, asked = epoch or 0, generation or 0
+    if copy is None:
+        stone = machine.tombstones.get(task_id, (0, 0))
+        machine.tombstones[task_id] = max(stone, (asked_epoch, asked))
+        raise NotFound(f"there is no task {task_id} on this machine")
+    current = (copy.spec.epoch, copy.spec.generation)
+    if (asked_epoch, asked) < current:
+        raise Conflict(f"task {task_id} is not changed: it is at {current}, asked at {asked}")
+    copy.spec = replace(copy.spec, epoch=asked_epoch, generation=asked)
+    if copy.wanted:
+        copy.wanted = False
+        copy.reason = "stop was asked for"
+        machine.setting.history.note(
+            f"{machine.name} delete {task_id} generation {asked} epoch {asked_epoch}"
+        )
+        machine.stop_processes(copy, machine.forget)
+    return machine.status(copy)
+
+
+def put_profile(machine: Machine, spec: api.ProfileSpec) -> api.ProfileStatus:
+    """Take the profile that the host shall run."""
+    current = machine.profile
+    if (spec.epoch, spec.generation) < (current.epoch, current.generation):
+        raise Conflict(f"profile {spec.name} is not applied: generation {spec.generation} is old")
+    same = (spec.name, spec.generation) == (current.name, current.generation)
+    if same and current.state in (ProfileState.VERIFIED, ProfileState.APPLYING):
+        return current
+    if machine.wanted_profile is not None and spec.name == current.name and same:
+        machine.renumbered(spec)
+    machine.switch(spec)
+    return machine.profile
+
+
+def _fence(machine: Machine, task_id: str, epoch: int, generation: int, copy: Copy | None) -> None:
+    """Raise `Conflict` for what is older than what is in force."""
+    if copy is not None:
+        current = (copy.spec.epoch, copy.spec.generation)
+        gone = not copy.wanted
+    else:
+        stone = machine.tombstones.get(task_id)
+        if stone is None:
+            return
+        current, gone = stone, True
+    if (epoch, generation) < current or (gone and (epoch, generation) == current):
+        raise Conflict(
+            f"task {task_id} is not changed: epoch {epoch} generation {generation} is older than"
+            f" epoch {current[0]} generation {current[1]}, in force"
+        )
+
+
+def _admit(machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
+    if spec.image not in machine.images:
+        raise Unprocessable(f"task {task_id} cannot run: image {spec.image[:15]} is not here")
+    others, need = machine.committed_bytes(task_id), spec.limits.memory_max_bytes
+    if others + need > machine.memory_bytes - RESERVE_BYTES:
+        raise Unprocessable(f"task {task_id} cannot run: memory_max_bytes {need} does not fit")
+
+
+def _key(spec: api.TaskSpec) -> tuple[object, ...]:
+    """Return what a running task cannot change without a restart."""
+    return (spec.image, tuple(spec.command), tuple(sorted(spec.environment.items())))
+
+
+def _image(digest: str) -> api.ImageInfo:
+    return api.ImageInfo(digest=digest, format=api.ImageFormat.TAR, stream_bytes=1, created_at=0.0)
+
+
+def answer(machine: Machine, handle: Callable[..., object], args: tuple[object, ...]) -> object:
+    """Return what the agent answers, errors included."""
+    try:
+        return handle(machine, *args)
+    except TwineError as e:
+        return e

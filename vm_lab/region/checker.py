@@ -1,0 +1,365 @@
+"""An independent witness: after every event it asks whether what must always hold still does.
+
+It shares nothing with the control plane's decisions. It sees what runs on the machines, what
+is written to the stores (decoded here, the few fields it needs), what clients were granted
+and which endpoints they are told. Each rule looks only at what an event changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent import api
+from agent.api import Health, ProfileState, TaskState
+from control_plane.api.jobs import Endpoints
+from control_plane.store.protocol import Operation, Put
+from vm_lab.region.machine import RESERVE_BYTES, Copy, Machine, patience_of
+from vm_lab.region.observer import Observer
+
+if TYPE_CHECKING:
+    from vm_lab.region.clients import Wish
+    from vm_lab.region.seed import SimulatedRegion
+
+MACHINES = "machines/"
+LAG_S = 20.0
+"""So old may news be for the control plane to be excused from knowing them."""
+POLL_S = 4.0
+"""The last sign of life of a machine may be so much older than the silence."""
+TALK_S = 8.0
+"""So long without trouble does it take to be sure that a machine was heard."""
+DOUBLE_S = 120.0
+"""So long may two copies last once both machines can be reached."""
+NEWS_S = 3.0
+"""So long may it take to act on what was just stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing that must never happen, and did."""
+
+    rule: str
+    at: float
+    text: str
+
+    def __str__(self) -> str:
+        """Return it as one line."""
+        return f"{self.at:.1f}s {self.rule}: {self.text}"
+
+
+class _Owner(msgspec.Struct):
+    """What is read of a stored machine."""
+
+    machine: str
+    entitlement: str = ""
+    state: str = "up"
+
+
+@dataclass(slots=True)
+class Standing:
+    """What the witness knows of one machine."""
+
+    store: str = ""
+    entitlement: str = ""
+    state: str = "up"
+    up_since: float = 0.0
+    down_since: float = 0.0
+    sound: bool = True
+    """Nothing keeps it from answering in time."""
+    sound_since: float = float("-inf")
+    heard_at: float = 0.0
+    """When it could surely be heard last, if it cannot now: after a while without trouble."""
+    gone_since: float | None = None
+    """Since when it cannot be reached at all."""
+    drained: bool = False
+    overdue_at: float = float("inf")
+
+
+@dataclass(slots=True)
+class Checker(Observer):
+    """Looks on, and writes down what is wrong."""
+
+    region: SimulatedRegion
+    violations: list[Violation] = field(default_factory=list)
+    copies: dict[str, dict[str, Copy]] = field(default_factory=dict)
+    """Task → machine → its copy there, of all that are alive."""
+    standings: dict[str, Standing] = field(default_factory=dict)
+    endpoints: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Job → task → machine, as clients know it."""
+    failed_at: dict[str, float] = field(default_factory=dict)
+    """Task → since when it is not well."""
+    undisturbed_since: float = 0.0
+    """Since when the control plane has been running without a pause."""
+    _before_pause: float = 0.0
+    """Since when it had been running when it last stood still."""
+    _seen: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Know all machines."""
+        self.standings = {name: Standing() for name in self.region.machines}
+
+    @property
+    def now(self) -> float:
+        """Return the present."""
+        return self.region.timeline.now
+
+    def violate(self, rule: str, text: str, once: str = "") -> None:
+        """Write a violation down; the same one again is not."""
+        key = f"{rule} {once or text}"
+        if key not in self._seen:
+            self._seen.add(key)
+            self.violations.append(Violation(rule, self.now, text))
+            self.region.history.note(f"VIOLATION {rule}: {text}")
+
+    # -- machines
+
+    def copy_changed(self, machine: Machine, copy: Copy, *, was_alive: bool) -> None:
+        """At most one copy of a `stop` task; a machine is not over what it has."""
+        task = copy.task_id
+        if copy.alive and copy.health is Health.HEALTHY:
+            self.failed_at.pop(task, None)
+        else:
+            self.failed_at.setdefault(task, self.now)
+        if copy.alive == was_alive:
+            return
+        there = self.copies.setdefault(task, {})
+        if not copy.alive:
+            there.pop(machine.name, None)
+            return
+        there[machine.name] = copy
+        if len(there) > 1:
+            self._doubled(task)
+        self._capacity(machine)
+
+    def _doubled(self, task: str) -> None:
+        where = self.copies[task]
+        if any(patience_of(copy.spec) is not None for copy in where.values()):
+            self.violate("one-copy", f"{task} runs on {' and '.join(sorted(where))}", task)
+        self.region.timeline.after(DOUBLE_S, self._still_double, task)
+
+    def _still_double(self, task: str) -> None:
+        """Two copies of a `keep` task must not last once both machines can be told."""
+        where = self.copies.get(task, {})
+        if len(where) < 2:
+            return
+        quiet = self.now - DOUBLE_S
+        told = self.undisturbed_since <= quiet and self.region.stores_sound(DOUBLE_S)
+        if told and all(
+            self.standings[name].sound and self.standings[name].sound_since <= quiet
+            for name in where
+        ):
+            self.violate(
+                "one-copy-after-healing",
+                f"{task} still runs on {' and '.join(sorted(where))}",
+                task,
+            )
+        self.region.timeline.after(30.0, self._still_double, task)
+
+    def _capacity(self, machine: Machine) -> None:
+        wanted = [copy.spec.limits for copy in machine.copies.values() if copy.wanted]
+        memory = sum(limits.memory_max_bytes for limits in wanted)
+        cores = sum(round((limits.cpu_max_cores or 0.0) * 1000) for limits in wanted)
+        if memory > machine.memory_bytes - RESERVE_BYTES:
+            self.violate("capacity", f"{machine.name} has promised {memory} bytes", machine.name)
+        if cores > machine.cpus * 1000:
+            self.violate("capacity", f"{machine.name} has promised {cores} mCPU", machine.name)
+
+    def put_accepted(self, machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
+        """A task starts on a machine whose profile is that of its entitlement, and verified."""
+        wanted = self.region.clients.entitlements.get(spec.entitlement)
+        profile = machine.profile
+        if profile.state is not ProfileState.VERIFIED or (
+            wanted is not None and profile.name != wanted.host_profile
+        ):
+            self.violate(
+                "profile", f"{task_id} starts on {machine.name}: {profile.name} {profile.state}"
+            )
+
+    def put_sent(self, machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
+        """A second copy is asked for only after the first is gone, or its machine down."""
+        standing = self.standings[machine.name]
+        if standing.entitlement != spec.entitlement:
+            self.violate(
+                "assignment",
+                f"{task_id} of {spec.entitlement} is sent to {machine.name}"
+                f" of {standing.entitlement or 'nobody'}",
+            )
+        owned = self.region.clients.jobs.get(task_id.rpartition("-")[0])
+        if owned is not None and spec.image not in owned.images:
+            self.violate("version", f"{task_id} is sent with an image nobody asked for")
+        for name, copy in self.copies.get(task_id, {}).items():
+            other = self.standings[name]
+            known = other.state == "up" and self.now - other.up_since > NEWS_S
+            if name != machine.name and known and copy.wanted:
+                self.violate(
+                    "second-copy",
+                    f"{task_id} is sent to {machine.name} while it runs on {name}, which is up",
+                    f"{task_id} {name}",
+                )
+
+    def reach_changed(self, machine: Machine) -> None:
+        """Note since when a machine can or cannot be expected to answer in time."""
+        path = self.region.network.paths.get(machine.name)
+        answers = path is not None and self.region.network.answers(machine)
+        sound = (
+            path is not None
+            and answers
+            and not (machine.slow_s or machine.garbled or path.delay_s > 0.5 or path.loss)
+        )
+        standing = self.standings[machine.name]
+        if answers:
+            standing.gone_since = None
+        elif standing.gone_since is None:
+            standing.gone_since = self.now
+        if sound != standing.sound:
+            if standing.sound and self.now - standing.sound_since >= TALK_S:
+                standing.heard_at = self.now
+            standing.sound, standing.sound_since = sound, self.now
+
+    # -- the control plane
+
+    def stored(self, store: str, operations: Sequence[Operation]) -> None:
+        """A machine belongs to one entitlement; it is not called down while it answers."""
+        for operation in operations:
+            if isinstance(operation, Put) and operation.key.startswith(MACHINES):
+                self._machine_stored(store, msgspec.json.decode(operation.value, type=_Owner))
+
+    def _machine_stored(self, store: str, record: _Owner) -> None:
+        standing = self.standings[record.machine]
+        if standing.store and standing.store != store:
+            self.violate("assignment", f"{record.machine} is in {standing.store} and {store}")
+        standing.store = store
+        if record.entitlement != standing.entitlement:
+            self._assigned_anew(record.machine, record.entitlement)
+            standing.entitlement = record.entitlement
+        if record.state == standing.state:
+            return
+        standing.state = record.state
+        if record.state == "up":
+            standing.up_since = self.now
+        else:
+            standing.down_since = self.now
+            self._verdict(record.machine, standing)
+
+    def _verdict(self, name: str, standing: Standing) -> None:
+        """A machine is called down after it was silent for as long as that takes, not before."""
+        after = self.region.plane.settings.down_after_s
+        if standing.sound:
+            silent, excused = 0.0, self.now - standing.sound_since < LAG_S
+        else:
+            silent, excused = self.now - standing.heard_at + POLL_S, False
+        life = self.region.plane.life
+        # a process that stands still concludes nothing: what is written now was under way
+        frozen = life is not None and life.frozen
+        awake = self.now - (self._before_pause if frozen else self.undisturbed_since) + POLL_S
+        if not excused and min(silent, awake) < after:
+            self.violate(
+                "verdict",
+                f"{name} is called down after {max(0.0, min(silent, awake) - POLL_S):.1f} s in"
+                " which it could not answer",
+                name,
+            )
+
+    def _assigned_anew(self, name: str, entitlement: str) -> None:
+        """A machine changes hands when nothing runs on it, or when it is down."""
+        standing = self.standings[name]
+        machine = self.region.machines[name]
+        alive = [c.task_id for c in machine.copies.values() if c.alive and c.wanted]
+        if alive and standing.entitlement and standing.state == "up" and standing.sound:
+            self.violate(
+                "assignment",
+                f"{name} goes from {standing.entitlement} to {entitlement or 'nobody'} with"
+                f" {', '.join(alive[:3])} on it",
+                name,
+            )
+
+    def plane_changed(self, what: str) -> None:
+        """Note since when the control plane runs undisturbed; later look for what is lost."""
+        if what == "frozen":
+            self._before_pause = self.undisturbed_since
+        self.undisturbed_since = self.now
+        if what == "serves":
+            self.endpoints.clear()
+
+    def plane_failed(self, reason: str) -> None:
+        """The process goes on whatever happens to it."""
+        self.violate("life", f"the control plane ended by itself: {reason[:300]}", reason[:60])
+
+    def late(self, wish: Wish) -> None:
+        """People get an answer while nothing is wrong with the main store."""
+        life = self.region.plane.life
+        awake = life is not None and life.alive and not life.frozen
+        if (
+            awake
+            and self.undisturbed_since <= wish.asked_at
+            and self.region.disks["main"].sound(self.now, self.now - wish.asked_at)
+        ):
+            waited = self.now - wish.asked_at
+            self.violate("answer", f"no answer for {waited:.0f} s: {wish.text}", wish.text)
+
+    # -- budgets
+
+    def drained(self, names: Sequence[str], deadline: float) -> None:
+        """Take in that maintenance was announced."""
+        for name in names:
+            self.standings[name].drained = True
+            self.standings[name].overdue_at = deadline
+
+    def undrained(self, names: Sequence[str]) -> None:
+        """Take in that maintenance was called off."""
+        for name in names:
+            self.standings[name].drained = False
+            self.standings[name].overdue_at = float("inf")
+
+    def listed(self, endpoints: Endpoints) -> None:
+        """What is taken from clients on purpose never brings a job below its budget."""
+        before = self.endpoints.get(endpoints.job)
+        now = {e.task: e.machine for e in endpoints.endpoints}
+        self.endpoints[endpoints.job] = now
+        if before is None:
+            return
+        gone = {task: name for task, name in before.items() if task not in now}
+        if gone:
+            self._budget(endpoints.job, gone, now)
+
+    def _budget(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
+        owned = self.region.clients.jobs.get(job)
+        if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
+            return
+        wanted = min(owned.asked.tasks, owned.granted.tasks)
+        voluntary = [task for task, name in gone.items() if self._on_purpose(task, name)]
+        if not voluntary:
+            return
+        serving = sum(1 for task, name in left.items() if self._could_serve(task, name))
+        most = max(owned.asked.update.max_unavailable, owned.granted.update.max_unavailable)
+        if serving < wanted - most:
+            self.violate(
+                "budget",
+                f"{job}: {', '.join(voluntary)} taken down with {serving} of {wanted} left to"
+                f" serve, at most {most} may be away",
+                f"{job} {voluntary[0]}",
+            )
+
+    def _on_purpose(self, task: str, name: str) -> bool:
+        """Return whether a task that is not listed any more was well."""
+        standing, copy = self.standings[name], self.copies.get(task, {}).get(name)
+        well = (
+            copy is not None
+            and copy.state is TaskState.RUNNING
+            and copy.healthy_since is not None
+            and self.now - copy.healthy_since > LAG_S
+        )
+        sound = standing.sound and self.now - standing.sound_since > LAG_S
+        overdue = self.now >= standing.overdue_at
+        return well and sound and standing.state == "up" and not overdue
+
+    def _could_serve(self, task: str, name: str) -> bool:
+        """Return whether the control plane may still believe that a task serves."""
+        standing, copy = self.standings[name], self.copies.get(task, {}).get(name)
+        if standing.gone_since is not None and self.now - standing.gone_since > LAG_S:
+            return False
+        well = copy is not None and copy.healthy_since is not None
+        return well or self.now - self.failed_at.get(task, float("-inf")) < LAG_S

@@ -1,0 +1,143 @@
+"""`twine-lab region`: the whole region in one process, on virtual time, under faults."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgspec
+
+from agent.errors import InvalidInput, TwineError
+from vm_lab.region import drawing, outcomes, results, scenario, story
+from vm_lab.region.run import Job, run_many, seeds_of
+from vm_lab.region.scenario import Scenario
+from vm_lab.region.seed import Outcome, run_seed
+from vm_lab.region.shrink import shrink
+
+
+@click.group()
+def region() -> None:
+    """Simulate a region with its control plane, hours in seconds, and look for what breaks."""
+
+
+@region.command("list")
+def list_() -> None:
+    """Show the scenarios."""
+    for name in scenario.names():
+        shown = scenario.load(name)
+        faults = f" ({', '.join(shown.shows)})" if shown.shows else ""
+        click.echo(f"{name:<22} {shown.says}{faults}")
+
+
+@region.command("run")
+@click.argument("name", metavar="SCENARIO")
+@click.option("--seed", type=click.IntRange(min=0), help="One seed.")
+@click.option("--seeds", help="Several: 1..300.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True)
+@click.option("--story", "told", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Let this happen instead of what the seed would draw.")  # fmt: skip
+@click.option("--shrink/--no-shrink", "small", default=True, show_default=True,
+              help="Shorten the story of the first seed that breaks a rule.")  # fmt: skip
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="A row for each seed.")
+@click.option("--svg", type=click.Path(path_type=Path), help="A picture of the first seed …")
+def run(
+    name: str,
+    seed: int | None,
+    seeds: str | None,
+    jobs: int,
+    told: Path | None,
+    small: bool,
+    output: str,
+    csv_file: Path | None,
+    svg: Path | None,
+) -> None:
+    """Run seeds of a scenario; ends with 1 if one of them broke a rule.
+
+    SCENARIO is one of `twine-lab region list`, or a .toml file. The picture is that of the
+    first seed that broke a rule, if one did.
+    """
+    with _Errors():
+        chosen = scenario.load(name)
+        found = _run(chosen, seed, seeds, jobs, told)
+        broken = [outcome for outcome in found if not outcome.ok]
+        if broken and small and told is None:
+            broken[0] = _shrunk(chosen, broken[0])
+    if csv_file is not None:
+        csv_file.write_text(results.as_csv(found))
+    if svg is not None:
+        svg.write_text(drawing.as_svg((broken or found)[0]))
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(results.as_rows(found))).decode())
+    else:
+        click.echo(results.as_text(found))
+        if broken:
+            click.echo(results.told(broken[0]))
+    if broken:
+        sys.exit(1)
+
+
+@region.command("faults")
+@click.option("--write", type=click.Path(path_type=Path), help="Into this file: docs/faults.md.")
+@click.option("--seeds", default="1..5", show_default=True, help="Seeds of each scenario.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True)
+def faults(write: Path | None, seeds: str, jobs: int) -> None:
+    """Run every scenario that is about a fault, and make the table of what came of it."""
+    with _Errors():
+        page = outcomes.faults_page(_seeds(seeds), jobs, _progress())
+    if write is None:
+        click.echo(page)
+    else:
+        write.write_text(page)
+
+
+def _run(
+    chosen: Scenario, seed: int | None, seeds: str | None, jobs: int, told: Path | None
+) -> list[Outcome]:
+    numbers = _seeds(seeds) if seeds is not None else range(seed or 1, (seed or 1) + 1)
+    if told is not None:
+        return [run_seed(chosen, numbers[0], story.read(told.read_text()))]
+    return run_many([Job(chosen, number) for number in numbers], jobs, _progress())
+
+
+def _shrunk(chosen: Scenario, outcome: Outcome) -> Outcome:
+    click.echo(f"shortening the story of seed {outcome.seed} …", err=True)
+    return shrink(chosen, outcome.seed, outcome).outcome
+
+
+def _seeds(text: str) -> range:
+    try:
+        return seeds_of(text)
+    except ValueError as e:
+        raise InvalidInput(str(e)) from e
+
+
+def _progress() -> Callable[[Outcome], None] | None:
+    """Return what shows how far it is, where somebody looks."""
+    if not sys.stderr.isatty():
+        return None
+    count = 0
+
+    def done(outcome: Outcome) -> None:
+        nonlocal count
+        count += 1
+        mark = "" if outcome.ok else f" seed {outcome.seed} broke a rule\n"
+        click.echo(f"\r{count} seeds{mark}", nl=False, err=True)
+
+    return done
+
+
+class _Errors:
+    """Shows failures as the other commands do: one sentence, and what to try."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End with the error's own exit code."""
+        if isinstance(error, TwineError):
+            hint = f"\nhint: {error.hint}" if error.hint else ""
+            click.echo(f"twine-lab: {error}{hint}", err=True)
+            sys.exit(error.exit_code)

@@ -1,0 +1,321 @@
+"""Carries out the events of a story: each kind is one small function on the simulated region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.api import Health, TaskState
+from control_plane.api.inventory import Drain, Undrain
+from control_plane.roles import ControlPlane
+from vm_lab.region.clients import Wish
+from vm_lab.region.machine import Copy, Machine
+from vm_lab.region.network import Condition
+from vm_lab.region.shape import image
+from vm_lab.region.stores import CrashPoint, Disk, Trouble
+from vm_lab.region.story import Fault
+
+if TYPE_CHECKING:
+    from vm_lab.region.seed import SimulatedRegion
+
+Strike = Callable[["SimulatedRegion", Fault, int], None]
+
+
+def strike(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    """Let one event happen now; `number` tells it from others of its kind."""
+    region.history.note(f"fault {fault}")
+    _STRIKES[fault.kind](region, fault, number)
+
+
+def _machines(region: SimulatedRegion, fault: Fault) -> list[Machine]:
+    return [region.machines[p.machine] for p in region.places if p.within(fault.target)]
+
+
+def _for_a_while(begin: Callable[[Machine, Fault], None], end: Callable[[Machine], None]) -> Strike:
+    """Return what does something to machines and undoes it; overlapping ones end together."""
+
+    def strikes(region: SimulatedRegion, fault: Fault, _: int) -> None:
+        for machine in _machines(region, fault):
+            key = (machine.name, fault.kind)
+            region.acting[key] = region.acting.get(key, 0) + 1
+            begin(machine, fault)
+            region.timeline.after(fault.seconds, over, region, machine, key)
+
+    def over(region: SimulatedRegion, machine: Machine, key: tuple[str, str]) -> None:
+        region.acting[key] -= 1
+        if not region.acting[key]:
+            end(machine)
+
+    return strikes
+
+
+def _power_off(machine: Machine, _: Fault) -> None:
+    machine.power_off()
+
+
+def _agent_down(machine: Machine, _: Fault) -> None:
+    machine.agent_is(up=False)
+
+
+def _agent_back(machine: Machine) -> None:
+    if machine.on:
+        machine.agent_is(up=True)
+
+
+def _hang(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    for machine in _machines(region, fault):
+        machine.hung_until = max(machine.hung_until, region.timeline.now + fault.seconds)
+        machine.reach_changed()
+        region.timeline.at(machine.hung_until, machine.reach_changed)
+
+
+def _set(**changes: object) -> Callable[[Machine, Fault], None]:
+    """Return what sets attributes of a machine; `"value"` stands for the fault's value."""
+
+    def begin(machine: Machine, fault: Fault) -> None:
+        for name, value in changes.items():
+            setattr(machine, name, fault.value if value == "value" else value)
+        machine.reach_changed()
+
+    return begin
+
+
+def _unset(**changes: object) -> Callable[[Machine], None]:
+    def end(machine: Machine) -> None:
+        for name, value in changes.items():
+            setattr(machine, name, value)
+        machine.reach_changed()
+
+    return end
+
+
+def _slow_pull(machine: Machine, fault: Fault) -> None:
+    machine.pace.pull = (1.0 * fault.value, 20.0 * fault.value)
+
+
+def _usual_pull(machine: Machine) -> None:
+    machine.pace.pull = (1.0, 20.0)
+
+
+def _reboot(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    for machine in _machines(region, fault):
+        if machine.on:
+            machine.reboot()
+
+
+def _drift(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    for machine in _machines(region, fault):
+        machine.drift()
+
+
+def _host_clock(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    for machine in _machines(region, fault):
+        machine.clock_off_s += fault.value
+
+
+def _victim(region: SimulatedRegion, fault: Fault) -> tuple[Machine, Copy] | None:
+    """Return the first running task of the struck machines."""
+    for machine in _machines(region, fault):
+        running = [c for c in machine.copies.values() if c.state is TaskState.RUNNING]
+        if machine.on and machine.agent_up and running:
+            return machine, min(running, key=lambda copy: copy.task_id)
+    return None
+
+
+def _crash(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    if found := _victim(region, fault):
+        found[0].end(found[1], "signal", "it crashed")
+
+
+def _sick(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    found = _victim(region, fault)
+    if found is None:
+        return
+    machine, copy = found
+    machine.become(copy, copy.state, Health.UNHEALTHY, "the probe fails")
+    region.timeline.after(fault.seconds, _well, machine, copy, copy.invocation)
+
+
+def _well(machine: Machine, copy: Copy, invocation: int) -> None:
+    same = machine.copies.get(copy.task_id) is copy and copy.invocation == invocation
+    if same and machine.on and copy.state is TaskState.RUNNING:
+        machine.become(copy, copy.state, Health.HEALTHY)
+
+
+def _lose(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    if found := _victim(region, fault):
+        machine, copy = found
+        machine.forget(copy)
+        del machine.tombstones[copy.task_id]
+
+
+def _on_the_way(condition: Callable[[Fault], Condition]) -> Strike:
+    """Return what a fault does to the network between its start and its end."""
+
+    def strikes(region: SimulatedRegion, fault: Fault, number: int) -> None:
+        for machine in _machines(region, fault):
+            region.network.impose(number, machine, condition(fault))
+            region.timeline.after(fault.seconds, region.network.lift, number, machine)
+
+    return strikes
+
+
+def _flap(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    step = max(0.5, fault.value)
+    for turn in range(max(1, int(fault.seconds / step / 2))):
+        one = Fault(fault.at, "cut", fault.target, step)
+        region.timeline.after(turn * 2 * step, _STRIKES["cut"], region, one, number)
+
+
+def _store(trouble: Callable[[Fault], Trouble]) -> Strike:
+    """Return what is the matter with a store for a while; the last fault counts."""
+
+    def strikes(region: SimulatedRegion, fault: Fault, number: int) -> None:
+        disk = region.disks.get(fault.target.partition(":")[2], region.disks["main"])
+        disk.trouble = trouble(fault)
+        region.store_faults[disk.name] = number
+        region.timeline.after(fault.seconds, over, region, disk, number)
+
+    def over(region: SimulatedRegion, disk: Disk, number: int) -> None:
+        disk.troubled_at = region.timeline.now
+        if region.store_faults[disk.name] == number:
+            disk.trouble = Trouble()
+            region.history.note(f"store {disk.name} is well again")
+
+    return strikes
+
+
+def _pause(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    life = region.plane.life
+    if life is not None and life.alive:
+        life.freeze(fault.seconds)
+
+
+def _kill(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    region.plane.kill(fault.seconds)
+
+
+def _kill_at_step(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    life = region.plane.life
+    if life is not None and life.alive:
+        life.loop.kill_at_step(int(fault.value))
+
+
+def _kill_at_write(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    after = fault.kind == "plane-kill-after-write"
+    region.disks["main"].crash = CrashPoint(max(1, int(fault.value)), after)
+
+
+def _restart(region: SimulatedRegion, _fault: Fault, _: int) -> None:
+    region.plane.restart()
+
+
+def _plane_clock(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    region.plane.clock_off_s += fault.value
+
+
+def _resize(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    spec = region.clients.jobs[_job(fault)].asked
+    if spec is not None:
+        fewest, most = region.scenario.work.tasks
+        tasks = round(fewest + fault.value * (most - fewest))
+        region.clients.apply_job(replace(spec, tasks=tasks))
+
+
+def _release(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    owned = region.clients.jobs[_job(fault)]
+    if owned.asked is not None:
+        number = int(_job(fault).removeprefix("job"))
+        region.releases[number] = region.releases.get(number, 0) + 1
+        digest = image(number, region.releases[number])
+        region.plane.images.add(digest)
+        region.setting.known_images.add(digest)
+        region.clients.apply_job(replace(owned.asked, image=digest))
+
+
+def _stop_job(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    name = _job(fault)
+    spec = region.clients.jobs[name].asked
+    if spec is not None:
+        region.clients.stop_job(name)
+        region.timeline.after(fault.seconds, region.clients.apply_job, spec)
+
+
+def _twice(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    spec = region.clients.jobs[_job(fault)].asked
+    if spec is not None:
+        region.clients.apply_job(spec)
+
+
+def _job(fault: Fault) -> str:
+    return fault.target.partition(":")[2]
+
+
+def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    """Announce maintenance of machines with a deadline, and call it off at the end."""
+    names = [machine.name for machine in _machines(region, fault)]
+    about = f"maintenance {number}"
+    deadline = max(5.0, fault.value or fault.seconds / 2)
+
+    async def announce(cp: ControlPlane) -> None:
+        wish = Drain(machines=names, reason=f"work {number}", deadline_s=deadline)
+        await cp.inventory.drain(wish)
+
+    async def end(cp: ControlPlane) -> None:
+        await cp.inventory.undrain(Undrain(machines=names))
+
+    def announced() -> None:
+        region.checker.drained(names, region.timeline.now + deadline)
+
+    def ended() -> None:
+        region.checker.undrained(names)
+
+    region.clients.want(Wish(about, f"drain {' '.join(names)}", announce, announced))
+    region.timeline.after(
+        fault.seconds,
+        region.clients.want,
+        Wish(about, f"undrain {' '.join(names)}", end, ended),
+    )
+
+
+_STRIKES: dict[str, Strike] = {
+    "power-off": _for_a_while(_power_off, Machine.power_on),
+    "reboot": _reboot,
+    "agent-restart": _for_a_while(_agent_down, _agent_back),
+    "agent-hang": _hang,
+    "slow-agent": _for_a_while(_set(slow_s="value"), _unset(slow_s=0.0)),
+    "garbled": _for_a_while(_set(garbled=True), _unset(garbled=False)),
+    "start-fails": _for_a_while(_set(start_fails=True), _unset(start_fails=False)),
+    "pull-fails": _for_a_while(_set(pull_fails=True), _unset(pull_fails=False)),
+    "slow-pull": _for_a_while(_slow_pull, _usual_pull),
+    "task-crash": _crash,
+    "task-sick": _sick,
+    "task-lost": _lose,
+    "drift": _drift,
+    "host-clock": _host_clock,
+    "cut": _on_the_way(lambda _: Condition(cut_in=True, cut_out=True)),
+    "cut-in": _on_the_way(lambda _: Condition(cut_in=True)),
+    "cut-out": _on_the_way(lambda _: Condition(cut_out=True)),
+    "delay": _on_the_way(lambda f: Condition(delay_s=f.value)),
+    "loss": _on_the_way(lambda f: Condition(loss=f.value)),
+    "duplicate": _on_the_way(lambda f: Condition(duplicate=f.value)),
+    "flap": _flap,
+    "store-slow": _store(lambda f: Trouble(slow_s=f.value)),
+    "store-full": _store(lambda _: Trouble(full=True)),
+    "store-failing": _store(lambda _: Trouble(failing=True)),
+    "store-unknown": _store(lambda f: Trouble(unknown=f.value)),
+    "plane-pause": _pause,
+    "plane-kill": _kill,
+    "plane-kill-at-step": _kill_at_step,
+    "plane-kill-at-write": _kill_at_write,
+    "plane-kill-after-write": _kill_at_write,
+    "plane-restart": _restart,
+    "plane-clock": _plane_clock,
+    "resize": _resize,
+    "release": _release,
+    "stop-job": _stop_job,
+    "drain": _drain,
+    "twice": _twice,
+}

@@ -1,0 +1,53 @@
+"""The kinds of events that can befall a simulated region."""
+
+from __future__ import annotations
+
+KINDS: dict[str, str] = {
+    "power-off": "machines lose power, and get it back",
+    "reboot": "machines reboot by themselves",
+    "agent-restart": "agents are restarted; their hosts refuse connections meanwhile",
+    "agent-hang": "agents stop answering and go on later",
+    "slow-agent": "answers take `value` seconds longer",
+    "garbled": "answers cannot be understood",
+    "task-crash": "a task of a machine ends by itself",
+    "task-sick": "a task of a machine is unhealthy for a while",
+    "task-lost": "a task is removed behind everybody's back",
+    "start-fails": "no task starts there",
+    "pull-fails": "no image arrives there",
+    "slow-pull": "images take `value` times as long",
+    "drift": "a host's settings are changed by hand",
+    "cut": "nothing gets through, either way",
+    "cut-in": "nothing reaches the machines",
+    "cut-out": "nothing comes back from the machines",
+    "delay": "each way takes up to `value` seconds longer, so messages overtake each other",
+    "loss": "a share `value` of the connections breaks, before or after the request was done",
+    "duplicate": "a share `value` of the requests arrives twice",
+    "flap": "machines come and go, every `value` seconds",
+    "store-slow": "each operation takes up to `value` seconds longer",
+    "store-full": "nothing can be written",
+    "store-failing": "nothing can be written or read",
+    "store-unknown": "a share `value` of the writes ends without an answer, made or not",
+    "plane-pause": "the control plane's process is stopped and goes on later",
+    "plane-kill": "the control plane's process is killed, and started again",
+    "plane-kill-at-step": "… before one of its next `value` steps",
+    "plane-kill-at-write": "… before one of its next `value` transactions",
+    "plane-kill-after-write": "… after one of them, before anybody hears of it",
+    "plane-restart": "the control plane is restarted in good order",
+    "plane-clock": "the clock of its host steps by `value` seconds",
+    "host-clock": "the clocks of hosts step by `value` seconds",
+    "resize": "a job gets another size",
+    "release": "a job gets a new image",
+    "stop-job": "a job is stopped, and created again after a while",
+    "drain": "machines are announced to go away, with a deadline, and come back",
+    "twice": "an owner sends the last request again",
+}
+"""Every kind of event, and what it is."""
+
+INSTANT = frozenset(
+    {
+        *("reboot", "task-crash", "task-lost", "drift", "host-clock", "plane-clock"),
+        *("release", "resize", "twice", "plane-restart", "plane-kill-at-step"),
+        *("plane-kill-at-write", "plane-kill-after-write"),
+    }
+)
+"""Those that take no time; how long the others last is drawn."""

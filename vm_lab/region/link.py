@@ -1,0 +1,256 @@
+"""The control plane's end of the line to one agent: its calls, and the events it follows."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+from agent import api
+from agent.errors import Refused, TwineError, Unreachable
+from vm_lab.region import agent as agents
+from vm_lab.region.machine import Machine
+from vm_lab.region.network import Exchange, Network
+
+if TYPE_CHECKING:
+    from vm_lab.region.plane import Life
+
+POLL_S = 3.0
+"""How long an agent holds a request for events (`SchedulerSettings.poll_wait_s`)."""
+GIVE_UP_S = 5.5
+"""When a request for events that is not answered is given up."""
+
+
+class AgentLink:
+    """Implements the control plane's `AgentApi` for one modelled machine.
+
+    Whatever belongs to a process that was killed is severed: its calls reach nobody.
+    """
+
+    def __init__(self, network: Network, life: Life, machine: Machine) -> None:
+        """Connect to nothing yet."""
+        self._network, self._life, self._machine = network, life, machine
+
+    async def _call(
+        self,
+        handle: Callable[..., object],
+        *args: object,
+        deferred: bool = False,
+        mutates: bool = False,
+    ) -> Any:
+        if not self._life.alive:
+            raise asyncio.CancelledError
+        exchange = Exchange(self._network, self._life, self._machine, handle, args)
+        exchange.send(deferred=deferred, mutates=mutates)
+        return await exchange.future
+
+    async def get_machine(self) -> api.MachineFacts:
+        """Return what the machine has."""
+        return await self._call(agents.get_machine)  # type: ignore[no-any-return]
+
+    async def list_images(self) -> api.Images:
+        """Return all images that are complete."""
+        return await self._call(agents.list_images)  # type: ignore[no-any-return]
+
+    async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
+        """Let the agent fetch an image."""
+        found = await self._call(agents.pull_image, pull, deferred=True)
+        return found  # type: ignore[no-any-return]
+
+    async def list_tasks(self) -> api.Tasks:
+        """Return all tasks of the machine."""
+        return await self._call(agents.list_tasks)  # type: ignore[no-any-return]
+
+    async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
+        """Set the desired state of a task."""
+        self._life.observer.put_sent(self._machine, task_id, spec)
+        found = await self._call(agents.put_task, task_id, spec, mutates=True)
+        return found  # type: ignore[no-any-return]
+
+    async def delete_task(
+        self, task_id: str, generation: int | None = None, epoch: int | None = None
+    ) -> api.TaskStatus:
+        """Stop a task and tear it down."""
+        self._life.observer.delete_sent(self._machine, task_id)
+        found = await self._call(agents.delete_task, task_id, generation, epoch, mutates=True)
+        return found  # type: ignore[no-any-return]
+
+    def task_logs(
+        self,
+        task_id: str,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        tail: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Yield one line: modelled tasks write nothing."""
+
+        async def lines() -> AsyncIterator[bytes]:
+            yield f"{task_id} {follow} {since} {tail}\n".encode()
+
+        return lines()
+
+    async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
+        """Ask for a host profile."""
+        found = await self._call(agents.put_profile, spec, mutates=True)
+        return found  # type: ignore[no-any-return]
+
+    async def get_profile(self) -> api.ProfileStatus:
+        """Return the profile the machine runs."""
+        return await self._call(agents.get_profile)  # type: ignore[no-any-return]
+
+    async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
+        """Return events after a sequence number; one that waits is followed for so long."""
+        if wait_s <= 0:
+            return await self._call(_events, after)  # type: ignore[no-any-return]
+        stream = self.follow(after)
+        try:
+            async with asyncio.timeout(wait_s):
+                return await stream.next()
+        except TimeoutError:
+            return await self._call(_events, after)  # type: ignore[no-any-return]
+        finally:
+            await stream.close()
+
+    def follow(self, after: int) -> FollowedEvents:
+        """Return the agent's events after a sequence number, as they come."""
+        return FollowedEvents(self._network, self._life, self._machine, after)
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+
+class FollowedEvents:
+    """Implements the control plane's `EventStream`: long polls that are not made.
+
+    When the agent was heard last is computed when somebody asks, so a machine on which
+    nothing happens costs nothing.
+    """
+
+    def __init__(self, network: Network, life: Life, machine: Machine, after: int) -> None:
+        """Begin to listen now."""
+        self._network, self._life, self._machine = network, life, machine
+        self._after, self._boot = after, machine.boot_id()
+        self._anchor = network.timeline.now
+        """When the last answer came, or the first question was asked."""
+        self._broken_at: float | None = None
+        self._failure: TwineError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._coming = self._closed = False
+        machine.streams.append(self)
+        life.streams.append(self)
+        self.path_changed()
+        self.said()
+
+    # -- what the control plane uses
+
+    @property
+    def heard_at(self) -> float:
+        """Return when the agent gave its last sign of life, on the loop's clock."""
+        at = self._broken_at
+        return self._life.seen(self._last_answer(self._network.timeline.now) if at is None else at)
+
+    async def next(self) -> api.Events:
+        """Return once there is news, or raise why the line was given up."""
+        if not self._life.alive:
+            raise asyncio.CancelledError
+        while not self._has_news() or self._broken_at is not None:
+            if self._failure is not None:
+                raise self._failure
+            self._waiter = self._life.loop.create_future()
+            await self._waiter
+        events = _events(self._machine, self._after, self._boot)
+        self._after = events.latest
+        return events
+
+    async def close(self) -> None:
+        """Listen no more."""
+        self.sever()
+
+    # -- what the world does
+
+    def sever(self) -> None:
+        """Forget the line."""
+        if not self._closed:
+            self._closed = True
+            self._machine.streams.remove(self)
+            self._life.streams.remove(self)
+            self._life.contact_changed(self._machine)
+
+    def said(self) -> None:
+        """Take in that the agent has something to tell."""
+        if self._coming or self._broken_at is not None or not self._has_news():
+            return
+        self._coming = True
+        machine = self._machine
+        takes = self._network.one_way(machine) + machine.slow_s
+        self._network.timeline.after(takes, self._deliver)
+
+    def path_changed(self) -> None:
+        """Take in that the way to the agent, or the agent itself, is not what it was."""
+        now, machine = self._network.timeline.now, self._machine
+        # an answer that takes longer than the patience for it is none
+        works = self._network.answers(machine) and machine.slow_s < GIVE_UP_S - POLL_S
+        if works and not machine.garbled:
+            if self._broken_at is not None and self._failure is None:
+                self._broken_at, self._anchor = None, now
+                self.said()
+        elif self._broken_at is None:
+            self._broken_at = self._last_answer(now)
+            path = self._network.paths[machine.name]
+            refuses = machine.on and not machine.agent_up and path.open
+            wait = 2 * path.base_s if refuses else max(0.1, self._broken_at + GIVE_UP_S - now)
+            self._network.timeline.after(wait, self._give_up, self._broken_at)
+        self._life.contact_changed(machine)
+
+    def heard_by_agent(self) -> float | None:
+        """Return until when the agent was surely heard; None: it still is.
+
+        It counts from the last answer of which a later request said that it had arrived.
+        """
+        if self._broken_at is None and not self._life.frozen:
+            return None
+        at = self._broken_at
+        return self._last_answer(self._network.timeline.now) if at is None else at
+
+    def _has_news(self) -> bool:
+        machine = self._machine
+        return machine.sequence > self._after or machine.boot_id() != self._boot
+
+    def _last_answer(self, now: float) -> float:
+        polls = math.floor(max(0.0, now - self._anchor) / POLL_S)
+        return self._anchor + polls * POLL_S
+
+    def _deliver(self) -> None:
+        self._coming = False
+        if self._closed or self._broken_at is not None:
+            return
+        self._anchor = self._network.timeline.now
+        self._wake()
+
+    def _give_up(self, broken_at: float) -> None:
+        if self._closed or self._broken_at != broken_at or self._failure is not None:
+            return
+        machine = self._machine
+        kind = Unreachable
+        if machine.on and not machine.agent_up and self._network.paths[machine.name].open:
+            kind = Refused
+        self._failure = kind(f"cannot reach {machine.name}: its events stopped")
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _events(machine: Machine, after: int, boot: str = "") -> api.Events:
+    """Return the events after a sequence number, as the agent answers."""
+    first = machine.events[0].sequence if machine.events else machine.sequence + 1
+    lost = after > machine.sequence or after < first - 1
+    return api.Events(
+        events=[event for event in machine.events if event.sequence > after],
+        latest=machine.sequence,
+        lost=lost or bool(boot and boot != machine.boot_id()),
+        boot_id=machine.boot_id(),
+    )

@@ -1,0 +1,217 @@
+"""Virtual time: what happens outside the control plane, and an event loop that jumps along.
+
+The machines, their agents, the network and the faults are no asyncio program: they are
+events on a `Timeline`, so one that is idle costs nothing. Only the control plane runs on the
+`VirtualLoop`, whose selector, instead of waiting, lets the timeline go on until something of
+the control plane's is due. Nothing here looks at a real clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import selectors
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, TypeVarTuple
+
+Ts = TypeVarTuple("Ts")
+T = TypeVar("T")
+
+BUSY_MAX = 2_000_000
+"""Turns of the loop without a moment of virtual time: more is a livelock."""
+
+
+class Killed(BaseException):
+    """The process of the control plane ends here, without a word to any of its tasks."""
+
+
+class Stuck(RuntimeError):
+    """Nothing will ever happen again, or time does not go on."""
+
+
+class Timeline:
+    """Events in the order of time, then in the order in which they were announced."""
+
+    def __init__(self) -> None:
+        """Begin at 0 with nothing ahead."""
+        self.now = 0.0
+        """Seconds since the beginning."""
+        self.events = 0
+        """Events that have happened."""
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._announced = 0
+
+    def at(self, when: float, call: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Let something happen at a time; one that is past means at once."""
+        self._announced += 1
+        heapq.heappush(self._heap, (max(when, self.now), self._announced, call, args))
+
+    def after(self, delay_s: float, call: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Let something happen after a while."""
+        self._announced += 1
+        heapq.heappush(self._heap, (self.now + delay_s, self._announced, call, args))
+
+    def next_at(self) -> float:
+        """Return when the next event is due; infinity: none is."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def step(self) -> None:
+        """Let the next event happen."""
+        when, _, call, args = heapq.heappop(self._heap)
+        self.now = when
+        self.events += 1
+        call(*args)
+
+    def run_until(self, when: float) -> None:
+        """Let everything happen up to a time, which it then is."""
+        while self._heap and self._heap[0][0] <= when:
+            self.step()
+        self.now = max(self.now, when)
+
+
+class _Selector(selectors.BaseSelector):
+    """Waits for nothing: it lets the world go on until the loop has something to do."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.ready: Any = ()
+        """The loop's queue of callbacks: not empty once an event concerns the loop."""
+        self.frozen_until = 0.0
+        self.steps = 0
+        self.kill_at_step = 0
+        self.killed = False
+        self.funeral = False
+        self.late = 0.0
+        """Seconds that a dead process's clock went on while its tasks were taken down."""
+        self._busy = 0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if self.funeral:
+            self.late += timeout or 0.0
+            return []
+        self.steps += 1
+        if self.killed or self.steps == self.kill_at_step:
+            raise Killed
+        line = self.timeline
+        if line.now < self.frozen_until:
+            self._sit_out()
+            return []  # what is due is another question now
+        if timeout is not None and timeout <= 0:
+            self._busy += 1
+            if self._busy > BUSY_MAX:
+                raise Stuck(f"the control plane is busy for ever at {line.now:.3f} s")
+            return []
+        self._busy = 0
+        self._wait(float("inf") if timeout is None else line.now + timeout)
+        return []
+
+    def _wait(self, until: float) -> None:
+        line, ready = self.timeline, self.ready
+        while not ready:
+            due = line.next_at()
+            if due > until:
+                line.now = until
+                return
+            if due == float("inf"):
+                raise Stuck(f"every task waits for another at {line.now:.3f} s")
+            line.step()
+            if self.killed:
+                raise Killed
+            if line.now < self.frozen_until:
+                self._sit_out()
+                return
+
+    def _sit_out(self) -> None:
+        """Let the world go on alone while the process is stopped."""
+        while self.timeline.now < self.frozen_until and not self.killed:
+            due = self.timeline.next_at()
+            if due > self.frozen_until:
+                self.timeline.now = self.frozen_until
+            else:
+                self.timeline.step()
+        if self.killed:
+            raise Killed
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        raise NotImplementedError("a simulated process has no files to wait for")
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        raise NotImplementedError("a simulated process has no files to wait for")
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return {}
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """The loop of one life of the control plane's process.
+
+    Threads are not used: what is offloaded runs at once. A process that is killed raises
+    `Killed` out of `run_until_complete`; `bury` then frees what is left of it.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        """Run on a timeline that goes on after this loop."""
+        self._virtual = _Selector(timeline)
+        super().__init__(self._virtual)
+        self._virtual.ready = self._ready  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        """Return the virtual monotonic clock."""
+        return self._virtual.timeline.now + self._virtual.late
+
+    @property
+    def steps(self) -> int:
+        """Return how many turns the loop has made."""
+        return self._virtual.steps
+
+    def kill(self) -> None:
+        """End the process before it takes another step."""
+        self._virtual.killed = True
+
+    def kill_at_step(self, turns: int) -> None:
+        """End the process after so many more turns of the loop."""
+        self._virtual.kill_at_step = self._virtual.steps + max(1, turns)
+
+    def freeze(self, until: float) -> None:
+        """Stop the process until a time (SIGSTOP, suspend); the world goes on without it."""
+        self._virtual.frozen_until = max(self._virtual.frozen_until, until)
+
+    @property
+    def frozen(self) -> bool:
+        """Return whether the process is stopped."""
+        return self._virtual.timeline.now < self._virtual.frozen_until
+
+    def bury(self) -> None:
+        """Cancel what is left of a killed process. Whatever it calls must be severed already."""
+        self._virtual.funeral = True
+        self.set_exception_handler(lambda _loop, _context: None)
+        for _ in range(100):
+            tasks = asyncio.all_tasks(self)
+            if not tasks:
+                break
+            for task in tasks:
+                task.cancel()
+            self.run_until_complete(asyncio.sleep(0))
+            self.run_until_complete(asyncio.sleep(0))
+        self.run_until_complete(self.shutdown_asyncgens())
+        self.close()
+
+    def run_in_executor(
+        self, _executor: object, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Call the function now: a thread would make the order of events a matter of luck."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as e:
+            future.set_exception(e)
+        return future
+
+    def _make_self_pipe(self) -> None:
+        """Nothing ever wakes this loop from outside."""
+
+    def _close_self_pipe(self) -> None:
+        """There is none."""
+
+    def _write_to_self(self) -> None:
+        """There is no thread but this one."""

@@ -1,0 +1,469 @@
+"""A modelled machine: what really runs on it, and what its agent keeps in its journal.
+
+It follows the rules of the real agent (`agent/core/admission.py`, docs/task-lifecycle.md):
+records and tombstones survive reboots, the processes do not. An idle machine has no events.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent import api
+from agent.api import Health, ProfileState, RestartWhen, TaskState
+from vm_lab.region.history import History
+from vm_lab.region.loop import Timeline
+from vm_lab.region.observer import Observer
+
+if TYPE_CHECKING:
+    from vm_lab.region.link import FollowedEvents
+
+EPOCH_S = 1_800_000_000.0
+"""What a right clock shows at the beginning."""
+EVENTS_KEPT = 1000
+"""Events that an agent can still tell about."""
+FENCE_S = 2.5
+"""How long after a task should have ended the fence kills it (docs/adr/0024)."""
+RESERVE_BYTES = 128 << 20
+"""What an agent keeps for its host (`agent/config.py`)."""
+_ENDED = (TaskState.STOPPED, TaskState.FAILED)
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long things take on a machine, in seconds; drawn anew each time between the bounds."""
+
+    start: tuple[float, float] = (0.3, 3.0)
+    stop: tuple[float, float] = (0.1, 2.0)
+    pull: tuple[float, float] = (1.0, 20.0)
+    switch: tuple[float, float] = (0.5, 6.0)
+    boot: tuple[float, float] = (20.0, 60.0)
+    agent: tuple[float, float] = (0.5, 3.0)
+
+
+@dataclass(slots=True)
+class Copy:
+    """One task as this machine has it: the agent's record, and whether processes run."""
+
+    task_id: str
+    spec: api.TaskSpec
+    state: TaskState = TaskState.STARTING
+    health: Health = Health.UNKNOWN
+    wanted: bool = True
+    """Whether it shall run; else it is being removed."""
+    alive: bool = False
+    """Processes of it exist."""
+    runs: str = ""
+    """The image that they came from."""
+    reason: str = ""
+    invocation: int = 0
+    restarts: int = 0
+    healthy_since: float | None = None
+    cut_off: bool = False
+    """It was ended because the control plane was silent for as long as its job allows."""
+    last_exit: api.Exit | None = None
+    turn: int = 0
+    """Rises with each step of its life, so that a step that was overtaken does nothing."""
+
+
+@dataclass(slots=True)
+class Setting:
+    """What all machines of a region share."""
+
+    timeline: Timeline
+    history: History
+    observer: Observer = field(default_factory=Observer)
+    known_images: set[str] = field(default_factory=set)
+    reboot_profiles: frozenset[str] = frozenset()
+    """Profiles that take effect at a boot only."""
+
+
+class Machine:
+    """One host: power, agent, tasks, images, profile."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        name: str,
+        location: api.Location,
+        seed: str,
+        *,
+        memory_bytes: int = 8 << 30,
+        cpus: int = 8,
+    ) -> None:
+        """A machine that is on, whose agent answers, and that runs nothing."""
+        self.setting, self.name, self.location = setting, name, location
+        self.memory_bytes, self.cpus = memory_bytes, cpus
+        self.random = random.Random(f"{seed} {name}")
+        self.pace = Pace()
+        self.on = True
+        self.agent_up = True
+        self.hung_until = 0.0
+        self.slow_s = 0.0
+        """Added to each answer."""
+        self.garbled = False
+        """It answers, and nobody understands it."""
+        self.pull_fails = False
+        self.start_fails = False
+        self.clock_off_s = 0.0
+        self.boots = 1
+        self.copies: dict[str, Copy] = {}
+        self.tombstones: dict[str, tuple[int, int]] = {}
+        self.images: set[str] = set()
+        self.pulls: dict[str, list[Callable[[str], None]]] = {}
+        self.profile = api.ProfileStatus()
+        self.wanted_profile: api.ProfileSpec | None = None
+        self.booted_for = ""
+        """The profile that was wanted at the last boot."""
+        self.events: deque[api.Event] = deque(maxlen=EVENTS_KEPT)
+        self.sequence = 0
+        self.streams: list[FollowedEvents] = []
+        self.in_contact = False
+        self.heard_at = 0.0
+        """When the agent heard from its control plane last, if it is not in contact."""
+        self._contacts = 0
+        self._powers = 0
+        self._switches = 0
+
+    # -- what others ask
+
+    def wall(self) -> float:
+        """Return what the machine's clock shows."""
+        return EPOCH_S + self.setting.timeline.now + self.clock_off_s
+
+    def boot_id(self) -> str:
+        """Return the name of this boot."""
+        return f"{self.name}-boot-{self.boots}"
+
+    def facts(self) -> api.MachineFacts:
+        """Return what the agent says about its host."""
+        return api.MachineFacts(
+            machine_id=self.name,
+            boot_id=self.boot_id(),
+            kernel="6.12",
+            cpu_model="modelled",
+            cpus=self.cpus,
+            sockets=1,
+            numa_nodes=1,
+            memory_bytes=self.memory_bytes,
+            disk_bytes=1 << 40,
+            disk_free_bytes=1 << 39,
+            agent_version="0",
+        )
+
+    def status(self, copy: Copy) -> api.TaskStatus:
+        """Return a task as the agent reports it."""
+        return api.TaskStatus(
+            task_id=copy.task_id,
+            generation=copy.spec.generation,
+            epoch=copy.spec.epoch,
+            state=copy.state,
+            health=copy.health,
+            reason=copy.reason,
+            image=copy.spec.image,
+            entitlement=copy.spec.entitlement,
+            job=copy.spec.job,
+            invocation_id=f"{self.name}-{copy.invocation}" if copy.invocation else "",
+            restarts=copy.restarts,
+            last_exit=copy.last_exit,
+        )
+
+    def committed_bytes(self, without: str) -> int:
+        """Return the memory that tasks that shall run may use together."""
+        return sum(
+            copy.spec.limits.memory_max_bytes
+            for copy in self.copies.values()
+            if copy.wanted and copy.task_id != without
+        )
+
+    def draw(self, bounds: tuple[float, float]) -> float:
+        """Return how long something takes this time."""
+        return self.random.uniform(*bounds)
+
+    # -- the event log
+
+    def say(self, kind: str, name: str, task: api.TaskStatus | None = None) -> None:
+        """Add an event, and let those who follow know."""
+        self.sequence += 1
+        event = api.Event(
+            sequence=self.sequence, at=self.wall(), kind=kind, object=name, message="", task=task
+        )
+        self.events.append(event)
+        for stream in self.streams:
+            stream.said()
+
+    def after(self, copy: Copy, delay_s: float, step: Callable[[Copy], None]) -> None:
+        """Go on with a task's life after a while, unless something overtakes it."""
+        copy.turn += 1
+        self.setting.timeline.after(delay_s, self._step, copy, copy.turn, step)
+
+    def _step(self, copy: Copy, turn: int, step: Callable[[Copy], None]) -> None:
+        if copy.turn == turn and self.copies.get(copy.task_id) is copy and self.on:
+            step(copy)
+
+    def become(
+        self, copy: Copy, state: TaskState, health: Health = Health.UNKNOWN, reason: str = ""
+    ) -> None:
+        """Change what a task is, tell the checker, and say so."""
+        was_alive = copy.alive
+        copy.state, copy.health, copy.reason = state, health, reason
+        if health is Health.HEALTHY:
+            if copy.healthy_since is None:
+                copy.healthy_since = self.setting.timeline.now
+        else:
+            copy.healthy_since = None
+        if state is TaskState.STARTING:
+            copy.alive, copy.runs = True, copy.spec.image
+        elif state in _ENDED or state is TaskState.BACKOFF:
+            copy.alive = False
+        self.setting.observer.copy_changed(self, copy, was_alive=was_alive)
+        self.setting.history.note(f"{self.name} {copy.task_id} {state} {health} {reason}".rstrip())
+        self.say("task", copy.task_id, self.status(copy))
+
+    # -- a task's life
+
+    def start(self, copy: Copy) -> None:
+        """Start the processes of a task, unless nobody was heard for too long to do so."""
+        if self.ran_out(copy.spec):
+            self._cut_off_done(copy)
+            return
+        copy.cut_off = False
+        self.become(copy, TaskState.STARTING)
+        self.after(copy, self.draw(self.pace.start), self._started)
+
+    def _started(self, copy: Copy) -> None:
+        if self.start_fails:
+            self.end(copy, "exit-code", "it does not start here")
+            return
+        copy.invocation += 1
+        copy.last_exit = None
+        self.become(copy, TaskState.RUNNING, Health.HEALTHY)
+
+    def end(self, copy: Copy, result: str, reason: str) -> None:
+        """Let a task end by itself; the agent starts it again if its policy says so."""
+        copy.last_exit = api.Exit(result=result, at=self.wall())
+        when = copy.spec.restart.when
+        again = when is RestartWhen.ALWAYS or (
+            when is RestartWhen.ON_FAILURE and result != "success"
+        )
+        if not again:
+            state = TaskState.STOPPED if result == "success" else TaskState.FAILED
+            self.become(copy, state, reason=reason)
+            return
+        copy.restarts += 1
+        pause = min(
+            copy.spec.restart.backoff_s * 2.0 ** min(copy.restarts - 1, 16),
+            copy.spec.restart.backoff_max_s,
+        )
+        self.become(copy, TaskState.BACKOFF, reason=reason)
+        self.after(copy, pause, self.start)
+
+    def stop_processes(self, copy: Copy, then: Callable[[Copy], None]) -> None:
+        """End the processes of a task, then go on."""
+        if not copy.alive:
+            self.after(copy, 0.01, then)
+            return
+        self.become(copy, TaskState.STOPPING, reason=copy.reason)
+        bounds = self.pace.stop
+        took = min(self.draw(bounds), copy.spec.stop_timeout_s)
+        self.after(copy, took, then)
+
+    def forget(self, copy: Copy) -> None:
+        """Remove a task that was stopped; what stays is its tombstone."""
+        was_alive, copy.alive, copy.healthy_since = copy.alive, False, None
+        self.tombstones[copy.task_id] = (copy.spec.epoch, copy.spec.generation)
+        del self.copies[copy.task_id]
+        self.setting.observer.copy_changed(self, copy, was_alive=was_alive)
+        self.setting.history.note(f"{self.name} {copy.task_id} gone")
+        self.say("task-removed", copy.task_id)
+
+    # -- contact with the control plane, for jobs that must not outlive it
+
+    def contact(self, heard: bool, last_heard: float) -> None:
+        """Take in that polls are answered and heard again, or that none was since `last_heard`.
+
+        Nothing else counts: a request that arrives says nothing of answers (docs/adr/0024). What
+        ran out of time meanwhile is ended before time counts anew.
+        """
+        if heard == self.in_contact:
+            return
+        late = [copy for copy in self.copies.values() if self.ran_out(copy.spec)]
+        self.in_contact = heard
+        self._contacts += 1
+        if heard:
+            for copy in late:
+                self._end_alone(copy)
+        else:
+            self.heard_at = last_heard
+            for copy in self.copies.values():
+                self.watch(copy)
+
+    def ran_out(self, spec: api.TaskSpec) -> bool:
+        """Return whether the control plane has been silent for as long as a task may live."""
+        after_s = patience_of(spec)
+        silent_s = self.setting.timeline.now - self.heard_at
+        return after_s is not None and not self.in_contact and silent_s >= after_s
+
+    def watch(self, copy: Copy) -> None:
+        """Set the alarm of a task that ends when the control plane is silent for too long."""
+        after_s = patience_of(copy.spec)
+        if after_s is not None and copy.wanted and not self.in_contact:
+            timeline, alone_s = self.setting.timeline, copy.spec.stop_timeout_s + FENCE_S
+            timeline.at(self.heard_at + after_s, self._cut_off, copy, self._contacts)
+            timeline.at(self.heard_at + after_s + alone_s, self._fence, copy, self._contacts)
+
+    def _cut_off(self, copy: Copy, contacts: int) -> None:
+        works = self.agent_up and self.setting.timeline.now >= self.hung_until
+        if contacts == self._contacts and works:
+            self._end_alone(copy)
+
+    def _end_alone(self, copy: Copy) -> None:
+        known = self.copies.get(copy.task_id) is copy
+        if known and copy.wanted and copy.alive and self.on and not copy.cut_off:
+            copy.cut_off = True
+            copy.reason = "the control plane was silent for as long as its job allows"
+            self.stop_processes(copy, self._cut_off_done)
+
+    def _fence(self, copy: Copy, contacts: int) -> None:
+        """Kill what is left: a program of its own does so, whatever became of the agent."""
+        known = self.copies.get(copy.task_id) is copy
+        if contacts == self._contacts and known and copy.alive and self.on:
+            copy.turn += 1
+            copy.cut_off = True
+            copy.reason = "the control plane was silent for as long as its job allows"
+            self._cut_off_done(copy)
+
+    def _cut_off_done(self, copy: Copy) -> None:
+        copy.last_exit = api.Exit(result="cut-off", at=self.wall())
+        self.become(copy, TaskState.STOPPED, reason=copy.reason)
+
+    # -- power, agent, profile
+
+    def power_off(self) -> None:
+        """Everything that runs ends at once; the disk keeps what it has."""
+        if not self.on:
+            return
+        self.on = self.agent_up = False
+        self._powers += 1
+        self.pulls.clear()
+        for copy in list(self.copies.values()):
+            was_alive = copy.alive
+            copy.alive, copy.healthy_since = False, None
+            copy.turn += 1
+            self.setting.observer.copy_changed(self, copy, was_alive=was_alive)
+        self.reach_changed()
+
+    def power_on(self) -> None:
+        """Boot: the agent comes up after a while and starts nothing that nobody confirmed."""
+        if self.on:
+            return
+        self.on = True
+        self.boots += 1
+        self._powers += 1
+        self.hung_until = 0.0
+        self.events.clear()
+        self.sequence = 0
+        self.setting.timeline.after(self.draw(self.pace.agent), self._booted, self._powers)
+
+    def reboot(self) -> None:
+        """Go down now and come back by itself."""
+        self.power_off()
+        self.setting.timeline.after(self.draw(self.pace.boot), self._back, self._powers)
+
+    def _back(self, powers: int) -> None:
+        if powers == self._powers:
+            self.power_on()
+
+    def _booted(self, powers: int) -> None:
+        if powers != self._powers:
+            return
+        self.agent_up = True
+        for copy in list(self.copies.values()):
+            if not copy.wanted:
+                self.forget(copy)
+                continue
+            copy.last_exit = api.Exit(result="lost", at=self.wall())
+            copy.state, copy.health = TaskState.STOPPED, Health.UNKNOWN
+            copy.reason = "the host was rebooted"
+        if self.wanted_profile is not None:
+            self.switch(self.wanted_profile, booted=True)
+        self.agent_is(up=True)
+
+    def agent_is(self, *, up: bool) -> None:
+        """Let the agent end or come back; tasks do not notice."""
+        self.agent_up = up and self.on
+        if not up:
+            self.pulls.clear()
+        self.reach_changed()
+
+    def reach_changed(self) -> None:
+        """Tell those who follow the agent that it answers differently now, or not at all."""
+        for stream in list(self.streams):
+            stream.path_changed()
+        self.setting.observer.reach_changed(self)
+
+    def switch(self, spec: api.ProfileSpec, *, booted: bool = False) -> None:
+        """Bring the host to a profile."""
+        self.wanted_profile = spec
+        self._switches += 1
+        self._profile_is(ProfileState.APPLYING)
+        if booted:
+            self.booted_for = spec.name
+        # a setting that was changed by hand is put right without a boot
+        needs_boot = spec.name in self.setting.reboot_profiles and spec.name != self.booted_for
+        timeline = self.setting.timeline
+        timeline.after(
+            self.draw(self.pace.switch), self._switched, self._switches, self._powers, needs_boot
+        )
+
+    def _switched(self, switches: int, powers: int, needs_boot: bool) -> None:
+        spec = self.wanted_profile
+        if spec is None or (switches, powers) != (self._switches, self._powers):
+            return
+        if not needs_boot:
+            self._profile_is(ProfileState.VERIFIED)
+            return
+        self._profile_is(ProfileState.PENDING_REBOOT)
+        if spec.allow_reboot and not any(copy.alive for copy in self.copies.values()):
+            self.setting.timeline.after(1.0, self._reboot_for_profile, switches, powers)
+
+    def _reboot_for_profile(self, switches: int, powers: int) -> None:
+        if (switches, powers) == (self._switches, self._powers):
+            self.reboot()
+
+    def drift(self) -> None:
+        """Somebody changes a setting of the host by hand."""
+        if self.profile.state is ProfileState.VERIFIED:
+            self._profile_is(ProfileState.DRIFTED)
+
+    def _profile_is(self, state: ProfileState) -> None:
+        spec = self.wanted_profile
+        assert spec is not None
+        self.profile = api.ProfileStatus(
+            name=spec.name,
+            generation=spec.generation,
+            epoch=spec.epoch,
+            state=state,
+            boot_id=self.boot_id(),
+        )
+        self.setting.history.note(f"{self.name} profile {spec.name} {state}")
+        if self.agent_up:
+            self.say("profile", spec.name)
+
+    def renumbered(self, spec: api.ProfileSpec) -> None:
+        """Take a request that changes only who asked last."""
+        self.wanted_profile = spec
+        self.profile = replace(self.profile, generation=spec.generation, epoch=spec.epoch)
+
+
+def patience_of(spec: api.TaskSpec) -> float | None:
+    """Return how long a task may outlive the silence of its control plane; None: for ever."""
+    rule = getattr(spec, "disconnect", None)
+    if rule is None or str(rule.policy) != "stop":
+        return None
+    return float(rule.after_s)

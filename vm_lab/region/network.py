@@ -1,0 +1,207 @@
+"""The network between the control plane and the agents: slow, lossy, cut, in one or both ways.
+
+A request is two events, its arrival and the arrival of its answer, and each is decided by how
+things stand at that moment. TCP hides the loss of a packet behind delay, so what is lost here
+are connections: before the request arrived, or after it was carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agent.errors import ProtocolError, Refused, TwineError, Unreachable
+from vm_lab.region import agent as agents
+from vm_lab.region.loop import Timeline
+from vm_lab.region.machine import Machine
+
+if TYPE_CHECKING:
+    from vm_lab.region.plane import Life
+
+CONNECT_S = 4.0
+"""Until a connection that nobody answers is given up."""
+ANSWER_S = 30.0
+"""Until an answer that does not come is given up (`WireClient`)."""
+KEPT_S = 5.0
+"""Requests on a connection that exists arrive for so long after the way back was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a fault does to the way between the control plane and a machine."""
+
+    cut_in: bool = False
+    """Nothing reaches the machine."""
+    cut_out: bool = False
+    """Nothing comes back from it."""
+    delay_s: float = 0.0
+    """The most that is added to each way; drawn anew for each, so requests overtake."""
+    loss: float = 0.0
+    """Share of the exchanges whose connection breaks."""
+    duplicate: float = 0.0
+    """Share of the requests that arrive twice."""
+
+
+@dataclass(slots=True)
+class Path:
+    """The way to one machine and back."""
+
+    base_s: float
+    conditions: dict[int, Condition] = field(default_factory=dict)
+    cut_in: bool = False
+    cut_out: bool = False
+    cut_at: float = 0.0
+    delay_s: float = 0.0
+    loss: float = 0.0
+    duplicate: float = 0.0
+
+    def refresh(self, now: float) -> None:
+        """Take all conditions together."""
+        conditions = self.conditions.values()
+        was = self.cut_in or self.cut_out
+        self.cut_in = any(c.cut_in for c in conditions)
+        self.cut_out = any(c.cut_out for c in conditions)
+        if not was and (self.cut_in or self.cut_out):
+            self.cut_at = now
+        self.delay_s = max((c.delay_s for c in conditions), default=0.0)
+        self.loss = max((c.loss for c in conditions), default=0.0)
+        self.duplicate = max((c.duplicate for c in conditions), default=0.0)
+
+    @property
+    def open(self) -> bool:
+        """Return whether both ways are open."""
+        return not (self.cut_in or self.cut_out)
+
+
+class Network:
+    """All paths."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        """No machine is connected yet."""
+        self.timeline = timeline
+        self.paths: dict[str, Path] = {}
+        self.calls = 0
+        """Requests that were sent."""
+
+    def connect(self, machine: Machine) -> None:
+        """Connect a machine."""
+        self.paths[machine.name] = Path(base_s=machine.random.uniform(0.0005, 0.004))
+
+    def impose(self, fault: int, machine: Machine, condition: Condition) -> None:
+        """Let a fault act on the way to a machine."""
+        self.paths[machine.name].conditions[fault] = condition
+        self._changed(machine)
+
+    def lift(self, fault: int, machine: Machine) -> None:
+        """End what a fault did to the way to a machine."""
+        if self.paths[machine.name].conditions.pop(fault, None) is not None:
+            self._changed(machine)
+
+    def _changed(self, machine: Machine) -> None:
+        self.paths[machine.name].refresh(self.timeline.now)
+        machine.reach_changed()
+
+    def answers(self, machine: Machine) -> bool:
+        """Return whether an exchange with the machine's agent would work now."""
+        return (
+            machine.on
+            and machine.agent_up
+            and machine.hung_until <= self.timeline.now
+            and self.paths[machine.name].open
+        )
+
+    def one_way(self, machine: Machine) -> float:
+        """Return how long a packet takes this time."""
+        path = self.paths[machine.name]
+        if path.delay_s:
+            return path.base_s + machine.random.uniform(0.0, path.delay_s)
+        return path.base_s
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = ("args", "future", "handle", "life", "machine", "network")
+
+    def __init__(
+        self,
+        network: Network,
+        life: Life,
+        machine: Machine,
+        handle: Callable[..., object],
+        args: tuple[object, ...],
+    ) -> None:
+        """Send nothing yet."""
+        self.network, self.life, self.machine = network, life, machine
+        self.handle, self.args = handle, args
+        self.future: asyncio.Future[object] = life.loop.create_future()
+
+    def send(self, *, deferred: bool, mutates: bool) -> None:
+        """Send the request; `deferred` handlers answer when they like."""
+        network, machine = self.network, self.machine
+        network.calls += 1
+        path, timeline = network.paths[machine.name], network.timeline
+        kept = path.cut_out and not path.cut_in and timeline.now - path.cut_at < KEPT_S
+        if not machine.on or not (path.open or kept):
+            self._fail_after(CONNECT_S)
+            return
+        if path.loss and machine.random.random() < path.loss / 2:
+            self._fail_after(ANSWER_S)
+            return
+        takes = network.one_way(machine)
+        timeline.after(takes, self._arrive, deferred)
+        if mutates and path.duplicate and machine.random.random() < path.duplicate:
+            timeline.after(takes + machine.random.uniform(0.0, 8.0), self._again)
+
+    def _arrive(self, deferred: bool) -> None:
+        network, machine = self.network, self.machine
+        now = network.timeline.now
+        if not machine.on or network.paths[machine.name].cut_in:
+            self._fail_after(ANSWER_S)
+        elif not machine.agent_up:
+            refused = Refused(f"cannot reach {machine.name}: connection refused")
+            network.timeline.after(network.one_way(machine), self._settle, refused)
+        elif machine.hung_until > now:
+            network.timeline.at(machine.hung_until, self._arrive, deferred)
+        else:
+            if deferred:
+                self.handle(machine, *self.args, self.answer)
+            else:
+                self.answer(agents.answer(machine, self.handle, self.args))
+
+    def _again(self) -> None:
+        """The same request arrives once more; nobody waits for its answer."""
+        machine = self.machine
+        if self.network.answers(machine):
+            agents.answer(machine, self.handle, self.args)
+
+    def answer(self, outcome: object) -> None:
+        """Send the answer back."""
+        network, machine = self.network, self.machine
+        path = network.paths[machine.name]
+        if path.loss and machine.random.random() < path.loss / (2 - path.loss):
+            self._fail_after(ANSWER_S)
+            return
+        if machine.garbled:
+            outcome = ProtocolError(f"{machine.name} answered with nonsense")
+        network.timeline.after(network.one_way(machine) + machine.slow_s, self._back, outcome)
+
+    def _back(self, outcome: object) -> None:
+        if self.network.paths[self.machine.name].cut_out or not self.machine.on:
+            self._fail_after(ANSWER_S)
+        else:
+            self._settle(outcome)
+
+    def _fail_after(self, seconds: float) -> None:
+        error = Unreachable(f"cannot reach {self.machine.name}: no answer")
+        self.network.timeline.after(seconds, self._settle, error)
+
+    def _settle(self, outcome: object) -> None:
+        if self.future.done() or not self.life.alive:
+            return
+        if isinstance(outcome, TwineError):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)

@@ -1,0 +1,50 @@
+"""What happens in a simulated region, as those are told who look on: the checker, the drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agent import api
+from control_plane.api.jobs import Endpoints
+from control_plane.store.protocol import Operation
+
+if TYPE_CHECKING:
+    from vm_lab.region.machine import Copy, Machine
+
+
+class Observer:
+    """Hears everything and cares for nothing."""
+
+    # -- machines
+
+    def copy_changed(self, machine: Machine, copy: Copy, *, was_alive: bool) -> None:
+        """Hear that the processes of a task began or ended, or what its agent says of it."""
+
+    def put_accepted(self, machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
+        """Hear that an agent took a specification."""
+
+    def reach_changed(self, machine: Machine) -> None:
+        """Hear that it may be harder or easier now for a machine to answer."""
+
+    # -- the control plane
+
+    def put_sent(self, machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
+        """Hear that the control plane sends a task to a machine."""
+
+    def delete_sent(self, machine: Machine, task_id: str) -> None:
+        """Hear that the control plane sends for a task to be removed."""
+
+    def stored(self, store: str, operations: Sequence[Operation]) -> None:
+        """Hear of a transaction that is durable now."""
+
+    def plane_changed(self, what: str) -> None:
+        """Hear that the process of the control plane began, ended, froze or went on."""
+
+    def plane_failed(self, reason: str) -> None:
+        """Hear that the process ended although nobody ended it."""
+
+    # -- people and clients
+
+    def listed(self, endpoints: Endpoints) -> None:
+        """Hear which tasks of a job a client may call now."""

@@ -1,0 +1,243 @@
+"""The process of the control plane: it starts, is stopped, paused, killed, and starts again."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+
+from agent.api import ImageFormat, ImageInfo
+from agent.errors import TwineError
+from control_plane.api.machines import MachineRecord
+from control_plane.api.settings import SchedulerSettings
+from control_plane.roles import ControlPlane
+from control_plane.runtime.runtime import SteppedRuntime
+from vm_lab.region.history import History
+from vm_lab.region.link import AgentLink, FollowedEvents
+from vm_lab.region.loop import Killed, Timeline, VirtualLoop
+from vm_lab.region.machine import EPOCH_S, Machine
+from vm_lab.region.network import Network
+from vm_lab.region.observer import Observer
+from vm_lab.region.stores import Disk, StoreFacade, at_once
+
+RESTART_S = 2.0
+"""Until a process that ended is started again (systemd's RestartSec)."""
+CATCH_UP_S = 0.05
+"""From the end of a pause until answers that waited were read."""
+
+
+class Life:
+    """One life of the process: what it may reach, and whether it still may."""
+
+    def __init__(
+        self, number: int, timeline: Timeline, history: History, observer: Observer
+    ) -> None:
+        """A process that was just started."""
+        self.number = number
+        self.timeline, self.history, self.observer = timeline, history, observer
+        self.loop = VirtualLoop(timeline)
+        self.alive = True
+        self.control_plane: ControlPlane | None = None
+        """Once it is loaded and its loops run."""
+        self.streams: list[FollowedEvents] = []
+        self.ended = asyncio.Event()
+        self._frozen_at = self._thawed_at = float("-inf")
+
+    @property
+    def frozen(self) -> bool:
+        """Return whether the process is stopped and will go on."""
+        return self.loop.frozen
+
+    def kill(self, why: str) -> None:
+        """End the process here and now; nothing that it does reaches anybody any more."""
+        if self.alive:
+            self.history.note(f"control plane killed {why}")
+            self.sever()
+            self.loop.kill()
+            self.observer.plane_changed("killed")
+
+    def sever(self) -> None:
+        """Cut every line out of the process."""
+        self.alive = False
+        self.control_plane = None
+        for stream in list(self.streams):
+            stream.sever()
+
+    def freeze(self, seconds: float) -> None:
+        """Stop the process for a while; it does not notice."""
+        self._frozen_at = self.timeline.now
+        self._thawed_at = self.timeline.now + seconds
+        self.loop.freeze(self._thawed_at)
+        self.history.note(f"control plane stops for {seconds:.1f} s")
+        self.observer.plane_changed("frozen")
+        for stream in list(self.streams):
+            stream.path_changed()
+        self.timeline.at(self._thawed_at, self._thaw)
+
+    def _thaw(self) -> None:
+        if self.alive:
+            self.history.note("control plane goes on")
+            self.observer.plane_changed("thawed")
+            for stream in list(self.streams):
+                stream.path_changed()
+
+    def seen(self, at: float) -> float:
+        """Return when the process took in what came at a time: not while it was stopped."""
+        read_at = self._thawed_at + CATCH_UP_S
+        if not self._frozen_at <= at < read_at:
+            return at
+        return self._frozen_at if self.timeline.now < read_at else read_at
+
+    def contact_changed(self, machine: Machine) -> None:
+        """Tell a machine whether it hears its control plane."""
+        own = [stream for stream in machine.streams if stream in self.streams]
+        if not self.alive or not own:
+            machine.contact(False, self.timeline.now)
+            return
+        last = own[-1].heard_by_agent()
+        machine.contact(last is None, last or 0.0)
+
+
+class Plane:
+    """The control plane's host: one process at a time, on the same stores."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        history: History,
+        network: Network,
+        disks: Mapping[str, Disk],
+        machines: Mapping[str, Machine],
+        settings: SchedulerSettings,
+        seed: str,
+    ) -> None:
+        """Start nothing yet. `disks` are `main` and those of data centers with their own."""
+        self.timeline, self.history, self.network = timeline, history, network
+        self.disks, self.machines, self.settings = disks, machines, settings
+        self.observer = Observer()
+        self.images: set[str] = set()
+        self.clock_off_s = 0.0
+        self.life: Life | None = None
+        self.lives = 0
+        self.cpu_steps = 0
+        self.started: list[Callable[[Life], None]] = []
+        """Called with each life once it serves."""
+        self._seed = seed
+        self._down_until = 0.0
+        self._over = False
+
+    @property
+    def serving(self) -> ControlPlane | None:
+        """Return the control plane, if one is up."""
+        life = self.life
+        return None if life is None or not life.alive else life.control_plane
+
+    def run(self, until: float) -> None:
+        """Let the region live up to a time."""
+        self.timeline.at(until, self.finish)
+        self._over = False
+        while not self._over:
+            if self.timeline.now < self._down_until:
+                self.timeline.run_until(min(self._down_until, until))
+            else:
+                self._live()
+
+    def finish(self) -> None:
+        """End the process in good order, for good."""
+        self._over = True
+        self._down_until = 0.0
+        if self.life is not None:
+            self.life.ended.set()
+
+    def kill(self, down_s: float, why: str = "by its enemy") -> None:
+        """Kill the process; it is started again after a while."""
+        self._down_until = max(self._down_until, self.timeline.now + down_s)
+        if self.life is not None and self.life.alive:
+            self.life.kill(why)
+
+    def restart(self) -> None:
+        """Stop the process in good order; it is started again at once."""
+        if self.life is not None and self.life.control_plane is not None:
+            self.history.note("control plane restarts")
+            self.life.ended.set()
+
+    def wall(self) -> float:
+        """Return what the clock of the control plane's host shows."""
+        return EPOCH_S + self.timeline.now + self.clock_off_s
+
+    def _live(self) -> None:
+        self.lives += 1
+        life = self.life = Life(self.lives, self.timeline, self.history, self.observer)
+        self.history.note(f"control plane starts, life {life.number}")
+        self.observer.plane_changed("started")
+        why = ""
+        try:
+            life.loop.run_until_complete(self._main(life))
+        except Killed:
+            if life.alive:
+                life.kill("at one of its steps")
+        except Exception as e:
+            why = "; ".join(_causes(e))
+            self.history.note(f"control plane ended: {why}")
+            if life.control_plane is not None or not isinstance(e, TwineError):
+                self.observer.plane_failed(why)
+        finally:
+            life.sever()
+            life.loop.bury()
+            self.cpu_steps += life.loop.steps
+        for disk in self.disks.values():
+            at_once(disk.engine.__aexit__(None, None, None))
+        if not self._over:
+            pause = RESTART_S if why or not life.ended.is_set() else 0.1
+            self._down_until = max(self._down_until, self.timeline.now + pause)
+        self.observer.plane_changed("ended")
+
+    async def _main(self, life: Life) -> None:
+        async with AsyncExitStack() as stack:
+            stores = {}
+            for name, disk in self.disks.items():
+                stores[name] = await stack.enter_async_context(StoreFacade(disk, life))
+            control_plane = self._build(life, stores)
+            async with control_plane:
+                life.control_plane = control_plane
+                self.history.note("control plane serves")
+                self.observer.plane_changed("serves")
+                for call in self.started:
+                    call(life)
+                await self._until_end(life, control_plane)
+
+    async def _until_end(self, life: Life, control_plane: ControlPlane) -> None:
+        failed = asyncio.create_task(control_plane.wait_failed())
+        ended = asyncio.create_task(life.ended.wait())
+        await asyncio.wait({failed, ended}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if failed.done():
+            failed.result()
+        failed.cancel()
+
+    def _build(self, life: Life, stores: dict[str, StoreFacade]) -> ControlPlane:
+        main = stores.pop("main")
+        return ControlPlane(
+            main,
+            lambda record: self._link(life, record),
+            SteppedRuntime(self.wall, zlib.crc32(f"{self._seed} {life.number}".encode())),
+            self.settings,
+            self._find_image,
+            broker_stores=stores,
+        )
+
+    def _link(self, life: Life, record: MachineRecord) -> AgentLink:
+        return AgentLink(self.network, life, self.machines[record.machine])
+
+    async def _find_image(self, digest: str) -> ImageInfo | None:
+        if digest not in self.images:
+            return None
+        return ImageInfo(digest=digest, format=ImageFormat.TAR, stream_bytes=1, created_at=0.0)
+
+
+def _causes(error: BaseException) -> list[str]:
+    """Return what went wrong, without the groups around it."""
+    if isinstance(error, BaseExceptionGroup):
+        return [cause for inner in error.exceptions for cause in _causes(inner)]
+    return [f"{type(error).__name__}: {error}"]

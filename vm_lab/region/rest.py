@@ -1,0 +1,121 @@
+"""What must hold once every fault is over: nothing lost, nothing left, everything as granted.
+
+Asked through the control plane's public face and compared with what really runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.errors import NotFound, TwineError
+from control_plane.api.jobs import JobPhase, JobSpec, task_id
+from control_plane.api.machines import MachineState
+from control_plane.roles import ControlPlane
+
+if TYPE_CHECKING:
+    from vm_lab.region.seed import SimulatedRegion
+
+
+async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
+    """Return what was acknowledged and is not there."""
+    lost = []
+    for name, owned in region.clients.jobs.items():
+        if owned.granted is None or owned.asked is None or not owned.settled:
+            continue
+        found = await _spec(control_plane, name)
+        if found != owned.granted and owned.settled:
+            held = "nothing" if found is None else f"{found.tasks} tasks of {found.image[7:11]}"
+            lost.append(
+                f"job {name}: {owned.granted.tasks} tasks of {owned.granted.image[7:11]} were"
+                f" granted at {owned.granted_at:.1f} s, and there is {held}"
+            )
+    kept = {
+        e.record.name: e.record.spec for e in (await control_plane.list_entitlements()).entitlements
+    }
+    lost += [
+        f"entitlement {name} is not as it was granted"
+        for name, spec in region.clients.entitlements.items()
+        if kept.get(name) != spec
+    ]
+    return lost
+
+
+async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
+    """Return everything that is not at rest yet, in order."""
+    if not region.clients.idle():
+        return ["somebody still waits for an answer"]
+    found = []
+    liveness = await control_plane.ready()
+    if not liveness.ok or liveness.detail:
+        found.append(f"ready says {liveness.detail}")
+    try:
+        records = await _jobs(region, control_plane, found)
+        await _machines(region, control_plane, found)
+    except TwineError as e:
+        return [*found, f"the control plane cannot be asked: {e}"]
+    _copies(region, records, found)
+    return found
+
+
+async def _jobs(
+    region: SimulatedRegion, control_plane: ControlPlane, found: list[str]
+) -> dict[str, str]:
+    """Look at all jobs; return task → machine as their records say."""
+    placed: dict[str, str] = {}
+    for name, owned in region.clients.jobs.items():
+        spec = owned.granted
+        if owned.asked is None or spec is None:
+            if await _spec(control_plane, name) is not None:
+                found.append(f"job {name} was stopped and is still there")
+            continue
+        status = await control_plane.get_job(name)
+        if status.phase is not JobPhase.STABLE:
+            found.append(f"job {name} is {status.phase}: {status.detail}")
+        for task in status.record.tasks:
+            if task.placement is not None:
+                placed[task_id(name, task.index)] = task.placement.machine
+        listed = {e.task: e.machine for e in (await control_plane.endpoints(name)).endpoints}
+        if len(listed) != spec.tasks:  # which indexes stay is the scheduler's choice
+            found.append(f"job {name} lists {len(listed)} of {spec.tasks} tasks")
+    return placed
+
+
+async def _machines(region: SimulatedRegion, control_plane: ControlPlane, found: list[str]) -> None:
+    for view in (await control_plane.list_machines()).machines:
+        record = view.record
+        if record.state is not MachineState.UP:
+            found.append(f"machine {record.machine} is {record.state} and answers")
+        elif not view.ready:
+            found.append(f"machine {record.machine} is not ready")
+        if record.hold is not None:
+            found.append(f"machine {record.machine} is held for {record.hold.transaction}")
+        copies = region.machines[record.machine].copies
+        if copies and not record.entitlement:
+            found.append(f"machine {record.machine} is free and has {', '.join(sorted(copies))}")
+
+
+def _copies(region: SimulatedRegion, placed: dict[str, str], found: list[str]) -> None:
+    """Compare what runs with what is recorded, task by task."""
+    running: dict[str, list[str]] = {}
+    for machine in region.machines.values():
+        for task, copy in machine.copies.items():
+            running.setdefault(task, []).append(machine.name)
+            owned = region.clients.jobs[copy.spec.job or task.rpartition("-")[0]]
+            if copy.alive and owned.granted is not None and copy.runs != owned.granted.image:
+                found.append(f"{task} on {machine.name} runs an older image")
+            if not copy.alive:
+                found.append(f"{task} on {machine.name} is {copy.state}")
+    for task in sorted(running.keys() | placed.keys()):
+        where = sorted(running.get(task, []))
+        if where != [placed[task]] if task in placed else where:
+            found.append(
+                f"{task} is recorded on {placed.get(task, 'no machine')} and there on"
+                f" {', '.join(where) or 'none'}"
+            )
+
+
+async def _spec(control_plane: ControlPlane, name: str) -> JobSpec | None:
+    try:
+        return (await control_plane.get_job(name)).record.spec
+    except NotFound:
+        return None

@@ -1,0 +1,129 @@
+"""What a simulated region is made of and what befalls it: a TOML file, read strictly."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Name
+from agent.errors import ConfigError, FieldError, NotFound
+from agent.wire.violations import violations
+from vm_lab.region.kinds import KINDS
+
+Count = Annotated[int, Meta(ge=1, le=100_000)]
+Positive = Annotated[float, Meta(gt=0)]
+Rate = Annotated[float, Meta(ge=0, le=10_000)]
+"""How often something happens in the whole region, in an hour."""
+
+
+class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what a person writes."""
+
+
+class Shape(_Written, frozen=True, kw_only=True):
+    """How many of each there are."""
+
+    datacenters: Count = 2
+    msbs: Count = 4
+    """In all; they are dealt to the data centers in turn."""
+    racks: Count = 8
+    machines: Count = 24
+    memory_gib: Count = 8
+    cpus: Count = 8
+    own_stores: Annotated[int, Meta(ge=0)] = 0
+    """Data centers whose broker has a store of its own."""
+
+
+class Work(_Written, frozen=True, kw_only=True):
+    """What runs there."""
+
+    entitlements: Count = 2
+    spare: Annotated[float, Meta(ge=1)] = 1.6
+    """Quota of an entitlement over what its jobs need."""
+    jobs: Count = 6
+    tasks: tuple[int, int] = (2, 8)
+    """Fewest and most tasks of a job."""
+    memory_mib: tuple[int, int] = (256, 1024)
+    cpu_cores: tuple[float, float] = (0.5, 1.5)
+    stop_jobs: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    """Share of the jobs that a cut-off machine shall stop."""
+    reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Share of the entitlements whose profile needs a reboot."""
+
+
+class FaultRate(_Written, frozen=True, kw_only=True):
+    """One kind of fault."""
+
+    kind: Name
+    per_hour: Rate
+    seconds: tuple[float, float] = (5.0, 60.0)
+    """How long it lasts, from … to."""
+    value: tuple[float, float] = (0.0, 0.0)
+    """How bad it is; what that means depends on the kind."""
+    where: tuple[str, ...] = ("machine",)
+    """Domains it strikes, drawn evenly: machine, rack, msb, datacenter, region, job, store."""
+
+
+class Scenario(_Written, frozen=True, kw_only=True):
+    """A region, its jobs, and what befalls both."""
+
+    name: str = ""
+    says: str
+    """What it is for, in a sentence."""
+    shows: list[str] = []
+    """Faults of the fault list that it is about: `F-49`."""
+    minutes: Positive = 15.0
+    """How long faults go on …"""
+    settle_minutes: Positive = 20.0
+    """… and how long everything then has to come to rest."""
+    shape: Shape = Shape()
+    work: Work = Work()
+    faults: list[FaultRate] = []
+    settings: dict[str, float] = {}
+    """Knobs of the control plane's schedulers that differ from their defaults."""
+
+
+def names() -> list[str]:
+    """Return the scenarios that come with this package."""
+    folder = resources.files("vm_lab.region") / "scenarios"
+    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name[-5:] == ".toml")
+
+
+def load(name: str) -> Scenario:
+    """Return a scenario by its name, or from a file that ends in `.toml`."""
+    if name.endswith(".toml"):
+        try:
+            text = Path(name).read_text()
+        except (OSError, ValueError) as e:
+            raise ConfigError(f"cannot read the scenario {name}: {e}") from e
+        return parse(text, Path(name).stem)
+    if name not in names():
+        raise NotFound(
+            f"there is no scenario {name!r}", hint=f"one of {', '.join(names())}, or a .toml file"
+        )
+    text = (resources.files("vm_lab.region") / "scenarios" / f"{name}.toml").read_text()
+    return parse(text, name)
+
+
+def parse(text: str, name: str) -> Scenario:
+    """Return the scenario of a TOML text, or raise `ConfigError` with everything that is wrong."""
+    try:
+        document: dict[str, Any] = tomllib.loads(text)
+    except ValueError as e:
+        raise ConfigError(f"scenario {name!r} is no TOML: {e}") from e
+    found = violations(document, Scenario)
+    if not found:
+        scenario = msgspec.convert(document, Scenario)
+        for number, rate in enumerate(scenario.faults):
+            if rate.kind not in KINDS:
+                reason = f"{rate.kind!r} is none of {', '.join(sorted(KINDS))}"
+                found.append(FieldError(field=f"faults[{number}].kind", reason=reason))
+        if not found:
+            return msgspec.structs.replace(scenario, name=name)
+    listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
+    raise ConfigError(f"scenario {name!r} is not valid: {listed}", errors=tuple(found))

@@ -1,0 +1,313 @@
+"""One seed: a region is built, its story happens, and in the end it must come to rest."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import replace
+
+from agent.api import JoinRequest
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobSpec
+from control_plane.api.settings import SchedulerSettings
+from vm_lab.region import rest, shape
+from vm_lab.region.checker import Checker, Violation
+from vm_lab.region.clients import Clients
+from vm_lab.region.faults import strike
+from vm_lab.region.history import History
+from vm_lab.region.kinds import KINDS
+from vm_lab.region.loop import Stuck, Timeline
+from vm_lab.region.machine import Machine, Setting
+from vm_lab.region.network import Network
+from vm_lab.region.plane import Life, Plane
+from vm_lab.region.scenario import Scenario
+from vm_lab.region.stores import Disk
+from vm_lab.region.story import Fault, draw
+
+SET_UP_S = 600.0
+"""The most that a region without faults takes until all its jobs run."""
+LOOK_EVERY_S = 5.0
+STAY_S = 45.0
+"""So long must a region stay at rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How the region stood at a time."""
+
+    at: float
+    wanted: int
+    copies: int
+    listed: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one seed."""
+
+    scenario: str
+    seed: int
+    story: list[Fault]
+    violations: list[Violation]
+    digest: str
+    """Of the event log: the same for the same seed, on every machine."""
+    events: int
+    lines: int
+    virtual_s: float
+    cpu_s: float
+    lives: int
+    figures: dict[str, int] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    story_at: float = 0.0
+    """When the story began."""
+    settle_s: float = 0.0
+    """From the end of the last fault until everything was at rest."""
+
+    @property
+    def ok(self) -> bool:
+        """Return whether nothing was violated."""
+        return not self.violations
+
+
+class SimulatedRegion:
+    """Everything there is in one run."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        """Build the machines; nothing happens yet."""
+        self.scenario, self.number = scenario, seed
+        name = f"{scenario.name} {seed}"
+        self.timeline = Timeline()
+        self.history = History(self.timeline)
+        self.setting = Setting(self.timeline, self.history)
+        self.network = Network(self.timeline)
+        self.places = shape.places(scenario.shape)
+        self.machines = {
+            p.machine: Machine(
+                self.setting,
+                p.machine,
+                p.location(),
+                name,
+                memory_bytes=scenario.shape.memory_gib << 30,
+                cpus=scenario.shape.cpus,
+            )
+            for p in self.places
+        }
+        for machine in self.machines.values():
+            self.network.connect(machine)
+        own = sorted({p.datacenter for p in self.places})[: scenario.shape.own_stores]
+        self.disks = {disk: Disk(disk, name) for disk in ("main", *own)}
+        self.clients = Clients(self.timeline, self.history)
+        self.plane = Plane(
+            self.timeline,
+            self.history,
+            self.network,
+            self.disks,
+            self.machines,
+            msgspec.convert(scenario.settings, SchedulerSettings),
+            name,
+        )
+        self.checker = Checker(self)
+        self.clients.observer = self.plane.observer = self.setting.observer = self.checker
+        self.clients.late = self.checker.late
+        self.plane.started = [self.clients.serve, self._look_for_losses]
+        self.acting: dict[tuple[str, str], int] = {}
+        """(Machine, kind) → how many faults of the kind act on it."""
+        self.store_faults: dict[str, int] = {}
+        self.releases: dict[int, int] = {}
+        self.samples: list[Sample] = []
+        self.rested_at = 0.0
+        self.faults_end = 0.0
+        self._reasons: list[str] = []
+        self._rested_since: float | None = None
+        self._begun = False
+        self.story_at = 0.0
+
+    def stores_sound(self, for_s: float) -> bool:
+        """Return whether nothing has been wrong with any store for so long."""
+        return all(disk.sound(self.timeline.now, for_s) for disk in self.disks.values())
+
+    # -- the course of events
+
+    def run(self, story: Sequence[Fault]) -> None:
+        """Set up, let the story happen, heal, and wait for rest."""
+        self._set_up()
+        self.timeline.at(1.0, self._look, lambda: self._begin(story), SET_UP_S)
+        self.timeline.at(0.0, self._sample)
+        limit = SET_UP_S + (self.scenario.minutes + self.scenario.settle_minutes) * 60 + 600.0
+        try:
+            self.plane.run(limit)
+        except Stuck as e:
+            self.checker.violate("life", str(e))
+
+    def _set_up(self) -> None:
+        specs = shape.jobs(self.scenario, self.number)
+        for spec in specs:
+            self.plane.images.add(spec.image)
+            self.setting.known_images.add(spec.image)
+        for machine in self.machines.values():
+            self.clients.join(_join(machine))
+        granted = shape.entitlements(self.scenario, specs, self.number)
+        self.setting.reboot_profiles = frozenset(
+            e.host_profile for e in granted.values() if e.host_profile.startswith("boot")
+        )
+        self.timeline.at(0.5, self._employ, granted, specs)
+
+    def _employ(self, granted: dict[str, EntitlementSpec], specs: list[JobSpec]) -> None:
+        for name, entitlement in granted.items():
+            self.clients.put_entitlement(name, entitlement)
+        for spec in specs:
+            self.timeline.after(0.4, self.clients.apply_job, spec)
+
+    def _begin(self, story: Sequence[Fault]) -> None:
+        """Let the faults begin: everything runs as it should."""
+        start = self.timeline.now
+        self.history.note("the story begins")
+        self._begun, self.story_at = True, start
+        idle_s = 0.0 if self.scenario.faults else self.scenario.minutes * 60
+        self.faults_end = start + max((f.at + f.seconds for f in story), default=idle_s)
+        for number, fault in enumerate(story):
+            self.timeline.at(start + fault.at, strike, self, fault, number)
+        self.timeline.at(self.faults_end, self._end_faults)
+
+    def _end_faults(self) -> None:
+        """Put right what is still wrong; from here on everything has to come to rest."""
+        self.history.note("the story ends")
+        for machine in self.machines.values():
+            machine.power_on()
+            machine.reach_changed()
+        self._rested_since = None
+        self.timeline.after(1.0, self._look, self.plane.finish, self.scenario.settle_minutes * 60)
+
+    # -- rest
+
+    def _look(self, then: object, within_s: float) -> None:
+        deadline = self.timeline.now + within_s
+        self._rested_since = None
+        self._look_again(then, deadline)
+
+    def _look_again(self, then: object, deadline: float) -> None:
+        life = self.plane.life
+        serving = self.plane.serving
+        if life is None or serving is None:
+            self._reasons = ["the control plane does not serve"]
+            self._rested_since = None
+        else:
+            life.loop.create_task(self._ask(life))
+        self.timeline.after(LOOK_EVERY_S, self._judge, then, deadline)
+
+    async def _ask(self, life: Life) -> None:
+        serving = life.control_plane
+        if serving is None:
+            return
+        reasons = await rest.unrest(self, serving)
+        if not life.alive:
+            return
+        self._reasons = reasons
+        if reasons:
+            self._rested_since = None
+        elif self._rested_since is None:
+            self._rested_since = self.timeline.now
+
+    def _judge(self, then: object, deadline: float) -> None:
+        assert callable(then)
+        stay = STAY_S if self._begun else 0.0
+        if self._rested_since is not None and self.timeline.now - self._rested_since >= stay:
+            self.rested_at = self._rested_since
+            then()
+        elif self.timeline.now >= deadline and (self._reasons or self._rested_since is None):
+            why = "; ".join(self._reasons[:6]) or "nobody can be asked"
+            begun = "the region does not come to rest" if self._begun else "it was never ready"
+            self.checker.violate("rest", f"{begun}: {why}", "rest")
+            self.plane.finish()
+        else:
+            self._look_again(then, deadline)
+
+    def _look_for_losses(self, life: Life) -> None:
+        if life.number > 1:
+            life.loop.create_task(self._losses(life))
+
+    async def _losses(self, life: Life) -> None:
+        serving = life.control_plane
+        if serving is not None:
+            for text in await rest.lost_writes(self, serving):
+                self.checker.violate("lost-write", text)
+
+    # -- figures
+
+    def _sample(self) -> None:
+        wanted = sum(o.granted.tasks for o in self.clients.jobs.values() if o.granted and o.asked)
+        copies = sum(len(where) for where in self.checker.copies.values())
+        listed = sum(len(tasks) for tasks in self.checker.endpoints.values())
+        self.samples.append(Sample(self.timeline.now, wanted, copies, listed))
+        self.timeline.after(5.0, self._sample)
+
+
+def _join(machine: Machine) -> JoinRequest:
+    return JoinRequest(
+        token="",
+        machine=machine.name,
+        csr_pem="",
+        address=f"{machine.name}.sim:7443",
+        location=machine.location,
+        facts=machine.facts(),
+    )
+
+
+def run_seed(scenario: Scenario, seed: int, story: Sequence[Fault] | None = None) -> Outcome:
+    """Run one seed and return what became of it; with a story of one's own if one is given.
+
+    The control plane's log is silent meanwhile: it tells of the faults that are wanted here,
+    and what matters of it is in the history.
+    """
+    told = list(draw(scenario, seed) if story is None else story)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(200_000, 20, 50)
+    silenced = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    began = time.process_time()
+    try:
+        region = SimulatedRegion(scenario, seed)
+        region.run(told)
+    finally:
+        logging.disable(silenced)
+        gc.set_threshold(*thresholds)
+    cpu_s = time.process_time() - began
+    return Outcome(
+        scenario=scenario.name,
+        seed=seed,
+        story=told,
+        violations=region.checker.violations,
+        digest=region.history.digest(),
+        events=region.timeline.events,
+        lines=len(region.history),
+        virtual_s=region.timeline.now,
+        cpu_s=cpu_s,
+        lives=region.plane.lives,
+        figures=_figures(region, told),
+        samples=region.samples,
+        refused=region.clients.refused,
+        story_at=region.story_at,
+        settle_s=max(0.0, region.rested_at - region.faults_end),
+    )
+
+
+def _figures(region: SimulatedRegion, story: Sequence[Fault]) -> dict[str, int]:
+    kinds = Counter(fault.kind for fault in story)
+    figures = {kind: kinds[kind] for kind in KINDS if kinds[kind]}
+    figures["calls to agents"] = region.network.calls
+    figures["transactions"] = sum(disk.transactions for disk in region.disks.values())
+    figures["largest value"] = max(disk.largest_value for disk in region.disks.values())
+    figures["largest transaction"] = max(d.largest_transaction for d in region.disks.values())
+    return figures
+
+
+def without_faults(scenario: Scenario) -> Scenario:
+    """Return a scenario in which nothing happens."""
+    return replace(scenario, faults=[])

@@ -1,0 +1,125 @@
+"""Where the machines of a simulated region stand, and what runs on them: pure and seeded."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from agent.api import Disconnect, DisconnectPolicy, Limits, Location
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobProbe, JobSpec, UpdatePolicy
+from vm_lab.region.machine import RESERVE_BYTES
+from vm_lab.region.scenario import Scenario, Shape
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one machine stands."""
+
+    machine: str
+    rack: str
+    msb: str
+    datacenter: str
+
+    def location(self) -> Location:
+        """Return it as the machine itself says it."""
+        return Location(
+            region="sim",
+            datacenter=self.datacenter,
+            msb=self.msb,
+            row=f"row-{self.msb}",
+            rack=self.rack,
+        )
+
+    def within(self, target: str) -> bool:
+        """Return whether a fault at `rack:r1`, `region:` and so on strikes this machine."""
+        domain, _, name = target.partition(":")
+        if domain == "region":
+            return True
+        here = {
+            "machine": self.machine,
+            "rack": self.rack,
+            "msb": self.msb,
+            "datacenter": self.datacenter,
+        }
+        return here.get(domain) == name
+
+
+def places(shape: Shape) -> list[Place]:
+    """Return all machines, by name; racks, MSBs and data centers are dealt evenly."""
+    width = len(str(shape.machines - 1))
+    found = []
+    for number in range(shape.machines):
+        rack = number % shape.racks
+        msb = rack % shape.msbs
+        found.append(
+            Place(f"m{number:0{width}}", f"r{rack}", f"b{msb}", f"dc{msb % shape.datacenters + 1}")
+        )
+    return found
+
+
+def image(job: int, version: int) -> str:
+    """Return the digest of a version of a job's image."""
+    return f"sha256:{job + 1:04x}{version:04x}{'0' * 56}"
+
+
+def jobs(scenario: Scenario, seed: int) -> list[JobSpec]:
+    """Return the jobs as they are at the beginning."""
+    chance = random.Random(f"{scenario.name} {seed} jobs")
+    work = scenario.work
+    found = []
+    for number in range(work.jobs):
+        tasks = chance.randint(*work.tasks)
+        memory = chance.randint(*work.memory_mib) * MIB
+        cores = round(chance.uniform(*work.cpu_cores), 2)
+        stop = chance.random() < work.stop_jobs
+        found.append(
+            _cut_off(
+                JobSpec(
+                    name=f"job{number}",
+                    entitlement=f"ent{number % work.entitlements}",
+                    tasks=tasks,
+                    image=image(number, 0),
+                    command=["/bin/serve", "${port:http}"],
+                    ports=["http"],
+                    probe=JobProbe(port="http"),
+                    limits=Limits(memory_max_bytes=memory, cpu_max_cores=cores),
+                    update=UpdatePolicy(
+                        max_unavailable=max(1, tasks // 4), drain_s=chance.choice([0.0, 2.0, 5.0])
+                    ),
+                ),
+                stop=stop,
+            )
+        )
+    return found
+
+
+def _cut_off(spec: JobSpec, *, stop: bool) -> JobSpec:
+    """Return the job with what a machine that is cut off does to it."""
+    if not stop:
+        return spec
+    return replace(spec, disconnect=Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0))
+
+
+def entitlements(scenario: Scenario, specs: list[JobSpec], seed: int) -> dict[str, EntitlementSpec]:
+    """Return entitlements with room for their jobs and for some growth."""
+    chance = random.Random(f"{scenario.name} {seed} entitlements")
+    shape, work = scenario.shape, scenario.work
+    usable = shape.memory_gib * GIB - max(RESERVE_BYTES, shape.memory_gib * GIB // 10)
+    found = {}
+    for number in range(work.entitlements):
+        name = f"ent{number}"
+        own = [spec for spec in specs if spec.entitlement == name]
+        memory = sum(spec.tasks * spec.limits.memory_max_bytes for spec in own) / usable
+        cores = sum(spec.tasks * (spec.limits.cpu_max_cores or 1.0) for spec in own) / shape.cpus
+        needed = max(2, round(max(memory, cores) * work.spare + 1))
+        share = shape.machines // work.entitlements
+        boots = chance.random() < work.reboot_profiles
+        found[name] = EntitlementSpec(
+            machines=min(share, needed), host_profile=f"boot{number}" if boots else f"soft{number}"
+        )
+    return found

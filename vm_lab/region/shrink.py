@@ -1,0 +1,97 @@
+"""Makes a failing story short enough to be read: fewer events, then shorter and milder ones.
+
+Delta debugging (Zeller and Hildebrandt, 2002) over the events; a shorter story counts when it
+breaks the same rule. What is left is small enough to be told in a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vm_lab.region.scenario import Scenario
+from vm_lab.region.seed import Outcome, run_seed
+from vm_lab.region.story import Fault, shifted
+
+Breaks = Callable[[Sequence[Fault]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """The shortest story found, and what it cost."""
+
+    story: list[Fault]
+    outcome: Outcome
+    runs: int
+
+
+class _Budget:
+    """Runs that are left."""
+
+    def __init__(self, breaks: Breaks, runs: int) -> None:
+        self.breaks, self.left, self.used = breaks, runs, 0
+
+    def try_(self, story: Sequence[Fault]) -> bool:
+        if self.left <= 0:
+            return False
+        self.left -= 1
+        self.used += 1
+        return self.breaks(story)
+
+
+def shrink(scenario: Scenario, seed: int, outcome: Outcome, runs: int = 150) -> Shrunk:
+    """Return the shortest story of a seed that still breaks the rule that broke first."""
+    rule = outcome.violations[0].rule
+    best = outcome
+
+    def breaks(story: Sequence[Fault]) -> bool:
+        nonlocal best
+        tried = run_seed(scenario, seed, story)
+        if any(violation.rule == rule for violation in tried.violations):
+            best = tried
+            return True
+        return False
+
+    budget = _Budget(breaks, runs)
+    last = max((v.at for v in outcome.violations if v.rule == rule), default=0.0)
+    story = [fault for fault in outcome.story if fault.at <= last]
+    if len(story) == len(outcome.story) or not budget.try_(story):
+        story = list(outcome.story)
+    story = fewer(story, budget.try_)
+    story = milder(story, budget.try_)
+    return Shrunk(story, best, budget.used)
+
+
+def fewer(story: list[Fault], breaks: Breaks) -> list[Fault]:
+    """Return a part of the story that breaks as well, and of which no event can be spared."""
+    parts = 2
+    while len(story) >= 2:
+        size = max(1, len(story) // parts)
+        for begin in range(0, len(story), size):
+            rest = story[:begin] + story[begin + size :]
+            if rest and breaks(rest):
+                story, parts = rest, max(2, parts - 1)
+                break
+        else:
+            if size == 1:
+                return story
+            parts = min(len(story), parts * 2)
+    return story if not story or not breaks([]) else []
+
+
+def milder(story: list[Fault], breaks: Breaks) -> list[Fault]:
+    """Return the story with shorter events, and earlier ones, as far as it still breaks."""
+    for number, fault in enumerate(story):
+        for share in (0.125, 0.25, 0.5):
+            seconds = round(fault.seconds * share, 1)
+            if seconds <= 0:
+                continue
+            tried = [*story[:number], shifted(fault, seconds=seconds), *story[number + 1 :]]
+            if breaks(tried):
+                story = tried
+                break
+    if story and story[0].at > 10.0:
+        moved = [shifted(fault, at=round(fault.at - story[0].at + 1.0, 1)) for fault in story]
+        if breaks(moved):
+            story = moved
+    return story

@@ -1,0 +1,251 @@
+"""Stores that are slow, full, broken, or do not say what became of a write.
+
+The data outlive the process: `Disk` holds them, and each life of the control plane opens a
+`StoreFacade` on it. A process that was killed gets nothing written any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from agent.errors import Busy, TwineError
+from control_plane.errors import UnknownOutcome
+from control_plane.store.memory import MemoryStore
+from control_plane.store.protocol import Entry, KeyChange, Listing, Operation, Put
+
+if TYPE_CHECKING:
+    from vm_lab.region.plane import Life
+
+T = TypeVar("T")
+WRITE_S = (0.0005, 0.004)
+"""How long a transaction takes on a healthy disk."""
+
+LATE_S = 8.0
+"""So late may a write be made whose sender was told that nobody knows."""
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What is the matter with a store."""
+
+    slow_s: float = 0.0
+    """The most that is added to each operation."""
+    full: bool = False
+    """Writes fail, reads work (SQLite on a full disk)."""
+    failing: bool = False
+    """Nothing works."""
+    unknown: float = 0.0
+    """Share of the writes that end without an answer, made or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrashPoint:
+    """The process is killed at its n-th transaction from now on: before it, or after."""
+
+    left: int
+    after: bool
+
+
+class Disk:
+    """One store's data, and what is wrong with it."""
+
+    def __init__(self, name: str, seed: str) -> None:
+        """An empty store that works."""
+        self.name = name
+        self.engine = MemoryStore()
+        self.random = random.Random(f"{seed} store {name}")
+        self.trouble = Trouble()
+        self.troubled_at = float("-inf")
+        """When something was wrong with it last."""
+        self.crash: CrashPoint | None = None
+        self.free_at = 0.0
+        self.transactions = self.largest_value = self.largest_transaction = 0
+
+    def sound(self, now: float, for_s: float) -> bool:
+        """Return whether nothing has been wrong with it for so long."""
+        return self.trouble == Trouble() and now - self.troubled_at >= for_s
+
+
+class StoreFacade:
+    """Implements `control_plane.store.Store` for one life of the control plane."""
+
+    def __init__(self, disk: Disk, life: Life) -> None:
+        """Open nothing yet."""
+        self._disk, self._life = disk, life
+
+    async def __aenter__(self) -> Self:
+        """Open it; a disk that fails is a reason not to start."""
+        self._check_readable()
+        await self._disk.engine.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        await self._disk.engine.__aexit__(kind, error, trace)
+
+    def epoch(self) -> int:
+        """Return the leadership term."""
+        return self._disk.engine.epoch()
+
+    async def get(self, key: str) -> Entry | None:
+        """Return the entry of a key."""
+        await self._read()
+        return await self._disk.engine.get(key)
+
+    async def list_prefix(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        """Return the keys below a prefix."""
+        await self._read()
+        return await self._disk.engine.list_prefix(prefix, after, limit)
+
+    async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+        """Carry out a transaction, if the store is in the mood."""
+        life, disk = self._life, self._disk
+        if not life.alive:
+            raise asyncio.CancelledError
+        done: asyncio.Future[int] = life.loop.create_future()
+        disk.free_at = max(disk.free_at, life.loop.time() + self._takes())
+        life.timeline.at(disk.free_at, self._commit, compare, operations, done)
+        return await done
+
+    def failure(self) -> str:
+        """Return nothing: a modelled disk may always recover."""
+        return self._disk.engine.failure()
+
+    async def wait_failed(self) -> None:
+        """Return never."""
+        await self._disk.engine.wait_failed()
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
+        """Yield changes after a revision."""
+        return self._disk.engine.watch(prefix, from_revision)
+
+    async def compact(self, revision: int) -> None:
+        """Forget the history up to a revision."""
+        await self._disk.engine.compact(revision)
+
+    def _takes(self) -> float:
+        disk = self._disk
+        takes = disk.random.uniform(*WRITE_S)
+        if disk.trouble.slow_s:
+            takes += disk.random.uniform(0.0, disk.trouble.slow_s)
+        return takes
+
+    def _commit(
+        self,
+        compare: Mapping[str, int],
+        operations: Sequence[Operation],
+        done: asyncio.Future[int],
+    ) -> None:
+        life, disk = self._life, self._disk
+        if not life.alive:
+            return
+        crash = self._crashes()
+        if crash is not None and not crash.after:
+            life.kill(f"before a transaction of store {disk.name}")
+            return
+        outcome: int | TwineError
+        trouble = disk.trouble
+        if trouble.failing or trouble.full:
+            outcome = _cannot(
+                disk.name, "database or disk is full" if trouble.full else "I/O error"
+            )
+        elif trouble.unknown and disk.random.random() < trouble.unknown:
+            self._maybe(compare, operations)
+            outcome = UnknownOutcome(f"store {disk.name} did not say what became of the write")
+        else:
+            outcome = self._apply(compare, operations)
+        if crash is not None:
+            life.kill(f"after a transaction of store {disk.name}")
+        elif not done.done():
+            if isinstance(outcome, TwineError):
+                done.set_exception(outcome)
+            else:
+                done.set_result(outcome)
+
+    def _maybe(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> None:
+        """Make a write of which nobody will hear now, later, or never."""
+        life, disk = self._life, self._disk
+        fate = disk.random.random()
+        if fate < 0.4:
+            self._apply(compare, operations)
+        elif fate < 0.6:
+            late = disk.random.uniform(0.0, LATE_S)
+            life.timeline.after(late, self._apply_late, compare, operations)
+
+    def _apply_late(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> None:
+        if self._life.alive:
+            self._apply(compare, operations)
+
+    def _apply(
+        self, compare: Mapping[str, int], operations: Sequence[Operation]
+    ) -> int | TwineError:
+        life, disk = self._life, self._disk
+        try:
+            revision = at_once(disk.engine.txn(compare, operations))
+        except TwineError as e:
+            return e
+        if operations:
+            disk.transactions += 1
+            disk.largest_transaction = max(disk.largest_transaction, len(operations))
+            life.history.note(f"store {disk.name} {revision} {' '.join(map(_shown, operations))}")
+            for operation in operations:
+                if isinstance(operation, Put):
+                    disk.largest_value = max(disk.largest_value, len(operation.value))
+            life.observer.stored(disk.name, operations)
+        return revision
+
+    def _crashes(self) -> CrashPoint | None:
+        crash = self._disk.crash
+        if crash is None:
+            return None
+        if crash.left > 1:
+            self._disk.crash = CrashPoint(crash.left - 1, crash.after)
+            return None
+        self._disk.crash = None
+        return crash
+
+    async def _read(self) -> None:
+        life = self._life
+        if not life.alive:
+            raise asyncio.CancelledError
+        if self._disk.trouble.slow_s:
+            await asyncio.sleep(self._disk.random.uniform(0.0, self._disk.trouble.slow_s))
+        self._check_readable()
+
+    def _check_readable(self) -> None:
+        if self._disk.trouble.failing:
+            raise _cannot(self._disk.name, "I/O error")
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as e:
+        return e.value  # type: ignore[no-any-return]
+    coroutine.close()
+    raise RuntimeError("the engine in memory waited for something")
+
+
+def _cannot(name: str, why: str) -> Busy:
+    return Busy(
+        f"the store {name} cannot be used: {why}",
+        hint="is the disk full? nothing was changed; the request may be sent again",
+    )
+
+
+def _shown(operation: Operation) -> str:
+    if isinstance(operation, Put):
+        return f"{operation.key}={zlib.crc32(operation.value):08x}"
+    return f"{operation.key}-"

@@ -1,0 +1,114 @@
+"""What befalls a region, drawn from a scenario and a seed: a list that a person can read.
+
+Pure: the same scenario and seed give the same story. One line per event, which is also the
+form in which a story is kept and run again:
+
+    12.5s cut machine:m07 40.0s
+    80.0s resize job:job2 value=0.41
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, replace
+
+from agent.errors import InvalidInput
+from vm_lab.region.kinds import INSTANT, KINDS
+from vm_lab.region.scenario import FaultRate, Scenario
+from vm_lab.region.shape import Place, places
+
+_LINE = re.compile(
+    r"(?P<at>\d+(?:\.\d+)?)s (?P<kind>[a-z-]+) (?P<target>[a-z-]+:[^\s]*)"
+    r"(?: (?P<seconds>\d+(?:\.\d+)?)s)?(?: value=(?P<value>-?\d+(?:\.\d+)?))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One event of a story."""
+
+    at: float
+    kind: str
+    target: str
+    """`machine:m03`, `rack:r1`, `msb:b2`, `datacenter:dc1`, `region:`, `job:job2`,
+    `store:main`, `plane:`."""
+    seconds: float = 0.0
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        """Return the line of the event."""
+        line = f"{self.at:.1f}s {self.kind} {self.target}"
+        if self.seconds:
+            line += f" {self.seconds:.1f}s"
+        return f"{line} value={self.value:.3f}" if self.value else line
+
+
+def write(story: list[Fault]) -> str:
+    """Return a story as text."""
+    return "".join(f"{fault}\n" for fault in story)
+
+
+def read(text: str) -> list[Fault]:
+    """Return the story of a text; blank lines and those that begin with # are skipped."""
+    story = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None or match["kind"] not in KINDS:
+            raise InvalidInput(
+                f"line {number} is no event of a story: {line!r}",
+                hint="for instance: 12.5s cut machine:m07 40.0s",
+            )
+        seconds, value = float(match["seconds"] or 0), float(match["value"] or 0)
+        story.append(Fault(float(match["at"]), match["kind"], match["target"], seconds, value))
+    return story
+
+
+def draw(scenario: Scenario, seed: int) -> list[Fault]:
+    """Return the story of a seed, in the order of time, with times of a tenth of a second."""
+    chance = random.Random(f"{scenario.name} {seed} story")
+    where = places(scenario.shape)
+    story: list[Fault] = []
+    for rate in scenario.faults:
+        expected = rate.per_hour * scenario.minutes / 60
+        count = int(expected) + (chance.random() < expected % 1)
+        story += [_one(rate, scenario, where, chance) for _ in range(count)]
+    return sorted(story, key=lambda fault: (fault.at, str(fault)))
+
+
+def _one(rate: FaultRate, scenario: Scenario, where: list[Place], chance: random.Random) -> Fault:
+    at = round(chance.uniform(0, scenario.minutes * 60), 1)
+    longest = scenario.minutes * 60 - at
+    seconds = round(min(chance.uniform(*rate.seconds), max(1.0, longest)), 1)
+    value = round(chance.uniform(*rate.value), 3)
+    if rate.kind in INSTANT:
+        seconds = 0.0
+    return Fault(at, rate.kind, _target(rate, scenario, where, chance), seconds, value)
+
+
+def _target(rate: FaultRate, scenario: Scenario, where: list[Place], chance: random.Random) -> str:
+    if rate.kind.startswith("plane-"):
+        return "plane:"
+    if rate.kind.startswith("store-"):
+        own = sorted({p.datacenter for p in where})[: scenario.shape.own_stores]
+        return f"store:{chance.choice(['main', *own])}"
+    if rate.kind in ("resize", "release", "stop-job", "twice"):
+        return f"job:job{chance.randrange(scenario.work.jobs)}"
+    domain = chance.choice(rate.where)
+    if domain == "region":
+        return "region:"
+    place = chance.choice(where)
+    name = {
+        "machine": place.machine,
+        "rack": place.rack,
+        "msb": place.msb,
+        "datacenter": place.datacenter,
+    }
+    return f"{domain}:{name[domain]}"
+
+
+def shifted(fault: Fault, **changes: float) -> Fault:
+    """Return the event with another time, duration or value."""
+    return replace(fault, **changes)  # type: ignore[arg-type]
