@@ -26,8 +26,9 @@ from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
 from sidekick import apply as runs
 from sidekick import standing
+from sidekick.facts import read_facts
 from sidekick.plan import describe
-from sidekick.profile import Library, Profile, facts_of
+from sidekick.profile import Library, Profile
 from sidekick.report import PlanReport, RebootNeed, Report, exit_code
 from sidekick.setting import Host
 from sidekick.state import Disk, StateFolder, Target
@@ -81,7 +82,7 @@ class Context:
 
     def profile(self, name: str, host: Host) -> Profile:
         """Return a profile, rendered for the host."""
-        return self.profiles.load(name, facts_of(host.hardware))
+        return self.profiles.load(name, read_facts(host.fs))
 
 
 def real_host(root: Path) -> Host:

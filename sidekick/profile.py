@@ -1,36 +1,52 @@
-"""Host profiles: found by name, rendered, inherited, decoded strictly.
+"""Host profiles: found by name, inherited, bent to the host's facts, decoded strictly.
 
-A profile is a TOML file that jinja2 renders first; the host's facts (`host`) are the only
-context, and an unknown name is an error. `extends` inherits from one parent: sysctls by
-name, command line arguments by key, hugepages as a whole. All errors are collected.
+A profile is a TOML file. `extends` names one parent; `[[when]]` tables hold where their `if` is
+true of the host; a text that begins with `=` is an expression of facts (`sidekick/expression.py`).
+Every kind of setting has one table, whose type and way of inheriting its module knows. All errors
+of all files of a lineage are told at once, each with its file and line.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import operator
 import re
 import tomllib
-import traceback
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from agent.errors import ConfigError, FieldError, NotFound
-from agent.machine import Hardware
-
-if TYPE_CHECKING:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+from sidekick.expression import ExpressionError, Facts, parse
+from sidekick.toml_lines import Lines
 
 MAX_BYTES = 64 * 1024
 """No profile is larger; a file that is was not meant to be one."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 Value = int | str | bool | list[int]
+Table = dict[str, Any]
+
+
+class Section(Protocol):
+    """What a profile must know of a kind of setting: it has one table."""
+
+    @property
+    def kind(self) -> str:
+        """The name of its table, and the first part of its settings' names."""
+
+    @property
+    def section(self) -> Any:
+        """What the table is decoded as; every field has a default, since files say only some."""
+
+    def merge(self, parent: Table, child: Table) -> Table:
+        """Return a child's table laid over its parent's, both as the files have them."""
 
 
 class SysctlValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,57 +74,124 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Arguments that the profile owns; others on the command line are left alone."""
 
 
-class ProfileFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file, as a person writes it."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A table of settings and how it is inherited: key by key, unless told otherwise."""
+
+    kind: str
+    section: Any
+    laid_over: Callable[[Table, Table], Table] = operator.or_
+
+    def merge(self, parent: Table, child: Table) -> Table:
+        """Return the child's table laid over its parent's."""
+        return self.laid_over(parent, child)
+
+
+def _as_a_whole(parent: Table, child: Table) -> Table:  # noqa: ARG001
+    return child
+
+
+def _arguments_by_key(parent: Table, child: Table) -> Table:
+    lists = [t.get("cmdline", []) for t in (parent, child)]
+    arguments = {str(a).partition("=")[0]: a for each in lists for a in each}
+    return parent | child | {"cmdline": list(arguments.values())}
+
+
+SECTIONS: tuple[Section, ...] = (
+    Kind("sysctl", dict[str, Value | SysctlValue]),
+    Kind("hugepages", Hugepages, _as_a_whole),
+    Kind("kernel", Kernel, _arguments_by_key),
+)
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file says about itself, beside the tables of its settings."""
 
     description: str
     extends: str | None = None
-    sysctl: dict[str, Value | SysctlValue] = {}
-    hugepages: Hugepages | None = None
-    kernel: Kernel = Kernel()
-
-
-@dataclass(frozen=True, slots=True)
-class HostFacts:
-    """What a template may ask: `{{ host.memory_mib // 32 }}`."""
-
-    hostname: str
-    kernel: str
-    cpu_model: str
-    cpus: int
-    sockets: int
-    numa_nodes: int
-    memory_bytes: int
-    memory_mib: int
+    version: Annotated[int, Meta(ge=1)] = 1
+    """Raised with every change that machines are to be brought to."""
+    owner: str = ""
+    """Who may change the file. One that inherits from a file with `allow` says only what that
+    lets this owner say."""
+    allow: dict[str, list[str]] = {}
+    """By owner, which settings their profiles may set: `web-team = ["sysctl.net.*"]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile with its parents merged in."""
+    """A profile with its parents merged in, as it is on one host."""
 
     name: str
     description: str = ""
+    version: int = 1
+    owner: str = ""
     lineage: tuple[str, ...] = ()
     """Its own name, its parent's, and so on."""
-    sysctl: dict[str, SysctlValue] = field(default_factory=dict)
-    hugepages: Hugepages | None = None
-    cmdline: tuple[str, ...] = ()
-    sources: dict[str, str] = field(default_factory=dict)
-    """Which file of the lineage says it: by `sysctl.NAME`, `hugepages`, `kernel.ARGUMENT`."""
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    """The decoded table of each kind that a file speaks of."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where it is said, as `web:12` (file and line): by `sysctl.NAME`, `hugepages`, …"""
+
+    def section(self, kind: str) -> Any:
+        """Return the decoded table of a kind of setting, None where no file speaks of it."""
+        return self.sections.get(kind)
+
+    def source_of(self, setting: str) -> str:
+        """Return the file and line that say so, or say the most of it; else the name."""
+        parts = setting.split(".")
+        names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+        return next((self.sources[n] for n in names if n in self.sources), self.name)
+
+    @property
+    def sysctl(self) -> dict[str, SysctlValue]:
+        """The sysctls in their long form."""
+        return {
+            name: value if isinstance(value, SysctlValue) else SysctlValue(value=value)
+            for name, value in (self.section("sysctl") or {}).items()
+        }
+
+    @property
+    def hugepages(self) -> Hugepages | None:
+        """The huge pages that are asked for."""
+        found: Hugepages | None = self.section("hugepages")
+        return found
+
+    @property
+    def cmdline(self) -> tuple[str, ...]:
+        """The kernel arguments that are asked for."""
+        kernel = self.section("kernel")
+        return tuple(kernel.cmdline) if kernel else ()
 
 
-def facts_of(hardware: Hardware) -> HostFacts:
-    """Return the facts that templates see."""
-    return HostFacts(
-        hostname=hardware.hostname,
-        kernel=hardware.kernel,
-        cpu_model=hardware.cpu.model,
-        cpus=hardware.cpu.online,
-        sockets=hardware.cpu.sockets,
-        numa_nodes=hardware.cpu.numa_nodes,
-        memory_bytes=hardware.memory_bytes,
-        memory_mib=hardware.memory_bytes >> 20,
-    )
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Tables of settings that hold together: a file's own, or those of one `[[when]]`."""
+
+    at: tuple[str | int, ...]
+    """Where in the file: () or ("when", 0)."""
+    tables: Table
+    holds: bool = True
+
+
+@dataclass(slots=True)
+class _File:
+    """One file as it was read, and what is wrong with it."""
+
+    name: str
+    path: Path
+    lines: Lines
+    header: Header | None = None
+    blocks: list[_Block] = field(default_factory=list)
+    errors: list[FieldError] = field(default_factory=list)
+
+    def where(self, at: Sequence[str | int]) -> str:
+        return f"{self.name}:{self.lines.find(at)}"
+
+    def wrong(self, at: Sequence[str | int], reason: str) -> None:
+        names = at[2:] if at[:1] == ("when",) and len(at) > 2 else at
+        dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in names).lstrip(".")
+        self.errors.append(FieldError(field=dotted, reason=f"{reason} ({self.where(at)})"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +199,7 @@ class Library:
     """The profiles of this host: folders, the first that has a name wins."""
 
     folders: Sequence[Path]
+    settings: Sequence[Section] = SECTIONS
 
     def names(self) -> list[str]:
         """Return the names of all profiles, sorted."""
@@ -124,26 +208,33 @@ class Library:
         }
         return sorted(name for name in found if _NAME.fullmatch(name))
 
-    def load(self, name: str, facts: HostFacts) -> Profile:
-        """Return a profile with its parents merged in.
+    def load(self, name: str, facts: Facts) -> Profile:
+        """Return a profile with its parents merged in, as it is on a host with these facts.
 
-        Raises `NotFound` where there is none of that name, and `ConfigError` with every
-        error of the first file of its lineage that has one.
+        Raises `NotFound` where there is none of that name, and `ConfigError` with every error of
+        every file of its lineage.
         """
-        chain: list[tuple[str, ProfileFile]] = []
+        files: list[_File] = []
         parent: str | None = name
         while parent is not None:
-            if parent in (seen for seen, _ in chain):
-                path = " -> ".join([seen for seen, _ in chain] + [parent])
+            if parent in (file.name for file in files):
+                path = " -> ".join([file.name for file in files] + [parent])
                 raise ConfigError(f"profile {name} inherits from itself: {path}")
-            found = self._find(parent)
-            if found is None:
-                raise self._missing(parent, chain[-1][0] if chain else None)
-            chain.append((parent, read_file(found, facts)))
-            parent = chain[-1][1].extends
-        return merge(chain)
+            path_of = self.find(parent)
+            if path_of is None:
+                raise self._missing(parent, files[-1].name if files else None)
+            files.append(_read(parent, path_of, self.settings, facts))
+            header = files[-1].header
+            parent = header.extends if header else None
+        _check_owners(files)
+        errors = tuple(error for file in files for error in file.errors)
+        if errors:
+            many = f"{len(errors)} error{'s' if errors[1:] else ''}"
+            raise ConfigError(f"profile {files[0].path} has {many}", errors=errors)
+        return _merge(files, self.settings)
 
-    def _find(self, name: str) -> Path | None:
+    def find(self, name: str) -> Path | None:
+        """Return the file of a profile, without its parents."""
         if not _NAME.fullmatch(name):
             return None
         paths = (folder / f"{name}.toml" for folder in self.folders)
@@ -158,35 +249,8 @@ class Library:
         return ConfigError(f"profile {child} extends {name!r}, which does not exist", hint=hint)
 
 
-def merge(chain: Sequence[tuple[str, ProfileFile]]) -> Profile:
-    """Return the profile of a lineage, own file first: the nearest file wins."""
-    sysctl: dict[str, SysctlValue] = {}
-    arguments: dict[str, str] = {}
-    hugepages: Hugepages | None = None
-    sources: dict[str, str] = {}
-    for name, file in reversed(chain):
-        for key, value in file.sysctl.items():
-            sysctl[key] = value if isinstance(value, SysctlValue) else SysctlValue(value=value)
-            sources[f"sysctl.{key}"] = name
-        for argument in file.kernel.cmdline:
-            arguments[argument.partition("=")[0]] = argument
-            sources[f"kernel.{argument}"] = name
-        if file.hugepages is not None:
-            hugepages = file.hugepages
-            sources["hugepages"] = name
-    return Profile(
-        name=chain[0][0],
-        description=chain[0][1].description,
-        lineage=tuple(name for name, _ in chain),
-        sysctl=sysctl,
-        hugepages=hugepages,
-        cmdline=tuple(arguments.values()),
-        sources=sources,
-    )
-
-
-def read_file(path: Path, facts: HostFacts) -> ProfileFile:
-    """Return one rendered and decoded file, parents not looked at."""
+def _read(name: str, path: Path, settings: Sequence[Section], facts: Facts) -> _File:
+    """Return one file, its expressions evaluated and its tables checked; parents not looked at."""
     try:
         text = path.read_bytes()[: MAX_BYTES + 1].decode()
     except (OSError, UnicodeDecodeError) as e:
@@ -194,85 +258,217 @@ def read_file(path: Path, facts: HostFacts) -> ProfileFile:
     if len(text) > MAX_BYTES:
         raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")
     try:
-        raw = tomllib.loads(_render(path, text, facts))
+        raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
-        raise ConfigError(f"profile {path} is not TOML once rendered: {e}") from e
-    errors: list[FieldError] = []
-    decoded = _decode(raw, ProfileFile, "", errors)
-    if errors:
-        raise ConfigError(
-            f"profile {path} has {len(errors)} error{'s' if errors[1:] else ''}",
-            errors=tuple(errors),
-        )
-    assert isinstance(decoded, ProfileFile)
+        raise ConfigError(f"profile {path} is not TOML: {e}") from e
+    file = _File(name, path, Lines(text))
+    kinds = {section.kind: section for section in settings}
+    own = {kind: raw.pop(kind) for kind in list(raw) if kind in kinds}
+    whens = raw.pop("when", [])
+    known = [*(f.encode_name for f in msgspec.structs.fields(Header)), "when", *kinds]
+    file.header = _header(file, raw, known)
+    file.blocks.append(_block(file, (), own, kinds, facts, holds=True))
+    if not isinstance(whens, list):
+        file.wrong(("when",), "is written [[when]], with an `if`")
+        whens = []
+    for number, when in enumerate(whens):
+        if isinstance(when, dict):
+            file.blocks.append(_when(file, ("when", number), when, kinds, facts))
+        else:
+            file.wrong(("when", number), "is not a table")
+    return file
+
+
+def _header(file: _File, raw: Table, known: Sequence[str]) -> Header | None:
+    fields = {f.encode_name for f in msgspec.structs.fields(Header)}
+    for key in raw.keys() - fields:
+        file.wrong((key,), f"unknown; known are {', '.join(known)}")
+    decoded: Header | None = _decode(
+        file, {k: v for k, v in raw.items() if k in fields}, Header, ()
+    )
     return decoded
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    # Imported here: what runs at every boot (`resume`) renders nothing and starts faster.
-    from jinja2 import StrictUndefined
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _when(
+    file: _File, at: tuple[str | int, ...], raw: Table, kinds: Mapping[str, Any], facts: Facts
+) -> _Block:
+    tables = {key: value for key, value in raw.items() if key != "if"}
+    for key in tables.keys() - kinds.keys():
+        file.wrong((*at, key), f"unknown; known are if, {', '.join(kinds)}")
+    condition, holds = raw.get("if"), False
+    if isinstance(condition, str):
+        value = _evaluate(file, (*at, "if"), condition, facts)
+        if isinstance(value, bool):
+            holds = value
+        elif value is not None:
+            file.wrong((*at, "if"), f"{condition!r} is neither true nor false")
+    else:
+        file.wrong((*at, "if"), "is required: an expression of facts, as text")
+    tables = {key: value for key, value in tables.items() if key in kinds}
+    return _block(file, at, tables, kinds, facts, holds=holds)
 
-    environment = ImmutableSandboxedEnvironment(
-        undefined=StrictUndefined, keep_trailing_newline=True
-    )
-    # The same host must always render the same profile, from its facts alone.
-    environment.globals.clear()
-    environment.filters.pop("random", None)
-    return environment
+
+def _block(
+    file: _File,
+    at: tuple[str | int, ...],
+    tables: Table,
+    kinds: Mapping[str, Section],
+    facts: Facts,
+    *,
+    holds: bool,
+) -> _Block:
+    """Return evaluated tables; one that does not hold is checked all the same."""
+    evaluated: Table = {}
+    for kind, table in tables.items():
+        if not isinstance(table, dict):
+            file.wrong((*at, kind), "is not a table")
+            continue
+        before = len(file.errors)
+        value = _evaluated(file, (*at, kind), table, facts, holds=holds)
+        if len(file.errors) == before and _is_whole(value):
+            _decode(file, value, kinds[kind].section, (*at, kind))
+        evaluated[kind] = value
+    return _Block(at, evaluated, holds)
 
 
-def _render(path: Path, text: str, facts: HostFacts) -> str:
-    from jinja2 import Template, TemplateError, TemplateSyntaxError
+_NO_VALUE = object()
+"""Of an expression that has no value here, in tables that do not hold here either."""
 
-    environment = _environment()
+
+def _evaluated(
+    file: _File, at: tuple[str | int, ...], value: Any, facts: Facts, *, holds: bool
+) -> Any:
+    if isinstance(value, dict):
+        return {k: _evaluated(file, (*at, k), v, facts, holds=holds) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_evaluated(file, (*at, n), v, facts, holds=holds) for n, v in enumerate(value)]
+    if isinstance(value, str) and value.startswith("="):
+        result = _evaluate(file, at, value[1:], facts, must=holds)
+        return _NO_VALUE if result is None else result
+    return value
+
+
+def _evaluate(
+    file: _File, at: Sequence[str | int], text: str, facts: Facts, *, must: bool = True
+) -> Any:
+    """Return the value of an expression, None where it has none, which is an error if it must.
+
+    Its grammar and the facts that it names are checked in any case.
+    """
     try:
-        code = environment.compile(text, filename=str(path))
-        return Template.from_code(environment, code, {}).render(host=facts)
-    except TemplateSyntaxError as e:
-        raise ConfigError(f"cannot render profile {path}, line {e.lineno}: {e.message}") from e
-    # An expression of the file can raise what its operators and filters raise.
-    except (TemplateError, ArithmeticError, TypeError, ValueError, LookupError) as e:
-        frames = traceback.extract_tb(e.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        line = f", line {lines[-1]}" if lines else ""
-        known = ", ".join(f"host.{f}" for f in HostFacts.__dataclass_fields__)
-        raise ConfigError(
-            f"cannot render profile {path}{line}: {e}", hint=f"templates see {known}"
-        ) from e
+        expression = parse(text.strip())
+        unknown = expression.facts - facts.keys()
+        return expression.evaluate(facts) if must or unknown else _tried(expression, facts)
+    except ExpressionError as e:
+        file.wrong(at, f"{e}; {e.hint}" if e.hint else str(e))
+        return None
 
 
-def _decode(raw: Any, kind: Any, where: str, errors: list[FieldError]) -> Any:
+def _tried(expression: Any, facts: Facts) -> Any:
+    try:
+        return expression.evaluate(facts)
+    except ExpressionError:
+        return None
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_whole(v) for v in value.values())
+    if isinstance(value, list):
+        return all(_is_whole(v) for v in value)
+    return value is not _NO_VALUE
+
+
+def _check_owners(files: Sequence[_File]) -> None:
+    """Note every setting that a file sets and its owner may not: the nearest `allow` counts."""
+    for number, file in enumerate(files):
+        allow = next(
+            (f.header.allow for f in files[number + 1 :] if f.header and f.header.allow), {}
+        )
+        if not file.header or not file.header.owner or not allow:
+            continue
+        owner = file.header.owner
+        patterns = allow.get(owner, [])
+        if file.header.allow:
+            file.wrong(("allow",), f"may not be changed by {owner}")
+        for block in file.blocks:
+            for kind, table in block.tables.items():
+                for key in table:
+                    name = f"{kind}.{key}"
+                    if not any(fnmatch.fnmatchcase(name, p) for p in patterns):
+                        may = ", ".join(patterns) or "nothing"
+                        file.wrong((*block.at, kind, key), f"{owner} may set {may}")
+
+
+def _merge(files: Sequence[_File], settings: Sequence[Section]) -> Profile:
+    """Return the profile of a lineage, own file first: the nearest file wins."""
+    raw: dict[str, Table] = {}
+    sources: dict[str, str] = {}
+    kinds = {section.kind: section for section in settings}
+    for file in reversed(files):
+        for block in (b for b in file.blocks if b.holds):
+            for kind, table in block.tables.items():
+                raw[kind] = kinds[kind].merge(raw[kind], table) if kind in raw else table
+                sources[kind] = file.where((*block.at, kind))
+                sources |= _sources(file, (*block.at, kind), kind, table)
+    header = files[0].header
+    assert header is not None
+    tables = {kind: msgspec.convert(table, kinds[kind].section) for kind, table in raw.items()}
+    return Profile(
+        name=files[0].name,
+        description=header.description,
+        version=header.version,
+        owner=header.owner,
+        lineage=tuple(file.name for file in files),
+        sections=tables,
+        sources=sources,
+    )
+
+
+def _sources(file: _File, at: tuple[str | int, ...], kind: str, table: Table) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        found[f"{kind}.{key}"] = file.where((*at, key))
+        if isinstance(value, dict):
+            inner = _sources(file, (*at, key), f"{kind}.{key}", value)
+            found |= inner
+        if isinstance(value, list):
+            texts = [(n, v) for n, v in enumerate(value) if isinstance(v, str)]
+            found |= {f"{kind}.{text}": file.where((*at, key, n)) for n, text in texts}
+    return found
+
+
+def _decode(file: _File, raw: Any, kind: Any, at: tuple[str | int, ...]) -> Any:
     """Return `raw` as `kind`; on errors note all of them, each with its field."""
     kind = _without_none(kind)
     if isinstance(raw, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return _decode_struct(raw, kind, where, errors)
+        return _decode_struct(file, raw, kind, at)
     if isinstance(raw, dict) and typing.get_origin(kind) is dict:
         inner = typing.get_args(kind)[1]
-        return {k: _decode(v, inner, _join(where, k), errors) for k, v in raw.items()}
+        return {k: _decode(file, v, inner, (*at, k)) for k, v in raw.items()}
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
-        reason, _, at = str(e).partition(" - at `$")
-        errors.append(FieldError(field=where + at.rstrip("`"), reason=reason))
+        reason, _, inside = str(e).partition(" - at `$")
+        names = re.findall(r"\[(\d+)\]|\.(\w+)", inside)
+        file.wrong((*at, *(int(n) if n else name for n, name in names)), reason)
         return None
 
 
 def _decode_struct(
-    raw: dict[str, Any], kind: type[msgspec.Struct], where: str, errors: list[FieldError]
+    file: _File, raw: Table, kind: type[msgspec.Struct], at: tuple[str | int, ...]
 ) -> Any:
     fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
-    before = len(errors)
+    before = len(file.errors)
     for name in raw.keys() - fields.keys():
-        known = ", ".join(fields)
-        errors.append(FieldError(field=_join(where, name), reason=f"unknown; known are {known}"))
+        file.wrong((*at, name), f"unknown; known are {', '.join(fields)}")
     values = {}
     for name, about in fields.items():
         if name in raw:
-            values[name] = _decode(raw[name], about.type, _join(where, name), errors)
+            values[name] = _decode(file, raw[name], about.type, (*at, name))
         elif about.required:
-            errors.append(FieldError(field=_join(where, name), reason="is required"))
-    return kind(**values) if len(errors) == before else None
+            file.wrong((*at, name), "is required")
+    return kind(**values) if len(file.errors) == before else None
 
 
 def _without_none(kind: Any) -> Any:
@@ -281,7 +477,3 @@ def _without_none(kind: Any) -> Any:
         if len(rest) == 1:
             return rest[0]
     return kind
-
-
-def _join(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name

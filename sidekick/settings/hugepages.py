@@ -106,7 +106,7 @@ class HugepagesSetting:
                 setting=PREFIX + node,
                 value=str(count),
                 required=profile.hugepages.required,
-                source=profile.sources.get("hugepages", profile.name),
+                source=profile.source_of("hugepages"),
             )
             for node, count in pages.items()
         ]

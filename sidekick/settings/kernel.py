@@ -163,7 +163,7 @@ class KernelSetting:
         for argument in profile.cmdline:
             reason = _why_not(argument)
             if reason:
-                source = profile.sources.get(f"kernel.{argument}", profile.name)
+                source = profile.source_of(f"kernel.{argument}")
                 errors.append(
                     FieldError(
                         field="kernel.cmdline", reason=f"{argument!r} {reason} (in {source})"
@@ -175,9 +175,7 @@ class KernelSetting:
         """Return the arguments as one value: they are one line and one reboot."""
         if not profile.cmdline:
             return []
-        owners = [
-            f"{a} of {profile.sources.get(f'kernel.{a}', profile.name)}" for a in profile.cmdline
-        ]
+        owners = [f"{a} of {profile.source_of(f'kernel.{a}')}" for a in profile.cmdline]
         return [Wanted(setting=CMDLINE, value=" ".join(profile.cmdline), source=", ".join(owners))]
 
     def observe(

@@ -76,7 +76,7 @@ class SysctlSetting:
             if twin in profile.sysctl and name < twin:
                 reason = f"only one of it and {twin} can be in force"
             if reason:
-                source = profile.sources.get(PREFIX + name, profile.name)
+                source = profile.source_of(PREFIX + name)
                 errors.append(FieldError(field=PREFIX + name, reason=f"{reason} (in {source})"))
         return errors
 
@@ -87,7 +87,7 @@ class SysctlSetting:
                 setting=PREFIX + name,
                 value=text_of(wanted.value),
                 required=wanted.required,
-                source=profile.sources.get(PREFIX + name, profile.name),
+                source=profile.source_of(PREFIX + name),
             )
             for name, wanted in profile.sysctl.items()
         ]

@@ -18,7 +18,8 @@ from agent.errors import KernelFileError, ProgramError
 from agent.machine import Completed
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
-from sidekick.profile import Library, Profile, SysctlValue, facts_of
+from sidekick.facts import read_facts
+from sidekick.profile import Kernel, Library, Profile, SysctlValue
 from sidekick.setting import Host
 from sidekick.standing import target_of
 from sidekick.state import Disk, StateFolder, Target
@@ -277,7 +278,10 @@ def a_profile(name: str = "web", **parts: object) -> Profile:
         key: value if isinstance(value, SysctlValue) else SysctlValue(value=value)  # type: ignore[arg-type]
         for key, value in parts.pop("sysctl", {}).items()  # type: ignore[attr-defined]
     }
-    return Profile(name=name, sysctl=sysctl, **parts)  # type: ignore[arg-type]
+    parts.setdefault("hugepages", None)
+    cmdline = parts.pop("cmdline", ())
+    sections = {"sysctl": sysctl, "kernel": Kernel(cmdline=[*cmdline]), **parts}  # type: ignore[misc]
+    return Profile(name=name, sections=sections)
 
 
 def a_target(fake: FakeHost, name: str = "web", generation: int = 1, **parts: object) -> Target:
@@ -288,4 +292,4 @@ def a_target(fake: FakeHost, name: str = "web", generation: int = 1, **parts: ob
 def shipped(fake: FakeHost, name: str) -> Target:
     """Return what one of the profiles of the repository asks of a host."""
     host = fake.host()
-    return target_of(Library([PROFILES]).load(name, facts_of(host.hardware)), host)
+    return target_of(Library([PROFILES]).load(name, read_facts(host.fs)), host)

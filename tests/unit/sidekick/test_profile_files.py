@@ -8,20 +8,21 @@ import pytest
 from fake_host import PROFILES, FakeHost, shipped
 
 from agent.errors import ConfigError, NotFound, Unprocessable
-from sidekick.profile import HostFacts, Library, facts_of
+from sidekick.expression import Fact
+from sidekick.facts import FACTS as KNOWN
+from sidekick.facts import read_facts
+from sidekick.profile import MAX_BYTES, Library
 from sidekick.report import Wanted
 from sidekick.standing import target_of
 
-FACTS = HostFacts(
-    hostname="m1",
-    kernel="6.12.0",
-    cpu_model="Test",
-    cpus=4,
-    sockets=1,
-    numa_nodes=1,
-    memory_bytes=1 << 30,
-    memory_mib=1024,
-)
+FACTS: dict[str, Fact] = {
+    "cpu.count": 4,
+    "cpu.vendor": "intel",
+    "host.name": "m1",
+    "kernel.version": [6, 12],
+    "memory.mib": 1024,
+    "nic.speed_mbps": 0,
+}
 
 
 def library(folder: Path, **files: str) -> Library:
@@ -41,18 +42,115 @@ def test_a_child_overrides_its_parent_name_by_name(tmp_path: Path) -> None:
     assert {k: v.value for k, v in found.sysctl.items()} == {"vm.swappiness": 1, "kernel.panic": 10}
     assert found.cmdline == ("nosmt", "preempt=none")
     assert found.lineage == ("web", "base")
-    assert found.sources["sysctl.vm.swappiness"] == "web"
-    assert found.sources["sysctl.kernel.panic"] == "base"
-    assert found.sources["kernel.nosmt"] == "base"
+    assert found.source_of("sysctl.vm.swappiness") == "web:4"
+    assert found.source_of("sysctl.kernel.panic") == "base:4"
+    assert found.source_of("kernel.nosmt") == "base:6"
 
 
-def test_facts_of_the_host_fill_the_template(tmp_path: Path) -> None:
+def test_facts_of_the_host_give_values(tmp_path: Path) -> None:
     text = (
-        "description='{{ host.hostname }}'\n[sysctl]\n'vm.dirty_bytes'={{ host.memory_mib // 4 }}"
+        "description='w'\n[sysctl]\n'vm.dirty_bytes'='= memory.mib // 4'\n"
+        "'net.ipv4.tcp_rmem'=[4096, '= max(cpu.count, 2)', 8192]\n"
+        "'kernel.panic'={value='= 10', required=false}"
     )
     found = library(tmp_path, web=text).load("web", FACTS)
-    assert found.description == "m1"
     assert found.sysctl["vm.dirty_bytes"].value == 256
+    assert found.sysctl["net.ipv4.tcp_rmem"].value == [4096, 4, 8192]
+    assert (found.sysctl["kernel.panic"].value, found.sysctl["kernel.panic"].required) == (
+        10,
+        False,
+    )
+
+
+def test_what_holds_on_some_hosts_only_follows_its_condition_in_order(tmp_path: Path) -> None:
+    text = (
+        "description='w'\n[sysctl]\n'vm.swappiness'=1\n'kernel.panic'=1\n"
+        "[[when]]\nif=\"cpu.vendor == 'intel'\"\nsysctl.'vm.swappiness'=2\n"
+        "[[when]]\nif='kernel.version >= [6, 1] and cpu.count > 2'\n"
+        "[when.sysctl]\n'vm.swappiness'=3\n'kernel.panic'=3\n"
+        "[[when]]\nif='nic.speed_mbps >= 25000'\nsysctl.'vm.swappiness'=4\n"
+    )
+    folder = library(tmp_path, web=text, child="description='c'\nextends='web'\n")
+    found = folder.load("web", FACTS)
+    assert {k: v.value for k, v in found.sysctl.items()} == {"vm.swappiness": 3, "kernel.panic": 3}
+    assert found.source_of("sysctl.vm.swappiness") == "web:11"
+    assert (
+        folder.load("child", FACTS | {"nic.speed_mbps": 100_000}).sysctl["vm.swappiness"].value == 4
+    )
+    plain = folder.load("web", FACTS | {"cpu.vendor": "amd", "cpu.count": 1})
+    assert plain.sysctl["vm.swappiness"].value == 1
+
+
+def test_what_does_not_hold_here_is_checked_all_the_same(tmp_path: Path) -> None:
+    text = (
+        "description='w'\n[[when]]\nif='cpu.count > 99'\ncolour=1\n"
+        "sysctl.'vm.swappiness'=1.5\nsysctl.'kernel.panic'='= cpu.cuont'\n"
+        "sysctl.'vm.dirty_bytes'='= 1 // nic.speed_mbps'\n[[when]]\nsysctl.'kernel.panic'=1\n"
+        "[[when]]\nif='cpu.count'\n[[when]]\nif=3\n[when.sysctl]\n'kernel.panic'='=(1'\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        library(tmp_path, web=text).load("web", FACTS)
+    told = {f"{e.field}: {e.reason}" for e in caught.value.errors}
+    assert told == {
+        "colour: unknown; known are if, sysctl, hugepages, kernel (web:4)",
+        "sysctl.kernel.panic: 'cpu.cuont': there is no fact cpu.cuont; "
+        "there are cpu.count, cpu.vendor (web:6)",
+        "if: is required: an expression of facts, as text (web:8)",
+        "if: 'cpu.count' is neither true nor false (web:11)",
+        "if: is required: an expression of facts, as text (web:13)",
+        "sysctl.kernel.panic: '(1': ')' was expected before its end (web:15)",
+    }
+
+
+OWNED = (
+    "description='w'\n[allow]\nweb-team=['sysctl.net.*', 'hugepages.*']\n"
+    "[sysctl]\n'vm.swappiness'=1\n"
+)
+
+
+def test_an_owner_sets_what_the_parent_lets_them_set(tmp_path: Path) -> None:  # HP13
+    mine = "description='m'\nextends='web'\nowner='{}'\n[sysctl]\n'net.core.somaxconn'=9\n"
+    greedy = mine + "'vm.swappiness'=2\n[[when]]\nif='true'\nkernel.cmdline=['nosmt']\n"
+    folder = library(
+        tmp_path,
+        web=OWNED,
+        good=mine.format("web-team"),
+        greedy=greedy.format("web-team"),
+        stranger=mine.format("else"),
+        platform=greedy.replace("owner='{}'\n", ""),
+        usurper=mine.format("web-team") + "[allow]\nweb-team=['*']\n",
+    )
+    assert folder.load("good", FACTS).sysctl["net.core.somaxconn"].value == 9
+    assert folder.load("platform", FACTS).sysctl["vm.swappiness"].value == 2
+    reasons = {}
+    for name in ("greedy", "stranger", "usurper"):
+        with pytest.raises(ConfigError) as caught:
+            folder.load(name, FACTS)
+        reasons[name] = [f"{e.field}: {e.reason}" for e in caught.value.errors]
+    may = "web-team may set sysctl.net.*, hugepages.*"
+    assert reasons == {
+        "greedy": [
+            f"sysctl.vm.swappiness: {may} (greedy:6)",
+            f"kernel.cmdline: {may} (greedy:9)",
+        ],
+        "stranger": ["sysctl.net.core.somaxconn: else may set nothing (stranger:5)"],
+        "usurper": ["allow: may not be changed by web-team (usurper:6)"],
+    }
+
+
+def test_errors_of_a_file_and_its_parent_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has 2 errors") as caught:
+        library(
+            tmp_path,
+            web="description='w'\nextends='basis'\ncolour=1\n",
+            basis="description='b'\n\n[sysctl]\n'vm.swappiness' = []\n'kernel.panic' = 1.5\n",
+        ).load("web", FACTS)
+    assert [e.reason.split()[-1] for e in caught.value.errors] == ["(web:3)", "(basis:5)"]
+
+
+def test_every_fact_is_documented_and_read(fake: FakeHost) -> None:
+    assert read_facts(fake.fs).keys() == KNOWN.keys()
+    assert all(KNOWN.values())
 
 
 def test_the_first_folder_that_has_a_profile_wins(tmp_path: Path) -> None:
@@ -66,32 +164,14 @@ def test_the_first_folder_that_has_a_profile_wins(tmp_path: Path) -> None:
     assert both.names() == ["cache", "web"]
 
 
-def test_an_unknown_name_in_a_template_says_where_and_what_there_is(tmp_path: Path) -> None:
-    text = "description='w'\n[sysctl]\n'vm.swappiness'={{ host.memry }}"
-    with pytest.raises(ConfigError, match=r"web.toml, line 3: .*memry") as caught:
+def test_an_unknown_fact_says_where_and_what_there_is(tmp_path: Path) -> None:
+    text = "description='w'\n[sysctl]\n'vm.swappiness'='= memory.mbi'"
+    with pytest.raises(ConfigError) as caught:
         library(tmp_path, web=text).load("web", FACTS)
-    assert "host.memory_mib" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "{{ nothing }}",
-        "{{ 1 // 0 }}",
-        "{{ host.memory_mib + 'x' }}",
-        "{% if %}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ host.__class__.__init__.__globals__ }}",
-        "{% include 'base.toml' %}",
-        "{{ range(3) }}",
-        "{{ [1, 2] | random }}",
-        "{{ host.cpus.missing() }}",
-    ],
-)
-def test_a_template_gets_nothing_but_facts(tmp_path: Path, expression: str) -> None:
-    text = f"description='w'\n[sysctl]\n'vm.swappiness'={expression}"
-    with pytest.raises(ConfigError, match="cannot render profile"):
-        library(tmp_path, web=text).load("web", FACTS)
+    assert [f"{e.field}: {e.reason}" for e in caught.value.errors] == [
+        "sysctl.vm.swappiness: 'memory.mbi': there is no fact memory.mbi; "
+        "there are memory.mib (web:3)"
+    ]
 
 
 def test_every_error_of_a_file_is_told_with_its_field(tmp_path: Path) -> None:
@@ -125,7 +205,7 @@ def test_every_error_of_a_file_is_told_with_its_field(tmp_path: Path) -> None:
             "web -> a -> web",
         ),
         ({"web": "description='w'\nextends='gone'"}, "extends 'gone'"),
-        ({"web": "description='w'" + " " * 70_000}, "is larger than"),
+        ({"web": "description='w'" + " " * MAX_BYTES}, "is larger than"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(
@@ -178,7 +258,7 @@ def test_the_shipped_profiles_fit_hosts_of_any_size(
 
 
 def test_the_shipped_profiles_differ_where_it_shows(fake: FakeHost) -> None:  # HP2
-    facts = facts_of(fake.host().hardware)
+    facts = read_facts(fake.fs)
     library = Library([PROFILES])
     loaded = {name: library.load(name, facts) for name in ("web", "cache", "batch")}
     for sysctl in ("vm.swappiness", "net.core.somaxconn"):
@@ -198,7 +278,7 @@ def test_a_profile_that_starves_the_host_is_refused(fake: FakeHost) -> None:  # 
 def test_a_value_wanted_knows_the_file_that_says_so(fake: FakeHost) -> None:
     wanted = {w.setting: w for w in shipped(fake, "web").wanted}
     assert wanted["sysctl.vm.swappiness"] == Wanted(
-        setting="sysctl.vm.swappiness", value="10", source="web"
+        setting="sysctl.vm.swappiness", value="10", source="web:10"
     )
-    assert wanted["sysctl.kernel.panic"].source == "base"
+    assert wanted["sysctl.kernel.panic"].source == "base:9"
     assert not wanted["sysctl.kernel.numa_balancing"].required

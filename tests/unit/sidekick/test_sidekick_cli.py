@@ -19,7 +19,7 @@ FILES = {
     "base": "description='Base'\n[sysctl]\n'vm.swappiness'=30\n",
     "web": "description='Web'\nextends='base'\n[sysctl]\n'net.core.somaxconn'=6144\n",
     "boot": "description='Boot'\n[kernel]\ncmdline=['nosmt']\n",
-    "broken": "description='Broken'\n[sysctl]\n'vm.swappiness'={{ host.nope }}\n",
+    "broken": "description='Broken'\n[sysctl]\n'vm.swappiness'='= host.nope'\n",
     "wrong": "description='Wrong'\ncolour=1\n[sysctl]\n'vm.swappiness'=1.5\n",
     "einval": "description='Einval'\n[sysctl]\n'kernel.panic'=3\n'vm.swappiness'=300\n",
     "lacking": "description='Lacking'\n[sysctl]\n'vm.swappiness'=3\n'vm.nothing'=1\n",
@@ -157,7 +157,7 @@ def test_what_is_piped_is_plain_and_what_is_shown_has_columns(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, piped, _ = run("plan", "web")
-    assert "sysctl.net.core.somaxconn\t4096\t6144\tlive\tweb\n" in piped
+    assert "sysctl.net.core.somaxconn\t4096\t6144\tlive\tweb:4\n" in piped
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     _, shown, _ = run("plan", "web")
     assert shown.splitlines()[0].split() == ["SETTING", "NOW", "WANTED", "HOW", "FROM"]

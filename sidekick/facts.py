@@ -1,0 +1,161 @@
+"""What profiles may ask about a host: one flat table of names and plain values.
+
+Everything comes from text files of /proc, /sys and /etc, so a recorded tree gives the facts of
+the host it was recorded on. A host that lacks something has 0, "" or an empty list: a condition
+such as `nic.speed_mbps >= 25000` then simply does not hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+
+from agent.errors import KernelFileError
+from agent.machine.hardware import read_hardware
+from agent.machine.kernelfs import KernelFs
+from sidekick.expression import Fact
+
+FACTS = {
+    "cpu.arch": "amd64 or arm64, as the package manager calls it; empty where unknown",
+    "cpu.count": "processors that are online",
+    "cpu.cores": "cores with an online processor",
+    "cpu.family": "family number of an x86 processor, else 0",
+    "cpu.flags": "feature flags of the first processor",
+    "cpu.model": "name of the processor",
+    "cpu.model_number": "model number of an x86 processor, else 0",
+    "cpu.numa_nodes": "NUMA nodes, at least 1",
+    "cpu.sockets": "processor packages",
+    "cpu.threads_per_core": "hardware threads that a core runs now",
+    "cpu.vendor": "intel, amd, arm or other",
+    "disk.count": "block devices that are no partition, loop, RAM or optical device",
+    "disk.flash_count": "those of them that do not rotate",
+    "disk.names": "their names, sorted",
+    "host.name": "host name",
+    "host.os": "ID of /etc/os-release, such as debian",
+    "host.os_version": "VERSION_ID there, such as 12",
+    "host.virtual": "whether the host is a virtual machine",
+    "kernel.release": "as uname -r prints it",
+    "kernel.version": "its first two numbers, to be compared: kernel.version >= [6, 1]",
+    "memory.mib": "memory in MiB, rounded down: it stays the same from boot to boot",
+    "memory.page_bytes": "size of a page of memory",
+    "memory.total_bytes": "MemTotal, rounded down to whole MiB for the same reason",
+    "nic.count": "network interfaces with a device behind them",
+    "nic.names": "their names, sorted",
+    "nic.queues": "receive queues of the fastest of them",
+    "nic.speed_mbps": "speed of the fastest of them; 0 where none tells",
+}
+"""Every fact and what it says; `sidekick facts` prints it, and lint knows names by it."""
+
+VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
+_CPUS = "/sys/devices/system/cpu"
+_NET = "/sys/class/net"
+_NO_DISKS = re.compile(r"(loop|ram|zram|sr|fd|md|dm-|nbd)\d+.*")
+
+
+def read_facts(fs: KernelFs) -> dict[str, Fact]:
+    """Return every fact of the host whose kernel's files these are."""
+    hardware = read_hardware(fs)
+    cpuinfo = fs.find("/proc/cpuinfo") or ""
+    cores = core_count(fs) or hardware.cpu.online
+    os = _os_release(fs)
+    mib = hardware.memory_bytes >> 20
+    nics = nic_names(fs)
+    fastest = max(nics, key=lambda name: _speed_mbps(fs, name), default="")
+    disks = disk_names(fs)
+    flags = (_line(cpuinfo, "flags") or _line(cpuinfo, "Features")).split()
+    return {
+        "cpu.arch": _arch(cpuinfo),
+        "cpu.count": hardware.cpu.online,
+        "cpu.cores": cores,
+        "cpu.family": _number(_line(cpuinfo, "cpu family")),
+        "cpu.flags": flags,
+        "cpu.model": hardware.cpu.model,
+        "cpu.model_number": _number(_line(cpuinfo, "model")),
+        "cpu.numa_nodes": hardware.cpu.numa_nodes,
+        "cpu.sockets": hardware.cpu.sockets,
+        "cpu.threads_per_core": max(1, hardware.cpu.online // cores),
+        "cpu.vendor": vendor_of(cpuinfo),
+        "disk.count": len(disks),
+        "disk.flash_count": len([d for d in disks if _is_flash(fs, d)]),
+        "disk.names": disks,
+        "host.name": hardware.hostname,
+        "host.os": os.get("ID", ""),
+        "host.os_version": os.get("VERSION_ID", ""),
+        "host.virtual": "hypervisor" in flags,
+        "kernel.release": hardware.kernel,
+        "kernel.version": [int(n) for n in re.findall(r"\d+", hardware.kernel)[:2]],
+        "memory.mib": mib,
+        "memory.page_bytes": _page_bytes(fs),
+        "memory.total_bytes": mib << 20,
+        "nic.count": len(nics),
+        "nic.names": nics,
+        "nic.queues": len([q for q in fs.names(f"{_NET}/{fastest}/queues") if q.startswith("rx")])
+        if fastest
+        else 0,
+        "nic.speed_mbps": _speed_mbps(fs, fastest) if fastest else 0,
+    }
+
+
+def vendor_of(cpuinfo: str) -> str:
+    """Return who made the processor."""
+    if _line(cpuinfo, "CPU implementer"):
+        return "arm"
+    return VENDORS.get(_line(cpuinfo, "vendor_id"), "other")
+
+
+def core_count(fs: KernelFs) -> int:
+    """Return how many cores have a processor that is online, 0 where the kernel does not tell."""
+    siblings = set()
+    for name in fs.names(_CPUS):
+        if re.fullmatch(r"cpu\d+", name):
+            siblings.add(fs.find(f"{_CPUS}/{name}/topology/thread_siblings_list"))
+    return len(siblings - {None})
+
+
+def nic_names(fs: KernelFs) -> list[str]:
+    """Return the interfaces with a device behind them, sorted: no bridges, no loopback."""
+    return [name for name in fs.names(_NET) if fs.exists(f"{_NET}/{name}/device")]
+
+
+def disk_names(fs: KernelFs) -> list[str]:
+    """Return the whole block devices that data lies on, sorted."""
+    return [name for name in fs.names("/sys/block") if not _NO_DISKS.fullmatch(name)]
+
+
+def _is_flash(fs: KernelFs, disk: str) -> bool:
+    return fs.find(f"/sys/block/{disk}/queue/rotational") == "0"
+
+
+def _speed_mbps(fs: KernelFs, nic: str) -> int:
+    # Reading it fails (EINVAL) where the link is down, and virtio says -1.
+    with contextlib.suppress(KernelFileError):
+        return max(0, _number(fs.find(f"{_NET}/{nic}/speed") or ""))
+    return 0
+
+
+def _line(cpuinfo: str, key: str) -> str:
+    found = re.search(rf"^{key}\s*:[ \t]*(.*)$", cpuinfo, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def _number(text: str) -> int:
+    return int(text) if re.fullmatch(r"-?\d+", text) else 0
+
+
+def _arch(cpuinfo: str) -> str:
+    if _line(cpuinfo, "CPU implementer"):
+        return "arm64"
+    return "amd64" if "lm" in _line(cpuinfo, "flags").split() else ""
+
+
+def _page_bytes(fs: KernelFs) -> int:
+    # A huge page is one page table's worth of 8-byte entries: page * (page / 8). No other file of
+    # /sys or /proc tells, but for those of single processes.
+    size = _number(fs.find("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size") or "")
+    return math.isqrt(size * 8) or 4096
+
+
+def _os_release(fs: KernelFs) -> dict[str, str]:
+    pairs = (line.partition("=") for line in (fs.find("/etc/os-release") or "").splitlines())
+    return {key: value.strip("\"'") for key, _, value in pairs}
