@@ -162,7 +162,8 @@ class TaskSpec(_Written, frozen=True, kw_only=True):
     """The desired state of one task."""
 
     generation: Annotated[int, Meta(ge=1)] = 1
-    """Rises with each change; an older one is refused, the same one changes nothing."""
+    """Rises with each change; an older one is refused, and so is the same one with another
+    content. The same specification again changes nothing."""
     epoch: Annotated[int, Meta(ge=0)] = 0
     """Leadership term of the sender; 0 for a local operator."""
     image: DigestStr

@@ -39,6 +39,26 @@ def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> 
     return None
 
 
+def contradiction(spec: TaskSpec, known: TaskRecord) -> Refused | None:
+    """Return why a generation that is in force cannot be put again, None where it can.
+
+    A generation names one specification: who sends another one under the same number has
+    made a mistake, and a success would hide that what runs is not what was asked for.
+    """
+    current = known.spec
+    if known.wanted is Wanted.GONE or (spec.generation, spec.epoch) != (
+        current.generation,
+        current.epoch,
+    ):
+        return None
+    fields = [f for f in TaskSpec.__struct_fields__ if getattr(spec, f) != getattr(current, f)]
+    if not fields:
+        return None
+    return Refused(
+        f"generation {spec.generation} is in force with another content ({', '.join(fields)})"
+    )
+
+
 def tombstone_of(record: TaskRecord, now: float) -> Tombstone:
     """Return what stays of a task that was removed."""
     spec = record.spec
@@ -53,10 +73,10 @@ def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord
     """
     if known is None:
         return TaskRecord(task_id=task_id, spec=spec)
-    if known.wanted is Wanted.RUN and known.spec.generation == spec.generation:
-        if known.spec.epoch == spec.epoch:
-            return None
-        return replace(known, spec=replace(known.spec, epoch=spec.epoch))
+    if known.wanted is Wanted.RUN and known.spec == spec:
+        return None
+    if known.wanted is Wanted.RUN and replace(known.spec, epoch=spec.epoch) == spec:
+        return replace(known, spec=spec)
     changed = replace(known, spec=spec, wanted=Wanted.RUN, reason="", streak=0)
     if known.wanted is Wanted.GONE:
         changed = replace(changed, restart_asked=True, orphan=False)

@@ -9,7 +9,14 @@ import time
 from msgspec.structs import replace
 
 from agent.api import Digest, Health, TaskSpec, TaskState, TaskStatus
-from agent.core.admission import accept, stale, to_be_stopped, tombstone_of, too_big
+from agent.core.admission import (
+    accept,
+    contradiction,
+    stale,
+    to_be_stopped,
+    tombstone_of,
+    too_big,
+)
 from agent.core.reconcile import leftovers
 from agent.core.records import TaskRecord, Tombstone, Wanted, status_of, unit_of
 from agent.errors import Conflict, HostError, NotFound, Unprocessable
@@ -95,6 +102,11 @@ class Tasks:
         def changed(record: TaskRecord) -> TaskRecord:
             leaving = record.wanted is Wanted.GONE
             self._check(task_id, spec, tombstone_of(record, 0.0) if leaving else record)
+            if refused := contradiction(spec, record):
+                raise Conflict(
+                    f"task {task_id} is not changed: {refused.reason}",
+                    hint="ask for a change with a higher generation",
+                )
             new = accept(task_id, spec, record)
             if new is None:
                 return record

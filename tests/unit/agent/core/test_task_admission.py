@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from builders import a_record, a_spec
+from msgspec.structs import replace
 
 from agent.api import Limits, TaskState
-from agent.core.admission import accept, stale, tombstone_of, too_big
+from agent.core.admission import accept, contradiction, stale, tombstone_of, too_big
 from agent.core.records import Tombstone, Wanted
 
 RECORD = a_record(spec=a_spec(generation=5, epoch=2))
@@ -45,12 +46,32 @@ def test_a_refusal_says_what_is_in_force() -> None:
     assert "generation 4 is older than 5" in by_generation.reason
 
 
-def test_the_same_generation_changes_nothing_but_a_newer_epoch_is_kept() -> None:
+def test_the_same_specification_again_changes_nothing_but_a_newer_epoch_is_kept() -> None:
     assert accept("web", RECORD.spec, RECORD) is None
+    newer = accept("web", a_spec(generation=5, epoch=3), RECORD)
+
+    assert newer is not None
+    assert newer == replace(RECORD, spec=a_spec(generation=5, epoch=3))
+
+
+def test_a_newer_sender_has_the_word_whatever_its_generation() -> None:
     newer = accept("web", a_spec(generation=5, epoch=3, command=["/other"]), RECORD)
 
     assert newer is not None
-    assert (newer.spec.epoch, newer.spec.command) == (3, RECORD.spec.command)
+    assert newer.spec.command == ["/other"]
+
+
+def test_another_content_of_the_generation_in_force_is_a_contradiction() -> None:
+    """BUG-AG13."""
+    other = a_spec(generation=5, epoch=2, command=["/other"], limits=Limits(cpu_weight=7))
+    refused = contradiction(other, RECORD)
+
+    assert refused is not None
+    assert "generation 5 is in force with another content (command, limits)" in refused.reason
+    assert contradiction(RECORD.spec, RECORD) is None
+    assert contradiction(replace(other, epoch=3), RECORD) is None
+    assert contradiction(replace(other, generation=6), RECORD) is None
+    assert contradiction(other, replace(RECORD, wanted=Wanted.GONE)) is None
 
 
 @pytest.mark.parametrize("state", [TaskState.STOPPED, TaskState.FAILED, TaskState.BACKOFF])

@@ -58,13 +58,26 @@ async def test_a_task_that_is_put_runs_in_a_snapshot_of_its_image(host: FakeHost
     assert _left(host) == ([unit("web")], ["web"])
 
 
-async def test_the_same_generation_again_changes_nothing(host: FakeHost) -> None:
+async def test_the_same_specification_again_changes_nothing(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=2))
         first = await running(client, "web")
-        again = await client.put_task("web", a_spec(generation=2, command=["/other"]))
+        again = await client.put_task("web", a_spec(generation=2))
 
     assert again == first
+    assert len(host.fake.systemd.started) == 1
+
+
+async def test_the_same_generation_with_another_content_is_a_conflict(host: FakeHost) -> None:
+    """BUG-AG13: it was answered with success and ignored."""
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=2))
+        first = await running(client, "web")
+        with pytest.raises(Conflict, match=r"generation 2 is in force with another content \(command"):
+            await client.put_task("web", a_spec(generation=2, command=["/other"]))
+        after = await client.get_task("web")
+
+    assert after == first
     assert len(host.fake.systemd.started) == 1
 
 
