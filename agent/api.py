@@ -59,6 +59,7 @@ HttpPath = Annotated[
     ),
 ]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+StartPeriod = Annotated[float, Meta(ge=0, le=86_400)]
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +101,10 @@ class Probe(_Written, frozen=True, kw_only=True):
     successes: Annotated[int, Meta(ge=1, le=100)] = 1
     """Answers in a row that make a task healthy."""
     failures: Annotated[int, Meta(ge=1, le=100)] = 3
-    """Failures in a row that make a healthy task unhealthy."""
+    """Failures in a row that make a task unhealthy."""
+    start_period_s: StartPeriod = 30.0
+    """For how long after its start a task that was not healthy yet may fail its probe: it is
+    neither, and nobody is told that it is broken. The first success ends it."""
 
 
 class RestartWhen(StrEnum):

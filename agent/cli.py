@@ -100,6 +100,13 @@ def _call(config_path: Path | None, ask: Callable[[AgentClient], Awaitable[Any]]
 @click.option("--port", type=int, help="Probe this port over HTTP; healthy once it answers.")
 @click.option("--path", default="/", show_default=True, help="Path of the probe.")
 @click.option(
+    "--start-period",
+    type=options.seconds(),
+    default="30s",
+    show_default=True,
+    help="How long it may take until the probe answers.",
+)
+@click.option(
     "--restart",
     type=click.Choice([w.value for w in api.RestartWhen]),
     default="always",
@@ -113,7 +120,9 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
     """Start task NAME: COMMAND in a snapshot of an image. Put -- before the command."""
     probe = None
     if given["port"]:
-        probe = api.Probe(port=given["port"], path=given["path"])
+        probe = api.Probe(
+            port=given["port"], path=given["path"], start_period_s=given["start_period"]
+        )
     wait = given["wait"]
 
     async def start(client: AgentClient) -> api.TaskStatus:
@@ -138,10 +147,10 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
 
 
 def _as_asked(status: api.TaskStatus) -> bool:
-    """Return whether a task runs, or has done what it was to do once."""
+    """Return whether a task runs and is not broken, or has done what it was to do once."""
     if status.state is api.TaskState.STOPPED and status.last_exit is not None:
         return status.last_exit.result == "success"
-    return status.state is api.TaskState.RUNNING
+    return status.state is api.TaskState.RUNNING and status.health is not api.Health.UNHEALTHY
 
 
 async def _follow(client: AgentClient, name: str, after: int) -> api.TaskStatus:

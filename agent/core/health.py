@@ -16,12 +16,15 @@ class Streak:
     bad: int = 0
 
 
-def after_answer(streak: Streak, ok: bool, probe: Probe) -> Streak:
+def after_answer(streak: Streak, ok: bool, probe: Probe, *, starting: bool = False) -> Streak:
     """Return the verdict after one more answer.
 
     `successes` good ones in a row make healthy, `failures` bad ones in a row unhealthy; what
-    is in between changes nothing, so one lost packet is no verdict.
+    is in between changes nothing, so one lost packet is no verdict. While a task is `starting`
+    bad answers do not speak against it, until it was healthy once.
     """
+    if not ok and starting and streak.health is Health.UNKNOWN:
+        return Streak()
     if ok:
         good = streak.good + 1
         health = Health.HEALTHY if good >= probe.successes else streak.health

@@ -23,6 +23,8 @@ from agent.core.exits import describe
 from agent.core.lease import Moment, ends_at, is_bound, is_cut_off, why_cut_off
 from agent.core.records import TaskRecord, Wanted, key_of
 
+LINGERS = "processes of it are left that even SIGKILL does not end; waiting for the kernel"
+
 LONG_RUN_S = 600.0
 """A task that ran for so long before it ended starts its back-off anew (RestartPolicy)."""
 
@@ -61,6 +63,15 @@ class SeenUnit:
     started_at: float | None = None
 
     @property
+    def lingers(self) -> bool:
+        """Whether systemd gave up on it while processes are left that nothing can kill.
+
+        Such a unit is inactive and stays loaded as long as its cgroup is not empty; its name
+        is taken, and what it ran from is in use.
+        """
+        return self.active == "inactive"
+
+    @property
     def ended(self) -> bool:
         """Whether its main process ended by itself; the unit is kept until we looked."""
         return self.active == "failed" or (self.active == "active" and self.sub == "exited")
@@ -97,6 +108,8 @@ def decide(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     unit = seen.unit
     if unit is None:
         return _without_unit(task, seen, now)
+    if unit.lingers:
+        return _while_lingering(task, unit, seen)
     if unit.key != key_of(task.spec) or task.restart_asked:
         reason = "restart was asked for" if task.restart_asked else "its specification changed"
         return _let_go(task, unit, reason, seen)
@@ -111,7 +124,8 @@ def decide(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
 
 def _towards_gone(task: TaskRecord, seen: Seen) -> Decision:
     if seen.unit is not None:
-        return _let_go(task, seen.unit, task.reason, seen)
+        reason = LINGERS if seen.unit.lingers else task.reason
+        return _let_go(task, seen.unit, reason, seen)
     gone = replace(task, state=TaskState.STOPPED, health=Health.UNKNOWN, next_start_at=None)
     if seen.root or seen.leftover:
         return Decision(gone, Action.REMOVE_ROOT)
@@ -138,7 +152,19 @@ def _while_cut_off(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     if unit is None:
         return Decision(replace(here, state=TaskState.STOPPED), Action.REST)
     here = replace(here, state=TaskState.STOPPING, boot_id=seen.boot_id)
-    return Decision(here, Action.REST if unit.active == "deactivating" else Action.STOP)
+    return Decision(here, _stop(unit))
+
+
+def _while_lingering(task: TaskRecord, unit: SeenUnit, seen: Seen) -> Decision:
+    """Start nothing beside what is left, and say so; it ends when the kernel lets go."""
+    if task.state in (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED):
+        return Decision(replace(task, reason=LINGERS, boot_id=seen.boot_id), Action.REST)
+    return _let_go(task, unit, LINGERS, seen)
+
+
+def _stop(unit: SeenUnit) -> Action:
+    """Return how a unit is ended; one that is on its way, or beyond help, is waited for."""
+    return Action.REST if unit.lingers or unit.active == "deactivating" else Action.STOP
 
 
 def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: Seen) -> Decision:
@@ -158,7 +184,7 @@ def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: Seen) -> Decisi
     )
     if unit.ended and task.ended_invocation != unit.invocation_id and unit.exited_at:
         stopping = replace(stopping, last_exit=_exit_of(unit, unit.exited_at))
-    return Decision(stopping, Action.REST if unit.active == "deactivating" else Action.STOP)
+    return Decision(stopping, _stop(unit))
 
 
 def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) -> Decision:

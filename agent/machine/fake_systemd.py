@@ -61,6 +61,9 @@ class FakeSystemd:
         self.programs: dict[str, Program] = dict(programs or {})
         self.ignores_term: set[str] = set()
         """Units whose processes do not heed SIGTERM: stopping them ends in `timeout`."""
+        self.unkillable: set[str] = set()
+        """Units with a process in the kernel that nothing ends: when they are stopped they
+        stay loaded, inactive, with their cgroup; see `let_die`."""
         self.started: list[str] = []
         """Every unit that was ever started, in order."""
         self._clock = clock
@@ -165,6 +168,11 @@ class FakeSystemd:
         """Let the kernel kill a running program for want of memory."""
         self._end(unit, Ended(code=None, signal="SIGKILL", result="oom-kill"))
 
+    def let_die(self, unit: str) -> None:
+        """Let what nothing could end be over at last."""
+        self.unkillable.discard(unit)
+        self._forget(unit)
+
     def lose_bus(self) -> None:
         """Behave as after a restart of the bus: anything may have changed."""
         self._tell("")
@@ -250,18 +258,23 @@ class FakeSystemd:
                 sub=sub,
                 result=ended.verdict,
                 main_pid=0,
-                control_group="",
+                control_group=found.state.control_group if unit in self.unkillable else "",
                 exit_code=ended.code,
                 exit_signal=ended.signal,
                 exited_at=self._clock(),
             )
-            if not stays:
-                del self._units[unit]
-        self._tell(unit)
+        if stays:
+            self._tell(unit)
+        else:
+            self._forget(unit)
 
     def _forget(self, unit: str) -> None:
         with self._lock:
-            self._units.pop(unit, None)
+            found = self._units.get(unit)
+            if found is not None and unit in self.unkillable:
+                found.state = replace(found.state, active="inactive", sub="dead", main_pid=0)
+            else:
+                self._units.pop(unit, None)
         self._tell(unit)
 
     def _tell(self, unit: str) -> None:

@@ -26,12 +26,19 @@ class Prober:
         if self._session is not None:
             await self._session.close()
 
-    async def watch(self, probe: Probe, health: Health, report: Report) -> None:
-        """Probe for ever, from a known health on, and report each change of verdict."""
+    async def watch(
+        self, probe: Probe, health: Health, report: Report, *, starting_s: float = 0.0
+    ) -> None:
+        """Probe for ever, from a known health on, and report each change of verdict.
+
+        `starting_s` is what is left of the task's start period.
+        """
+        loop = asyncio.get_running_loop()
+        started = loop.time() + starting_s
         streak = Streak(health)
         while True:
             problem = await self._ask(probe)
-            new = after_answer(streak, not problem, probe)
+            new = after_answer(streak, not problem, probe, starting=loop.time() < started)
             if new.health is not streak.health:
                 report(new.health, problem if new.health is Health.UNHEALTHY else "")
             streak = new

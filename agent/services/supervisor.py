@@ -165,12 +165,14 @@ class TaskLoop:
             self._fresh = False
             return Seen(None, root=False, leftover=True, boot_id=host.boot_id)
         unit = await host.units.find(self._unit)
+        if unit is not None and unit.active == "inactive" and not unit.control_group:
+            unit = None  # over and done with; systemd only has not forgotten it yet
         if unit is not None and unit.active == "active":
             return Seen(_seen_unit(unit), root=True, leftover=True, boot_id=host.boot_id)
         root, leftover = await host.lanes.run(
             "btrfs", host.roots.look, task.task_id, task.spec.image
         )
-        seen = _seen_unit(unit) if unit is not None and unit.active != "inactive" else None
+        seen = _seen_unit(unit) if unit is not None else None
         return Seen(seen, root=root, leftover=leftover, boot_id=host.boot_id)
 
     async def _keep(self, before: TaskRecord, task: TaskRecord) -> bool:
@@ -287,11 +289,18 @@ class TaskLoop:
 
         while True:
             try:
-                await self._host.prober.watch(probe, self.record.health, heard)
+                await self._host.prober.watch(
+                    probe, self.record.health, heard, starting_s=self._starting_s(probe)
+                )
             except Exception:
                 extra = {"task": self.record.task_id}
                 log.exception("a probe failed; this is a bug", extra=extra)
                 await asyncio.sleep(probe.interval_s)
+
+    def _starting_s(self, probe: Probe) -> float:
+        """Return what is left of the start period of the task, which may run for long already."""
+        started_s, now_s = self.record.started_boot_s, self._host.contact.now_s()
+        return probe.start_period_s - (0.0 if started_s is None else now_s - started_s)
 
     async def _take_verdict(self) -> None:
         """Take the prober's verdict; it is kept on disk so that it survives a restart."""

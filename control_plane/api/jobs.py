@@ -22,6 +22,7 @@ from agent.api import (
     ProbeKind,
     RestartPolicy,
     Seconds,
+    StartPeriod,
     TaskState,
 )
 from control_plane.api.operations import Operation
@@ -53,6 +54,7 @@ class JobProbe(_Written, frozen=True, kw_only=True):
     timeout_s: Seconds = 2.0
     successes: Annotated[int, Meta(ge=1, le=100)] = 1
     failures: Annotated[int, Meta(ge=1, le=100)] = 3
+    start_period_s: StartPeriod = 30.0
 
 
 class UpdatePolicy(_Written, frozen=True, kw_only=True):

@@ -66,6 +66,7 @@ def _probe(spec: JobSpec, placement: Placement) -> Probe | None:
         timeout_s=p.timeout_s,
         successes=p.successes,
         failures=p.failures,
+        start_period_s=p.start_period_s,
     )
 
 

@@ -34,6 +34,25 @@ def test_a_lost_answer_is_no_verdict_but_enough_of_them_are() -> None:
     assert verdicts[7] is Health.UNHEALTHY
 
 
+def test_bad_answers_of_a_task_that_starts_do_not_speak_against_it() -> None:
+    """BUG-AG11: a slow starter was unhealthy after a second."""
+    streak = Streak()
+    for _ in range(20):
+        streak = after_answer(streak, False, PROBE, starting=True)
+    assert streak == Streak()
+
+    # What it does after the period counts from then on, …
+    late = [after_answer(streak, False, PROBE)]
+    late += [after_answer(late[-1], False, PROBE)]
+    late += [after_answer(late[-1], False, PROBE)]
+    assert [s.health for s in late] == [Health.UNKNOWN, Health.UNKNOWN, Health.UNHEALTHY]
+    # … and once it was healthy the period is over.
+    was_healthy = Streak(Health.HEALTHY)
+    for _ in range(PROBE.failures):
+        was_healthy = after_answer(was_healthy, False, PROBE, starting=True)
+    assert was_healthy.health is Health.UNHEALTHY
+
+
 @given(st.lists(st.booleans()), st.integers(1, 4), st.integers(1, 4))
 def test_a_verdict_changes_only_after_its_number_of_answers(
     answers: list[bool], successes: int, failures: int

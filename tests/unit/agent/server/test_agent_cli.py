@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -136,6 +137,21 @@ def test_run_ends_as_the_task_did(
 
     assert code == expected
     assert f"exit code {exit_code}" in out
+
+
+def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run) -> None:
+    """BUG-AG11: it ended with 0 and the word "unhealthy"."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        code, out, _ = run(
+            *("run", "web", f"--image={IMAGE}", f"--port={port}", "--start-period=0s"),
+            *("--", "/bin/server"),
+            host=host,
+        )
+
+    assert code == 1
+    assert "web: running, unhealthy" in out
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,9 +25,10 @@ from agent.api import (
 )
 from agent.client import AgentClient
 from agent.errors import Conflict, NotFound, ProgramError
-from agent.machine import Completed
+from agent.machine import Completed, boottime_s
 from agent.machine.fake import Ended
 from agent.services.host_profile import UNIT
+from agent.services.journal import Journal
 from agent.services.logs import Logs, journal_command
 from agent.services.prober import Prober
 
@@ -49,7 +51,7 @@ async def a_server(answer: list[str]) -> AsyncIterator[int]:
 
 
 def a_probe(port: int, kind: ProbeKind = ProbeKind.HTTP, **fields: Any) -> Probe:
-    quick = {"interval_s": 0.005, "timeout_s": 0.2, "failures": 2, **fields}
+    quick = {"interval_s": 0.005, "timeout_s": 0.2, "failures": 2, "start_period_s": 0, **fields}
     return Probe(kind=kind, port=port, **quick)
 
 
@@ -73,6 +75,50 @@ async def test_a_task_is_healthy_once_its_probe_answers_and_not_when_it_fails(
     assert "HTTP 500" in sick.reason
     assert (well.reason, well.state) == ("", TaskState.RUNNING)
     assert len(host.fake.systemd.started) == 1
+
+
+async def test_a_slow_starter_is_not_unhealthy_before_its_start_period_is_over(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-AG11."""
+    really, answer, asked, enough = Prober._ask, ["503"], list[str](), asyncio.Event()
+
+    async def counted(self: Prober, probe: Probe) -> str:
+        asked.append(await really(self, probe))
+        if len(asked) == 10:
+            enough.set()
+        return asked[-1]
+
+    monkeypatch.setattr(Prober, "_ask", counted)
+    async with a_server(answer) as port, host.agent() as client:
+        before = (await client.get_events(0)).latest
+        await client.put_task("web", a_spec(probe=a_probe(port, start_period_s=3600, failures=1)))
+        await running(client, "web")
+        await enough.wait()
+        answer[0] = "200"
+        await until(client, "web", lambda s: s.health is Health.HEALTHY)
+        seen = [e.task.health for e in (await client.get_events(before)).events if e.task]
+        answer[0] = "503"
+        await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
+
+    assert Health.UNHEALTHY not in seen
+
+
+async def test_a_restart_of_the_agent_does_not_begin_the_start_period_anew(
+    host: FakeHost,
+) -> None:
+    """BUG-AG11."""
+    answer = ["503"]
+    async with a_server(answer) as port:
+        async with host.agent() as client:
+            await client.put_task("web", a_spec(probe=a_probe(port, start_period_s=60)))
+            await running(client, "web")
+            journal = Journal(host.state / "journal")
+            while journal.replay().tasks["web"].started_boot_s is None:
+                await asyncio.sleep(0)
+        later = replace(host.fake.machine, boottime_s=lambda: boottime_s() + 61.0)
+        async with host.agent(later) as client:
+            await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
 
 
 async def test_health_survives_a_restart_of_the_agent(host: FakeHost) -> None:  # AG5

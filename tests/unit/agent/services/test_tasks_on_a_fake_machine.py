@@ -73,7 +73,9 @@ async def test_the_same_generation_with_another_content_is_a_conflict(host: Fake
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=2))
         first = await running(client, "web")
-        with pytest.raises(Conflict, match=r"generation 2 is in force with another content \(command"):
+        with pytest.raises(
+            Conflict, match=r"generation 2 is in force with another content \(command"
+        ):
             await client.put_task("web", a_spec(generation=2, command=["/other"]))
         after = await client.get_task("web")
 
@@ -614,3 +616,39 @@ async def test_a_reader_from_before_a_restart_of_the_agent_is_told_that_it_lost_
         answer = await client.get_events(old, wait_s=5)
 
     assert (answer.lost, answer.events) == (True, [])
+
+
+async def test_what_even_sigkill_does_not_end_is_told_and_waited_for(host: FakeHost) -> None:
+    """BUG-AG7: it was taken for gone: its root was removed, a second copy could start."""
+    systemd = host.fake.systemd
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=1))
+        await running(client, "web")
+        systemd.unkillable.add(unit("web"))
+        await client.put_task("web", a_spec(generation=2, command=["/v2"]))
+        waits = await until(client, "web", lambda s: "SIGKILL" in s.reason)
+        await client.delete_task("web")
+        leaving = await until(client, "web", lambda s: "SIGKILL" in s.reason)
+        kept = host.roots()
+        systemd.let_die(unit("web"))
+        await gone(client, "web")
+
+    assert (waits.state, leaving.state) == (TaskState.STOPPING, TaskState.STOPPING)
+    assert (len(systemd.started), kept) == (1, ["web"])
+    assert _left(host) == ([], [])
+
+
+async def test_a_new_start_waits_for_the_last_process_of_the_old_one(host: FakeHost) -> None:
+    """BUG-AG7: the start was tried every 0.2 s for ever, and nobody was told why."""
+    systemd = host.fake.systemd
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=1))
+        await running(client, "web")
+        systemd.unkillable.add(unit("web"))
+        await client.put_task("web", a_spec(generation=2, command=["/v2"]))
+        await until(client, "web", lambda s: "SIGKILL" in s.reason)
+        systemd.let_die(unit("web"))
+        status = await until(client, "web", lambda s: s.state is TaskState.RUNNING)
+
+    assert (status.generation, status.reason) == (2, "")
+    assert systemd.properties(unit("web"))["ExecStart"] == [["/v2"]]
