@@ -77,6 +77,8 @@ def put_task(machine: Machine, task_id: str, spec: api.TaskSpec) -> api.TaskStat
     known = machine.copies.get(task_id)
     _fence(machine, task_id, spec.epoch, spec.generation, known)
     if known is not None and known.wanted and known.spec.generation == spec.generation:
+        if replace(spec, epoch=known.spec.epoch) != known.spec:
+            raise Conflict(f"task {task_id} is not changed: its generation has another content")
         known.spec = replace(known.spec, epoch=spec.epoch)
         return machine.status(known)
     if machine.ran_out(spec):
