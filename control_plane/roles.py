@@ -271,7 +271,8 @@ class ControlPlane:
         if machine is None:
             return Used()
         capacity = machine.capacity
-        rru, memory = capacity.rru - machine.free_rru, capacity.memory_bytes - machine.free_memory
+        rru = capacity.rru_of(capacity.cpu_room - machine.free_cpu)
+        memory = capacity.memory_bytes - machine.free_memory
         return Used(max(0.0, rru), max(0, memory))
 
     def _profile_of(self, entitlement: str) -> str:

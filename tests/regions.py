@@ -14,7 +14,7 @@ from control_plane.allocator.core.planner import plan
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request
 from control_plane.broker.core.assignment import FREE
-from control_plane.broker.core.capacity import Capacity, Place, exact
+from control_plane.broker.core.capacity import Capacity, Place
 
 GIB = 1 << 30
 TASK = Demand(memory_bytes=GIB, cpus=1.0)
@@ -124,7 +124,7 @@ def state(index: RegionIndex) -> object:
         m.name: (
             m.pool,
             m.blocked,
-            (m.free_rru, m.free_memory, m.free_gpus, m.free_network),
+            (m.free_cpu, m.free_memory, m.free_gpus, m.free_network),
             sorted(claims.job for claims in m.jobs),
             frozenset(m.ports.taken) if m.ports else frozenset(),
         )
@@ -135,7 +135,7 @@ def state(index: RegionIndex) -> object:
         for job, claims in index.claims.items()
     }
     pools = {
-        name: (pool.size, round(pool.rru, 6), {t: n for t, n in pool.per_type.items() if n})
+        name: (pool.size, pool.micro_rru, {t: n for t, n in pool.per_type.items() if n})
         for name, pool in index.pools.items()
         if pool.size
     }
@@ -177,12 +177,12 @@ def _check_machine(machine: Machine, charged: list[Any], *, spent_twice: bool) -
     assert (machine.ports.taken if machine.ports else set()) == set(ports)
     assert Counter(map(id, machine.jobs)) == Counter(id(claims) for claims, _ in charged)
     assert machine.free_memory >= 0
-    assert machine.free_rru >= -1e-6
+    assert machine.free_cpu >= 0
     assert machine.free_gpus >= 0
     assert machine.free_network >= 0
     if spent_twice:  # what changes free is theirs until they are settled
         return
-    assert machine.free_rru == exact(capacity.rru) - sum(d.rru_on(capacity) for d in demands)
+    assert machine.free_cpu == capacity.cpu_room - sum(d.cpu_on(capacity) for d in demands)
     assert machine.free_memory == capacity.memory_bytes - sum(d.memory_bytes for d in demands)
     assert machine.free_gpus == capacity.gpus - sum(d.gpus for d in demands)
     assert machine.free_network == capacity.network_mbps - sum(d.network_mbps for d in demands)

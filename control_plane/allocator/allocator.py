@@ -40,7 +40,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, spec_of
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.settings import Overgrant
-from control_plane.broker.core.capacity import Kinds
+from control_plane.broker.core.capacity import Kinds, micro
 from control_plane.broker.core.unavailability import blocking
 from control_plane.portal.core.pools import Quota, pool_of, pool_quotas
 from control_plane.portal.portal import Portal
@@ -266,7 +266,7 @@ class Allocator:
         quota, held = self.quota(pool), self._held(pool)
         return (
             (quota.machines is not None and held.machines > quota.machines)
-            or (quota.rru is not None and held.rru > quota.rru + 1e-6)
+            or (quota.rru is not None and held.micro_rru > micro(quota.rru))
             or any(
                 count > quota.per_type.get(kind, 0)
                 for kind, count in held.per_type.items()
@@ -321,7 +321,7 @@ class Allocator:
         per_type = {k: n - held.per_type[k] for k, n in quota.per_type.items()}
         return Allowance(
             machines=None if quota.machines is None else quota.machines - held.machines,
-            rru=None if quota.rru is None else quota.rru - held.rru,
+            micro_rru=None if quota.rru is None else micro(quota.rru) - held.micro_rru,
             per_type=per_type or None,
             types=quota.types,
             datacenter=quota.datacenter,

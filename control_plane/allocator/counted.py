@@ -21,9 +21,10 @@ from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.capacity import micro
 from control_plane.broker.core.unavailability import MOVING, leaving
 from control_plane.portal.core.grants import MachineClass
-from control_plane.portal.core.pools import Quota, micro
+from control_plane.portal.core.pools import Quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,13 @@ class Held:
     """What counts against a quota."""
 
     machines: int
-    rru: float
+    micro_rru: int
     per_type: Counter[str]
 
     def add(self, machine: Machine, sign: int) -> None:
         """Count one machine more, or less."""
         self.machines += sign
-        self.rru += sign * machine.capacity.rru
+        self.micro_rru += sign * micro(machine.capacity.rru)
         self.per_type[machine.capacity.machine_type] += sign
 
 
@@ -93,7 +94,7 @@ class CountedMachines:
     def held(self, pool: str, quota: Quota) -> Held:
         """Return what counts against a quota."""
         found = self._index.pool(pool)
-        held = Held(found.size, found.rru, Counter(found.per_type))
+        held = Held(found.size, found.micro_rru, Counter(found.per_type))
         for machine in self.uncounted(pool, quota):
             held.add(machine, -1)
         for machine in self._lent(pool):
@@ -102,16 +103,16 @@ class CountedMachines:
 
     def uncounted(self, pool: str, quota: Quota) -> Iterator[Machine]:
         """Yield the machines of a pool that do not count against its quota."""
-        machines, rru = 0, 0.0
+        machines, rru = 0, 0
         for machine, special in self._of(pool):
             if special.donor is not None and special.donor != pool:
                 yield machine
             elif special.leaves:
                 machines += 1
-                rru += machine.capacity.rru
+                rru += micro(machine.capacity.rru)
                 if quota.machines is not None and machines > quota.machines:
                     continue
-                if quota.rru is None or rru <= quota.rru:
+                if quota.rru is None or rru <= micro(quota.rru):
                     yield machine
 
     def aside(self, pool: str, quota: Quota) -> Counter[MachineClass]:

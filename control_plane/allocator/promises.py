@@ -10,8 +10,9 @@ from control_plane.allocator.core.ledger import Ledger
 from control_plane.allocator.core.machine_pools import Bucket
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.capacity import micro
 from control_plane.portal.core.grants import MachineClass, Promises, quota_left
-from control_plane.portal.core.pools import Quota, micro
+from control_plane.portal.core.pools import Quota
 from control_plane.runtime.runtime import Runtime
 
 MANY = 100

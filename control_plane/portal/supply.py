@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from control_plane.api.machines import MachineRecord
+from control_plane.broker.core.capacity import micro
 from control_plane.portal.core.grants import MachineClass, Supply, is_leaving, rru_of
-from control_plane.portal.core.pools import micro
 
 _Key = tuple[str, str, float]
 """Machine type, data center, RRU."""

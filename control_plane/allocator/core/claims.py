@@ -35,6 +35,8 @@ class Change:
     """What it frees on machines, as far as it may use that itself."""
     charged: int = 0
     """How many of the claims are charged to their machines."""
+    granted: int = 0
+    """How much of what it frees is in the credits, in order."""
     took: bool = False
     """Whether the machines of `takes` are in the pool because of this change."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import floor
 
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Property, Requirement
-from control_plane.broker.core.capacity import TO_GRAIN, Capacity
+from control_plane.broker.core.capacity import MICRO, Capacity, micro
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +22,21 @@ class Demand:
     network_mbps: int = 0
     ports: tuple[str, ...] = ()
     requires: tuple[tuple[Property, frozenset[str]], ...] = ()
+    micro_cpus: int = field(init=False, compare=False, hash=False, repr=False)
+    micro_rru: int = field(init=False, compare=False, hash=False, repr=False)
     size: tuple[object, ...] = field(init=False, compare=False, hash=False, repr=False)
     """Equal for demands that fit equally well, whatever they require or name their ports."""
 
     def __post_init__(self) -> None:
-        """Compute `size` once."""
+        """Compute once what is asked again and again."""
+        object.__setattr__(self, "micro_cpus", micro(self.cpus))
+        object.__setattr__(self, "micro_rru", micro(self.rru))
         size = (self.memory_bytes, self.cpus, self.rru, self.gpus, self.network_mbps)
         object.__setattr__(self, "size", (*size, len(self.ports), self.requires))
 
-    def rru_on(self, capacity: Capacity) -> float:
-        """Return the relative resource units that the task claims on such a machine."""
-        return self.rru + self.cpus * capacity.rru_per_cpu + TO_GRAIN - TO_GRAIN  # `exact`
+    def cpu_on(self, capacity: Capacity) -> int:
+        """Return the grains of CPU that the task claims on such a machine."""
+        return self.micro_rru * capacity.per_rru + self.micro_cpus * capacity.per_cpu
 
     def is_no_less_than(self, other: Demand) -> bool:
         """Return whether a machine without room for `other` has none for this one either."""
@@ -58,13 +63,18 @@ def demand_of(spec: JobSpec, datacenter: str | None = None) -> Demand:
     cpus = spec.limits.cpu_max_cores if spec.cpus is None else spec.cpus
     return Demand(
         memory_bytes=int(spec.limits.memory_max_bytes / memory),
-        cpus=0.0 if spec.rru else (cpus or 0.0) / cpu,
-        rru=(spec.rru or 0.0) / cpu,
+        cpus=0.0 if spec.rru else _shared(cpus or 0.0, cpu),
+        rru=_shared(spec.rru or 0.0, cpu),
         gpus=spec.gpus,
         network_mbps=spec.network_mbps,
         ports=tuple(spec.ports),
         requires=tuple(requires),
     )
+
+
+def _shared(amount: float, overcommit: float) -> float:
+    """Return what is claimed of an amount, rounded down: three thirds of a core are one."""
+    return amount if overcommit == 1 else floor(micro(amount) / overcommit) / MICRO
 
 
 def _requirements(spec: JobSpec) -> list[Requirement]:

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import IntFlag
+from math import floor
 from typing import Protocol
 
 from control_plane.allocator.core.demand import Demand
 from control_plane.api.policy import Property
-from control_plane.broker.core.capacity import Capacity, Place
+from control_plane.broker.core.capacity import MICRO, Capacity, Place
 
 FIRST_PORT, LAST_PORT = 20_000, 29_999
 """Ports of tasks: below the kernel's ephemeral range (32768-60999, ip-sysctl.rst)."""
 PORTS = LAST_PORT + 1 - FIRST_PORT
-_EPSILON = 1e-6
-"""A task that wants all of a machine fits it, whatever the rounding."""
 
 
 class Lack(IntFlag):
@@ -43,7 +42,8 @@ _EXCLUDED, _BLOCKED, _MEMORY, _CPU, _GPUS, _NETWORK, _PORTS = (int(lack) for lac
 class Room(Protocol):
     """What is left on a machine."""
 
-    free_rru: float
+    free_cpu: int
+    """In grains of the machine's capacity."""
     free_memory: int
     free_gpus: int
     free_network: int
@@ -82,7 +82,9 @@ def judge(demand: Demand, machine: Candidate, room: Room) -> int:
         lacks |= _BLOCKED
     if demand.memory_bytes > room.free_memory:
         lacks |= _MEMORY
-    if demand.rru + demand.cpus * machine.capacity.rru_per_cpu > room.free_rru + _EPSILON:
+    capacity = machine.capacity
+    cpu = demand.micro_rru * capacity.per_rru + demand.micro_cpus * capacity.per_cpu
+    if cpu > room.free_cpu:
         lacks |= _CPU
     if demand.gpus > room.free_gpus:
         lacks |= _GPUS
@@ -169,8 +171,8 @@ class Tally:
         if lacks & _MEMORY:
             self._note("memory", room.free_memory)
         if lacks & _CPU:
-            per_unit = 1.0 if self._demand.rru else machine.capacity.rru_per_cpu or 1.0
-            self._note("cpu", room.free_rru / per_unit)
+            free = machine.capacity.rru_of if self._demand.rru else machine.capacity.cpus_of
+            self._note("cpu", free(room.free_cpu))
         if lacks & _GPUS:
             self._note("gpus", room.free_gpus)
         if lacks & _NETWORK:
@@ -204,13 +206,18 @@ class Tally:
             "excluded": f"not as required ({wanted})",
             "memory": f"memory: {_mib(demand.memory_bytes)} wanted,"
             f" at most {_mib(most.get('memory', 0))} free",
-            "cpu": f"CPU: {demand.rru or demand.cpus:g} {unit} wanted,"
-            f" at most {most.get('cpu', 0):g} {unit} free",
+            "cpu": f"CPU: {_number(demand.rru or demand.cpus)} {unit} wanted,"
+            f" at most {_number(most.get('cpu', 0))} {unit} free",
             "gpus": f"GPUs: {demand.gpus} wanted, at most {most.get('gpus', 0):g} free",
             "network": f"network: {demand.network_mbps} Mbit/s wanted,"
             f" at most {most.get('network', 0):g} free",
             "ports": "no free ports",
         }
+
+
+def _number(amount: float) -> str:
+    """Return cores or RRU, to the millionth in which they are counted, rounded down."""
+    return f"{floor(amount * MICRO + 1e-3) / MICRO:.6f}".rstrip("0").rstrip(".")
 
 
 def _mib(count: float) -> str:

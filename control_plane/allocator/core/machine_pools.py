@@ -20,7 +20,7 @@ from typing import Protocol
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT, PORTS, bin_of
 from control_plane.api.policy import Property
-from control_plane.broker.core.capacity import Capacity, Place
+from control_plane.broker.core.capacity import Capacity, Place, micro
 
 FREE = ""
 """The name of the free pool."""
@@ -92,10 +92,10 @@ class Machine:
         "blocked",
         "bucket",
         "capacity",
+        "free_cpu",
         "free_gpus",
         "free_memory",
         "free_network",
-        "free_rru",
         "jobs",
         "name",
         "place",
@@ -109,7 +109,7 @@ class Machine:
         self.capacity = capacity
         self.place = place
         self.blocked = blocked
-        self.free_rru = capacity.exact_rru
+        self.free_cpu = capacity.cpu_room
         self.free_memory = capacity.memory_bytes
         self.free_gpus = capacity.gpus
         self.free_network = capacity.network_mbps
@@ -135,11 +135,11 @@ class Machine:
 class Space:
     """A copy of a machine's room, in which a plan takes and frees before it is sure."""
 
-    __slots__ = ("free_gpus", "free_memory", "free_network", "free_rru", "ports")
+    __slots__ = ("free_cpu", "free_gpus", "free_memory", "free_network", "ports")
 
     def __init__(self, machine: Machine) -> None:
         """Copy what is left on a machine."""
-        self.free_rru = machine.free_rru
+        self.free_cpu = machine.free_cpu
         self.free_memory = machine.free_memory
         self.free_gpus = machine.free_gpus
         self.free_network = machine.free_network
@@ -158,7 +158,7 @@ class Space:
 
     def take(self, demand: Demand, capacity: Capacity, times: int = 1) -> None:
         """Subtract tasks; a negative number gives their room back. Ports are separate."""
-        self.free_rru -= demand.rru_on(capacity) * times
+        self.free_cpu -= demand.cpu_on(capacity) * times
         self.free_memory -= demand.memory_bytes * times
         self.free_gpus -= demand.gpus * times
         self.free_network -= demand.network_mbps * times
@@ -268,7 +268,7 @@ class Bucket:
     def _least(self, demand: Demand) -> tuple[int, int]:
         """Return the classes of RRU and memory below which no machine has room."""
         capacity = self.capacity
-        rru = demand.rru_on(capacity) / capacity.rru if capacity.rru else 0.0
+        rru = demand.cpu_on(capacity) / capacity.cpu_room if capacity.cpu_room else 0.0
         memory = demand.memory_bytes / self.most_memory
         return bisect_right(_CUTS, rru - _ROUNDING), bisect_right(_CUTS, memory - _ROUNDING)
 
@@ -310,7 +310,7 @@ def shelf_of(machine: Machine) -> int:
         return _EMPTY
     capacity = machine.capacity
     memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
-    rru = machine.free_rru / capacity.rru if capacity.rru else 1.0
+    rru = machine.free_cpu / capacity.cpu_room if capacity.cpu_room else 1.0
     return _SHELF_OF[bisect_right(_CUTS, rru)][bisect_right(_CUTS, memory)]
 
 
@@ -347,7 +347,7 @@ NOTHING = Partition()
 class Pool:
     """The machines of one entitlement, or the free ones."""
 
-    __slots__ = ("_partitions", "buckets", "gain", "name", "per_type", "rru", "size")
+    __slots__ = ("_partitions", "buckets", "gain", "micro_rru", "name", "per_type", "size")
 
     def __init__(self, name: str) -> None:
         """Hold nothing yet."""
@@ -355,7 +355,7 @@ class Pool:
         self.gain = 0
         """Rises whenever a machine here gets more room or becomes usable."""
         self.size = 0
-        self.rru = 0.0
+        self.micro_rru = 0
         self.per_type: Counter[str] = Counter()
         self.buckets: dict[tuple[object, ...], Bucket] = {}
         self._partitions: dict[tuple[Property, ...], Partition] = {}
@@ -392,5 +392,5 @@ class Pool:
     def count(self, machine: Machine, sign: int) -> None:
         """Add a machine to the sums, or take it out of them."""
         self.size += sign
-        self.rru += sign * machine.capacity.rru
+        self.micro_rru += sign * micro(machine.capacity.rru)
         self.per_type[machine.capacity.machine_type] += sign

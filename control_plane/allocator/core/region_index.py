@@ -16,7 +16,7 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT, admits_any_of, judge
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool, Ports
 from control_plane.broker.core.assignment import FREE
-from control_plane.broker.core.capacity import Capacity, Place, exact
+from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.runtime.big_map import BigMap
 
 __all__ = ["STEP", "Change", "Claim", "Claims", "IndexedMachine", "RegionIndex"]
@@ -84,10 +84,8 @@ class RegionIndex:
             self._count(machine.capacity, machine.place, -1)
             self._count(capacity, place, 1)
         old, machine.capacity = machine.capacity, capacity
-        machine.free_rru += exact(capacity.rru) - exact(old.rru)
-        if capacity.rru_per_cpu != old.rru_per_cpu:
-            for claim in _charged(machine):
-                machine.free_rru += claim.demand.rru_on(old) - claim.demand.rru_on(capacity)
+        if (capacity.rru, capacity.cpus) != (old.rru, old.cpus):
+            machine.free_cpu = _counted_anew(machine)
         machine.free_memory += capacity.memory_bytes - old.memory_bytes
         machine.free_gpus += capacity.gpus - old.gpus
         machine.free_network += capacity.network_mbps - old.network_mbps
@@ -235,12 +233,12 @@ class RegionIndex:
             return
         claims = self.claims.setdefault(job, Claims(job, pool))
         claims.extend(first, machines, demand)
-        only, capacity, rru = (claims,), None, 0.0
+        only, capacity, cpu = (claims,), None, 0
         for machine in placed:
             if machine.capacity is not capacity:
                 capacity = machine.capacity
-                rru = demand.rru_on(capacity)
-            machine.free_rru -= rru
+                cpu = demand.cpu_on(capacity)
+            machine.free_cpu -= cpu
             machine.free_memory -= demand.memory_bytes
             machine.free_gpus -= demand.gpus
             machine.free_network -= demand.network_mbps
@@ -262,6 +260,7 @@ class RegionIndex:
             if start:
                 yield
             self._grant(change, change.freed[start : start + STEP])
+            change.granted = start + STEP
         claims = self.claims.get(change.job)
         if claims is None:
             claims = self.claims[change.job] = Claims(change.job, change.pool)
@@ -309,9 +308,6 @@ class RegionIndex:
                     change.credits[claim.machine].release(claim.machine, claim.demand)
                     claims.unset(claim.task)
                     self._reshelve(claim.machine)
-        for machine, credit in change.credits.items():
-            if credit.total[0]:  # its RRU per CPU changed meanwhile
-                credit.pay(machine)
         claims.pool = change.pool
         claims.set(claim for claim in change.claims if claim.machine.at >= 0)
         self._close(claims)
@@ -392,7 +388,7 @@ class RegionIndex:
 
     def _charge(self, job: tuple[Claims], claim: Claim) -> None:
         machine, demand = claim.machine, claim.demand
-        machine.free_rru -= demand.rru_on(machine.capacity)
+        machine.free_cpu -= demand.cpu_on(machine.capacity)
         machine.free_memory -= demand.memory_bytes
         if demand.gpus:
             machine.free_gpus -= demand.gpus
@@ -414,7 +410,7 @@ class RegionIndex:
         machine.free_memory += demand.memory_bytes
         machine.free_gpus += demand.gpus
         machine.free_network += demand.network_mbps
-        machine.free_rru += demand.rru_on(machine.capacity)
+        machine.free_cpu += demand.cpu_on(machine.capacity)
         self._gained(machine.bucket)
 
     def _reshelve(self, machine: Machine) -> None:
@@ -427,12 +423,25 @@ def _holders(machine: Machine) -> tuple[Claims, ...]:
     return cast(tuple[Claims, ...], machine.jobs)
 
 
-def _charged(machine: Machine) -> Iterator[Claim]:
-    """Yield the claims that are charged to a machine, those of unsettled changes too."""
+def _counted_anew(machine: Machine) -> int:
+    """Return what is left of a machine's CPU, in grains of the capacity that it has now."""
+
+    def cpu(claims: Iterable[Claim]) -> int:
+        return sum(c.demand.cpu_on(machine.capacity) for c in claims if c.machine is machine)
+
+    free = machine.capacity.cpu_room
     for claims in dict.fromkeys(_holders(machine)):
+        free -= cpu(claims)
         change = claims.reserved
-        reserved = change.claims[: change.charged] if change is not None else []
-        yield from (claim for claim in [*claims, *reserved] if claim.machine is machine)
+        if change is None:
+            continue
+        wanted = cpu(change.claims[: change.charged])
+        free -= wanted
+        credit = change.credits.get(machine)
+        if credit is not None:
+            freed = [c for c in change.freed[: change.granted] if claims.get(c.task) == c]
+            free += credit.recount_cpu(cpu(freed), wanted)
+    return free
 
 
 def _finished(steps: Generator[None, None, T]) -> T:

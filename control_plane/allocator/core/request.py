@@ -10,7 +10,7 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.machine_pools import Machine, Pool
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.api.policy import Preference
-from control_plane.portal.core.pools import micro
+from control_plane.broker.core.capacity import micro
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Allowance:
 
     machines: int | None = None
     """None: as many as there are."""
-    rru: float | None = None
+    micro_rru: int | None = None
     per_type: Mapping[str, int] | None = None
     """Type → how many more; other types may not be taken."""
     types: frozenset[str] = frozenset()
@@ -77,7 +77,7 @@ class Allowance:
             return "the quota of machines is used up"
         if self.per_type is not None and self.per_type.get(kind, 0) <= self._taken.get(kind, 0):
             return f"the quota of {kind} machines is used up"
-        if self.rru is not None and capacity.rru > self.rru + 1e-9:
+        if self.micro_rru is not None and micro(capacity.rru) > self.micro_rru:
             return "the quota of RRU is used up"
         if self.unpromised:
             key = (kind, machine.place.datacenter, micro(capacity.rru))
@@ -90,8 +90,8 @@ class Allowance:
         capacity = machine.capacity
         if self.machines is not None:
             self.machines -= 1
-        if self.rru is not None:
-            self.rru -= capacity.rru
+        if self.micro_rru is not None:
+            self.micro_rru -= micro(capacity.rru)
         kind = capacity.machine_type
         self._taken[kind] = self._taken.get(kind, 0) + 1
         if self.unpromised:

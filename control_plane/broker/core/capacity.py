@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import gcd
 
 from agent.api import Location
 from control_plane.api.machines import Hardware, MachineRecord
 
 _RESERVE_MIN_BYTES = 128 << 20
 _RESERVE_SHARE = 0.10
-TO_GRAIN = 1.5 * (1 << 32)
-"""Added and subtracted again it rounds to 2^-20, the last bit of a float of this size."""
+MICRO = 1_000_000
+"""CPUs and relative resource units are counted as whole millionths, so that sums are exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,35 @@ class Capacity:
     sku: str = ""
     gpu_type: str = ""
     power_w: int = 0
-    rru_per_cpu: float = 1.0
-    exact_rru: float = field(init=False, compare=False, repr=False)
-    """`exact` RRU: one object for all machines that have no task yet."""
+    cpu_room: int = field(init=False, compare=False, repr=False)
+    """All of its CPU in grains: so small that what a task claims in cores, and what another
+    one claims in RRU, are both a whole number of them. Then no sum is ever rounded."""
+    per_rru: int = field(init=False, compare=False, repr=False)
+    """Grains of a millionth of an RRU …"""
+    per_cpu: int = field(init=False, compare=False, repr=False)
+    """… and of a millionth of a core."""
 
     def __post_init__(self) -> None:
-        """Compute `exact_rru` once."""
-        object.__setattr__(self, "exact_rru", exact(self.rru))
+        """Choose the grain."""
+        rru, cpus = micro(self.rru), micro(self.cpus)
+        common = gcd(rru, cpus) if rru and cpus else 0
+        per_rru, per_cpu = (cpus // common, rru // common) if common else (1, 1)
+        object.__setattr__(self, "cpu_room", rru * per_rru)
+        object.__setattr__(self, "per_rru", per_rru)
+        object.__setattr__(self, "per_cpu", per_cpu)
+
+    @property
+    def rru_per_cpu(self) -> float:
+        """How many relative resource units one core is; 1 where its cores are not known."""
+        return self.per_cpu / self.per_rru
+
+    def rru_of(self, grains: int) -> float:
+        """Return grains as relative resource units."""
+        return grains / (self.per_rru * MICRO)
+
+    def cpus_of(self, grains: int) -> float:
+        """Return grains as cores."""
+        return grains / (self.per_cpu * MICRO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +80,9 @@ class Place:
         return Place(location.region, location.datacenter, msb, row, rack)
 
 
-def exact(rru: float) -> float:
-    """Return RRU as a whole multiple of 2^-20, so that sums are exact.
-
-    Then what was taken and given back a million times leaves a machine as it was.
-    """
-    return rru + TO_GRAIN - TO_GRAIN
+def micro(number: float) -> int:
+    """Return cores or RRU as whole millionths."""
+    return round(number * MICRO)
 
 
 def usable_memory(memory_bytes: int) -> int:
@@ -90,7 +110,6 @@ def capacity_of(record: MachineRecord) -> Capacity:
         sku=hardware.sku if hardware else "",
         gpu_type=hardware.gpu_type if hardware else "",
         power_w=hardware.power_w if hardware else 0,
-        rru_per_cpu=rru / cpus if cpus else 1.0,
     )
 
 

@@ -21,7 +21,8 @@ from fractions import Fraction
 
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import EventKind, MachineRecord
-from control_plane.portal.core.pools import MICRO, Quota, micro, pool_of, pool_quotas
+from control_plane.broker.core.capacity import MICRO, micro
+from control_plane.portal.core.pools import Quota, pool_of, pool_quotas
 from control_plane.portal.core.transport import Amount, Network
 
 

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from control_plane.api.capacity import EntitlementSpec
-
-MICRO = 1_000_000
-"""Relative resource units are added up as whole millionths, so that sums are exact."""
+from control_plane.broker.core.capacity import MICRO, micro
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +104,6 @@ class Left:
                 if quota.per_type
             )
         )
-
-
-def micro(rru: float) -> int:
-    """Return RRU as whole millionths."""
-    return round(rru * MICRO)
 
 
 def pool_of(name: str, spec: EntitlementSpec) -> str:

@@ -128,7 +128,7 @@ class _Shares:
 def parts(demand: Demand, capacity: Capacity) -> dict[str, float]:
     """Return which part of each resource of a machine one task claims, 0 to 1."""
     claimed = {
-        "CPU": (demand.rru_on(capacity), capacity.rru),
+        "CPU": (demand.cpu_on(capacity), capacity.cpu_room),
         "memory": (demand.memory_bytes, capacity.memory_bytes),
         "GPUs": (demand.gpus, capacity.gpus),
         "network": (demand.network_mbps, capacity.network_mbps),

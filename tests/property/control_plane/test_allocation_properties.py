@@ -14,14 +14,15 @@ from control_plane.allocator.core.machine_pools import Space
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.allocator.core.request import Group, Plan, Request
 from control_plane.api.policy import Preference, Property, Strategy
+from control_plane.broker.core.capacity import micro
 
 POOLS = ["e1", "e2"]
 JOBS = ["a", "b", "c"]
 PLACES = [a_place(f"msb{1 + i % 3}", f"dc{1 + i // 3}", f"rack{r}") for i in range(5) for r in "12"]
 CAPACITIES = [
     a_capacity("small", memory_bytes=4),
-    a_capacity("small", memory_bytes=6, rru=5.3, rru_per_cpu=5.3 / 4, generation="new"),
-    a_capacity("large", memory_bytes=9, cpus=8.0, rru=11.1, rru_per_cpu=11.1 / 8, gpus=1),
+    a_capacity("small", memory_bytes=6, rru=5.3, generation="new"),
+    a_capacity("large", memory_bytes=9, cpus=8.0, rru=11.1, gpus=1),
 ]
 DEMANDS = st.builds(
     Demand,
@@ -64,7 +65,7 @@ GROUPS = st.lists(
 ALLOWANCES = st.builds(
     Allowance,
     machines=st.sampled_from([None, 0, 1, 3]),
-    rru=st.sampled_from([None, None, 9.0]),
+    micro_rru=st.sampled_from([None, None, 9_000_000]),
     per_type=st.sampled_from([None, None, {"small": 1}, {"large": 1, "small": 1}]),
     datacenter=st.sampled_from([None, None, "dc1"]),
 )
@@ -296,10 +297,10 @@ def test_no_machine_that_fits_is_hidden_by_what_was_found_earlier(index, turns):
 
 @given(regions(), REQUESTS, ALLOWANCES)
 def test_no_more_is_taken_than_allowed(index, request, allowance):  # CP3 MO6
-    machines, rru, per_type = allowance.machines, allowance.rru, allowance.per_type
+    machines, rru, per_type = allowance.machines, allowance.micro_rru, allowance.per_type
     takes = plan(index, request, allowance).change.takes
     assert machines is None or len(takes) <= machines
-    assert rru is None or sum(m.capacity.rru for m in takes) <= rru
+    assert rru is None or sum(micro(m.capacity.rru) for m in takes) <= rru
     kinds = Counter(m.capacity.machine_type for m in takes)
     assert per_type is None or all(n <= per_type.get(kind, 0) for kind, n in kinds.items())
     assert allowance.datacenter is None or all(

@@ -14,7 +14,7 @@ from control_plane.api.allocations import AllocationRecord, StoredDemand
 PLACES = [a_place(f"msb{1 + i % 2}", f"dc{1 + i // 2}", f"rack{r}") for i in range(4) for r in "12"]
 CAPACITIES = [
     a_capacity("small"),
-    a_capacity("small", memory_bytes=6 << 30, rru_per_cpu=5.3 / 4),
+    a_capacity("small", memory_bytes=6 << 30, rru=5.3),
     a_capacity("large", rru=11.1, gpus=1),
 ]
 MACHINES = st.lists(
@@ -35,7 +35,7 @@ DEMANDS = st.builds(
     gpus=st.sampled_from([0, 1]),
     network_mbps=st.sampled_from([0, 5]),
 )
-ROOMY = {"memory_bytes": 64 << 30, "rru": 100.0, "gpus": 20, "network_mbps": 100}
+ROOMY = {"memory_bytes": 64 << 30, "rru": 100.0, "cpus": 100.0, "gpus": 20, "network_mbps": 100}
 TASKS = st.lists(st.none() | st.sampled_from([f"m{i}" for i in range(4)]), max_size=12)
 
 
@@ -86,7 +86,7 @@ def test_tasks_that_claim_the_same_are_restored_as_if_one_by_one(jobs, step: int
     one, many = RegionIndex(), RegionIndex()
     for index in (one, many):
         add(index, "m0 m1", pool=POOL, **ROOMY)
-        add(index, "m2 m3", pool=POOL, rru_per_cpu=5.3 / 4, **ROOMY)
+        add(index, "m2 m3", pool=POOL, **(ROOMY | {"rru": 132.5}))
     first = 0
     for names, demand in jobs:  # one job, whose later tasks may claim something else
         claims = [

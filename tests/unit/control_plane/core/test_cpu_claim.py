@@ -1,11 +1,13 @@
-"""What a task claims of CPU where its job does not say (BUG-CP15)."""
+"""What a task claims of CPU where its job does not say (BUG-CP15), and how that is counted."""
 
 import pytest
 from msgspec.structs import replace
+from regions import POOL, Allowance, a_capacity, a_place, a_region, a_request, allocate, check, plan
 
 from agent.api import Limits
-from control_plane.allocator.core.demand import demand_of
+from control_plane.allocator.core.demand import Demand, demand_of
 from control_plane.api.jobs import JobSpec, UpdatePolicy
+from control_plane.api.policy import Overcommit
 from control_plane.scheduler.core.job_check import claiming
 
 PLAIN = JobSpec(
@@ -46,3 +48,59 @@ def test_a_job_of_an_earlier_release_keeps_its_claim_until_its_next_version():
 def test_another_default_changes_no_job_that_has_one():
     known = claiming(PLAIN, None, 0.25)
     assert claiming(PLAIN, known, 0.5) == known
+
+
+@pytest.mark.parametrize(
+    ("cpus", "cores", "tasks"),
+    [(0.1, 1, 10), (1.6, 8, 5), (0.3, 3, 10), (0.7, 7, 10), (1.1, 33, 30), (0.001, 1, 1000)],
+)
+def test_as_many_tasks_fit_as_their_cores_add_up_to(cpus, cores, tasks):
+    """BUG-AL5: ten tasks of 0.1 did not fit one core: each claimed a little more than it said."""
+    index = a_region(msbs=1, machines=1, cpus=cores, rru=1.85, memory_bytes=1 << 40)
+    made = allocate(index, a_request(tasks + 1, demand=Demand(1, cpus=cpus)))
+    check(index)
+    assert made.unplaced == (tasks,)
+    assert index.machines["dc1-msb1-0"].free_cpu == 0
+    assert f"1 machine: CPU: {cpus} cores wanted, at most 0 cores free" in made.reasons
+
+
+def test_no_claim_has_a_tolerance_of_its_own():
+    """BUG-AL5: a million tasks that each exceed a little are much."""
+    index = a_region(msbs=1, machines=1, cpus=1.0, rru=1.0, memory_bytes=1 << 40)
+    made = allocate(index, a_request(2, demand=Demand(1, cpus=0.500001)))
+    assert made.unplaced == (1,)
+    assert "1 machine: CPU: 0.500001 cores wanted, at most 0.499999 cores free" in made.reasons
+
+
+def test_cores_and_rru_are_claimed_of_one_machine_without_rounding():
+    """BUG-AL5."""
+    index = a_region(msbs=1, machines=1, cpus=36.0, rru=24.1, memory_bytes=1 << 40)
+    allocate(index, a_request(18, "cores", demand=Demand(1, cpus=1.0)))
+    made = allocate(index, a_request(6, "units", demand=Demand(1, rru=24.1 / 10)))
+    assert made.unplaced == (5,)
+    allocate(index, a_request(0, "cores"))
+    allocate(index, a_request(10, "units", demand=Demand(1, rru=24.1 / 10)))
+    assert index.machines["dc1-msb1-0"].free_cpu == 0
+    check(index)
+
+
+def test_tasks_that_share_a_core_by_overcommit_fit_it():
+    """BUG-AL5."""
+    spec = replace(PLAIN, cpus=1.0, overcommit=Overcommit(cpu=3.0))
+    index = a_region(msbs=1, machines=1, cpus=2.0, rru=2.0, memory_bytes=1 << 40)
+    assert not allocate(index, a_request(6, demand=demand_of(spec))).unplaced
+    check(index)
+
+
+def test_a_machine_may_turn_out_to_be_another_one_while_a_change_is_reserved():
+    """BUG-AL5: what a change frees there is counted in the new grains, too."""
+    index = a_region(msbs=1, machines=1, memory_bytes=1 << 40)
+    allocate(index, a_request(3))
+    made = plan(index, a_request(4, demand=Demand(1, cpus=0.7)), Allowance(machines=0))
+    assert index.reserve(made.change) == ()
+    other = a_capacity(rru=9.1, cpus=7.0, memory_bytes=1 << 40)
+    index.put("dc1-msb1-0", other, a_place(), POOL, "")
+    index.settle(made.change)
+    check(index)
+    machine = index.machines["dc1-msb1-0"]
+    assert other.cpus_of(machine.free_cpu) == 4.2

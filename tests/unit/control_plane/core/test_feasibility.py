@@ -130,21 +130,22 @@ def test_a_task_may_want_all_of_a_machine():
 
 
 def test_rru_are_the_same_everywhere_and_cores_are_not():  # MO6
-    fast = a_capacity(rru=8.0, cpus=4.0, rru_per_cpu=2.0)
-    assert Demand(cpus=1).rru_on(fast) == 2.0
-    assert Demand(rru=1).rru_on(fast) == 1.0
-    assert Demand(cpus=1).rru_on(a_capacity()) == 1.0
+    fast = a_capacity(rru=8.0, cpus=4.0)
+    assert fast.rru_of(Demand(cpus=1).cpu_on(fast)) == 2.0
+    assert fast.rru_of(Demand(rru=1).cpu_on(fast)) == 1.0
+    assert fast.cpus_of(Demand(rru=1).cpu_on(fast)) == 0.5
+    assert a_capacity().rru_of(Demand(cpus=1).cpu_on(a_capacity())) == 1.0
 
 
 def test_what_is_taken_and_given_back_leaves_nothing_behind():
-    machine = a_machine(rru=24.1, cpus=36.0, rru_per_cpu=24.1 / 36)
+    machine = a_machine(rru=24.1, cpus=36.0)
     room = Space(machine)
     demands = [Demand(cpus=0.1), Demand(cpus=1 / 3), Demand(rru=0.7), Demand(cpus=2.3)]
     for demand in demands:
         room.take(demand, machine.capacity)
     for demand in demands:
         room.take(demand, machine.capacity, -1)
-    assert room.free_rru == machine.free_rru
+    assert room.free_cpu == machine.free_cpu
 
 
 PROPERTIES = [

@@ -28,6 +28,7 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.api.policy import Preference, Property
+from control_plane.broker.core.capacity import micro
 
 NONE = Allowance(machines=0)
 BIG = Demand(3 * GIB, cpus=1)
@@ -322,7 +323,7 @@ def test_an_entitlement_takes_one_machine_per_msb_first():  # AL8 AL10
             "1 free machine: the quota of small machines is used up",
         ),
         (Allowance(per_type={"large": 1}), 1, "the quota of small machines is used up"),
-        (Allowance(rru=9.0), 2, "2 free machines: the quota of RRU is used up"),
+        (Allowance(micro_rru=micro(9.0)), 2, "2 free machines: the quota of RRU is used up"),
         (
             Allowance(types=frozenset({"large"})),
             2,
@@ -356,14 +357,14 @@ def test_small_machines_fit_a_quota_of_rru_that_is_too_small_for_larger_ones(): 
     index = RegionIndex()
     add(index, "big", pool=FREE, rru=8.0)
     add(index, "little", pool=FREE, rru=4.0)
-    made = plan(index, a_request(1), Allowance(rru=5.0))
+    made = plan(index, a_request(1), Allowance(micro_rru=micro(5.0)))
     assert [m.name for m in made.change.takes] == ["little"]
 
 
 def test_a_quota_of_rru_can_be_used_to_its_end():  # MO6
     index = RegionIndex()
-    add(index, [f"f{i}" for i in range(9)], pool=FREE, rru=5.3, rru_per_cpu=5.3 / 4)
-    made = plan(index, a_request(40), Allowance(rru=7 * 5.3))
+    add(index, [f"f{i}" for i in range(9)], pool=FREE, rru=5.3)
+    made = plan(index, a_request(40), Allowance(micro_rru=micro(7 * 5.3)))
     assert len(made.change.takes) == 7
 
 
@@ -434,7 +435,7 @@ def test_a_limit_per_bin_counts_the_tasks_that_are_there_already():  # AL23
 def test_machines_without_room_do_not_hide_one_that_fits():  # AL17
     """One search passes over 256 of them; what is left over then is searched to the end."""
     index = RegionIndex()
-    add(index, [f"cpu{i}" for i in range(400)], cpus=1.0, rru=0.5)
+    add(index, [f"cpu{i}" for i in range(400)], cpus=0.5, rru=0.5)
     add(index, ["memory"], memory_bytes=GIB)
     made = allocate(index, a_request(2))
     assert made.unplaced == (1,)

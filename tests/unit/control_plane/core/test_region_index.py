@@ -30,7 +30,6 @@ from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.machine_pools import Bucket
 from control_plane.api.policy import Property
-from control_plane.broker.core.capacity import exact
 
 BIG = Demand(memory_bytes=3 * GIB, cpus=1.0)
 
@@ -356,17 +355,17 @@ def test_a_machine_may_go_while_a_change_is_reserved_on_it(end, back):
 
 def test_capacity_may_change_under_tasks_settled_or_not():
     index = RegionIndex()
-    add(index, "m1", rru=4.0, cpus=4.0, rru_per_cpu=1.0)
+    add(index, "m1", rru=4.0, cpus=4.0)
     allocate(index, a_request(2))
     made = plan(index, a_request(3), Allowance(machines=0))
     assert index.reserve(made.change) == ()
-    faster = a_capacity(rru=9.1, rru_per_cpu=9.1 / 4)
+    faster = a_capacity(rru=9.1)
     index.put("m1", faster, a_place(), POOL, "")
     index.settle(made.change)
     check(index)
     settle(index, plan(index, a_request([]), Allowance(machines=0)))
     check(index)
-    assert index.machines["m1"].free_rru == exact(9.1)
+    assert index.machines["m1"].free_cpu == faster.cpu_room
 
 
 def test_a_bucket_keeps_its_place_when_its_first_machine_moves():
@@ -398,9 +397,9 @@ def test_a_pool_counts_its_machines_by_type_and_rru():  # MO6
     add(index, "a b", machine_type="small", rru=4.0)
     add(index, "c", machine_type="large", rru=9.5)
     pool = index.pool(POOL)
-    assert (pool.size, pool.rru, pool.per_type) == (3, 17.5, {"small": 2, "large": 1})
+    assert (pool.size, pool.micro_rru, pool.per_type) == (3, 17_500_000, {"small": 2, "large": 1})
     add(index, "b", pool="e2")
-    assert (pool.size, pool.rru, pool.per_type["small"]) == (2, 13.5, 1)
+    assert (pool.size, pool.micro_rru, pool.per_type["small"]) == (2, 13_500_000, 1)
 
 
 # -- what was found hopeless

@@ -16,7 +16,7 @@ from control_plane.scheduler.core.shares import check_share, is_shared
 
 GIB = 1 << 30
 SMALL = Capacity("small", rru=4.0, cpus=4.0, memory_bytes=8 * GIB, gpus=1, network_mbps=1000)
-LARGE = Capacity("large", rru=16.0, cpus=8.0, memory_bytes=64 * GIB, rru_per_cpu=2.0)
+LARGE = Capacity("large", rru=16.0, cpus=8.0, memory_bytes=64 * GIB)
 HERE = Place.of(Location(datacenter="dc1", msb="msb1"))
 KINDS = [Machine("m1", SMALL, HERE, ""), Machine("m2", LARGE, HERE, "")]
 

@@ -201,8 +201,8 @@ class Process:
             used = sum(c.demand.memory_bytes for c in claims)
             assert machine.free_memory + used == machine.capacity.memory_bytes
             assert machine.free_memory >= 0
-            cpus = sum(c.demand.rru_on(machine.capacity) for c in claims)
-            assert machine.free_rru + cpus == machine.capacity.rru
+            cpu = sum(c.demand.cpu_on(machine.capacity) for c in claims)
+            assert machine.free_cpu + cpu == machine.capacity.cpu_room
 
 
 class Region:

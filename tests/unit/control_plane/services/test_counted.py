@@ -48,7 +48,7 @@ def test_a_machine_that_was_lent_counts_for_who_lent_it():
     assert region.machines("front", quota) == 2
     two = region.put(lent(two, "batch", "plain", NOW))
     assert region.machines("front", quota) == 2
-    assert region.counted.held("front", quota).rru == 8.0
+    assert region.counted.held("front", quota).micro_rru == 8_000_000
     assert region.machines("batch", Quota(machines=0)) == 0  # who lent it answers for it (EL4)
     region.put(returned(two, "plain", NOW))
     assert region.machines("front", quota) == 2
@@ -81,7 +81,7 @@ def test_the_same_bound_holds_for_quotas_in_rru():
     region, quota = Region(), Quota(rru=8.0)
     for name in ("m1", "m2", "m3"):
         region.put(drained(a_machine(name, entitlement="front")))
-    assert region.counted.held("front", quota).rru == 4.0
+    assert region.counted.held("front", quota).micro_rru == 4_000_000
 
 
 def test_a_drain_that_begins_later_changes_nothing_yet():
