@@ -15,6 +15,7 @@ import msgspec
 
 from vm_lab.errors import LabError
 from vm_lab.guests import Guests
+from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import Sandbox
 from vm_lab.state import find_process, process_ref
 from vm_lab.topology import Machine, Topology
@@ -42,7 +43,7 @@ class ControlPlane:
         """Return its process, or None when it does not run."""
         return find_process(self.paths.control_plane)
 
-    def start(self, timeout_s: float = 30) -> None:
+    def start(self, timeout_s: float = PATIENCE_S) -> None:
         """Start it unless it runs, and return once it says that it is ready."""
         if self.pid() is None:
             self.paths.control_plane_state.mkdir(exist_ok=True, mode=0o700)
@@ -64,7 +65,7 @@ class ControlPlane:
                 )
             time.sleep(0.1)
 
-    def stop(self, patience_s: float = 15) -> None:
+    def stop(self, patience_s: float = 60) -> None:
         """End it, and return once it is gone."""
         deadline = time.monotonic() + patience_s
         asked = False
@@ -94,7 +95,7 @@ class ControlPlane:
     def twinectl(self, *args: str) -> str:
         """Return the JSON that a twinectl command prints."""
         argv = [str(program("twinectl")), "--endpoint", self.endpoint, *args, "-o", "json"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
         if done.returncode != 0:
             raise LabError(f"`twinectl {' '.join(args)}` failed: {done.stderr.strip()}")
         return done.stdout

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from vm_lab.image.app import VERSIONS, build_app
-from vm_lab.progress import Progress
+from vm_lab.progress import PATIENCE_S, Progress
 from vm_lab.state import LabPaths
 
 JOB_FILE = Path(__file__).parent / "jobs" / "web.toml"
@@ -122,7 +122,7 @@ class Demo:
         began = time.monotonic()
         self._apply(image)
         took = time.monotonic() - began
-        out, _ = traffic.communicate(timeout=60)
+        out, _ = traffic.communicate(timeout=PATIENCE_S)
         outcome = json.loads(out.splitlines()[-1])
         self._twinectl("job", "status", "web")
         answers = ", ".join(f"{n} x {page}" for page, n in sorted(outcome["answers"].items()))

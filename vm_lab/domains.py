@@ -1,6 +1,7 @@
 """Power, snapshots and network links of the VMs, through virsh."""
 
 from vm_lab.errors import LabError
+from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import BRIDGE, Sandbox
 
 
@@ -10,7 +11,7 @@ class Domains:
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
 
-    def virsh(self, *args: str, timeout_s: float = 60) -> str:
+    def virsh(self, *args: str, timeout_s: float = PATIENCE_S) -> str:
         """Return what virsh printed."""
         return self.sandbox.run(["virsh", *args], mounts=True, timeout_s=timeout_s)
 
@@ -36,7 +37,7 @@ class Domains:
 
     def snapshot(self, name: str, snapshot: str) -> None:
         """Save memory and disk inside the VM's qcow2 file."""
-        self.virsh("snapshot-create-as", name, snapshot, "--atomic", timeout_s=120)
+        self.virsh("snapshot-create-as", name, snapshot, "--atomic")
 
     def has_snapshot(self, name: str, snapshot: str) -> bool:
         """Say whether the VM has a snapshot of that name."""
@@ -48,7 +49,7 @@ class Domains:
 
     def restore(self, name: str, snapshot: str) -> None:
         """Bring memory and disk back to the snapshot, and let the VM run."""
-        self.virsh("snapshot-revert", name, snapshot, "--running", "--force", timeout_s=120)
+        self.virsh("snapshot-revert", name, snapshot, "--running", "--force")
 
     def tap(self, name: str) -> str:
         """Return the host's side of the VM's network link; a VM that is off has none."""

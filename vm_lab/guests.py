@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vm_lab.errors import LabError
+from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import Sandbox
 from vm_lab.topology import Machine
 
@@ -59,9 +60,9 @@ class Guests:
             "StrictHostKeyChecking": "no",
             "UserKnownHostsFile": "/dev/null",
             "LogLevel": "ERROR",
-            "ConnectTimeout": "10",
-            "ServerAliveInterval": "5",
-            "ServerAliveCountMax": "4",
+            "ConnectTimeout": "60",
+            "ServerAliveInterval": "10",
+            "ServerAliveCountMax": "30",
             "ControlMaster": "auto",
             "ControlPath": paths.ssh / machine.name,
             "ControlPersist": "900",
@@ -80,7 +81,7 @@ class Guests:
         command: str,
         *,
         stdin: Path | None = None,
-        timeout_s: float = 120,
+        timeout_s: float = PATIENCE_S,
     ) -> str:
         """Return what the command printed in the guest; a failing one raises with its words."""
         with contextlib.ExitStack() as stack:
@@ -119,7 +120,7 @@ class Guests:
         deadline = time.monotonic() + timeout_s
         while True:
             with contextlib.suppress(LabError):
-                self.run(machine, "true", timeout_s=20)
+                self.run(machine, "true", timeout_s=60)
                 return
             if time.monotonic() > deadline:
                 raise LabError(

@@ -17,14 +17,11 @@ from vm_lab.errors import LabError
 from vm_lab.guests import Guests, on_each
 from vm_lab.image.build import Image, build_image
 from vm_lab.leftovers import Check, check_leftovers, host_interfaces
-from vm_lab.progress import Progress
+from vm_lab.progress import PATIENCE_S, Progress
 from vm_lab.sandbox import NamespaceRecord, Sandbox, remove_mount_points, remove_tree
 from vm_lab.state import LabPaths, LabRecord
 from vm_lab.topology import Machine, read_topology
 from vm_lab.vagrant import Vagrant
-
-SSH_TIMEOUT_S = 180
-READY_TIMEOUT_S = 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +123,8 @@ class Lab:
             what = f"{len(machines)} x {record.cpus} CPU, {record.memory_mib} MiB"
             with self.progress.step(f"vagrant up: {what}, {record.accel.upper()}"):
                 vagrant = Vagrant(self.sandbox, self.topology, record)
-                vagrant.run("up", "--no-provision", timeout_s=900)
-        on_each(machines, lambda m: self.guests.wait_reachable(m, SSH_TIMEOUT_S))
+                vagrant.run("up", "--no-provision", timeout_s=3 * PATIENCE_S)
+        on_each(machines, lambda m: self.guests.wait_reachable(m, PATIENCE_S))
         self.progress.say("ssh answers on every machine")
 
     def _join(self, machines: Sequence[Machine]) -> None:
@@ -140,7 +137,7 @@ class Lab:
         self.wait_ready(machines)
         self.progress.say(f"agent ready on {len(machines)} machines")
 
-    def wait_ready(self, machines: Sequence[Machine], timeout_s: float = READY_TIMEOUT_S) -> None:
+    def wait_ready(self, machines: Sequence[Machine], timeout_s: float = PATIENCE_S) -> None:
         """Return once the control plane calls every one of the machines ready."""
         deadline = time.monotonic() + timeout_s
         wanted = {m.name for m in machines}
@@ -178,7 +175,7 @@ class Lab:
         """Start a VM from its disk, and return once ssh answers."""
         machine = self.machine(name)
         self.domains.power_on(name)
-        self.guests.wait_reachable(machine, SSH_TIMEOUT_S)
+        self.guests.wait_reachable(machine, PATIENCE_S)
 
     def partition(self, name: str, *, heal: bool) -> None:
         """Unplug a VM from the network, or plug it in again."""
@@ -229,7 +226,7 @@ class Lab:
         self.domains.connect(machine.name)
 
     def _set_clock(self, machine: Machine) -> None:
-        self.guests.wait_reachable(machine, 60)
+        self.guests.wait_reachable(machine, PATIENCE_S)
         self.guests.set_clock(machine)
 
     def down(self) -> list[Check]:
@@ -240,7 +237,7 @@ class Lab:
         if record is not None and self.sandbox.holder() is not None:
             with contextlib.suppress(LabError), self.progress.step("vagrant destroy"):
                 vagrant = Vagrant(self.sandbox, self.topology, record)
-                vagrant.run("destroy", "-f", timeout_s=60)
+                vagrant.run("destroy", "-f")
         with self.progress.step("ending the lab's processes"):
             self.sandbox.stop()
         remove_tree(self.paths.run)

@@ -6,6 +6,10 @@ from contextlib import contextmanager
 
 import click
 
+PATIENCE_S = 600.0
+"""How long one step may take before it is called failed. Far beyond what any takes on an idle
+machine: on a slow one the lab is slow, and not broken."""
+
 
 class Progress:
     """Progress lines on stderr; results go to stdout and stay parseable."""

@@ -17,6 +17,7 @@ import msgspec
 
 from vm_lab.cache import cache_root
 from vm_lab.errors import LabError
+from vm_lab.progress import PATIENCE_S
 from vm_lab.state import LabPaths, find_process, process_ref
 from vm_lab.topology import Machine, Topology
 
@@ -82,7 +83,7 @@ class Sandbox:
         return ["nsenter", "-t", str(holder), *spaces, "--", *(str(arg) for arg in argv)]
 
     def run(
-        self, argv: Sequence[str | Path], *, mounts: bool = False, timeout_s: float = 60
+        self, argv: Sequence[str | Path], *, mounts: bool = False, timeout_s: float = PATIENCE_S
     ) -> str:
         """Return what the command printed; a failing command raises with its own words."""
         try:
@@ -162,7 +163,7 @@ class Sandbox:
         log = self.paths.state / "holder.log"
         argv = ["unshare", "--net", "--mount", "--propagation", "private"]
         pid = spawn_detached([*argv, "sh", "-c", "\n".join(script)], log)
-        _wait_until(ready.exists, 10, f"the namespaces; see {log}")
+        _wait_until(ready.exists, 60, f"the namespaces; see {log}")
         self.paths.save(self.paths.holder, process_ref(pid))
         inode = Path(f"/proc/{pid}/ns/net").stat().st_ino
         self.paths.save(self.paths.namespace, NamespaceRecord(inode=inode))
@@ -200,7 +201,7 @@ class Sandbox:
         # Its pid file would otherwise be the host's, where a second lab finds it locked.
         pid_file = self.paths.state / "libvirtd.pid"
         self.spawn(["libvirtd", "--pid-file", pid_file], log, mounts=True)
-        _wait_until(self.libvirtd_answers, 30, f"libvirtd; see {log}")
+        _wait_until(self.libvirtd_answers, PATIENCE_S, f"libvirtd; see {log}")
         shutil.copytree(own, kept, dirs_exist_ok=True)
 
     def libvirtd_answers(self) -> bool:
@@ -208,7 +209,7 @@ class Sandbox:
         if not (self.paths.state / "libvirt/run/libvirt-sock").exists():
             return False
         try:
-            self.run(["virsh", "version"], mounts=True, timeout_s=10)
+            self.run(["virsh", "version"], mounts=True, timeout_s=60)
         except LabError:
             return False
         return True

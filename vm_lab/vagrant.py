@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vm_lab.errors import LabError
 from vm_lab.image.build import Image
+from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import NETWORK, Sandbox
 from vm_lab.state import LabRecord
 from vm_lab.topology import Topology
@@ -67,7 +68,7 @@ class Vagrant:
         _link(image.kernel, paths.boot / "vmlinuz")
         _link(image.initrd, paths.boot / "initrd")
 
-    def run(self, *args: str, timeout_s: float = 600) -> None:
+    def run(self, *args: str, timeout_s: float = PATIENCE_S) -> None:
         """Run one vagrant command; its output goes to the lab's vagrant.log."""
         log = self.sandbox.paths.vagrant_log
         argv = self.sandbox.command(["vagrant", *args], mounts=True)

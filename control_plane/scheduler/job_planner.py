@@ -113,13 +113,15 @@ class JobPlanner:
         if over is None or claims is None:
             return ""
         pool = self._index.pool(self._placing.pool_of(record))
-        bins = sorted({bin_of(over, machine) for machine in pool.machines()})
-        found = unevenness(claims, over, bins)
+        repairs = await self._placing.repairs(record, {})
+        bins = {bin_of(over, machine) for machine in pool.machines()}
+        bins |= {repair.to_bin for repair in repairs}  # perhaps on a machine that is free yet
+        found = unevenness(claims, over, sorted(bins))
         if found is None:
             return ""
         if not is_quiet(record):
             why = "tasks move once nothing else is done to the job"
-        elif await self._placing.repairs(record, {}):
+        elif repairs:
             why = "tasks move in a moment"
         else:
             why = "no machine there has room that the job may use"

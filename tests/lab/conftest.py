@@ -21,7 +21,7 @@ def the_lab() -> Iterator[TheLab]:
     keep = bool(os.environ.get("TWINE_KEEP_LAB"))
     if not keep:
         lab.lab("down")
-    lab.lab("up", timeout_s=900)
+    lab.lab("up", timeout_s=1800)
     yield lab
     if not keep:
         lab.lab("down")  # fails by itself if a process, namespace or mount is left
@@ -44,6 +44,6 @@ def entitlement(the_lab: TheLab) -> str:
 
 @pytest.fixture
 def web(the_lab: TheLab, images: dict[str, str], entitlement: str) -> TheLab:
-    """The lab with the demo job stable: six tasks of version 1."""
-    the_lab.apply(images["v1"], "tasks=6")
+    """The lab at rest, with the demo's job: six tasks of version 1, two on each machine."""
+    the_lab.spread(images["v1"], 6)
     return the_lab

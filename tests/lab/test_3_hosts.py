@@ -56,12 +56,11 @@ def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:  
     web.until(
         "all probes answered",
         lambda: "disk:" in web.ssh("m1", "twine-agent logs probe"),
-        timeout_s=60,
     )
     said = web.ssh("m1", "twine-agent logs probe")
     print(said)
     answers = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
-    web.ssh("m1", "twine-agent stop probe")
+    web.remove("m1", "probe")
     assert set(answers) == set(probes)
     assert int(answers.pop("other processes")) <= 6
     allowed = {name: a for name, a in answers.items() if a not in ("no", "0")}
@@ -76,7 +75,7 @@ def test_a_restored_snapshot_is_the_lab_as_it_was(web: TheLab) -> None:
     web.lab("restore", "stable")
     print(f"restored in {time.monotonic() - began:.1f} s")
     assert web.ssh("m1", "ls /root/after-the-snapshot 2>/dev/null || echo gone").strip() == "gone"
-    web.until("the job is stable", lambda: web.job()["healthy"] == 6)
+    web.rest()
     assert web.invocations() == before
 
 
@@ -91,7 +90,6 @@ def test_a_machine_that_changes_hands_runs_the_other_profile(
     web.until(
         "all machines are free",
         lambda: all(not m["record"]["entitlement"] for m in web.ctl("machine", "list")["machines"]),
-        timeout_s=240,
     )
     with pytest.raises(Failed, match="3 machines granted to others"):
         web.ctl("entitlement", "create", "data", "--machines", "1", "--host-profile", "cache")
@@ -160,7 +158,7 @@ def test_the_contracts_hold_on_the_real_service_manager(the_lab: TheLab) -> None
         input=packed.getvalue(),
         stdout=subprocess.PIPE,
         stderr=sys.stderr,
-        timeout=900,
+        timeout=1800,
         check=False,
     )
     print(done.stdout.decode())

@@ -14,10 +14,18 @@ from typing import Any
 
 import pytest
 
+from tests.lab.at_rest import uneven, unrest, unusable
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 NAME = os.environ.get("TWINE_TEST_LAB", "test")
 JOB = ROOT / "vm_lab" / "jobs" / "web.toml"
+COMMAND_S = 600.0
+"""For a command: far beyond what it takes. A slow machine makes tests slower, not red."""
+WAIT_S = 600.0
+"""For something to happen."""
+REST_S = 1200.0
+"""For the lab to come to rest: it moves one task a minute to where they stand evenly."""
 
 
 class Failed(AssertionError):
@@ -39,7 +47,7 @@ class TheLab:
         self,
         program: str,
         *words: str,
-        timeout_s: float = 300,
+        timeout_s: float = COMMAND_S,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
         ours = {"TWINE_ENDPOINT": self.endpoint, "TWINE_LAB_NAME": NAME}
@@ -59,25 +67,59 @@ class TheLab:
     def lab(
         self,
         *words: str,
-        timeout_s: float = 300,
+        timeout_s: float = COMMAND_S,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
         return self.run("twine-lab", *words, timeout_s=timeout_s, environment=environment)
 
-    def ctl(self, *words: str, timeout_s: float = 300) -> Any:
+    def ctl(self, *words: str, timeout_s: float = COMMAND_S) -> Any:
         return json.loads(self.run("twinectl", *words, "-o", "json", timeout_s=timeout_s))
 
-    def ssh(self, machine: str, command: str, timeout_s: float = 120) -> str:
+    def ssh(self, machine: str, command: str, timeout_s: float = COMMAND_S) -> str:
         return self.lab("ssh", machine, "--", command, timeout_s=timeout_s)
 
     def apply(self, image: str, *changes: str, name: str = "web") -> Any:
         """Apply the demo's job file with changes, and wait until the job is stable."""
         settings = [w for change in (f"image={image}", *changes) for w in ("--set", change)]
-        self.run("twinectl", "job", "apply", str(JOB), *settings, "--wait", timeout_s=600)
+        words = ("job", "apply", str(JOB), *settings, "--wait", "--timeout", f"{WAIT_S:g}s")
+        self.run("twinectl", *words, timeout_s=WAIT_S + COMMAND_S)
         return self.job(name)
 
     def job(self, name: str = "web") -> Any:
         return self.ctl("job", "status", name)
+
+    def machine_list(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ctl("machine", "list")["machines"]
+        return found
+
+    def usable(self) -> None:
+        """Return once every machine takes tasks, and is trusted to go on with it."""
+        self.until_none("reasons why a machine is unusable", lambda: unusable(self.machine_list()))
+
+    def rest(self, *jobs: str) -> None:
+        """Return once nothing is under way in the lab, and nothing is to come by itself.
+
+        Who asks where tasks are, or compares before and after, asks a lab at rest.
+        """
+        names = jobs or ("web",)
+        self.until_none(
+            "reasons why the lab is not at rest",
+            lambda: unrest(self.machine_list(), [self.job(name) for name in names]),
+            REST_S,
+        )
+
+    def spread(self, image: str, tasks: int) -> None:
+        """Bring the demo's job to a lab at rest, with as many tasks on each machine.
+
+        Tasks that stand unevenly after what a test did would move by themselves, one a minute;
+        to start them all anew takes less time.
+        """
+        self.usable()
+        job = self.apply(image, f"tasks={tasks}")
+        if uneven(self.machine_list(), job):
+            self.apply(image, "tasks=0")
+            self.apply(image, f"tasks={tasks}")
+        self.rest()
 
     def tasks(self, name: str = "web") -> dict[int, Any]:
         return {t["index"]: t for t in self.job(name)["record"]["tasks"]}
@@ -91,6 +133,16 @@ class TheLab:
                 found[task["task_id"]] = shown.strip()
         return found
 
+    def remove(self, machine: str, task: str) -> None:
+        """Stop a task that was started by hand; return once nothing of it is left."""
+        self.ssh(machine, f"twine-agent stop {task}")
+
+        def gone() -> bool:
+            tasks = json.loads(self.ssh(machine, "twine-agent ps -o json"))["tasks"]
+            return task not in {t["task_id"] for t in tasks}
+
+        self.until(f"{task} is gone from {machine}", gone)
+
     def units(self, machine: str) -> list[str]:
         """Return the units of tasks on a machine that have processes."""
         listed = self.ssh(
@@ -100,7 +152,7 @@ class TheLab:
         return sorted(line.split()[0] for line in listed.splitlines())
 
     def get(self, url: str) -> str:
-        return self.lab("exec", "--", "curl", "--silent", "--show-error", "--max-time", "20", url)
+        return self.lab("exec", "--", "curl", "--silent", "--show-error", "--max-time", "120", url)
 
     def traffic(self) -> subprocess.Popen[bytes]:
         """Start constant requests to the job; `outcome` ends them."""
@@ -116,10 +168,10 @@ class TheLab:
         )
 
     def outcome(self, traffic: subprocess.Popen[bytes]) -> Any:
-        out, _ = traffic.communicate(timeout=60)
+        out, _ = traffic.communicate(timeout=COMMAND_S)
         return json.loads(out.splitlines()[-1])
 
-    def until(self, what: str, seen: Callable[[], bool], timeout_s: float = 180) -> float:
+    def until(self, what: str, seen: Callable[[], bool], timeout_s: float = WAIT_S) -> float:
         """Wait for something to be seen; return after how many seconds it was."""
         began = time.monotonic()
         while True:
@@ -130,4 +182,20 @@ class TheLab:
                 pass
             if time.monotonic() - began > timeout_s:
                 pytest.fail(f"after {timeout_s:g} s still not: {what}")
+            time.sleep(1.0)
+
+    def until_none(
+        self, what: str, left: Callable[[], list[str]], timeout_s: float = WAIT_S
+    ) -> None:
+        """Wait until nothing is left; say what was, if something stays."""
+        began = time.monotonic()
+        while True:
+            try:
+                seen = left()
+            except Failed as e:
+                seen = [str(e)]
+            if not seen:
+                return
+            if time.monotonic() - began > timeout_s:
+                pytest.fail(f"after {timeout_s:g} s still {what}: {'; '.join(seen)}")
             time.sleep(1.0)

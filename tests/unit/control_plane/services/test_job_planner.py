@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import Counter
 
 import pytest
 from allocating import TASK, a_request
@@ -20,6 +21,7 @@ from control_plane.allocator.core.region_index import STEP
 from control_plane.allocator.core.request import Allowance
 from control_plane.allocator.transactions import Allocations
 from control_plane.api.inventory import Drain
+from control_plane.api.machines import MachineState
 from control_plane.api.plans import JobPlan
 from control_plane.api.policy import Admission, Preference, Property, Strategy
 from control_plane.runtime.runtime import SteppedRuntime
@@ -173,6 +175,25 @@ async def test_limits_of_preferences_and_gangs_are_reasons(w: World):
     explained = await w.cp.job_planner.explain("g")
     assert explained.placed == 0
     assert "all or nothing was asked for, and 1 lack room" in explained.summary
+
+
+@on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
+async def test_a_place_that_the_entitlement_gave_back_counts_for_what_is_uneven(w: World):
+    """A machine that was down for long is free when it is back; its job still stands unevenly."""
+    await entitle(w, "front", 3)
+    await w.cp.apply_job(job("a", 6, limits=Limits(memory_max_bytes=100 * MIB)))
+    await w.stable("a")
+    w.region.machines["m2"].power_off()
+    await w.until(lambda: "m2" not in held(w, "front"))
+    await w.stable("a")
+    w.region.machines["m2"].power_on()
+    await w.until(lambda: w.cp._broker.table.get("m2").state is MachineState.UP)
+    await asyncio.sleep(5)
+    explained = await w.cp.job_planner.explain("a")
+    assert "dc1/msb1 has 3 tasks and dc1/msb2 has 0" in explained.uneven
+    await w.until(lambda: Counter(hosts(w, "a").values()) == {"m1": 2, "m2": 2, "m3": 2}, 600)
+    await w.stable("a")
+    assert (await w.cp.job_planner.explain("a")).uneven == ""
 
 
 # -- the largest jobs
