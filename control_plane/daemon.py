@@ -300,28 +300,68 @@ def user_add(name: str, out: Path, ttl: float, url: str | None, **given: Any) ->
     try:
         config = configuration.load(given["file"], {"state": given["state"]})
         host, port = config.reachable_at()[0], config.listen_on()[1]
-        _write_user(config, name, out, ttl, url or url_of(host, port))
+        url = url or url_of(host, port)
+        _write_credential(config, ("user", name, ()), out, ttl, url)
+        click.echo(f"{out}: {name} may call {url} for {ttl / 3600:g} h")
     except TwineError as e:
         _fail(e)
     except OSError as e:
         _fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
 
 
-def _write_user(config: Config, name: str, out: Path, life_s: float, url: str) -> None:
-    from agent.wire import tls
-    from control_plane.identity.authority import Subject, check_user_name, open_authority
+@main.group()
+def controller() -> None:
+    """Credentials of TaskControllers, which the control plane calls."""
 
+
+@controller.command("add")
+@click.argument("name")
+@click.option("--host", "hosts", multiple=True, required=True, help="Where it serves; repeat.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
+@click.option("--ttl", type=seconds(), default="30d", show_default=True, help="8h, 30d, …")
+@_CONFIG
+@_STATE
+def controller_add(name: str, hosts: tuple[str, ...], out: Path, ttl: float, **given: Any) -> None:
+    """Write a credential with which a controller can serve as NAME at these hosts.
+
+    Written again to the same file, it is taken by a controller that runs.
+    """
+    try:
+        config = configuration.load(given["file"], {"state": given["state"]})
+        _write_credential(config, ("controller", name, hosts), out, ttl, "")
+        where = ", ".join(hosts)
+        click.echo(f"{out}: controller {name} may serve at {where} for {ttl / 86_400:g} d")
+    except TwineError as e:
+        _fail(e)
+    except OSError as e:
+        _fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
+
+
+def _write_credential(
+    config: Config, subject: tuple[str, str, tuple[str, ...]], out: Path, life_s: float, url: str
+) -> None:
+    """Issue a credential for (role, name, hosts) and write it."""
+    from agent.wire import tls
+    from control_plane.identity.authority import (
+        Subject,
+        check_host,
+        check_user_name,
+        open_authority,
+    )
+
+    role, name, hosts = subject
     check_user_name(name)
+    for host in hosts:
+        check_host(host)
     if not 60 <= life_s <= USER_LIFE_MAX_S:
-        raise InvalidInput("a user's credential lives between 1m and 90d")
+        raise InvalidInput(f"the credential of a {role} lives between 1m and 90d")
     if not config.authority_path.exists():
         raise ConfigError(
             f"there is no authority in {config.state}",
             hint="start the control plane once, and pass the same --state or --config here",
         )
     authority = open_authority(config.authority_path, config.cluster)
-    tls.save(authority.credential(Subject("user", name), url, life_s), out)
-    click.echo(f"{out}: {name} may call {url} for {life_s / 3600:g} h")
+    tls.save(authority.credential(Subject(role, name, hosts), url, life_s), out)
 
 
 if __name__ == "__main__":

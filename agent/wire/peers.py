@@ -1,8 +1,9 @@
 """Who is on the other side of a connection, as TLS or the kernel proved it.
 
 Of a certificate only the URI in the subject alternative name counts, in SPIFFE's form:
-`spiffe://<cluster>/host/<name>`, `/component/<name>` or `/user/<name>`. Its common name, its
-DNS names and its addresses say nothing about what the holder may do.
+`spiffe://<cluster>/host/<name>`, `/component/<name>`, `/user/<name>` or, of a TaskController,
+`/controller/<name>`. Its common name, its DNS names and its addresses say nothing about what the
+holder may do.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from agent.wire.server import Peer
 
 _URI = re.compile(
     r"spiffe://(?P<cluster>[a-z0-9][a-z0-9.-]{0,253})"
-    r"/(?P<role>host|component|user)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})"
+    r"/(?P<role>host|component|user|controller)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})"
 )
 _UCRED = struct.Struct("3i")
 """pid, uid, gid: `struct ucred` of unix(7)."""

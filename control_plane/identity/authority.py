@@ -43,6 +43,8 @@ MAX_REQUEST_CHARS = 16_384
 RENEW_FROM, RENEW_TO = 0.5, 0.66
 _LOOK_S = 60.0
 _USER = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,17 @@ def check_user_name(name: str) -> None:
     """Raise `InvalidInput` unless a certificate can carry this name of a user."""
     if not _USER.fullmatch(name):
         raise InvalidInput(f"{name!r} is no name of a user: a-z, 0-9, dot, - and _, up to 63")
+
+
+def check_host(host: str) -> None:
+    """Raise `InvalidInput` unless a certificate can carry this address or DNS name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if len(host) > 253 or not _HOST.fullmatch(host):
+            raise InvalidInput(
+                f"{host!r} is neither an address nor a DNS name", hint="without a port"
+            ) from None
 
 
 def public_key_of(csr_pem: str) -> ec.EllipticCurvePublicKey:

@@ -1,0 +1,72 @@
+"""`twine-taskcontroller`: a controller from a file, without a line of code."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from agent import log as logs
+from agent.errors import TwineError
+from taskcontrol import config as configuration
+from taskcontrol import server
+
+_FILE = click.argument("file", type=click.Path(path_type=Path))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="twine-cluster")
+def main() -> None:
+    """Have a say in what is done to the tasks of a job."""
+
+
+@main.command()
+@_FILE
+def serve(file: Path) -> None:
+    """Answer the control plane as FILE (TOML) says, until SIGTERM."""
+    try:
+        config = configuration.load(file)
+        host, port = config.listen_on()
+        logs.configure("twine-taskcontroller", "info")
+        process = configuration.controller(config)
+
+        def started(chosen: int) -> None:
+            click.echo(f"controller of {config.job} serves at {host}:{chosen}", err=True)
+
+        asyncio.run(server.serve(process, Path(config.credential), host, port, started))
+    except TwineError as e:
+        _fail(e)
+
+
+@main.command()
+@_FILE
+def check(file: Path) -> None:
+    """Read FILE and say what it means; serve nothing."""
+    try:
+        config = configuration.load(file)
+    except TwineError as e:
+        _fail(e)
+        return
+    kind = next(k for k in ("quorum", "shards", "stateless") if getattr(config, k) is not None)
+    never = f", never {', '.join(config.never.during)} {config.never.zone}" if config.never else ""
+    click.echo(f"{file}: {kind} controller of {config.job}, at {config.listen}{never}")
+
+
+@main.command()
+def openapi() -> None:
+    """Print the OpenAPI document that every controller implements."""
+    click.echo(msgspec.json.format(msgspec.json.encode(server.openapi())).decode())
+
+
+def _fail(error: TwineError) -> None:
+    click.echo(f"error: {error}", err=True)
+    if error.hint:
+        click.echo(f"hint:  {error.hint}", err=True)
+    sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

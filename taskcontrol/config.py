@@ -1,0 +1,195 @@
+"""A controller that is written in a file: which kind, for which job, where it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import tomllib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from agent.errors import ConfigError, InvalidInput, TwineError
+from agent.wire.violations import violations
+from agent.wire.written import plain
+from taskcontrol import sights
+from taskcontrol.api import TaskControlRequest, TaskControlResponse
+from taskcontrol.quorum import Quorum
+from taskcontrol.shards import Sharded
+from taskcontrol.sights import Dialect
+from taskcontrol.stateless import Stateless
+from taskcontrol.windows import Never
+
+log = logging.getLogger(__name__)
+Process = Callable[[TaskControlRequest], Awaitable[TaskControlResponse]]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Url = Annotated[str, Meta(pattern=r"^https?://[^\s]+$", description="an http:// or https:// URL")]
+_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+)):(\d{1,5})")
+
+
+class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what a person writes."""
+
+
+class QuorumConfig(_Written, frozen=True, kw_only=True):
+    """An ensemble: followers first, the leader last, a majority always there."""
+
+    members: Annotated[list[Url], Meta(min_length=1, max_length=99)]
+    """Where each member says whether it leads, by the index of its task."""
+    speaks: Dialect = Dialect.PLAIN
+    spare: Annotated[int, Meta(ge=0, le=49)] = 0
+    """Members that must be left beyond the majority."""
+
+
+class ShardsConfig(_Written, frozen=True, kw_only=True):
+    """Shards with replicas: no shard loses one too many."""
+
+    map: Annotated[str, Meta(min_length=1)]
+    """File or URL of a JSON object: shard → indexes of the tasks that hold a replica."""
+    most_down: Annotated[int, Meta(ge=1, le=100)] = 1
+    rebuild_s: Annotated[float, Meta(ge=0)] = 1800.0
+    at_once: Annotated[int, Meta(ge=1)] | None = None
+
+
+class StatelessConfig(_Written, frozen=True, kw_only=True):
+    """Like tasks: as many at once as the rest can carry the load of."""
+
+    load_url: Url | None = None
+    """Answers with a number from 0 to 1, or with `{"load": 0.4}`."""
+    load: Share = 1.0
+    """How busy the tasks are where there is no `load_url`."""
+    full_load: Annotated[float, Meta(gt=0, le=1)] = 0.8
+    at_most: Share = 0.25
+    at_least: Annotated[int, Meta(ge=0)] = 1
+
+
+class NeverConfig(_Written, frozen=True, kw_only=True):
+    """Hours in which nothing is done to a task that serves."""
+
+    during: Annotated[list[str], Meta(min_length=1, max_length=100)]
+    """As `mon-fri 09:00-17:30`, `sat 22:00-06:00`, `12:00-13:00`."""
+    zone: str = "UTC"
+
+
+class ControllerConfig(_Written, frozen=True, kw_only=True):
+    """The whole file: exactly one kind, and `never` besides it if wanted."""
+
+    job: Annotated[str, Meta(min_length=1, max_length=56)]
+    """Requests for other jobs are refused."""
+    listen: str = "0.0.0.0:7450"
+    credential: Annotated[str, Meta(min_length=1)]
+    """File made by `twine-control-plane controller add`."""
+    quorum: QuorumConfig | None = None
+    shards: ShardsConfig | None = None
+    stateless: StatelessConfig | None = None
+    never: NeverConfig | None = None
+
+    def listen_on(self) -> tuple[str, int]:
+        """Return host and port to listen on, or raise `ConfigError`."""
+        match = _LISTEN.fullmatch(self.listen)
+        if match is None or int(match[3]) > 65_535:
+            raise ConfigError(f"cannot listen on {self.listen!r}: not HOST:PORT")
+        return match[1] or match[2], int(match[3])
+
+
+def load(path: Path) -> ControllerConfig:
+    """Return the configuration of a TOML file, or raise `ConfigError` with all its errors."""
+    try:
+        document: Any = tomllib.loads(path.read_text())
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}") from e
+    except ValueError as e:
+        raise ConfigError(f"{path} is not TOML: {e}") from e
+    document = plain(document, ControllerConfig)
+    if found := violations(document, ControllerConfig):
+        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
+        raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))
+    config = msgspec.convert(document, ControllerConfig)
+    kinds = [k for k in ("quorum", "shards", "stateless") if getattr(config, k) is not None]
+    if len(kinds) != 1:
+        raise ConfigError(
+            f"{path} is not valid: it has {' and '.join(kinds) or 'none'} of [quorum], [shards]"
+            " and [stateless], and needs exactly one"
+        )
+    config.listen_on()
+    controller(config)
+    return config
+
+
+def controller(config: ControllerConfig) -> Process:
+    """Return the controller of a configuration; what it says of windows is read here."""
+    decide = _kind(config)
+    try:
+        never = Never.of(config.never.during, config.never.zone) if config.never else None
+    except InvalidInput as e:
+        raise ConfigError(f"never.during: {e}", hint=e.hint) from e
+
+    async def process(request: TaskControlRequest) -> TaskControlResponse:
+        if request.job_handle != config.job:
+            raise InvalidInput(f"this is the controller of {config.job}, not {request.job_handle}")
+        return await decide(request if never is None else never.left(request))
+
+    return process
+
+
+def _kind(config: ControllerConfig) -> Process:
+    if config.quorum is not None:
+        return _quorum(config.quorum)
+    if config.shards is not None:
+        return _shards(config.shards)
+    return _stateless(config.stateless or StatelessConfig())
+
+
+def _quorum(config: QuorumConfig) -> Process:
+    rule = Quorum(config.spare)
+
+    async def process(request: TaskControlRequest) -> TaskControlResponse:
+        leader = await sights.leader(config.members, config.speaks) if request.request else None
+        return rule.answer(request, leader)
+
+    return process
+
+
+def _shards(config: ShardsConfig) -> Process:
+    rule = Sharded(config.most_down, config.rebuild_s, config.at_once)
+    known: Mapping[int, frozenset[str]] | None = None
+
+    async def process(request: TaskControlRequest) -> TaskControlResponse:
+        nonlocal known
+        try:
+            known = sights.by_task(await _document(config.map))
+        except TwineError as e:
+            log.warning("the map of shards cannot be read", extra={"reason": str(e)})
+        if known is None:
+            return TaskControlResponse()
+        return rule.answer(request, known)
+
+    return process
+
+
+def _stateless(config: StatelessConfig) -> Process:
+    rule = Stateless(config.full_load, config.at_most, config.at_least)
+
+    async def process(request: TaskControlRequest) -> TaskControlResponse:
+        load = config.load if config.load_url is None else await sights.load(config.load_url)
+        return rule.answer(request, load)
+
+    return process
+
+
+async def _document(where: str) -> Any:
+    if where.startswith(("http://", "https://")):
+        return await sights.read(where)
+    try:
+        return await asyncio.to_thread(_from_file, Path(where))
+    except (OSError, msgspec.DecodeError, RecursionError) as e:
+        raise ConfigError(f"cannot read the map of shards {where}: {e}") from e
+
+
+def _from_file(path: Path) -> Any:
+    with path.open("rb") as file:
+        return msgspec.json.decode(file.read(sights.ANSWER_MAX_BYTES))

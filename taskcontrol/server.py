@@ -1,0 +1,138 @@
+"""A controller over HTTP with mutual TLS: only this cluster's control plane may ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from agent.errors import ConfigError, Unauthenticated
+from agent.wire import tls
+from agent.wire.openapi import document
+from agent.wire.peers import expect_peer, peer_of
+from agent.wire.routes import Route
+from agent.wire.server import Call, Peer, http_log, make_app
+from agent.wire.tls import CONTROL_PLANE, Credential
+from taskcontrol.api import TaskControlRequest, TaskControlResponse
+from taskcontrol.routes import PROCESS, ROUTES
+
+log = logging.getLogger(__name__)
+Answer = TaskControlResponse | Awaitable[TaskControlResponse]
+Process = Callable[[TaskControlRequest], Answer]
+"""The controller: a function, or a coroutine function, of a request."""
+TITLE = "Twine TaskController"
+_LOOK_S = 30.0
+"""Between two looks at the credential's file: a new one is taken while it runs."""
+_http_log = http_log(__name__)
+
+
+def openapi() -> dict[str, Any]:
+    """Return the OpenAPI document of a controller, as plain values."""
+    return document(TITLE, metadata.version("twine-cluster"), ROUTES)
+
+
+def app(process: Process) -> web.Application:
+    """Return the application that asks `process`; it is to be served over mutual TLS."""
+
+    async def answer(call: Call) -> TaskControlResponse:
+        found = process(call.body)
+        return await found if inspect.isawaitable(found) else found
+
+    return make_app(
+        TITLE,
+        ROUTES,
+        {PROCESS.name: answer},
+        _authorize,
+        version=metadata.version("twine-cluster"),
+    )
+
+
+def _authorize(request: web.Request, _: Route) -> Peer:
+    transport = request.transport
+    ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
+    if ssl_object is None:
+        raise Unauthenticated("a controller is served over TLS only")
+    certificate = ssl_object.getpeercert()
+    expect_peer(certificate, CONTROL_PLANE)
+    return peer_of(certificate)
+
+
+@asynccontextmanager
+async def serving(process: Process, credential: Path, host: str, port: int) -> AsyncIterator[int]:
+    """Serve until left; yields the port, which is a free one if 0 was asked for."""
+    held = tls.load(credential)
+    context = tls.server_context(held, require_client=True)
+    sock = _listening(host, port)
+    runner = web.AppRunner(
+        app(process),
+        handle_signals=False,
+        auto_decompress=False,
+        access_log=None,
+        logger=_http_log,
+        shutdown_timeout=3.0,
+    )
+    following = asyncio.create_task(_follow(credential, held, context))
+    try:
+        await runner.setup()
+        await web.SockSite(runner, sock, ssl_context=context).start()
+        yield sock.getsockname()[1]
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+        await runner.cleanup()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
+    except OSError as e:
+        raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}") from e
+
+
+async def _follow(path: Path, held: Credential, context: ssl.SSLContext) -> None:
+    """Take a credential that was renewed, without a restart."""
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        try:
+            found = tls.load(path)
+            if found != held:
+                tls.install(context, found)
+                held = found
+                log.info("new credential taken", extra={"not_after": held.not_after})
+        except ConfigError as e:
+            log.warning("the credential cannot be read", extra={"reason": str(e)})
+
+
+async def serve(
+    process: Process,
+    credential: Path,
+    host: str = "0.0.0.0",
+    port: int = 7450,
+    started: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    async with serving(process, credential, host, port) as chosen:
+        log.info("controller serves", extra={"host": host, "port": chosen})
+        started(chosen)
+        await stopping.wait()
+
+
+def run(process: Process, credential: str | Path, host: str = "0.0.0.0", port: int = 7450) -> None:
+    """Serve a controller of one's own as the whole program."""
+    asyncio.run(serve(process, Path(credential), host, port))

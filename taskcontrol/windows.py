@@ -1,0 +1,94 @@
+"""Hours in which nothing is done to a job that can wait: a launch, a match, the working day."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from msgspec.structs import replace
+
+from agent.errors import InvalidInput
+from taskcontrol.api import TaskControlRequest
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_WINDOW = re.compile(
+    r"(?:(?P<first>[a-z]{3})(?:-(?P<last>[a-z]{3}))? )?"
+    r"(?P<h1>\d\d):(?P<m1>\d\d)-(?P<h2>\d\d):(?P<m2>\d\d)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Some hours of some days; one that ends before it begins ends on the next day."""
+
+    days: frozenset[int]
+    """Those on which it begins; Monday is 0."""
+    begin: int
+    """Minutes from midnight."""
+    end: int
+
+    def holds(self, day: int, minute: int) -> bool:
+        """Return whether a minute of a day is in it."""
+        if self.begin < self.end:
+            return day in self.days and self.begin <= minute < self.end
+        before = (day - 1) % 7
+        return (day in self.days and minute >= self.begin) or (
+            before in self.days and minute < self.end
+        )
+
+
+def window(text: str) -> Window:
+    """Return the window of `mon-fri 09:00-17:30`, `sat 22:00-06:00` or `12:00-13:00`."""
+    match = _WINDOW.fullmatch(text.strip().lower())
+    hint = "for instance mon-fri 09:00-17:30, sat 22:00-06:00 or 12:00-13:00"
+    if match is None:
+        raise InvalidInput(f"{text!r} is no window of time", hint=hint)
+    begin, end = (int(match[f"h{n}"]) * 60 + int(match[f"m{n}"]) for n in "12")
+    minutes_ok = max(int(match["m1"]), int(match["m2"])) < 60
+    first, last = match["first"] or "mon", match["last"] or match["first"] or "sun"
+    if begin == end or max(begin, end) > 24 * 60 or not minutes_ok:
+        raise InvalidInput(f"{text!r} is no window of time: its hours are wrong", hint=hint)
+    if first not in DAYS or last not in DAYS:
+        raise InvalidInput(f"{text!r} is no window of time: its days are wrong", hint=hint)
+    one, other = DAYS.index(first), DAYS.index(last)
+    days = frozenset((one + n) % 7 for n in range((other - one) % 7 + 1))
+    return Window(days, begin, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """Holds back during its windows what takes down a task that serves."""
+
+    windows: tuple[Window, ...]
+    zone: str = "UTC"
+
+    @classmethod
+    def of(cls, texts: Iterable[str], zone: str = "UTC") -> Never:
+        """Return it for windows as people write them; `InvalidInput` for a bad one."""
+        try:
+            ZoneInfo(zone)
+        except (OSError, ValueError) as e:
+            raise InvalidInput(f"there is no time zone {zone!r}", hint="as Europe/Berlin") from e
+        return cls(tuple(window(text) for text in texts), zone)
+
+    def is_now(self, at: float) -> bool:
+        """Return whether a moment (seconds since 1970) is in one of the windows."""
+        there = (datetime.fromtimestamp(0, UTC) + timedelta(seconds=at)).astimezone(
+            ZoneInfo(self.zone)
+        )
+        minute = there.hour * 60 + there.minute
+        return any(window.holds(there.weekday(), minute) for window in self.windows)
+
+    def left(self, request: TaskControlRequest) -> TaskControlRequest:
+        """Return the request with only those operations that may be thought about now.
+
+        What is done to a task that is down anyway goes on: nobody waits for the evening to have a
+        failed task replaced.
+        """
+        if not self.is_now(request.at):
+            return request
+        down = request.down
+        return replace(request, request=[o for o in request.request if o.task in down])

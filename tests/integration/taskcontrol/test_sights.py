@@ -1,0 +1,89 @@
+"""What controllers ask the application, over real sockets: members that lead, lie or hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp import web
+
+from agent.errors import ConfigError
+from taskcontrol import sights
+from taskcontrol.sights import Dialect
+
+Answer = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def asked(answers: list[object], ask) -> object:
+    """Return what `ask(urls)` finds where each address answers every request with one value."""
+
+    async def main() -> object:
+        runners, urls = [], []
+        for answer in answers:
+
+            async def handler(request: web.Request, answer: object = answer) -> web.Response:
+                if isinstance(answer, bytes):
+                    return web.Response(body=answer)
+                return web.json_response(answer)
+
+            app = web.Application()
+            app.router.add_route("*", "/{rest:.*}", handler)
+            runner = web.AppRunner(app)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            runners.append(runner)
+            urls.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        try:
+            return await ask(urls)
+        finally:
+            for runner in runners:
+                await runner.cleanup()
+
+    return asyncio.run(main())
+
+
+ETCD = [
+    {"header": {"member_id": "1"}, "leader": "2"},
+    {"header": {"member_id": "2"}, "leader": "2"},
+    {"header": {"member_id": "3"}, "leader": "2"},
+]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "answers", "expected"),
+    [
+        (Dialect.ETCD, ETCD, 1),
+        (Dialect.ETCD, [{"header": {"member_id": "1"}}, ETCD[0]], None),
+        (Dialect.ZOOKEEPER, [{"is_leader": False}, {"is_leader": True}], 1),
+        (Dialect.PLAIN, [{"leader": True}, {"leader": False}, b"not JSON"], 0),
+        (Dialect.PLAIN, [{"leader": True}, {"leader": True}], None),
+        (Dialect.PLAIN, [[], "x", b"[" * 100_000], None),
+    ],
+)
+def test_one_leads_or_nobody_knows(dialect, answers, expected):
+    """TC13."""
+    assert asked(answers, lambda urls: sights.leader(urls, dialect)) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [(0.4, 0.4), ({"load": 0.6}, 0.6), (7, 1.0), (b"busy", 1.0), ({}, 1.0), (b"NaN", 1.0)],
+)
+def test_a_load_that_nobody_says_is_a_full_one(answer, expected):
+    """TC14."""
+    assert asked([answer], lambda urls: sights.load(urls[0])) == expected
+
+
+def test_a_member_that_is_not_there_does_not_lead():
+    async def ask(urls: list[str]) -> object:
+        return await sights.leader(["http://127.0.0.1:1", *urls], Dialect.PLAIN)
+
+    assert asked([{"leader": True}], ask) == 1
+
+
+def test_a_map_of_shards_is_told_by_task():
+    assert sights.by_task({"a": [0, 1], "b": [1]}) == {0: {"a"}, 1: {"a", "b"}}
+    with pytest.raises(ConfigError, match="no map of shards"):
+        sights.by_task({"a": "0"})

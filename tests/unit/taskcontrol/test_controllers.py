@@ -1,0 +1,161 @@
+"""The ready controllers: what each acknowledges, case by case."""
+
+import pytest
+from asked import MONDAY, a_request, acked, an_update
+
+from agent.errors import InvalidInput
+from taskcontrol.api import AdvanceNotice
+from taskcontrol.quorum import Quorum
+from taskcontrol.shards import Sharded
+from taskcontrol.stateless import Stateless
+from taskcontrol.windows import Never, window
+
+FIGURE_2 = {
+    1: {"A", "C"},
+    2: {"A", "B"},
+    3: {"A", "D"},
+    4: {"C"},
+    5: {"B", "D"},
+    6: {"B", "D"},
+    7: {"C"},
+}
+"""Four shards of three replicas on tasks 1 to 7, so that what the paper says of it holds."""
+
+
+def updates(*tasks: int):
+    return [an_update(task) for task in tasks]
+
+
+# -- shards
+
+
+def test_two_tasks_that_share_a_shard_never_go_together():
+    """TC12: Figure 2: tasks 1 and 3 hold two replicas of A."""
+    found = acked(Sharded().answer(a_request(8, *updates(*range(1, 8))), FIGURE_2))
+    assert not {"t1", "t3"} <= set(found)
+    shards = [shard for ack in found for shard in FIGURE_2[int(ack[1:])]]
+    assert len(shards) == len(set(shards))
+    assert found
+
+
+def test_while_a_machine_is_down_nobody_goes_who_shares_a_shard_with_it():
+    """TC12: Figure 2: the machine of task 4 failed, so tasks 1 and 7 must keep C alive."""
+    found = acked(Sharded().answer(a_request(8, *updates(1, 7, 2), down=[4]), FIGURE_2))
+    assert found == ["t2"]
+
+
+def test_a_task_that_is_down_is_moved_at_once():
+    move = an_update(4, kind="move", cause="failure")
+    assert acked(Sharded().answer(a_request(8, move, down=[4]), FIGURE_2)) == ["t4"]
+
+
+def a_notice(**fields):
+    known = {"id": "n", "kind": "maintenance", "machine": "m4", "tasks": [4], "start": MONDAY}
+    return AdvanceNotice(**known | fields)
+
+
+@pytest.mark.parametrize(
+    ("notice", "instead", "expected"),
+    [
+        (a_notice(expected_duration_s=7200.0), ["stop"], ["t4"]),  # 1: move
+        (a_notice(expected_duration_s=300.0), ["stop"], ["t4 as stop"]),  # 2: stop, start after
+        (a_notice(expected_duration_s=180.0, tasks_survive=True), ["stop"], []),  # 3: sit it out
+        (a_notice(), ["stop"], ["t4"]),
+        (a_notice(expected_duration_s=300.0), [], ["t4"]),
+        (a_notice(expected_duration_s=300.0, kind="decommission"), ["stop"], ["t4"]),
+    ],
+)
+def test_a_maintenance_is_met_in_one_of_three_ways(notice, instead, expected):
+    """TC8, TC9: a switch that is replaced in minutes moves nothing of a stateful service."""
+    move = an_update(4, kind="move", cause="maintenance", notice="n", instead=instead)
+    request = a_request(8, move, advance_notices=[notice])
+    assert acked(Sharded(rebuild_s=1800).answer(request, FIGURE_2)) == expected
+
+
+# -- quorum
+
+
+def test_followers_go_first_one_by_one_and_the_leader_last():
+    """TC13: an ensemble of three changes its leader once in a release, not three times."""
+    left, order = [0, 1, 2], []
+    while left:
+        (ack,) = acked(Quorum().answer(a_request(3, *updates(*left)), leader=1))
+        order.append(ack)
+        left.remove(int(ack[1:]))
+    assert order == ["t0", "t2", "t1"]
+
+
+def test_nobody_goes_while_a_member_is_away_and_a_majority_would_be_lost():
+    assert acked(Quorum().answer(a_request(3, *updates(0, 1), down=[2]), leader=0)) == []
+    assert acked(Quorum().answer(a_request(5, *updates(0, 1), down=[2]), leader=0)) == ["t1"]
+    assert acked(Quorum(spare=1).answer(a_request(5, *updates(0, 1), down=[2]), 0)) == []
+
+
+def test_nobody_goes_while_nobody_leads():
+    assert acked(Quorum().answer(a_request(3, *updates(0, 1, 2)), leader=None)) == []
+
+
+def test_a_member_that_is_down_moves_only_while_a_majority_has_the_data():
+    move = an_update(2, kind="move", cause="failure")
+    assert acked(Quorum().answer(a_request(3, move, down=[2]), leader=0)) == ["t2"]
+    assert acked(Quorum().answer(a_request(3, move, down=[1, 2]), leader=None)) == []
+
+
+# -- stateless
+
+
+@pytest.mark.parametrize(
+    ("load", "down", "expected"),
+    [(0.2, [], 5), (0.6, [], 5), (0.7, [], 2), (0.78, [], 1), (1.0, [], 1), (0.2, [18, 19], 3)],
+)
+def test_the_less_there_is_to_do_the_more_tasks_go_at_once(load, down, expected):
+    """TC14: a release is slower at the peak, and nobody has to be there for it."""
+    request = a_request(20, *updates(*range(18)), down=down)
+    assert len(acked(Stateless().answer(request, load))) == expected
+
+
+def test_at_the_peak_a_release_may_wait_altogether():
+    request = a_request(20, *updates(*range(20)))
+    assert acked(Stateless(at_least=0).answer(request, 0.9)) == []
+
+
+# -- windows
+
+
+@pytest.mark.parametrize(
+    ("text", "day", "hour", "expected"),
+    [
+        ("mon-fri 09:00-17:30", 0, 9, True),
+        ("mon-fri 09:00-17:30", 5, 9, False),
+        ("mon-fri 09:00-17:30", 4, 18, False),
+        ("sat 22:00-06:00", 6, 5, True),
+        ("sat 22:00-06:00", 5, 5, False),
+        ("12:00-13:00", 6, 12, True),
+        ("fri-mon 00:00-24:00", 6, 23, True),
+    ],
+)
+def test_a_window_is_what_people_mean_by_it(text, day, hour, expected):
+    never = Never.of([text])
+    assert never.is_now(MONDAY + day * 86_400 + hour * 3600) is expected
+
+
+def test_hours_are_those_of_the_place():
+    never = Never.of(["mon 09:00-10:00"], "Europe/Berlin")
+    assert never.is_now(MONDAY + 8 * 3600 + 60)
+    assert not never.is_now(MONDAY + 9 * 3600 + 60)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "monday 9-10", "mon 09:00", "mon 09:00-09:00", "mon 25:00-26:00", "abc 01:00-02:00"],
+)
+def test_what_is_no_window_is_refused_with_an_example(text):
+    with pytest.raises(InvalidInput) as caught:
+        window(text)
+    assert "mon-fri 09:00-17:30" in caught.value.hint
+
+
+def test_in_a_window_only_what_is_down_already_is_thought_about():
+    never = Never.of(["00:00-24:00"])
+    left = never.left(a_request(3, *updates(0, 1), down=[1]))
+    assert [o.task for o in left.request] == [1]
