@@ -484,8 +484,8 @@ def _decode_alone(
 ) -> Any:
     """Return one field, decoded as a Struct that has nothing else.
 
-    Not as the field's own type: msgspec 0.22 frees what it makes of a type such as `str | list[str]`
-    with patterns wrongly, and the process dies. What it makes of a Struct is kept.
+    Not as the field's own type: msgspec 0.22 frees wrongly what it makes of a type such as
+    `str | list[str]` with patterns, and the process dies. What it makes of a Struct is kept.
     """
     try:
         return getattr(msgspec.convert({name: raw}, kind), name)
