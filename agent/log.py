@@ -1,7 +1,8 @@
-"""Logging of all programs: a constant sentence, then fields.
+"""Logging of all programs: a sentence for people, and fields for programs.
 
 `configure` sends records to journald with native fields where journald listens, to stderr
-as JSON lines where nobody reads along, and as plain text on a terminal.
+as JSON lines where nobody reads along, and as plain text on a terminal. Where a person reads
+(a terminal, `journalctl -u`), the sentence says what the fields know, see `spoken`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,26 @@ from pathlib import Path
 
 _JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
 _PLAIN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_WHY = ("why", "reason")
+"""Fields that hold a sentence of their own."""
 _SYSLOG_LEVELS = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
     """Return what was passed as `extra` to the logging call."""
     return {k: v for k, v in vars(record).items() if k not in _PLAIN_ATTRIBUTES}
+
+
+def spoken(record: logging.LogRecord) -> str:
+    """Return a record as one line for a person: what happened, to what, why.
+
+    Fields that the message already says are not said again.
+    """
+    message, fields = record.getMessage(), fields_of(record)
+    why = [str(fields.pop(name)) for name in _WHY if name in fields]
+    said = [f"{k.replace('_', ' ')} {v}" for k, v in fields.items() if str(v) not in message]
+    about = f" ({', '.join(said)})" if said else ""
+    return message + about + "".join(f": {w}" for w in why if w and w not in message)
 
 
 class _Json(logging.Formatter):
@@ -39,8 +54,7 @@ class _Json(logging.Formatter):
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        extra = " ".join(f"{k}={v}" for k, v in fields_of(record).items())
-        text = f"{record.levelname.lower():7} {record.getMessage()}  {extra}".rstrip()
+        text = f"{record.levelname.lower():7} {spoken(record)}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -54,9 +68,16 @@ class _Journald(logging.Handler):
         super().__init__()
         self._identifier = identifier
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._lost = 0
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
+        message = spoken(record)
         if record.exc_info:
             message += "\n" + logging.Formatter().formatException(record.exc_info)
         fields = {
@@ -66,8 +87,14 @@ class _Journald(logging.Handler):
             "LOGGER": record.name,
         }
         fields |= {f"TWINE_{k.upper()}": v for k, v in fields_of(record).items()}
+        if self._lost:
+            fields["TWINE_LINES_LOST"] = self._lost
+            fields["MESSAGE"] = f"{message} [{self._lost} lines before this one are lost]"
         try:
             self._socket.sendto(_journal_datagram(fields), str(_JOURNAL_SOCKET))
+            self._lost = 0
+        except BlockingIOError:
+            self._lost += 1  # a journald that hangs must not hang the event loop
         except OSError:
             self.handleError(record)
 

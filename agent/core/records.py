@@ -111,3 +111,18 @@ def status_of(task: TaskRecord) -> TaskStatus:
         next_start_at=task.next_start_at,
         last_exit=task.last_exit,
     )
+
+
+def tell_change(before: TaskStatus, after: TaskStatus) -> str:
+    """Return one sentence on what became of a task, for the journal and for events."""
+    if after.state is not before.state:
+        words = f"task {after.task_id}: {before.state} → {after.state}"
+        if after.state is TaskState.RUNNING and after.health is not Health.UNKNOWN:
+            words += f", {after.health}"
+    elif after.health is not before.health:
+        words = f"task {after.task_id}: {before.health} → {after.health}"
+    elif after.generation != before.generation:
+        words = f"task {after.task_id}: generation {after.generation} is wanted"
+    else:
+        words = f"task {after.task_id}: {after.state}"
+    return words + (f" ({after.reason})" if after.reason else "")

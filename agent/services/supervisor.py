@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.api import Health, Probe, TaskState
 from agent.core.lease import is_bound
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
-from agent.core.records import TaskRecord, status_of, unit_of
+from agent.core.records import TaskRecord, status_of, tell_change, unit_of
 from agent.core.unit_properties import key_in, limit_properties, not_after, unit_properties
 from agent.errors import Conflict, HostError, NotFound, TwineError
 from agent.machine import UnitState
@@ -78,6 +78,7 @@ class TaskLoop:
         self._unit = unit_of(record.task_id)
         self._waker = asyncio.Event()
         self._lock = asyncio.Lock()
+        self._told = status_of(record)
         self._over = False
         self._on_disk = _must_last(record)
         self._fresh = fresh
@@ -208,10 +209,10 @@ class TaskLoop:
         status = status_of(task)
         message = f"{status.state}" + (f": {status.reason}" if status.reason else "")
         self._host.events.add("task", task.task_id, message, status)
-        log.info(
-            "a task changed",
-            extra={"task": task.task_id, "state": str(task.state), "why": task.reason},
-        )
+        extra = {"task": task.task_id, "state": str(task.state)}
+        extra |= {"why": task.reason} if task.reason else {}
+        log.info(tell_change(self._told, status), extra=extra)
+        self._told = status
 
     async def _act(self, decision: Decision, seen: Seen) -> None:
         task = decision.task

@@ -79,6 +79,8 @@ class Tasks:
         self._tombstones[record.task_id] = stone
         del self._loops[record.task_id]
         self._host.events.add("task-removed", record.task_id, "stopped and torn down")
+        extra = {"task": record.task_id}
+        log.info("task %s: stopped and torn down", record.task_id, extra=extra)
 
     def _check(self, task_id: str, spec: TaskSpec, known: TaskRecord | Tombstone | None) -> None:
         if refused := stale(spec.generation, spec.epoch, known):
