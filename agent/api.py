@@ -304,6 +304,8 @@ class MachineFacts(_Reported, frozen=True, kw_only=True):
     agent_version: str
     capabilities: list[str] = []
     """What works here: `cgroup-v2`, `btrfs`, `systemd-257`, `private-pids`, …"""
+    problems: list[str] = []
+    """In words what is wrong with the host, such as a disk that is read-only."""
 
 
 class SettingOutcome(StrEnum):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from agent import api
 from agent.config import AgentConfig
@@ -28,6 +29,7 @@ from agent.machine.notify import notify, watchdog_s
 from agent.routes import JOIN_ROUTES
 from agent.server import Services, application
 from agent.services.contact import Contact
+from agent.services.disk import StateDisk
 from agent.services.events import EventLog
 from agent.services.facts import Facts
 from agent.services.host_profile import HostProfile
@@ -119,6 +121,7 @@ class Agent:
         config, machine = self.config, self._machine
         hardware = await lanes.run("facts", machine.hardware)
         events = EventLog(hardware.boot_id)
+        disk = StateDisk(self._state, events)
         units = Units(machine.systemd, lanes)
         stack.callback(units.listen())
         images = Images(self._state, machine.btrfs, units, machine.processes, lanes, events)
@@ -138,7 +141,10 @@ class Agent:
         standing = Facts(machine, config.state_dir)
 
         async def facts() -> api.MachineFacts:
-            return await lanes.run("facts", standing.read, self._name())
+            found = await lanes.run("facts", standing.read, self._name())
+            return replace(found, problems=[disk.problem] if disk.problem else [])
+
+        group.create_task(disk.watch(), name="disk")
 
         def spawn(work: Coroutine[Any, Any, None]) -> None:
             group.create_task(_logged(work))

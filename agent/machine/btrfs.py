@@ -6,6 +6,7 @@ Sending and receiving is left to the `btrfs` program: the library has neither.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Iterator
@@ -85,6 +86,23 @@ class HostBtrfs:
         with _translated(f"cannot read the free space at {path}"):
             found = os.statvfs(path)
             return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+    def sync(self, path: Path) -> None:
+        """Return once everything written to this file system, and no other, is on disk.
+
+        syncfs(2) by way of the C library: Python has no name for it, and libbtrfsutil has
+        different ones in different releases.
+        """
+        with _translated(f"cannot sync the file system of {path}"):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if _LIBC.syncfs(fd):
+                    raise OSError(ctypes.get_errno(), "syncfs")
+            finally:
+                os.close(fd)
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _is_subvolume(path: Path) -> bool:

@@ -118,6 +118,11 @@ class FakeBtrfs:
             raise BtrfsError(f"cannot read the free space at {path}: {os.strerror(errno.ENOENT)}")
         return self.size_bytes, self.available_bytes
 
+    def sync(self, path: Path) -> None:
+        """Do nothing, as there is nothing behind these folders."""
+        if not path.exists():
+            raise BtrfsError(f"cannot sync the file system of {path}: {os.strerror(errno.ENOENT)}")
+
     def mark_received(self, path: Path, uuid: str) -> None:
         """Make a subvolume look like one that `btrfs receive` has finished."""
         record = self._get(path, f"cannot mark {path}")

@@ -18,13 +18,23 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from agent.api import ImageFormat, ImageInfo
 from agent.core.unpack import UNPACK_TIMEOUT_S, unpack_properties
-from agent.errors import Conflict, HostError, NotFound, TwineError, Unprocessable
+from agent.errors import (
+    Conflict,
+    HostError,
+    NotFound,
+    SystemdError,
+    TwineError,
+    Unprocessable,
+    Unreachable,
+)
 from agent.machine import Btrfs, Processes, UnitState
+from agent.services.disk import FREE_RESERVE_BYTES
 from agent.services.events import EventLog
 from agent.services.offload import Lanes
 from agent.services.units import Units
@@ -32,8 +42,11 @@ from agent.services.units import Units
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 20
-FREE_RESERVE_BYTES = 128 << 20
-"""Space that an arriving image must leave: with none left, tasks cannot write either."""
+FREE_LOOK_S = 0.1
+"""How often the room is looked at while an image is unpacked: at 1 GB/s it shrinks by less than
+the reserve between two looks."""
+IDLE_S = 60.0
+"""A stream of which nothing came for so long has ended; whoever sends can begin anew."""
 CLEAR_TIMEOUT_S = 30.0
 """How long an unpack unit from before may take to end once it was stopped."""
 
@@ -58,7 +71,9 @@ class Images:
         self._processes = processes
         self._lanes = lanes
         self._events = events
-        self._locks: dict[str, asyncio.Lock] = {}
+        self.idle_s = IDLE_S
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """One at a time does something to an image; a lock lives while somebody has use for it."""
         for folder in (self.folder, self._staging):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -69,25 +84,32 @@ class Images:
         await self._lanes.run("btrfs", self._tidy)
 
     def _tidy(self) -> None:
-        for name in self._btrfs.children(self._staging):
-            self._btrfs.delete(self._staging / name)
-        for path in self._staging.iterdir():
-            if path.is_dir():
-                for name in self._btrfs.children(path):
-                    self._btrfs.delete(path / name)
-                path.rmdir()
-            else:
-                path.unlink()
+        for path in list(self._staging.iterdir()):
+            self._remove(path)
         for path in self.folder.glob(".*.new"):
-            path.unlink()
+            self._remove(path)
         there = set(self._btrfs.children(self.folder))
         for path in self.folder.glob("*.json"):
             if path.stem not in there or self.find(f"sha256:{path.stem}") is None:
                 log.error("an image is damaged and removed", extra={"image": path.stem})
-                path.unlink()
+                self._remove(path)
         complete = {p.stem for p in self.folder.glob("*.json")}
         for name in there - complete:
-            self._btrfs.delete(self.folder / name)
+            self._remove(self.folder / name)
+
+    def _remove(self, path: Path) -> None:
+        """Remove what was left behind, of whatever kind; what cannot go stays until later."""
+        try:
+            if self._btrfs.find(path) is not None:
+                self._btrfs.delete(path)
+            elif path.is_dir():
+                for name in self._btrfs.children(path):
+                    self._btrfs.delete(path / name)
+                path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
+        except (OSError, TwineError) as e:
+            log.warning("a leftover cannot be removed", extra={"path": str(path), "why": str(e)})
 
     def find(self, digest: str) -> ImageInfo | None:
         """Return an image that is complete, None where there is none."""
@@ -109,25 +131,31 @@ class Images:
         infos = [self.find("sha256:" + p.stem) for p in self.folder.glob("*.json")]
         return sorted((i for i in infos if i), key=lambda i: -i.created_at)
 
+    def _lock(self, digest: str) -> asyncio.Lock:
+        return self._locks.setdefault(digest, asyncio.Lock())
+
     async def receive(
         self, digest: str, format_: ImageFormat, chunks: AsyncIterator[bytes]
     ) -> ImageInfo:
         """Take an image in; return at once where it is here already.
 
         Raises `Unprocessable` for a stream that has another digest, cannot be unpacked or
-        leaves too little space; then nothing of it stays.
+        leaves too little space, `Unreachable` for one that stalls; then nothing of it stays.
         """
-        async with self._locks.setdefault(digest, asyncio.Lock()):
+        async with self._lock(digest):
             if info := self.find(digest):
                 return info
             stream = self._staging / f"{_hex(digest)}.stream"
             try:
                 size = await self._store(digest, stream, chunks)
                 await self._unpack(digest, format_, stream)
+                # Else a power cut could leave a complete image whose files are empty.
+                await self._lanes.run("sync", self._btrfs.sync, self._staging)
                 info = ImageInfo(
                     digest=digest, format=format_, stream_bytes=size, created_at=time.time()
                 )
                 await self._lanes.run("btrfs", self._publish, info)
+                await self._lanes.run("sync", self._btrfs.sync, self.folder)
             except OSError as e:
                 raise HostError(f"cannot store image {digest}: {e.strerror}") from e
             finally:
@@ -141,7 +169,7 @@ class Images:
         sha, size, buffer = hashlib.sha256(), 0, bytearray()
         file = await self._lanes.run("files", _new_file, path)
         try:
-            async for chunk in chunks:
+            async for chunk in self._timely(digest, chunks):
                 buffer += chunk
                 if len(buffer) >= BUFFER_BYTES:
                     size += await self._lanes.run("files", self._flush, file, sha, bytes(buffer))
@@ -156,6 +184,21 @@ class Images:
                 hint="it was cut short or is another image; nothing of it was kept",
             )
         return size
+
+    async def _timely(self, digest: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the chunks; a stream that stalls must not keep others from the image (F-29)."""
+        while True:
+            try:
+                async with asyncio.timeout(self.idle_s):
+                    chunk = await anext(chunks)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as e:
+                raise Unreachable(
+                    f"the stream of image {digest} stalled: nothing came for {self.idle_s:g} s",
+                    hint="send or pull it again; nothing of it was kept",
+                ) from e
+            yield chunk
 
     def _flush(self, file: BinaryIO, sha: hashlib._Hash, data: bytes) -> int:
         _, free = self._btrfs.free_bytes(self._staging)
@@ -178,14 +221,42 @@ class Images:
         properties = unpack_properties(str(stream), str(target), format_)
         # One from before would have unpacked into a folder that is gone by now.
         await self._units.clear(unit, timeout_s=CLEAR_TIMEOUT_S)
+        short: list[int] = []
+        watch = asyncio.create_task(self._watch_room(unit, short.append))
         try:
             end = await self._units.run(unit, properties, timeout_s=UNPACK_TIMEOUT_S + 60)
         except asyncio.CancelledError:
             await self._units.stop(unit)
             raise
+        except SystemdError:
+            if not short:
+                raise
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+        if short:
+            raise Unprocessable(
+                f"image {digest} does not fit: unpacking it left {short[0] >> 20} MiB, and "
+                f"{FREE_RESERVE_BYTES >> 20} MiB must stay free",
+                hint="delete images that no task uses",
+            )
         if end.active == "failed" or end.exit_code:
             why = await asyncio.to_thread(self._said, end)
             raise Unprocessable(f"image {digest} cannot be unpacked as {format_}: {why}")
+
+    async def _watch_room(self, unit: str, tell: Callable[[int], None]) -> None:
+        """Stop an unpacking that fills the disk, and tell how many bytes it left.
+
+        A few bytes of a stream may become many; with no room left, not even a task could be
+        stopped.
+        """
+        while True:
+            _, free = await self._lanes.run("files", self._btrfs.free_bytes, self._staging)
+            if free < FREE_RESERVE_BYTES:
+                tell(free)
+                await self._units.stop(unit)
+                return
+            await asyncio.sleep(FREE_LOOK_S)
 
     def _said(self, end: UnitState) -> str:
         """Return the last words of a failed unpack unit."""
@@ -218,23 +289,14 @@ class Images:
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, final.with_suffix(".json"))
-        os.sync()
 
     def _discard(self, digest: str) -> None:
-        (self._staging / f"{_hex(digest)}.stream").unlink(missing_ok=True)
-        staged = self._staging / _hex(digest)
-        if not staged.exists():
-            return
-        if self._btrfs.find(staged) is not None:
-            self._btrfs.delete(staged)
-            return
-        for name in self._btrfs.children(staged):
-            self._btrfs.delete(staged / name)
-        staged.rmdir()
+        self._remove(self._staging / f"{_hex(digest)}.stream")
+        self._remove(self._staging / _hex(digest))
 
     async def delete(self, digest: str, users: Callable[[str], list[str]]) -> None:
         """Remove an image. Raises `Conflict` while tasks run from it, `NotFound` without it."""
-        async with self._locks.setdefault(digest, asyncio.Lock()):
+        async with self._lock(digest):
             self.get(digest)
             if tasks := users(digest):
                 raise Conflict(

@@ -99,7 +99,7 @@ class Journal:
         """Return all records. Raises `ConfigError` for those of a newer release (F-07)."""
         found = Replay()
         for unfinished in self._folder.glob(".*.new"):
-            unfinished.unlink()
+            _remove(unfinished)
         for path in sorted(self._folder.glob("*.json")):
             task_id = path.stem
             try:
@@ -114,8 +114,16 @@ class Journal:
             elif time.time() - record.at < TOMBSTONE_S:
                 found.tombstones[task_id] = record
             else:
-                path.unlink()
+                _remove(path)
         return found
+
+
+def _remove(path: Path) -> None:
+    """Remove what is of no use any more; on a read-only disk it does no harm either."""
+    try:
+        path.unlink()
+    except OSError as e:
+        log.warning("a leftover cannot be removed", extra={"path": str(path), "why": e.strerror})
 
 
 def _decode(data: bytes) -> TaskRecord | Tombstone:

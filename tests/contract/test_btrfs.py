@@ -186,6 +186,14 @@ def test_only_the_subvolumes_directly_below_are_children(volume: Volume) -> None
         volume.btrfs.children(volume.folder / "missing")
 
 
+def test_a_file_system_is_synced_by_any_folder_of_it(volume: Volume) -> None:
+    (volume.folder / "file").write_bytes(b"x" * 100_000)
+    volume.btrfs.sync(volume.folder)
+
+    with pytest.raises(BtrfsError, match="missing"):
+        volume.btrfs.sync(volume.folder / "missing")
+
+
 def test_free_space_is_part_of_the_size(volume: Volume) -> None:
     size, free = volume.btrfs.free_bytes(volume.folder)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from agent.errors import (
     Unprocessable,
     Unreachable,
 )
+from agent.machine import Property
 from agent.machine.fake import ends_with
 from agent.services.images import Images
 
@@ -136,6 +138,52 @@ async def test_a_full_disk_is_said_before_it_is_full(host: FakeHost) -> None:  #
         with pytest.raises(Unprocessable, match="does not fit"):
             await client.put_image(DIGEST, TAR, chunks_of(DATA))
     _nothing_stays(host)
+
+
+async def test_an_unpacking_that_fills_the_disk_is_stopped(host: FakeHost) -> None:
+    """BUG-AG9: 10 MB of zeros filled the host; then nothing could even be stopped. F-33"""
+
+    def a_bomb(_argv: list[str], _properties: Mapping[str, Property]) -> None:
+        host.fake.btrfs.available_bytes = 90 << 20  # and it would go on
+
+    host.fake.systemd.programs["tar"] = a_bomb
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match="unpacking it left 90 MiB"):
+            await client.put_image(DIGEST, TAR, chunks_of(DATA))
+    _nothing_stays(host)
+
+
+async def test_a_stream_that_stalls_keeps_nobody_from_the_image(host: FakeHost) -> None:
+    """BUG-AG6: its digest was blocked until the agent was restarted. F-29"""
+
+    async def stalls() -> AsyncIterator[bytes]:
+        yield DATA[:5000]
+        await asyncio.Event().wait()
+
+    async with host.serving() as (services, client):
+        services.images.idle_s = 0.05
+        with pytest.raises(Unreachable, match=r"stalled: nothing came for 0\.05 s"):
+            await services.images.receive(DIGEST, TAR, stalls())
+        _nothing_stays(host)
+        services.images.idle_s = 60.0
+        await client.put_image(DIGEST, TAR, chunks_of(DATA))
+        gc.collect()
+        locks = len(services.images._locks)
+
+    assert locks == 0  # BUG-AG15: they lived until a restart
+
+
+async def test_what_is_complete_was_on_disk_before_and_is_after(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut must not leave a complete image whose files are empty."""
+    record = _folder(host).with_suffix(".json")
+    synced = list[bool]()
+    monkeypatch.setattr(host.fake.btrfs, "sync", lambda _: synced.append(record.exists()))
+    async with host.agent() as client:
+        await client.put_image(DIGEST, TAR, chunks_of(DATA))
+
+    assert synced == [False, True]
 
 
 async def test_an_error_of_the_disk_is_no_bug_of_ours(
