@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from agent.api import ProfileState
+from agent.errors import Unprocessable
 from control_plane.agents.core.commands import strays
 from control_plane.agents.region import Region
-from control_plane.agents.sights import Sight
+from control_plane.agents.sights import Sight, Sights
 from control_plane.allocator.core.claims import Claim
-from control_plane.allocator.core.demand import demand_for
-from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.demand import claiming_cpu, demand_for
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
+from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.region_index import IndexedMachine, RegionIndex
-from control_plane.allocator.core.request import Allowance, Plan, Request
+from control_plane.allocator.core.request import Allowance, Group, Plan, Request
 from control_plane.allocator.core.spread import (
     Repair,
     Targets,
@@ -31,21 +33,28 @@ from control_plane.allocator.core.spread import (
     targets_of,
     trying,
 )
-from control_plane.allocator.counted import CountedMachines, Held
-from control_plane.allocator.promises import Limits, PromiseKeeper
+from control_plane.allocator.counted import CountedMachines
+from control_plane.allocator.quotas import Quotas
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocation, Allocations
-from control_plane.allocator.waiting import Waiting
-from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, spec_of
 from control_plane.api.machines import MachineRecord, MachineState
-from control_plane.api.settings import Overgrant
-from control_plane.broker.core.capacity import Kinds, micro
+from control_plane.api.policy import Admission
+from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.capacity import Kinds
 from control_plane.broker.core.unavailability import blocking
-from control_plane.portal.core.pools import Quota, pool_of, pool_quotas
+from control_plane.broker.keys import prefix_of
+from control_plane.portal.core.pools import pool_of
 from control_plane.portal.portal import Portal
+from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table, ignore
 from control_plane.store import Compacted, Store
+from control_plane.store.bulk import put_all
+from control_plane.store.memory import MemoryStore
+from control_plane.store.records import ENTITLEMENTS, encode
 
 STEP = 1_000
 """Machines that are looked at between two pauses of a comparison of everything."""
@@ -71,14 +80,14 @@ class Allocator:
         )
         self.directory = TaskDirectory()
         self._kinds = Kinds()
-        self._broker, self._portal = region.broker, portal
+        self.broker, self._portal = region.broker, portal
         self.portal = portal
         self._jobs, self._sights = jobs, region.sights
         self._runtime, self._settings = region.runtime, region.settings
         self._by_entitlement: dict[str, dict[str, None]] = defaultdict(dict)
-        self._quotas: dict[str, Quota] | None = None
-        self.waiting = Waiting(self._priority, lambda: self.index.gain)
         self._counted = CountedMachines(self.index, self._runtime.wall)
+        self.quotas = Quotas(region, portal, self.index, self._counted)
+        self.waiting = self.quotas.waiting
         self._timed: dict[str, None] = {}
         """Machines whose agents are yet to answer for the first time."""
         self._seen: dict[str, int] = {}
@@ -89,17 +98,66 @@ class Allocator:
         """Data centers whose brokers did not answer, when that was looked at last."""
         self._quarantined: dict[str, float] = {}
         """Machine → until when it is kept from a profile that it did not reach."""
-        self._promises = PromiseKeeper(
-            self.index,
-            self._all_quotas,
-            lambda pool: self._counted.aside(pool, self.quota(pool)),
-            self._runtime,
-        )
+        self._promises = self.quotas.promises
+        self._asked: dict[str, tuple[JobSpec, EntitlementRecord, Request]] = {}
+        """Job → what `place` was asked for last, by which terms, and what that is as a request."""
         self._loaded = False
         jobs.listen(self._job_changed)
         portal.table.listen(lambda *_: self._quotas_changed())
         region.broker.listen(self._machine_changed, loaded=ignore)
         region.sights.listen(self._machine_seen)
+
+    @classmethod
+    @asynccontextmanager
+    async def over(
+        cls,
+        store: Store,
+        broker_stores: Mapping[str, Store] | None = None,
+        settings: SchedulerSettings | None = None,
+        portal: PortalSettings | None = None,
+        runtime: Runtime | None = None,
+    ) -> AsyncIterator[Allocator]:
+        """Run an allocator on open stores, with brokers and portal and without a scheduler.
+
+        For programs that place jobs themselves: `place`, `plan`, `forget`. Whoever else writes
+        to these stores meanwhile is refused by the stores' own compare-and-set.
+        """
+        runtime = runtime or Runtime()
+        brokers = Brokers(store, runtime, broker_stores)
+        region = Region(brokers, Sights(brokers, runtime), settings or SchedulerSettings(), runtime)
+        granted = Portal(store, runtime, portal)
+        made = cls(region, granted, JobTable(store), store)
+        await brokers.load()
+        await granted.load()
+        await made.load()
+        await made.quotas.promises.load()
+        running = asyncio.create_task(made.run())
+        try:
+            yield made
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await made.allocations.close()
+
+    @classmethod
+    @asynccontextmanager
+    async def of(
+        cls,
+        machines: Iterable[MachineRecord],
+        entitlements: Mapping[str, EntitlementSpec] | None = None,
+    ) -> AsyncIterator[Allocator]:
+        """Run an allocator on machines in memory: plans without a control plane.
+
+        A machine is in the entitlement that its record names, or free. Nothing is written
+        anywhere, and all is forgotten in the end.
+        """
+        async with MemoryStore() as store:
+            keys = ((prefix_of(m.location.datacenter) + m.machine, encode(m)) for m in machines)
+            await put_all(store, keys)
+            granted = (EntitlementRecord(name=n, spec=s) for n, s in (entitlements or {}).items())
+            await put_all(store, ((ENTITLEMENTS + e.name, encode(e)) for e in granted))
+            async with cls.over(store) as made:
+                yield made
 
     async def load(self) -> None:
         """Finish what a crash interrupted, then read all allocations (restart in seconds).
@@ -128,7 +186,7 @@ class Allocator:
 
     async def _look_at_changes(self) -> None:
         """Take in what brokers changed since this was done last, heard of or not."""
-        for datacenter, broker in list(self._broker.by_datacenter.items()):
+        for datacenter, broker in list(self.broker.by_datacenter.items()):
             seen, self._seen[datacenter] = self._seen.get(datacenter), broker.table.latest
             try:
                 names = dict.fromkeys(
@@ -144,11 +202,11 @@ class Allocator:
         known = list(self.index.machines)
         for start in range(0, len(known), STEP):
             part = known[start : start + STEP]
-            await self._refresh_in_turns([n for n in part if self._broker.table.find(n) is None])
+            await self._refresh_in_turns([n for n in part if self.broker.table.find(n) is None])
             await asyncio.sleep(pause_s)
 
     async def _look_at_all(self, pause_s: float = 0.0) -> None:
-        for broker in list(self._broker.by_datacenter.values()):
+        for broker in list(self.broker.by_datacenter.values()):
             names = list(broker.table)
             for start in range(0, len(names), STEP):
                 await self._refresh_in_turns(names[start : start + STEP])
@@ -163,7 +221,7 @@ class Allocator:
         """Bring some machines up to date with their brokers' records and agents."""
         known = []
         for name in machines:
-            record = self._broker.table.find(name)
+            record = self.broker.table.find(name)
             if record is None:
                 self._forget_machine(name)
             else:
@@ -186,13 +244,50 @@ class Allocator:
 
     # -- requests
 
+    async def place(self, spec: JobSpec) -> Allocation:
+        """Give each task of a job a machine, as far as there is room; durable when it returns.
+
+        The one call for programs that are not our scheduler. Asked again with the same, it
+        changes nothing and costs little; with another size or other claims, tasks that can stay
+        do. Tasks leave machines that take none any more. `forget` gives everything back.
+        Raises `Unprocessable` if there is no such entitlement, `Busy` if others were faster
+        again and again.
+        """
+        return await self.allocate(self._request(spec))
+
+    async def plan(self, spec: JobSpec) -> Targets:
+        """Return where `place` would put each task, and why some nowhere; changes nothing."""
+        return await self.targets(self._request(spec))
+
+    def _request(self, spec: JobSpec) -> Request:
+        """Return what a job asks for; the same object for the same job and entitlement."""
+        entitlement = self._portal.table.find(spec.entitlement)
+        known = self._asked.get(spec.name)
+        if known is not None and known[1] is entitlement and known[0] == spec:
+            return known[2]
+        if entitlement is None:
+            raise Unprocessable(
+                f"cannot place job {spec.name!r}: there is no entitlement {spec.entitlement!r}",
+                hint="twinectl entitlement list",
+            )
+        demand = demand_for(claiming_cpu(spec, self._settings.default_cpu_cores), entitlement.spec)
+        made = Request(
+            job=spec.name,
+            pool=pool_of(spec.entitlement, entitlement.spec),
+            groups=(Group(demand, tuple(range(spec.tasks)), running=False),) if spec.tasks else (),
+            preferences=preferences_of(spec, entitlement.spec),
+            gang=spec.admission is Admission.GANG,
+        )
+        self._asked[spec.name] = (spec, entitlement, made)
+        return made
+
     async def allocate(self, request: Request) -> Allocation:
         """Do what a request asks for; durable when this returns (`transactions`)."""
         pool = request.pool
         if self.waiting.begin(request.job):
             self.allocations.forget_answer(request.job)
         allocation = await self.allocations.allocate(
-            request, lambda: self.allowance(request), self._profile(pool)
+            request, lambda: self.quotas.allowance(request), self.quotas.profile(pool)
         )
         if allocation.unplaced:
             self.waiting.put(request.job, request, allocation.gain)
@@ -231,12 +326,13 @@ class Allocator:
         return gaining(claims, over, await self._planned(trying(request, tried, left)), most)
 
     async def _planned(self, request: Request) -> Plan:
-        steps = planning(self.index, request, self.allowance(request))
+        steps = planning(self.index, request, self.quotas.allowance(request))
         return await self.allocations.in_steps(steps)
 
     async def forget(self, job: str) -> None:
         """Give back everything that a job claims."""
         self.waiting.drop(job)
+        self._asked.pop(job, None)
         claims = self.index.claims.get(job)
         if claims is not None:
             await self.allocations.allocate(Request(job, claims.pool), Allowance)
@@ -250,33 +346,7 @@ class Allocator:
         """Return the jobs bound to an entitlement."""
         return sorted(self._by_entitlement[entitlement])
 
-    # -- quotas
-
-    def quota(self, pool: str) -> Quota:
-        """Return what a pool may hold, its reservations included."""
-        return self._all_quotas().get(pool) or Quota(machines=0)
-
-    def _all_quotas(self) -> Mapping[str, Quota]:
-        if self._quotas is None:
-            self._quotas = pool_quotas(self._portal.specs())
-        return self._quotas
-
-    def over_quota(self, pool: str) -> bool:
-        """Return whether a pool holds more than its quota, since that was made smaller."""
-        quota, held = self.quota(pool), self._held(pool)
-        return (
-            (quota.machines is not None and held.machines > quota.machines)
-            or (quota.rru is not None and held.micro_rru > micro(quota.rru))
-            or any(
-                count > quota.per_type.get(kind, 0)
-                for kind, count in held.per_type.items()
-                if quota.per_type
-            )
-        )
-
-    def _held(self, pool: str) -> Held:
-        """Return what counts against a pool's quota: `counted`."""
-        return self._counted.held(pool, self.quota(pool))
+    # -- machines
 
     async def give_back(self, machine: Machine) -> None:
         """Give a machine to the free pool; no task comes there from this moment on.
@@ -289,7 +359,7 @@ class Allocator:
         self._given_back[name] = None
         self.index.block(name, "is being given back")
         try:
-            await self._broker.release(name, revision=self._broker.table.revision(name))
+            await self.broker.release(name, revision=self.broker.table.revision(name))
         finally:
             del self._given_back[name]
             self.refresh([name])
@@ -306,72 +376,12 @@ class Allocator:
         over = [name for name, until in self._quarantined.items() if until <= now]
         for name in over:
             del self._quarantined[name]
-        away, self._away = self._away, self._broker.away()
+        away, self._away = self._away, self.broker.away()
         if over or away.keys() - self._away.keys():
             self.index.loosened()
 
-    def may_hold(self, pool: str, machine: Machine) -> bool:
-        """Return whether a pool may hold such a machine at all."""
-        return self.quota(pool).allows(machine.capacity.machine_type, machine.place.datacenter)
-
-    def allowance(self, request: Request) -> Allowance:
-        """Return what the pool of a request may still take, for one plan."""
-        pool = request.pool
-        quota, held = self.quota(pool), self._held(pool)
-        per_type = {k: n - held.per_type[k] for k, n in quota.per_type.items()}
-        return Allowance(
-            machines=None if quota.machines is None else quota.machines - held.machines,
-            micro_rru=None if quota.rru is None else micro(quota.rru) - held.micro_rru,
-            per_type=per_type or None,
-            types=quota.types,
-            datacenter=quota.datacenter,
-            refuses=self._refuses(pool, request),
-            unpromised=self._unpromised(pool),
-        )
-
-    def _unpromised(self, pool: str) -> Limits | None:
-        """Return how many free machines of which kind others were not promised."""
-        if self._portal.settings.overgrant is Overgrant.ALLOW:
-            return None  # whoever comes first gets machines
-        return self._promises.limits(pool)
-
-    def _refuses(self, pool: str, request: Request) -> Callable[[Machine], str]:
-        """Return the judge of single free machines: quarantines, and who comes first."""
-        profile = self._profile(pool)
-        before = [
-            wish
-            for wish in self.waiting.ahead_of(self._priority(pool))
-            if wish.pool != pool and self._may_grow(wish.pool)
-        ]
-
-        away = self._broker.away()
-
-        def refuses(machine: Machine) -> str:
-            if away and (why := away.get(machine.place.datacenter)):
-                return f"the broker of {machine.place.datacenter} does not answer: {why}"
-            record = self._broker.table.find(machine.name)
-            if record is None:
-                return "is not known any more"
-            if (
-                record.quarantined_profile == profile
-                and record.quarantined_until > self._runtime.wall()
-            ):
-                return f"cannot reach profile {profile}: {record.quarantine_reason}"
-            for wish in before:
-                fits = not judge(wish.demand, machine, machine)
-                if fits and self.may_hold(wish.pool, machine):
-                    self.waiting.stands_behind(request.job)
-                    return f"kept for entitlement {wish.pool}, which has a higher priority"
-            return ""
-
-        return refuses
-
-    def _may_grow(self, pool: str) -> bool:
-        quota = self.quota(pool)
-        return quota.machines is None or self._held(pool).machines < quota.machines
-
     def _quotas_changed(self) -> None:
-        self._quotas = None
+        self.quotas.changed()
         self.waiting.reorder()
         self.index.loosened()
 
@@ -384,14 +394,6 @@ class Allocator:
         """Return the entitlement on whose machines a job's tasks run."""
         entitlement = self.entitlement_of(spec)
         return pool_of(spec.entitlement, entitlement) if entitlement else spec.entitlement
-
-    def _profile(self, pool: str) -> str:
-        found = self._portal.table.find(pool)
-        return found.spec.host_profile if found is not None else ""
-
-    def _priority(self, pool: str) -> int:
-        found = self._portal.table.find(pool)
-        return found.spec.priority if found is not None else 0
 
     # -- keeping the index true
 
@@ -457,7 +459,7 @@ class Allocator:
             self._promises.outdated()
 
     def _machine_seen(self, name: str) -> None:
-        record = self._broker.table.find(name)
+        record = self.broker.table.find(name)
         if record is not None and name in self.index.machines:
             self.index.block(name, self._blocked(record))
 

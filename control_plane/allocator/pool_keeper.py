@@ -88,7 +88,7 @@ class PoolKeeper:
                 continue
             pool = machine.pool
             if pool not in over:
-                over[pool] = self._allocator.over_quota(pool)
+                over[pool] = self._allocator.quotas.is_over(pool)
             if self._is_superfluous(machine, now - since, is_over=over[pool]):
                 await self._release(machine)
                 over.pop(pool)
@@ -126,7 +126,7 @@ class PoolKeeper:
         """
         pools = dict.fromkeys(request.pool for request in self._allocator.waiting.requests())
         for pool in pools:
-            quota = self._allocator.quota(pool)
+            quota = self._allocator.quotas.of(pool)
             if quota.machines is None or self._index.pool(pool).size < quota.machines:
                 continue
             for record in self._broker.held(pool):
@@ -147,7 +147,8 @@ class PoolKeeper:
         """Return whether the free pool has a machine for a task that waits in this one."""
         requests = [r for r in self._allocator.waiting.requests() if r.pool == pool]
         return any(
-            not judge(group.demand, machine, machine) and self._allocator.may_hold(pool, machine)
+            not judge(group.demand, machine, machine)
+            and self._allocator.quotas.allows(pool, machine)
             for request in requests
             for group in request.groups
             for machine in self._index.fitting(group.demand, (FREE,))

@@ -82,6 +82,13 @@ class PromiseKeeper:
             found = self._limits[pool] = self._found(pool, self._ledger)
         return found
 
+    async def load(self) -> None:
+        """Do the sums once, at a start: nobody is refused for want of them."""
+        self._follow()
+        self._known = quotas = self._quotas()
+        for _ in self._sums(quotas):
+            await self._runtime.breathe()
+
     async def run(self) -> None:
         """Do the sums of a region with many pools, a step at a time, until cancelled."""
         while True:

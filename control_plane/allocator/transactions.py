@@ -62,7 +62,7 @@ class Allocation:
     unplaced: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
     gain: int = 0
-    """`RegionIndex.gain` when it was planned: until that rises, nothing more has room."""
+    """`RegionIndex.gains` of its pool when it was planned: until they rise, nothing has room."""
 
 
 @dataclass(slots=True)
@@ -71,8 +71,6 @@ class _Result:
 
     request: Request
     allocation: Allocation
-    gains: tuple[int, int]
-    """`RegionIndex.gains` before it was planned."""
 
 
 @dataclass(slots=True)
@@ -248,7 +246,7 @@ class Allocations:
             return False
         if not known.allocation.unplaced:
             return True
-        return known.gains == self.index.gains(known.request.pool)
+        return known.allocation.gain == self.index.gains(known.request.pool)
 
     async def _allocate(
         self, request: Request, allowance: Callable[[], Allowance], profile: str
@@ -259,11 +257,10 @@ class Allocations:
             claims = self.index.claims.get(request.job)
             if claims is not None:
                 claims.valid = True  # what changes from here on makes it false again
-            gains = self.index.gains(request.pool)
             made = await self.in_steps(planning(self.index, request, allowance()))
             change = made.change
             if change.is_empty or await self._carry_out(change, profile):
-                return self._remember(request, made, gains)
+                return self._remember(request, made)
             self.counts.conflicts += 1
             await asyncio.sleep(0)
         raise Busy(
@@ -349,13 +346,13 @@ class Allocations:
                 self.counts.cpu_s += time.perf_counter() - began
             await self._runtime.breathe()
 
-    def _remember(self, request: Request, made: Plan, gains: tuple[int, int]) -> Allocation:
+    def _remember(self, request: Request, made: Plan) -> Allocation:
         claims = self.index.claims.get(request.job)
         if claims is not None:
             claims.needs_usable = not all(group.running for group in request.groups)
         allocation = Allocation(claims, made.unplaced, made.reasons, made.gain)
         if request.groups:
-            self._results[request.job] = _Result(request, allocation, gains)
+            self._results[request.job] = _Result(request, allocation)
         return allocation
 
     async def _decide(self, change: Change, profile: str) -> str:

@@ -20,7 +20,7 @@ class Wish:
     pool: str
     demand: Demand
     gain: int = 0
-    """The index's gain when one of them was last tried in vain; so would be the others."""
+    """The pool's gains when one of them was last tried in vain; so would be the others."""
     jobs: set[str] = field(default_factory=set)
 
 
@@ -33,9 +33,13 @@ class _Entry:
 class Waiting:
     """The jobs that wait for room, by pool and by what they wait for."""
 
-    def __init__(self, priority: Callable[[str], int], gain: Callable[[], int]) -> None:
-        """Know nobody yet; `priority(pool)` and `gain()` are asked again and again."""
-        self._priority, self._gain = priority, gain
+    def __init__(self, priority: Callable[[str], int], gains: Callable[[str], int]) -> None:
+        """Know nobody yet; `priority(pool)` and `gains(pool)` are asked again and again.
+
+        Gains rise whenever there may be more room for that pool. What other pools gain is
+        nothing to it: then nobody is tried again, and nobody comes first (BUG-AL2).
+        """
+        self._priority, self._gains = priority, gains
         self._entries: dict[str, _Entry] = {}
         self._wishes: dict[tuple[str, Demand], Wish] = {}
         self._order: list[Wish] | None = None
@@ -48,10 +52,11 @@ class Waiting:
         self._behind: set[str] = set()
         """Jobs that wait for the turn of others."""
         self._again: set[str] = set()
-        """Jobs that are tried again whatever the gain: others that they stood behind had their
+        """Jobs that are tried again whatever the gains: others that they stood behind had their
         turn, or there was news while they were tried."""
-        self._told = -1
-        """The gain for which the jobs that are due were told already."""
+
+        self._told: dict[str, int] = {}
+        """Pools in which jobs wait → the gains for which those that are due were told already."""
 
     def begin(self, job: str) -> bool:
         """Note that a job is tried now; return whether its last answer does not count.
@@ -65,10 +70,11 @@ class Waiting:
         return entry is not None and entry.gain == _STALE
 
     def put(self, job: str, request: Request, gain: int) -> None:
-        """Note that a request found no room when the index's gain was this."""
+        """Note that a request found no room when the gains of its pool were these."""
         known = self._entries.get(job)
         self._again.discard(job)
         self._entries[job] = _Entry(request, gain)
+        self._told.setdefault(request.pool, -1)
         if known is None or known.request != request:
             if known is not None:
                 self._unwish(job, known.request)
@@ -90,8 +96,15 @@ class Waiting:
             self._behind.add(job)
             if self._began.get(job) != self._turns:
                 self._let_try(job)
-        if gain < self._gain():  # there was news since, perhaps of its own making
+        if gain < self._gains(request.pool):  # there was news since, perhaps of its own making
             self._again.add(job)
+
+    def is_outdated(self, job: str, gain: int) -> bool:
+        """Return whether a job that found no room at these gains is to be tried again already."""
+        entry = self._entries.get(job)
+        return entry is not None and (
+            entry.gain == _STALE or gain < self._gains(entry.request.pool)
+        )
 
     def drop(self, job: str) -> None:
         """Note that a job waits no more."""
@@ -115,20 +128,21 @@ class Waiting:
     def take_due(self) -> list[str]:
         """Return the jobs for which there may be room by now, the most important ones first.
 
-        Nobody is returned twice for the same gain.
+        Nobody is returned twice for the same gains.
         """
-        now = self._gain()
-        if now == self._told and not self._again:
-            return []
-        due = [job for job, entry in self._entries.items() if self._told < now > entry.gain]
-        due = [*{*due, *self._again}]
-        self._told = now
-        self._again.clear()
+        due, self._again = self._again, set()
+        told, self._told = self._told, {}
+        for job, entry in self._entries.items():
+            pool = entry.request.pool
+            now = self._told.setdefault(pool, self._gains(pool))
+            if told.get(pool, -1) < now > entry.gain:
+                due.add(job)
         return sorted(due, key=lambda job: (-self._priority(self._entries[job].request.pool), job))
 
     def is_due(self) -> bool:
         """Return whether `take_due` may return anybody."""
-        return bool(self._entries) and (self._gain() != self._told or bool(self._again))
+        gains = self._gains
+        return bool(self._again) or any(gains(pool) != told for pool, told in self._told.items())
 
     def requests(self) -> list[Request]:
         """Return all requests."""
@@ -140,11 +154,11 @@ class Waiting:
             self._order = sorted(
                 self._wishes.values(), key=lambda wish: (-self._priority(wish.pool), wish.pool)
             )
-        now, found = self._gain(), list[Wish]()
+        found = list[Wish]()
         for wish in self._order:
             if len(found) == _MOST_AHEAD or self._priority(wish.pool) <= priority:
                 break
-            if wish.gain < now:
+            if wish.gain < self._gains(wish.pool):
                 found.append(wish)
         return found
 

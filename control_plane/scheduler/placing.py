@@ -148,11 +148,11 @@ class Placing:
         preferences = preferences_of(record.spec, entitlement)
         gang = record.spec.admission is Admission.GANG
         request = Request(record.name, pool, groups, preferences, gang)
-        steps = planning(self.index, request, self.allocator.allowance(request))
+        steps = planning(self.index, request, self.allocator.quotas.allowance(request))
         made = await self.allocator.allocations.in_steps(steps)
         return made.change, made.unplaced, made.reasons
 
     def allowance(self, record: JobRecord) -> Allowance:
         """Return what the pool of a job may take from the free pool."""
         pool = self.pool_of(record)
-        return self.allocator.allowance(Request(record.name, pool))
+        return self.allocator.quotas.allowance(Request(record.name, pool))

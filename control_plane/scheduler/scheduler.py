@@ -212,6 +212,8 @@ class Scheduler:
             self._details[name] = made.detail
         if answer is None and request is not None:
             self._ask(name, request)
+        elif answer is not None and self._allocator.waiting.is_outdated(name, answer.gain):
+            self._wake(name)
         self._wake_waiting()
         if made.record != before:
             view = self._view(made.record, now)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import floor
 
+from msgspec.structs import replace
+
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Property, Requirement
@@ -75,6 +77,13 @@ def demand_of(spec: JobSpec, datacenter: str | None = None) -> Demand:
 def _shared(amount: float, overcommit: float) -> float:
     """Return what is claimed of an amount, rounded down: three thirds of a core are one."""
     return amount if overcommit == 1 else floor(micro(amount) / overcommit) / MICRO
+
+
+def claiming_cpu(spec: JobSpec, default_cpus: float) -> JobSpec:
+    """Return the specification with what its tasks claim of CPU, also where it does not say."""
+    if spec.cpus is not None or spec.limits.cpu_max_cores or spec.rru:
+        return spec
+    return replace(spec, cpus=default_cpus)
 
 
 def _requirements(spec: JobSpec) -> list[Requirement]:

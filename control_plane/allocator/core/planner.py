@@ -43,7 +43,7 @@ def planning(
     """Make a plan in steps of bounded time; its value is the plan."""
     work = Planning(index, request, allowance)
     waiting = yield from work.sort_out()
-    gain = index.gain
+    gain = index.gains(request.pool)
     unplaced: list[int] = []
     for group, tasks in waiting:
         left = yield from work.place(group, tasks)

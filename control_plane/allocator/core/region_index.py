@@ -54,9 +54,9 @@ class RegionIndex:
             found = self.pools[name] = Pool(name)
         return found
 
-    def gains(self, pool: str) -> tuple[int, int]:
+    def gains(self, pool: str) -> int:
         """Return what rises whenever a request in this pool may find more room than before."""
-        return self.pool(pool).gain, self.pools[FREE].gain
+        return self.pool(pool).gain + self.pools[FREE].gain
 
     def take_moves(self) -> dict[Bucket, int]:
         """Return by how many machines each bucket has grown since this was asked last."""

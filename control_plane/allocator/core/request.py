@@ -107,7 +107,7 @@ class Plan:
     unplaced: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
     gain: int = 0
-    """`RegionIndex.gain` when it was made: until that rises, nothing more has room."""
+    """`RegionIndex.gains` of its pool when it was made: until they rise, nothing has room."""
 
 
 def same_claim(one: Demand, other: Demand) -> bool:

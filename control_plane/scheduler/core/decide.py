@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from control_plane.agents.core.seen import View
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.spread import fullest_first
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, spec_of
 from control_plane.api.operations import Cause, JobEvent, Operation, OperationKind, OperationState
 from control_plane.api.policy import Property
 from control_plane.scheduler.core.moment import Moment
@@ -145,7 +145,7 @@ def _resized(made: Decision, seen: Seen) -> JobRecord:
     gets the lowest free ones, and what is too much goes from where most tasks stand. They go
     all at once: nobody counts on them any more. They are drained like any other.
     """
-    record, ledger, now = made.record, made.ledger, seen.now
+    record, ledger, now = _with_newest(made.record), made.ledger, seen.now
     staying = [task for task in record.tasks if not is_going(task)]
     missing = wanted_tasks(record) - len(staying)
     if missing == 0:
@@ -165,6 +165,29 @@ def _resized(made: Decision, seen: Seen) -> JobRecord:
                 task = take_down(task, generation, now)
         tasks.append(task)
     return replace(record, tasks=tasks, generation=generation)
+
+
+def _with_newest(record: JobRecord) -> JobRecord:
+    """Return the record in which tasks that wait for a machine want the newest version.
+
+    Nothing of them runs that an update would have to take down, and what they wait for is
+    perhaps just what the newest version does not need (BUG-AL1). One whose machine was lost
+    does so, too, unless its old copy is to be handled by rules of its own.
+    """
+    if all(task.version == record.version for task in record.tasks):
+        return record
+
+    def wants(task: TaskRecord) -> TaskRecord:
+        if task.version == record.version or is_going(task):
+            return task
+        waits_here = task.phase is TaskPhase.PENDING
+        is_lost = task.phase is TaskPhase.LOST and bool(task.reason)
+        same = spec_of(record, task).disconnect == record.spec.disconnect
+        if waits_here or (is_lost and same):
+            return replace(task, version=record.version, reason="", attempts=0)
+        return task
+
+    return replace(record, tasks=[wants(task) for task in record.tasks])
 
 
 def _with_new(record: JobRecord, missing: int, now: Moment) -> list[TaskRecord]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from agent.errors import FieldError
-from control_plane.allocator.core.demand import Demand, demand_of
+from control_plane.allocator.core.demand import Demand, claiming_cpu, demand_of
 from control_plane.allocator.core.feasibility import Tally, judge, of_kind
 from control_plane.allocator.core.machine_pools import Machine, Space
 from control_plane.api.capacity import EntitlementSpec
@@ -54,11 +54,10 @@ def claiming(spec: JobSpec, known: JobSpec | None, default_cpus: float) -> JobSp
     A job of a release in which that was nothing keeps it until its next version: to apply or
     resize it moves no task.
     """
-    if spec.cpus is not None or spec.limits.cpu_max_cores or spec.rru:
-        return spec
-    if known is not None and same_tasks(replace(known, cpus=None), spec):
+    claims = claiming_cpu(spec, default_cpus)
+    if claims is not spec and known is not None and same_tasks(replace(known, cpus=None), spec):
         return replace(spec, cpus=known.cpus)
-    return replace(spec, cpus=default_cpus)
+    return claims
 
 
 def same_tasks(one: JobSpec, other: JobSpec) -> bool:

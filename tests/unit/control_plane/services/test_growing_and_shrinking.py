@@ -67,7 +67,7 @@ class Watch:
             if record.loan is None and not leaving(record, clock())
         ]
         self.most[after.entitlement] = max(self.most[after.entitlement], len(held))
-        quota = self.world.cp._allocator.quota(after.entitlement).machines
+        quota = self.world.cp._allocator.quotas.of(after.entitlement).machines
         if quota is not None and len(held) > quota:
             self.broken.append(f"{after.entitlement} holds {len(held)} of {quota} at {name}")
 

@@ -1,0 +1,130 @@
+"""What a pool may take of the free machines: its quota, promises to others, who comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from control_plane.agents.region import Region
+from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allowance, Request
+from control_plane.allocator.counted import CountedMachines
+from control_plane.allocator.promises import Limits, PromiseKeeper
+from control_plane.allocator.waiting import Waiting
+from control_plane.api.settings import Overgrant
+from control_plane.broker.core.capacity import micro
+from control_plane.portal.core.pools import Quota, pool_quotas
+from control_plane.portal.portal import Portal
+
+
+class Quotas:
+    """Judges what pools may hold and take; changes nothing."""
+
+    def __init__(
+        self, region: Region, portal: Portal, index: RegionIndex, counted: CountedMachines
+    ) -> None:
+        """Know what the portal granted, and the machines of the index."""
+        self._broker, self._runtime = region.broker, region.runtime
+        self._portal, self._index, self._counted = portal, index, counted
+        self._quotas: dict[str, Quota] | None = None
+        self.waiting = Waiting(self.priority, index.gains)
+        self.promises = PromiseKeeper(
+            index, self._all, lambda pool: counted.aside(pool, self.of(pool)), region.runtime
+        )
+
+    def changed(self) -> None:
+        """Take in that the portal granted something else."""
+        self._quotas = None
+
+    def of(self, pool: str) -> Quota:
+        """Return what a pool may hold, its reservations included."""
+        return self._all().get(pool) or Quota(machines=0)
+
+    def _all(self) -> Mapping[str, Quota]:
+        if self._quotas is None:
+            self._quotas = pool_quotas(self._portal.specs())
+        return self._quotas
+
+    def is_over(self, pool: str) -> bool:
+        """Return whether a pool holds more than its quota, since that was made smaller."""
+        quota = self.of(pool)
+        held = self._counted.held(pool, quota)
+        return (
+            (quota.machines is not None and held.machines > quota.machines)
+            or (quota.rru is not None and held.micro_rru > micro(quota.rru))
+            or any(
+                count > quota.per_type.get(kind, 0)
+                for kind, count in held.per_type.items()
+                if quota.per_type
+            )
+        )
+
+    def allows(self, pool: str, machine: Machine) -> bool:
+        """Return whether a pool may hold such a machine at all."""
+        return self.of(pool).allows(machine.capacity.machine_type, machine.place.datacenter)
+
+    def priority(self, pool: str) -> int:
+        """Return how important a pool is; 0 if there is no such entitlement."""
+        found = self._portal.table.find(pool)
+        return found.spec.priority if found is not None else 0
+
+    def profile(self, pool: str) -> str:
+        """Return the host profile of a pool's machines."""
+        found = self._portal.table.find(pool)
+        return found.spec.host_profile if found is not None else ""
+
+    def allowance(self, request: Request) -> Allowance:
+        """Return what the pool of a request may still take, for one plan."""
+        pool = request.pool
+        quota = self.of(pool)
+        held = self._counted.held(pool, quota)
+        per_type = {k: n - held.per_type[k] for k, n in quota.per_type.items()}
+        return Allowance(
+            machines=None if quota.machines is None else quota.machines - held.machines,
+            micro_rru=None if quota.rru is None else micro(quota.rru) - held.micro_rru,
+            per_type=per_type or None,
+            types=quota.types,
+            datacenter=quota.datacenter,
+            refuses=self._refuses(pool, request),
+            unpromised=self._unpromised(pool),
+        )
+
+    def _unpromised(self, pool: str) -> Limits | None:
+        """Return how many free machines of which kind others were not promised."""
+        if self._portal.settings.overgrant is Overgrant.ALLOW:
+            return None  # whoever comes first gets machines
+        return self.promises.limits(pool)
+
+    def _refuses(self, pool: str, request: Request) -> Callable[[Machine], str]:
+        """Return the judge of single free machines: quarantines, and who comes first."""
+        profile = self.profile(pool)
+        before = [
+            wish
+            for wish in self.waiting.ahead_of(self.priority(pool))
+            if wish.pool != pool and self._may_grow(wish.pool)
+        ]
+        away = self._broker.away()
+
+        def refuses(machine: Machine) -> str:
+            if away and (why := away.get(machine.place.datacenter)):
+                return f"the broker of {machine.place.datacenter} does not answer: {why}"
+            record = self._broker.table.find(machine.name)
+            if record is None:
+                return "is not known any more"
+            if (
+                record.quarantined_profile == profile
+                and record.quarantined_until > self._runtime.wall()
+            ):
+                return f"cannot reach profile {profile}: {record.quarantine_reason}"
+            for wish in before:
+                if not judge(wish.demand, machine, machine) and self.allows(wish.pool, machine):
+                    self.waiting.stands_behind(request.job)
+                    return f"kept for entitlement {wish.pool}, which has a higher priority"
+            return ""
+
+        return refuses
+
+    def _may_grow(self, pool: str) -> bool:
+        quota = self.of(pool)
+        return quota.machines is None or self._counted.held(pool, quota).machines < quota.machines

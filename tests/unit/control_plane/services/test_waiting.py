@@ -1,0 +1,65 @@
+"""Jobs of which tasks find no room: what is tried for them, when, and what others lose by it."""
+
+import asyncio
+
+from msgspec.structs import replace
+from test_growing_and_shrinking import SMALL, deploy, entitle, held, hosts, job, on, region_of
+from world import World
+
+from control_plane.api.jobs import JobPhase
+from control_plane.api.policy import Admission
+from control_plane.api.settings import Overgrant
+
+
+def reason(w: World, name: str) -> str:
+    """Return why a task of a job has no machine; empty: none was looked for yet."""
+    return "".join(task.reason for task in w.cp._jobs.get(name).tasks)
+
+
+@on(region_of("dc1/msb1"))
+async def test_a_job_that_waits_takes_its_new_version_at_once(w: World):
+    """BUG-AL1: tasks that waited kept what their first version claims for ever."""
+    await entitle(w, "front", 1)
+    await deploy(w, job("other", 1))
+    await w.cp.apply_job(job("web", 1))
+    await w.until(lambda: reason(w, "web"))
+    await w.cp.apply_job(job("web", 1, limits=SMALL))
+    await w.stable("web")
+    task = (await w.cp.get_job("web")).record.tasks[0]
+    assert (task.version, hosts(w, "web")) == (2, {"web-0": "m1"})
+
+
+@on(region_of("dc1/msb1", "dc1/msb2"), give_back_after_s=1)
+async def test_a_task_whose_machine_was_lost_takes_the_version_that_has_room(w: World):
+    """BUG-AL1: the same for one that waits because its machine is gone."""
+    await entitle(w, "front", 2)
+    await deploy(w, job("web", 2))
+    lost = hosts(w, "web")["web-1"]
+    w.region.machines[lost].power_off()
+    await w.until(lambda: reason(w, "web"))
+    await w.cp.apply_job(job("web", 2, limits=SMALL))
+    await w.until(
+        lambda: len(set(hosts(w, "web"))) == 2 and len(set(hosts(w, "web").values())) == 1
+    )
+
+
+@on(region_of("dc1/msb1", "dc1/msb2"))
+async def test_nobody_is_kept_from_machines_by_a_job_that_cannot_use_them(w: World):
+    """BUG-AL2: a third pool gained room, which is nothing to the gang; it came first for ever."""
+    w.cp._portal.settings = replace(w.cp._portal.settings, overgrant=Overgrant.ALLOW)
+    await entitle(w, "third", 1)
+    await entitle(w, "low", 1, priority=100)
+    await entitle(w, "high", 2, priority=900)
+    await deploy(w, job("stays", 1, "third", SMALL), job("goes", 1, "third", SMALL))
+    await w.cp.apply_job(job("dear", 2, "high", admission=Admission.GANG))
+    await w.until(lambda: reason(w, "dear"))
+    await w.cp.stop_job("goes")
+    await asyncio.sleep(60)
+    counts = w.cp._allocator.allocations.counts
+    before = counts.hits + counts.misses
+    await asyncio.sleep(60)
+    assert counts.hits + counts.misses - before < 60  # it was asked 20 times a second
+    await w.cp.apply_job(job("cheap", 1, "low"))
+    await w.stable("cheap")
+    assert len(held(w, "low")) == 1
+    assert (await w.cp.get_job("dear")).phase is JobPhase.WAITING
