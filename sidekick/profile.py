@@ -355,19 +355,14 @@ def _evaluate(
 
     Its grammar and the facts that it names are checked in any case.
     """
+    known = False
     try:
         expression = parse(text.strip())
-        unknown = expression.facts - facts.keys()
-        return expression.evaluate(facts) if must or unknown else _tried(expression, facts)
-    except ExpressionError as e:
-        file.wrong(at, f"{e}; {e.hint}" if e.hint else str(e))
-        return None
-
-
-def _tried(expression: Any, facts: Facts) -> Any:
-    try:
+        known = expression.facts <= facts.keys()
         return expression.evaluate(facts)
-    except ExpressionError:
+    except ExpressionError as e:
+        if must or not known:
+            file.wrong(at, f"{e}; {e.hint}" if e.hint else str(e))
         return None
 
 
