@@ -30,6 +30,7 @@ from control_plane.api.inventory import (
     Lend,
     MachineScope,
     Records,
+    Relabel,
     Revoke,
     Undrain,
 )
@@ -163,6 +164,10 @@ class ControlPlaneClient(WireClient):
     async def drain_machines(self, wish: Drain) -> Records:
         """Announce that machines will be away: their tasks move, and no new ones come."""
         return _as(Records, await self.call(_ROUTE["drain_machines"], wish))
+
+    async def label_machines(self, wish: Relabel) -> Records:
+        """Set and remove labels of machines."""
+        return _as(Records, await self.call(_ROUTE["label_machines"], wish))
 
     async def undrain_machines(self, wish: Undrain) -> Records:
         """End what was planned for machines."""

@@ -17,6 +17,8 @@ class StoredDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     network_mbps: int = 0
     ports: tuple[str, ...] = ()
     requires: tuple[tuple[Property, tuple[str, ...]], ...] = ()
+    where: tuple[str, ...] = ()
+    """What else is required, as `api.requirements` writes it."""
 
 
 class AllocationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

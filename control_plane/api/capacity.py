@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from agent.api import Name
 from control_plane.api.people import Principal
-from control_plane.api.policy import Overcommit, Preference
+from control_plane.api.policy import Expression, Overcommit, Preference
 
 
 class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +26,9 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Hardware types it may hold; empty: any."""
     datacenter: Name | None = None
     """Pins its machines and jobs to one data center (CP10)."""
+    requires: Annotated[list[Expression], Meta(max_length=16)] = []
+    """Hard requirements of all its jobs, besides their own (docs/requirements-grammar.md). What
+    the quota promises is counted by type and data center, whatever is required here."""
     preferences: list[Preference] | None = None
     """Spread policy of its jobs, unless they have their own; None: the region's default."""
     overcommit: Overcommit = Overcommit()

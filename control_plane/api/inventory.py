@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from agent.api import Location, Name
 from control_plane.api.machines import EventKind, Hardware, MachineRecord, MachineState
+from control_plane.api.policy import MAX_LABELS, Expression, LabelName, Labels
 
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
 Seconds = Annotated[float, Meta(ge=0, le=400 * 86_400)]
@@ -30,6 +31,8 @@ class MachineScope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     state: MachineState | None = None
     unavailable: bool | None = None
     """Whether an event keeps it from use, or will soon."""
+    where: Expression | None = None
+    """A requirement that it meets (docs/requirements-grammar.md)."""
 
 
 class MachineChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +104,15 @@ class Undrain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scope: MachineScope | None = None
 
 
+class Relabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Machines get labels, or lose some: named ones, or all of a scope."""
+
+    machines: list[Name] = []
+    scope: MachineScope | None = None
+    set: Labels = {}
+    remove: Annotated[list[LabelName], Meta(max_length=MAX_LABELS)] = []
+
+
 class Lend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole, empty machine goes to another entitlement for a while (EL3)."""
 
@@ -126,6 +138,8 @@ class InventoryMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     hardware: Hardware
     cluster: str = ""
     address: str = ""
+    labels: dict[str, str] | None = None
+    """None: the list says nothing of them, and those that there are stay."""
 
 
 class ImportResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from agent.api import (
     TaskState,
 )
 from control_plane.api.operations import Operation
-from control_plane.api.policy import Admission, Overcommit, Preference, Requirement
+from control_plane.api.policy import Admission, Expression, Overcommit, Preference, Requirement
 
 JobName = Annotated[
     str,
@@ -85,8 +85,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     stop_timeout_s: Seconds = 10.0
     machine_types: list[Name] = []
     """Hard requirement: only machines of these types; empty: whatever the entitlement holds."""
-    requires: Annotated[list[Requirement], Meta(max_length=16)] = []
-    """Further hard requirements; all must hold."""
+    requires: Annotated[list[Expression | Requirement], Meta(max_length=16)] = []
+    """Further hard requirements; all must hold: texts such as `gpus >= 4 or label.fast exists`
+    (docs/requirements-grammar.md), or tables with a property and its values."""
     preferences: Annotated[list[Preference], Meta(max_length=16)] | None = None
     """Soft preferences, most important first; None: those of the entitlement."""
     admission: Admission = Admission.PARTIAL

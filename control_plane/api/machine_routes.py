@@ -12,6 +12,7 @@ from control_plane.api.inventory import (
     Lend,
     MachineScope,
     Records,
+    Relabel,
     Revoke,
     Undrain,
 )
@@ -73,6 +74,15 @@ MACHINE_ROUTES: tuple[Route, ...] = (
         response=Records,
         needs=Needs.OPERATOR,
         summary="End what was planned for machines",
+    ),
+    Route(
+        "label_machines",
+        "POST",
+        "/v1/machines:label",
+        request=Relabel,
+        response=Records,
+        needs=Needs.OPERATOR,
+        summary="Set and remove labels of machines, for requirements to ask for",
     ),
     Route(
         "lend_machine",

@@ -103,6 +103,8 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """From the inventory; what its agent says about memory and CPUs wins."""
     cluster: str = ""
     """Label of the historic cluster, the scope of decommissions and refreshes (MO21)."""
+    labels: dict[str, str] | None = None
+    """What operators call it: `zone` → `a`; None: nothing."""
     state: MachineState = MachineState.UP
     joined_at: float = 0.0
     entitlement: str = ""

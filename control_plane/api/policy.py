@@ -17,6 +17,40 @@ Value = Annotated[str, Meta(min_length=1, max_length=255)]
 """A bin: `skylake`, `msb3`, or a place as a path from any level on: `dc1/msb3`."""
 
 
+LABEL_NAME = r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
+LABEL_VALUE = r"[A-Za-z0-9]([A-Za-z0-9._:+-]{0,61}[A-Za-z0-9])?"
+MAX_LABELS = 32
+"""On one machine."""
+LabelName = Annotated[
+    str,
+    Meta(
+        pattern=f"^{LABEL_NAME}$",
+        max_length=63,
+        description="1 to 63 of a-z, 0-9, `-`, `_` and `.`, first and last a letter or digit",
+    ),
+]
+LabelValue = Annotated[
+    str,
+    Meta(
+        pattern=f"^{LABEL_VALUE}$",
+        max_length=63,
+        description="1 to 63 of A-Z, a-z, 0-9, `-._:+`, first and last a letter or digit",
+    ),
+]
+Labels = Annotated[dict[LabelName, LabelValue], Meta(max_length=MAX_LABELS)]
+MAX_EXPRESSION = 2000
+"""Characters of one requirement."""
+Expression = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_EXPRESSION,
+        description="a requirement such as `rack in (r1, r2) and gpus >= 1`",
+    ),
+]
+"""A requirement as text: `api.requirements` reads it, docs/requirements-grammar.md says how."""
+
+
 class Property(StrEnum):
     """What machines can be told apart by."""
 

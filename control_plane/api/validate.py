@@ -19,6 +19,7 @@ from agent.wire.quantities import shown
 from agent.wire.routes import invalid
 from agent.wire.violations import MAX_ERRORS, violations
 from control_plane.api.jobs import JobSpec
+from control_plane.api.requirement_parser import parsed
 
 MAX_JOB_FILE_BYTES = 256 << 10
 _PLACEHOLDER = re.compile(r"\$\{([^}$]*)\}")
@@ -44,7 +45,8 @@ def job_relations(document: Any) -> list[FieldError]:
         return []
     listed = document.get("ports", [])
     ports = [p for p in listed if isinstance(p, str)] if isinstance(listed, list) else []
-    found = [
+    found = requirement_errors(document.get("requires"), "requires")
+    found += [
         FieldError(field="ports", reason=f"{name!r} is listed {count} times")
         for name, count in Counter(ports).items()
         if count > 1
@@ -60,6 +62,18 @@ def job_relations(document: Any) -> list[FieldError]:
         strays = dict.fromkeys(_strays(text, known))
         found += [FieldError(field=field, reason=_no_port(port, ports)) for port in strays]
     return found[:MAX_ERRORS]
+
+
+def requirement_errors(listed: Any, field: str) -> list[FieldError]:
+    """Return what is wrong with texts of a list of requirements, as far as they are texts."""
+    if not isinstance(listed, list):
+        return []
+    texts = [(i, text) for i, text in enumerate(listed) if isinstance(text, str) and text]
+    return [
+        FieldError(field=f"{field}[{i}]", reason=reason)
+        for i, text in texts
+        for reason in parsed(text)[1]
+    ]
 
 
 def _texts(document: dict[Any, Any]) -> list[tuple[str, str]]:

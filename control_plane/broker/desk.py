@@ -18,6 +18,7 @@ from control_plane.api.inventory import (
     MachineChange,
     MachineScope,
     Records,
+    Relabel,
     Revoke,
     Undrain,
 )
@@ -26,7 +27,9 @@ from control_plane.broker.broker import Broker
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.inventory import parse_csv, parse_json, scope_test
+from control_plane.broker.core.labels import relabelled
 from control_plane.broker.loans import Loans, ProfileOf
+from control_plane.broker.many import change_each
 from control_plane.broker.outages import Outages
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Compacted
@@ -144,6 +147,20 @@ class MachineDesk:
         """End what was planned for machines."""
         names = await self.outages.machines(wish.machines, wish.scope)
         return Records(machines=await self.outages.undrain(names))
+
+    async def label(self, wish: Relabel) -> Records:
+        """Give machines labels, or take some from them: all of them, or none if one refuses."""
+        names = await self.outages.machines(wish.machines, wish.scope)
+        both = sorted(wish.set.keys() & set(wish.remove))
+        if both or not (wish.set or wish.remove):
+            why = f"{both[0]!r} is to be set and removed" if both else "there is nothing to change"
+            raise InvalidInput(f"cannot label machines: {why}", hint="--set NAME=VALUE")
+        for name in names:
+            relabelled(self._brokers.table.get(name), wish.set, wish.remove)
+        changed = await change_each(
+            self._brokers, names, lambda record: relabelled(record, wish.set, wish.remove)
+        )
+        return Records(machines=changed)
 
     async def lend(self, wish: Lend) -> MachineRecord:
         """Give an empty machine to another entitlement for a while."""

@@ -6,17 +6,16 @@ what must move. Owners of jobs do nothing.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from agent.errors import FieldError, InvalidInput, NotFound
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.unavailability import DRAINING, began, ended
+from control_plane.broker.many import change_each
 from control_plane.runtime.runtime import Runtime
-from control_plane.runtime.table import PART
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class Outages:
             )
             return began(record, event)
 
-        changed = await self._change(machines, change)
+        changed = await change_each(self._brokers, machines, change)
         fields = {"machines": len(changed), "kind": kind.value, "reason": reason}
         log.info("unavailability planned", extra=fields)
         return changed
@@ -90,21 +89,13 @@ class Outages:
         """End an event, by its id or by its kind; one that has ended stays as it is."""
         kinds = (kind,) if kind is not None else ()
         now = self._runtime.wall()
-        return (await self._change([machine], lambda r: ended(r, now, kinds, event_id)))[0]
+        return (
+            await change_each(self._brokers, [machine], lambda r: ended(r, now, kinds, event_id))
+        )[0]
 
     async def undrain(self, machines: Collection[str]) -> list[MachineRecord]:
         """End whatever operators had planned for these machines."""
         now = self._runtime.wall()
-        changed = await self._change(machines, lambda r: ended(r, now, DRAINING))
+        changed = await change_each(self._brokers, machines, lambda r: ended(r, now, DRAINING))
         log.info("unavailability ended", extra={"machines": len(changed)})
         return changed
-
-    async def _change(
-        self, machines: Collection[str], change: Callable[[MachineRecord], MachineRecord]
-    ) -> list[MachineRecord]:
-        changed = []
-        for broker, names in self._brokers.split(sorted(set(machines))).items():
-            for first in range(0, len(names), PART):
-                changed += await broker.change_many(names[first : first + PART], change)
-                await asyncio.sleep(0)
-        return sorted(changed, key=lambda record: record.machine)

@@ -39,7 +39,7 @@ from control_plane.cli.show import output_option
 
 _KINDS = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
 _LEVELS = ("region", "datacenter", "msb", "row", "rack")
-_SCOPE = (*_LEVELS, "machine_type", "entitlement", "cluster")
+_SCOPE = (*_LEVELS, "machine_type", "entitlement", "cluster", "where")
 
 
 @click.group()
@@ -60,6 +60,11 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--free", is_flag=True, help="In the free pool."),
         click.option("--state", type=click.Choice([s.value for s in MachineState])),
         click.option("--unavailable", is_flag=True, help="Down, or an event is open."),
+        click.option(
+            "--where",
+            metavar="REQUIREMENT",
+            help='As jobs require machines: "gpus >= 4 and rack not in (r1, r2)".',
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -145,6 +150,7 @@ def _print_machine(view: MachineView) -> None:
         ("type", record.machine_type),
         ("place", "/".join([*levels, record.machine])),
         *([("cluster", record.cluster)] if record.cluster else []),
+        *([("labels", labels_text(record))] if record.labels else []),
         *_hardware(record.hardware),
         *(_facts(facts) if facts else [("agent", "has not joined yet")]),
         ("entitlement", record.entitlement or "(free pool)"),
@@ -155,6 +161,11 @@ def _print_machine(view: MachineView) -> None:
         *(("event", _event(event)) for event in record.unavailability),
     ]
     show.table(("machine", record.machine), rows)
+
+
+def labels_text(record: MachineRecord) -> str:
+    """Return the labels of a machine as they are written, `-` for none."""
+    return " ".join(f"{name}={text}" for name, text in sorted((record.labels or {}).items())) or "-"
 
 
 def _hardware(hardware: Hardware | None) -> list[tuple[str, object]]:

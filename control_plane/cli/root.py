@@ -13,6 +13,7 @@ from control_plane.cli.events import events, task
 from control_plane.cli.images import image
 from control_plane.cli.jobs import job
 from control_plane.cli.machine_health import machine_confirm_down, machine_held_back
+from control_plane.cli.machine_labels import machine_label
 from control_plane.cli.machines import machine, token
 from control_plane.cli.people import group, role, whoami
 from control_plane.cli.plans import explain, plan
@@ -47,6 +48,7 @@ def main(context: click.Context, endpoint: str | None, credential: Path | None) 
 _COMMANDS = (job, task, machine, entitlement, capacity, image, token, role, group, whoami, audit)
 for _command in _COMMANDS:
     main.add_command(_command)
+machine.add_command(machine_label)
 machine.add_command(machine_held_back)
 machine.add_command(machine_confirm_down)
 job.add_command(plan)

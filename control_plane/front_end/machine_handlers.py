@@ -71,6 +71,10 @@ class MachineHandlers:
         """End what was planned."""
         return await self._inventory.undrain(call.body)
 
+    async def label_machines(self, call: Call) -> Records:
+        """Set and remove labels."""
+        return await self._inventory.label(call.body)
+
     async def lend_machine(self, call: Call) -> MachineRecord:
         """Lend a machine."""
         return await self._inventory.lend(call.body)

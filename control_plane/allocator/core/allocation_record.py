@@ -10,6 +10,9 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.api.allocations import AllocationRecord, StoredDemand
+from control_plane.api.policy import Property
+from control_plane.api.requirement_parser import parse
+from control_plane.api.requirements import In, is_pair, text_of
 
 
 def restoring(record: AllocationRecord, index: RegionIndex, step: int) -> Iterator[int]:
@@ -71,7 +74,12 @@ def _stored(demand: Demand) -> StoredDemand:
         gpus=demand.gpus,
         network_mbps=demand.network_mbps,
         ports=demand.ports,
-        requires=tuple((p, tuple(sorted(values))) for p, values in demand.requires),
+        requires=tuple(
+            (Property(t[0]), tuple(sorted(t[1])))
+            for t in demand.requires
+            if isinstance(t, tuple) and is_pair(t)
+        ),
+        where=tuple(text_of(t) for t in demand.requires if not is_pair(t)),
     )
 
 
@@ -83,5 +91,8 @@ def _demand(stored: StoredDemand) -> Demand:
         gpus=stored.gpus,
         network_mbps=stored.network_mbps,
         ports=stored.ports,
-        requires=tuple((p, frozenset(values)) for p, values in stored.requires),
+        requires=(
+            *(In(p, frozenset(values)) for p, values in stored.requires),
+            *map(parse, stored.where),
+        ),
     )

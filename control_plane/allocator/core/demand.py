@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import floor
 
@@ -9,7 +10,9 @@ from msgspec.structs import replace
 
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
-from control_plane.api.policy import Property, Requirement
+from control_plane.api.policy import Property
+from control_plane.api.requirement_parser import parse
+from control_plane.api.requirements import In, Term, is_pair
 from control_plane.broker.core.capacity import MICRO, Capacity, micro
 
 
@@ -23,7 +26,7 @@ class Demand:
     gpus: int = 0
     network_mbps: int = 0
     ports: tuple[str, ...] = ()
-    requires: tuple[tuple[Property, frozenset[str]], ...] = ()
+    requires: tuple[Term, ...] = ()
     micro_cpus: int = field(init=False, compare=False, hash=False, repr=False)
     micro_rru: int = field(init=False, compare=False, hash=False, repr=False)
     size: tuple[object, ...] = field(init=False, compare=False, hash=False, repr=False)
@@ -53,14 +56,11 @@ class Demand:
         )
 
 
-def demand_of(spec: JobSpec, datacenter: str | None = None) -> Demand:
+def demand_of(spec: JobSpec, datacenter: str | None = None, requires: Iterable[str] = ()) -> Demand:
     """Return what one task of a job claims: its limits, less where it opted in to overcommit.
 
-    `datacenter` is where its entitlement is pinned to.
+    `datacenter` is where its entitlement is pinned to, `requires` what that requires.
     """
-    requires = [(r.property, frozenset(r.values)) for r in _requirements(spec)]
-    if datacenter is not None:
-        requires.append((Property.DATACENTER, frozenset({datacenter})))
     cpu, memory = spec.overcommit.cpu, spec.overcommit.memory
     cpus = spec.limits.cpu_max_cores if spec.cpus is None else spec.cpus
     return Demand(
@@ -70,7 +70,9 @@ def demand_of(spec: JobSpec, datacenter: str | None = None) -> Demand:
         gpus=spec.gpus,
         network_mbps=spec.network_mbps,
         ports=tuple(spec.ports),
-        requires=tuple(requires),
+        requires=tuple(
+            sorted(_requirements(spec, datacenter, requires), key=lambda term: not is_pair(term))
+        ),  # as it is read from the store
     )
 
 
@@ -86,13 +88,18 @@ def claiming_cpu(spec: JobSpec, default_cpus: float) -> JobSpec:
     return replace(spec, cpus=default_cpus)
 
 
-def _requirements(spec: JobSpec) -> list[Requirement]:
-    if not spec.machine_types:
-        return spec.requires
-    types = Requirement(property=Property.MACHINE_TYPE, values=spec.machine_types)
-    return [types, *spec.requires]
+def _requirements(spec: JobSpec, datacenter: str | None, requires: Iterable[str]) -> Iterator[Term]:
+    if spec.machine_types:
+        yield In(Property.MACHINE_TYPE, frozenset(spec.machine_types))
+    for wish in spec.requires:
+        yield parse(wish) if isinstance(wish, str) else In(wish.property, frozenset(wish.values))
+    if datacenter is not None:
+        yield In(Property.DATACENTER, frozenset({datacenter}))
+    yield from map(parse, requires)
 
 
 def demand_for(spec: JobSpec, entitlement: EntitlementSpec | None) -> Demand:
-    """Return what a task claims, in the data center to which its entitlement is pinned."""
-    return demand_of(spec, entitlement.datacenter if entitlement is not None else None)
+    """Return what a task claims, where its entitlement is pinned to and may be."""
+    if entitlement is None:
+        return demand_of(spec)
+    return demand_of(spec, entitlement.datacenter, entitlement.requires)

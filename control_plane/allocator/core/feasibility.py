@@ -6,7 +6,7 @@ The planner, the check at the commit, the check of a job before it is accepted a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import IntFlag
 from math import floor
@@ -14,7 +14,11 @@ from typing import Protocol
 
 from control_plane.allocator.core.demand import Demand
 from control_plane.api.policy import Property
+from control_plane.api.requirements import NUMBERS, Maybe, Term, properties_of, text_of
 from control_plane.broker.core.capacity import MICRO, Capacity, Place
+from control_plane.broker.core.matching import bin_of as bin_of
+from control_plane.broker.core.matching import holds, may_hold
+from control_plane.broker.core.matching import names as names
 
 FIRST_PORT, LAST_PORT = 20_000, 29_999
 """Ports of tasks: below the kernel's ephemeral range (32768-60999, ip-sysctl.rst)."""
@@ -95,55 +99,39 @@ def judge(demand: Demand, machine: Candidate, room: Room) -> int:
     return lacks
 
 
-def bin_of(property_: Property, machine: Candidate) -> str:
-    """Return the bin of a property in which a machine is; places are paths from the DC on."""
-    return _BINS[property_](machine)
-
-
-def names(bin_: str, value: str) -> bool:
-    """Return whether a value that a person wrote means a bin: `msb3` or `dc1/msb3`."""
-    return bin_ == value or bin_.endswith("/" + value)
+SHARED = frozenset(Property) - {Property.ROW, Property.RACK, Property.MACHINE}
+"""Properties that all machines of one type in one MSB have in common."""
+_OF_BUCKETS = SHARED | {"rru"}
+_OF_KINDS = frozenset({*SHARED, *NUMBERS})
+"""What a kind of machine tells: not its row, rack and name, nor the labels of each."""
 
 
 def admits(demand: Demand, machine: Candidate) -> bool:
     """Return whether a machine meets the hard requirements."""
-    return all(_is_among(_BINS[p](machine), values) for p, values in demand.requires)
+    return all(holds(term, machine) for term in demand.requires)
 
 
 def admits_any_of(demand: Demand, bucket: Candidate) -> bool:
     """Return whether machines can meet the hard requirements that are like this in `SHARED`."""
-    return all(
-        property_ not in SHARED or _is_among(_BINS[property_](bucket), values)
-        for property_, values in demand.requires
-    )
-
-
-def _is_among(bin_: str, values: frozenset[str]) -> bool:
-    return bin_ in values or ("/" in bin_ and any(names(bin_, value) for value in values))
+    return all(may_hold(term, bucket, _OF_BUCKETS) for term in demand.requires)
 
 
 def of_kind(demand: Demand) -> Demand:
     """Return a demand without what only single machines can tell: their row, rack and name."""
-    requires = tuple(wish for wish in demand.requires if wish[0] in SHARED)
-    return demand if requires == demand.requires else replace(demand, requires=requires)
+    return as_far_as(demand, _OF_KINDS)
 
 
-SHARED = frozenset(Property) - {Property.ROW, Property.RACK, Property.MACHINE}
-"""Properties that all machines of one type in one MSB have in common."""
-
-
-_BINS: Mapping[Property, Callable[[Candidate], str]] = {
-    Property.REGION: lambda m: m.place.region,
-    Property.DATACENTER: lambda m: m.place.datacenter,
-    Property.MSB: lambda m: m.place.msb,
-    Property.ROW: lambda m: m.place.row,
-    Property.RACK: lambda m: m.place.rack,
-    Property.MACHINE: lambda m: m.name,
-    Property.MACHINE_TYPE: lambda m: m.capacity.machine_type,
-    Property.GENERATION: lambda m: m.capacity.generation,
-    Property.SKU: lambda m: m.capacity.sku,
-    Property.GPU_TYPE: lambda m: m.capacity.gpu_type,
-}
+def as_far_as(demand: Demand, known: frozenset[str]) -> Demand:
+    """Return a demand that requires only what these properties can exclude."""
+    requires: list[Term] = []
+    for term in demand.requires:
+        asked = properties_of(term)
+        if asked <= known:
+            requires.append(term)
+        elif asked & known:
+            requires.append(Maybe(term, known))
+    made = tuple(requires)
+    return demand if made == demand.requires else replace(demand, requires=made)
 
 
 class Tally:
@@ -200,10 +188,10 @@ class Tally:
 
     def _words(self) -> Mapping[str, str]:
         demand, most = self._demand, self._most
-        wanted = "; ".join(f"{p} {' or '.join(sorted(v))}" for p, v in demand.requires)
+        wanted = "; ".join(map(text_of, demand.requires))
         unit = "RRU" if demand.rru else "cores"
         return {
-            "excluded": f"not as required ({wanted})",
+            "excluded": f"not as required: {wanted}",
             "memory": f"memory: {_mib(demand.memory_bytes)} wanted,"
             f" at most {_mib(most.get('memory', 0))} free",
             "cpu": f"CPU: {_number(demand.rru or demand.cpus)} {unit} wanted,"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar, cast
 
 from control_plane.allocator.core.claims import Change, Claim, Claims
@@ -185,12 +186,14 @@ class RegionIndex:
     def kinds(self) -> list[Machine]:
         """Return an empty, usable machine of each kind and MSB that the region has.
 
-        It is like the others in all properties of `SHARED`.
+        It is like the others in all properties of `SHARED`, and has no labels.
         """
         return [Machine("", capacity, place, "") for capacity, place in self._kinds]
 
     def _count(self, capacity: Capacity, place: Place, number: int) -> None:
         """Note that the region has more or fewer machines like this."""
+        if capacity.labels:
+            capacity = replace(capacity, labels=())
         key = (capacity, Place(place.region, place.datacenter, place.msb, "", ""))
         self._kinds[key] += number
         if not self._kinds[key]:

@@ -29,6 +29,8 @@ class Capacity:
     sku: str = ""
     gpu_type: str = ""
     power_w: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
+    """What operators call it, sorted by name."""
     cpu_room: int = field(init=False, compare=False, repr=False)
     """All of its CPU in grains: so small that what a task claims in cores, and what another
     one claims in RRU, are both a whole number of them. Then no sum is ever rounded."""
@@ -110,7 +112,13 @@ def capacity_of(record: MachineRecord) -> Capacity:
         sku=hardware.sku if hardware else "",
         gpu_type=hardware.gpu_type if hardware else "",
         power_w=hardware.power_w if hardware else 0,
+        labels=labels_of(record),
     )
+
+
+def labels_of(record: MachineRecord) -> tuple[tuple[str, str], ...]:
+    """Return the labels of a machine, sorted by name."""
+    return tuple(sorted(record.labels.items())) if record.labels else ()
 
 
 class Kinds:
@@ -119,7 +127,7 @@ class Kinds:
     def __init__(self) -> None:
         """Know none yet."""
         self._capacities: dict[Capacity, Capacity] = {}
-        self._of_hardware: dict[tuple[str, int], tuple[Hardware | None, Capacity]] = {}
+        self._of_hardware: dict[tuple[object, ...], tuple[Hardware | None, Capacity]] = {}
         self._places: dict[int, tuple[Location, Place]] = {}
 
     def capacity(self, record: MachineRecord) -> Capacity:
@@ -127,7 +135,7 @@ class Kinds:
         if record.facts is not None:
             found = capacity_of(record)
             return self._capacities.setdefault(found, found)
-        key = (record.machine_type, id(record.hardware))
+        key = (record.machine_type, id(record.hardware), labels_of(record))
         known = self._of_hardware.get(key)
         if known is None or known[0] is not record.hardware:
             found = capacity_of(record)

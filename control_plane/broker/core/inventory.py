@@ -26,7 +26,11 @@ from control_plane.api.machines import (
     MachineState,
     UnavailabilityEvent,
 )
+from control_plane.api.requirement_parser import parse
+from control_plane.api.requirements import FOR_LISTS
 from control_plane.broker.core.assignment import taken
+from control_plane.broker.core.labels import read_labels
+from control_plane.broker.core.matching import Listed, holds
 from control_plane.broker.core.unavailability import began, ended
 
 NOT_JOINED = "imported; its agent has not joined yet"
@@ -36,7 +40,7 @@ _COUNTS = ("cpus", "gpus", "network_mbps", "power_w")
 REQUIRED = ("machine", "datacenter", "msb", "row", "rack", "machine_type")
 COLUMNS = (
     *("machine", *_PLACE, "machine_type", "generation", "sku", "rru", "cpus", "memory"),
-    *("gpus", "gpu_type", "network_mbps", "power_w", "cluster", "address"),
+    *("gpus", "gpu_type", "network_mbps", "power_w", "cluster", "address", "labels"),
 )
 _NAME = re.compile(ID_PATTERN)
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,126}[^\s\x00-\x1f\x7f])?")
@@ -116,6 +120,7 @@ def imported(machine: InventoryMachine, now: float, *, simulated: bool) -> Machi
         address=machine.address,
         hardware=machine.hardware,
         cluster=machine.cluster,
+        labels=machine.labels or None,
     )
     if simulated:
         return record
@@ -154,6 +159,7 @@ def updated(record: MachineRecord, machine: InventoryMachine) -> MachineRecord:
         machine_type=machine.machine_type,
         hardware=machine.hardware,
         cluster=machine.cluster,
+        labels=record.labels if machine.labels is None else machine.labels or None,
         address=record.address if record.facts or not machine.address else machine.address,
     )
 
@@ -183,10 +189,15 @@ def completed(known: MachineRecord | None, request: JoinRequest, now: float) -> 
 
 
 def scope_test(scope: MachineScope) -> Callable[[MachineRecord], bool]:
-    """Return what tells whether a machine is in a scope, for one look at the machines."""
+    """Return what tells whether a machine is in a scope, for one look at the machines.
+
+    `InvalidInput` says what is wrong with its `where`.
+    """
     places = {level: v for level in _PLACE if (v := getattr(scope, level)) is not None}
     own = ("machine_type", "entitlement", "cluster", "state")
     fields = {field: v for field in own if (v := getattr(scope, field)) is not None}
+
+    wanted = None if scope.where is None else parse(scope.where, FOR_LISTS)
 
     near: dict[int, bool] = {}
     """Verdict on each place by its identity: many machines share one object."""
@@ -204,6 +215,8 @@ def scope_test(scope: MachineScope) -> Callable[[MachineRecord], bool]:
         for field, value in fields.items():
             if getattr(record, field) != value:
                 return False
+        if wanted is not None and not holds(wanted, Listed.of(record)):
+            return False
         if scope.unavailable is None:
             return True
         found = record.state is MachineState.DOWN or any(
@@ -278,6 +291,7 @@ class _Rows:
             hardware=self._kinds[kind],
             cluster=values.get("cluster", ""),
             address=values.get("address", ""),
+            labels=values.get("labels"),
         )
 
 
@@ -339,4 +353,5 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "rru": _rru,
     "memory": _memory,
     "address": _matching(_ADDRESS, "must be HOST:PORT"),
+    "labels": read_labels,
 }

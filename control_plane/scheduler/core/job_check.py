@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from agent.errors import FieldError
-from control_plane.allocator.core.demand import Demand, claiming_cpu, demand_of
+from control_plane.allocator.core.demand import Demand, claiming_cpu, demand_for
 from control_plane.allocator.core.feasibility import Tally, judge, of_kind
 from control_plane.allocator.core.machine_pools import Machine, Space
 from control_plane.api.capacity import EntitlementSpec
@@ -116,7 +116,7 @@ def _check_capacity(
         )
     errors += _check_overcommit(spec, entitlement)
     held = [m for m in machines if not types or m.capacity.machine_type in types]
-    demand = of_kind(demand_of(spec, entitlement.datacenter))
+    demand = of_kind(demand_for(spec, entitlement))
     tally = Tally(demand)
     most = 0
     for machine in held:

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from agent.errors import FieldError
 from control_plane.allocator.core.demand import Demand, demand_of
-from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.feasibility import as_far_as, judge
 from control_plane.allocator.core.machine_pools import Machine, Space
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.policy import Property
+from control_plane.api.requirements import NUMBERS
 from control_plane.broker.core.capacity import Capacity
 from control_plane.scheduler.core.rollout import wanted_tasks
 
@@ -31,7 +31,7 @@ _EPSILON = 1e-6
 """Of a quota: sums of parts are not exact."""
 Need = tuple[str, str]
 """The unit of a quota, machines or RRU, and the resource by which it is needed."""
-_OF_KIND = frozenset(Property) - {Property.MSB, Property.ROW, Property.RACK, Property.MACHINE}
+_OF_KIND = frozenset({*Property, *NUMBERS}) - {"msb", "row", "rack", "machine"}
 """Requirements that count here: a place without machines today may get some tomorrow."""
 
 
@@ -94,6 +94,7 @@ class _Shares:
         if own.rru is not None:
             self.quotas["RRU"] = own.rru
         self._datacenter = own.datacenter or base.datacenter
+        self._requires = own.requires
         self._machines = [m for m in machines if not types or m.capacity.machine_type in types]
 
     def of(self, record: JobRecord) -> defaultdict[Need, float]:
@@ -110,9 +111,7 @@ class _Shares:
         return found
 
     def _of_task(self, spec: JobSpec) -> dict[Need, float]:
-        demand = demand_of(spec, self._datacenter)
-        requires = tuple(wish for wish in demand.requires if wish[0] in _OF_KIND)
-        demand = replace(demand, requires=requires)
+        demand = as_far_as(demand_of(spec, self._datacenter, self._requires), _OF_KIND)
         found: dict[Need, float] = {}
         for machine in self._machines:
             capacity = machine.capacity

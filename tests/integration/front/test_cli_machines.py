@@ -65,6 +65,51 @@ def test_machines_are_listed_by_every_filter(ctl: Ctl) -> None:  # MO2
 
 
 @pytest.mark.usefixtures("imported")
+def test_machines_are_listed_by_what_jobs_would_require(ctl: Ctl) -> None:
+    def where(text: str) -> list[str]:
+        return names(ctl("machine", "list", "--where", text))
+
+    assert where("memory > 32GiB and rack != rack2") == ["m1"]
+    assert where("generation not exists or rack = rack2") == ["m2", "m3"]
+    assert where("state = up and not entitlement exists") == ["m1", "m2", "m3"]
+    wrong = ctl("machine", "list", "--where", "memory > 64GB and colour = red")
+    assert wrong.exit_code == 64
+    assert "at character 10: '64GB' is no size" in wrong.stderr
+    assert "at character 19: 'colour' is no property" in wrong.stderr
+
+
+@pytest.mark.usefixtures("imported")
+def test_labels_are_set_shown_asked_for_and_removed(ctl: Ctl, imported: Path) -> None:
+    done = ctl("machine", "label", "m1", "m2", "--set", "disk=nvme", "--set", "zone=a")
+    assert done.stdout.split() == ["MACHINE", "LABELS"] + [
+        word for name in ("m1", "m2") for word in (name, "disk=nvme", "zone=a")
+    ]
+    ctl("machine", "label", "--scope", "where=rack = rack2", "--remove", "disk", "--set", "zone=b")
+    assert names(ctl("machine", "list", "--where", "label.disk = nvme")) == ["m1"]
+    assert names(ctl("machine", "list", "--where", "label.zone exists")) == ["m1", "m2"]
+    assert "labels          disk=nvme zone=a" in ctl("machine", "show", "m1").stdout
+    # a list without labels leaves them; one that names some says which there are
+    again = ctl("machine", "import", str(imported), "--simulated")
+    assert again.stdout == "0 machine(s) added, 0 updated, 3 unchanged\n"
+    imported.write_text(
+        "machine,datacenter,msb,row,rack,machine_type,labels\nm9,prn1,b,w,r,web,disk=hdd n=3\n"
+    )
+    assert ctl("machine", "import", str(imported), "--simulated").exit_code == 0
+    assert names(ctl("machine", "list", "--where", "label.n >= 3")) == ["m9"]
+    for wrong, why in (
+        (("--set", "disk"), "cannot use --set 'disk'"),
+        (("--set", "Disk=x"), "1 to 63 of a-z"),
+        (("--set", "a=b", "--remove", "a"), "'a' is to be set and removed"),
+        ((), "there is nothing to change"),
+    ):
+        refused = ctl("machine", "label", "m1", *wrong)
+        assert refused.exit_code == 64, refused.stderr
+        assert why in refused.stderr
+    assert ctl("machine", "label", "m1", "m77", "--set", "a=b").exit_code == 3
+    assert names(ctl("machine", "list", "--where", "label.a exists")) == []
+
+
+@pytest.mark.usefixtures("imported")
 def test_a_machine_is_shown_with_place_hardware_and_events(ctl: Ctl) -> None:  # MO18
     drained = ctl(
         *("machine", "drain", "m1", "--reason", "new fan", "--start", "1h"),

@@ -67,6 +67,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "import_machines": OPERATORS,
     "drain_machines": OPERATORS,
     "undrain_machines": OPERATORS,
+    "label_machines": OPERATORS,
     "held_back_machines": USERS,
     "confirm_down": OPERATORS,
     "lend_machine": OPERATORS,

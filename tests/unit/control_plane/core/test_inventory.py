@@ -22,7 +22,8 @@ from control_plane.broker.core.unavailability import blocking
 
 HEADER = ",".join(COLUMNS)
 ROW = (
-    "m1,prn,prn1,msb1,row1,rack1,web,skylake,web-1s-64g,1.5,36,64G,0,,25000,300,c1,m1.example:7443"
+    "m1,prn,prn1,msb1,row1,rack1,web,skylake,web-1s-64g,1.5,36,64G,0,,25000,300,c1,"
+    "m1.example:7443,disk=nvme zone=a"
 )
 
 
@@ -37,6 +38,7 @@ def test_every_column_reaches_the_record() -> None:  # MO17 MO18 RB5
     assert (hardware.cpus, hardware.memory_bytes) == (36, 64 << 30)
     assert (hardware.network_mbps, hardware.power_w) == (25000, 300)
     assert (machine.machine_type, machine.cluster) == ("web", "c1")
+    assert imported(machine, 10.0, simulated=True).labels == {"disk": "nvme", "zone": "a"}
     record = imported(machine, 10.0, simulated=False)
     assert (record.hardware, record.address) == (hardware, "m1.example:7443")
     assert record.state is MachineState.DOWN
@@ -79,7 +81,7 @@ def test_all_errors_are_told_at_once_with_their_lines() -> None:
         ("line 4: machine", "must be 1 to 63 of a-z"),
         ("line 4: datacenter", "is missing"),
         ("line 5: memory", "must be a size such as 64G"),
-        ("line 6", "has 2 values for 18 columns"),
+        ("line 6", "has 2 values for 19 columns"),
         ("line 7: cpus", "must be a whole number >= 0"),
     ]
 

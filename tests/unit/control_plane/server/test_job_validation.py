@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import InvalidInput
+from control_plane.allocator.core.demand import demand_of
 from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.api.jobs import JobSpec
 from control_plane.api.validate import job_errors, job_spec
@@ -29,6 +31,36 @@ GOOD: dict[str, Any] = {
 def test_a_good_job_is_taken_as_it_is() -> None:
     assert job_errors(GOOD) == []
     assert job_spec(GOOD, "web.toml").tasks == 6
+
+
+def test_every_mistake_in_requirements_is_listed_with_the_others() -> None:
+    bad = GOOD | {
+        "tasks": -1,
+        "requires": ["gpus > 1", "rak = r1 and gpus > many", {"property": "rak", "values": ["r"]}],
+    }
+    found = [(e.field, e.reason.partition(";")[0]) for e in job_errors(bad)]
+    assert found[1] == (
+        "requires[2].property",
+        "'rak' is not valid",
+    )
+    assert found[0][0] == "tasks"
+    assert found[2:] == [
+        ("requires[1]", "at character 1: 'rak' is no property"),
+        ("requires[1]", "at character 21: gpus is compared with a number, not 'many'"),
+    ]
+    entitlement = {"machines": 1, "requires": ["state = up"]}
+    (error,) = entitlement_relations(entitlement)
+    assert error.field == "requires[0]"
+    assert "only `machine list --where`" in error.reason
+
+
+def test_jobs_of_before_are_read_as_they_were() -> None:
+    old = GOOD | {"requires": [{"property": "rack", "values": ["r1", "r2"]}]}
+    new = GOOD | {"requires": ["rack in (r2, r1)"]}
+    assert job_errors(old) == job_errors(new) == []
+    assert demand_of(job_spec(old, "web")) == demand_of(job_spec(new, "web"))
+    stored = msgspec.json.encode(job_spec(old, "web"))
+    assert msgspec.json.decode(stored, type=JobSpec) == job_spec(old, "web")
 
 
 def test_errors_of_fields_and_between_fields_come_together() -> None:

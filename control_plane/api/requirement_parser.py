@@ -1,0 +1,323 @@
+"""Reads requirements of machines as people write them: `rack in (r1, r2) and not gpus > 4`.
+
+Jobs (`requires`), entitlements (`requires`) and `twinectl machine list --where` are read by this
+one parser. docs/requirements-grammar.md is made from it by `tools/requirements-grammar`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import NamedTuple
+
+from agent.errors import InvalidInput
+from agent.wire.quantities import size
+from control_plane.api.policy import LABEL_NAME, MAX_EXPRESSION
+from control_plane.api.requirements import (
+    FOR_JOBS,
+    LABEL,
+    NUMBERS,
+    OF_RECORDS,
+    SIZES,
+    TEXTS,
+    WORDS,
+    AllOf,
+    AnyOf,
+    Compare,
+    Exists,
+    In,
+    Not,
+    Term,
+)
+
+MAX_TERMS = 200
+"""Comparisons in one text."""
+MAX_DEPTH = 16
+"""Parentheses and `not` inside each other."""
+
+
+def parse(text: str, known: frozenset[str] = FOR_JOBS) -> Term:
+    """Return what a text means, or raise `InvalidInput` with everything that is wrong with it."""
+    term, errors = parsed(text, known)
+    if term is None or errors:
+        listed = "; ".join(errors)
+        raise InvalidInput(
+            f"the requirement {_short(text)} cannot be read: {listed}",
+            hint="docs/requirements-grammar.md has every property and operator",
+        )
+    return term
+
+
+@lru_cache(maxsize=4096)
+def parsed(text: str, known: frozenset[str] = FOR_JOBS) -> tuple[Term | None, tuple[str, ...]]:
+    """Return what a text means and what is wrong with it, each with its place in the text."""
+    if len(text) > MAX_EXPRESSION:
+        return None, (f"it has {len(text)} characters, more than {MAX_EXPRESSION}",)
+    reader = _Reader(text, known)
+    term = reader.whole()
+    return term, tuple(dict.fromkeys(reader.errors))
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 120 else f"{text[:120]}…")
+
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<sign><=|>=|!=|==|[=<>(),])"""
+    r"""|(?P<bare>[A-Za-z0-9_./:+-]+)|(?P<stray>\S))""",
+    re.DOTALL,
+)
+_LABEL_NAME = re.compile(LABEL_NAME)
+_NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?", re.ASCII)
+_MEANS = {"==": "=", "&&": "and", "||": "or", "!": "not", "AND": "and", "OR": "or", "NOT": "not"}
+"""What people write who come from other languages."""
+
+
+class _Token(NamedTuple):
+    kind: str
+    """`quoted`, `sign`, `bare`, or `end`."""
+    text: str
+    at: int
+    """Which character of the text it begins with, from 1."""
+
+
+class _Wrong(Exception):
+    """Reading cannot go on here."""
+
+
+class _Reader:
+    """Reads one text; goes on behind a mistake, to find the others too."""
+
+    def __init__(self, text: str, known: frozenset[str]) -> None:
+        self.errors: list[str] = []
+        self._known = known
+        self._at = 0
+        self._terms = 0
+        self._tokens = list(self._split(text))
+
+    def _split(self, text: str) -> Iterable[_Token]:
+        for match in _TOKEN.finditer(text.rstrip()):
+            kind = str(match.lastgroup)
+            value, at = match[kind], match.start(kind) + 1
+            if kind == "stray":
+                if value == '"':
+                    self._wrong(at, 'the quotation mark is never closed: end the word with "')
+                    break
+                self._wrong(at, f"{value!r} means nothing here; words with it need quotation marks")
+            elif kind == "quoted":
+                yield _Token(kind, re.sub(r"\\(.)", r"\1", value[1:-1], flags=re.DOTALL), at)
+            else:
+                yield _Token(kind, value, at)
+        yield _Token("end", "", len(text) + 1)
+
+    def whole(self) -> Term | None:
+        """Read all of the text."""
+        if len(self._tokens) == 1:
+            if not self.errors:
+                self.errors.append("it is empty; write a requirement such as gpus >= 1")
+            return None
+        term = self._any_of(0)
+        while (token := self._token).kind != "end":
+            if token.text == ")":
+                self._wrong(token.at, "this ) closes nothing; leave it out")
+                self._at += 1
+            else:
+                self._wrong(token.at, f"{_name(token)} stands alone; join requirements by and, or")
+                self._skip()
+            if self._token.kind != "end":
+                if self._token.text in ("and", "or"):
+                    self._at += 1
+                self._any_of(0)
+        return term
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _next(self) -> _Token:
+        token = self._token
+        if token.kind != "end":
+            self._at += 1
+        return token
+
+    def _is(self, word: str) -> bool:
+        token = self._token
+        return token.kind != "quoted" and token.text == word
+
+    def _any_of(self, depth: int) -> Term | None:
+        return self._joined("or", depth)
+
+    def _joined(self, word: str, depth: int) -> Term | None:
+        inner = self._all_of if word == "or" else self._one
+        terms = [inner(depth)]
+        while self._is(word):
+            self._at += 1
+            terms.append(inner(depth))
+        found = tuple(term for term in terms if term is not None)
+        if len(found) < len(terms):
+            return None  # what is wrong is told
+        if len(found) == 1:
+            return found[0]
+        return AnyOf(found) if word == "or" else AllOf(found)
+
+    def _all_of(self, depth: int) -> Term | None:
+        return self._joined("and", depth)
+
+    def _one(self, depth: int) -> Term | None:
+        try:
+            return self._term(depth)
+        except _Wrong:
+            self._skip()
+            return None
+
+    def _skip(self) -> None:
+        """Go to where the next requirement may begin."""
+        open_ = 0
+        while (token := self._token).kind != "end":
+            if token.kind != "quoted":
+                if open_ == 0 and token.text in ("and", "or", ")"):
+                    return
+                open_ += (token.text == "(") - (token.text == ")")
+            self._at += 1
+
+    def _term(self, depth: int) -> Term | None:
+        token = self._next()
+        if depth > MAX_DEPTH:
+            raise self._stop(token.at, f"it is nested deeper than {MAX_DEPTH} levels")
+        if token.kind == "bare" and token.text == "not":
+            return _not(self._term(depth + 1))
+        if token.kind == "sign" and token.text == "(":
+            term = self._any_of(depth + 1)
+            if not self._is(")"):
+                where = self._token.at
+                raise self._stop(where, f"the ( at character {token.at} is never closed")
+            self._at += 1
+            return term
+        return self._comparison(token)
+
+    def _comparison(self, token: _Token) -> Term | None:
+        self._terms += 1
+        if self._terms > MAX_TERMS:
+            raise self._stop(token.at, f"it has more than {MAX_TERMS} comparisons")
+        before = len(self.errors)
+        if token.kind != "bare" or token.text in WORDS:
+            raise self._stop(token.at, f"a property is expected, not {_name(token)}")
+        name = token.text
+        self._check_property(token)
+        operator = self._next()
+        if operator.kind == "bare" and operator.text == "not":
+            operator = self._next()
+            if operator.text not in ("in", "exists") or operator.kind == "quoted":
+                reason = f"behind `{name} not` comes in or exists, not {_name(operator)}"
+                raise self._stop(operator.at, reason)
+            made = _not(self._by(name, operator, operator.text))
+        elif operator.kind == "sign" and operator.text == "!=":
+            made = _not(self._by(name, operator, "="))
+        elif operator.text in _OPERATORS and operator.kind != "quoted":
+            made = self._by(name, operator, operator.text)
+        else:
+            raise self._stop(operator.at, self._no_operator(name, operator))
+        return None if len(self.errors) > before else made
+
+    def _no_operator(self, name: str, operator: _Token) -> str:
+        listed = "=, !=, <, <=, >, >=, in, not in or exists"
+        if operator.text in _MEANS:
+            return f"write {_MEANS[operator.text]} instead of {operator.text}"
+        return f"behind `{name}` an operator is expected ({listed}), not {_name(operator)}"
+
+    def _by(self, name: str, operator: _Token, sign: str) -> Term | None:
+        """Read what stands behind an operator."""
+        if sign == "exists":
+            return Exists(name)
+        if sign == "in":
+            values = self._list()
+            if name in NUMBERS:
+                alike = [self._compare(name, "=", value) for value in values]
+                found = tuple(term for term in alike if term is not None)
+                return AnyOf(found) if len(found) > 1 else next(iter(found), None)
+            return In(name, frozenset(value.text for value in values))
+        value = self._value()
+        if sign == "=" and name not in NUMBERS:
+            return In(name, frozenset({value.text}))
+        if name in TEXTS or name in OF_RECORDS:
+            listed = "=, !=, in, not in or exists"
+            self._wrong(operator.at, f"{name} is a word and has no order: use {listed}")
+            return None
+        return self._compare(name, sign, value)
+
+    def _compare(self, name: str, sign: str, value: _Token) -> Term | None:
+        if name in SIZES:
+            try:
+                return Compare(name, sign, float(size(value.text)))
+            except InvalidInput as e:
+                self._wrong(value.at, str(e))
+                return None
+        if not _NUMBER.fullmatch(value.text):
+            self._wrong(value.at, f"{name} is compared with a number, not {_name(value)}")
+            return None
+        return Compare(name, sign, float(value.text))
+
+    def _list(self) -> list[_Token]:
+        opening = self._next()
+        if opening.kind != "sign" or opening.text != "(":
+            reason = f"in needs a list in parentheses, as in (a, b), not {_name(opening)}"
+            raise self._stop(opening.at, reason)
+        values = [self._value()]
+        while self._is(","):
+            self._at += 1
+            values.append(self._value())
+        if not self._is(")"):
+            at = self._token.at
+            raise self._stop(at, f"a comma or ) is expected in the list, not {_name(self._token)}")
+        self._at += 1
+        return values
+
+    def _value(self) -> _Token:
+        token = self._token
+        if token.kind == "quoted" or (token.kind == "bare" and token.text not in WORDS):
+            if not token.text:
+                self._wrong(token.at, "the word is empty; for what is not there write not exists")
+            return self._next()
+        hint = "; put it in quotation marks" if token.text in WORDS else ""
+        raise self._stop(token.at, f"a value is expected, not {_name(token)}{hint}")
+
+    def _check_property(self, token: _Token) -> None:
+        name = token.text
+        if name in self._known:
+            return
+        if name.startswith(LABEL):
+            if not _LABEL_NAME.fullmatch(name.removeprefix(LABEL)):
+                reason = f"{name!r} is no label: label. and up to 63 of a-z, 0-9, - _ and dots"
+                self._wrong(token.at, reason)
+        elif name in OF_RECORDS:
+            reason = f"{name} changes while tasks run: only `machine list --where` may ask for it"
+            self._wrong(token.at, reason)
+        else:
+            near = get_close_matches(name, [*self._known, LABEL + name], 1)
+            listed = ", ".join(sorted(self._known))
+            guess = f"did you mean {near[0]}? " if near else ""
+            self._wrong(
+                token.at, f"{_name(token)} is no property; {guess}known: {listed}, label.NAME"
+            )
+
+    def _wrong(self, at: int, reason: str) -> None:
+        self.errors.append(f"at character {at}: {reason}")
+
+    def _stop(self, at: int, reason: str) -> _Wrong:
+        self._wrong(at, reason)
+        return _Wrong()
+
+
+def _not(term: Term | None) -> Term | None:
+    return None if term is None else Not(term)
+
+
+_OPERATORS = frozenset({"=", "<", "<=", ">", ">=", "in", "exists"})
+
+
+def _name(token: _Token) -> str:
+    if token.kind == "end":
+        return "the end"
+    return repr(token.text if len(token.text) <= 40 else f"{token.text[:40]}…")

@@ -1,0 +1,122 @@
+"""Requirements of jobs and entitlements, from the file to the machine, while labels change."""
+
+import asyncio
+
+import msgspec
+import pytest
+from inventory import a_machine
+from test_growing_and_shrinking import SMALL, entitle, held, hosts, job, on, region_of
+from test_machine_desk import a_world
+from world import World
+
+from agent.errors import InvalidInput
+from control_plane.allocator.core.allocation_record import _demand, _stored
+from control_plane.allocator.core.demand import demand_of
+from control_plane.api.allocations import StoredDemand
+from control_plane.api.inventory import MachineScope, Relabel
+from control_plane.broker.core.labels import read_labels
+from control_plane.store.memory import MemoryStore
+
+
+@on(region_of("dc1/msb1", "dc1/msb2", "dc1/msb3"))
+async def test_a_job_waits_for_a_label_and_stays_when_it_goes(w: World):  # AL5
+    await entitle(w, "front", 3)
+    fast = ["label.disk = nvme or label.disk = ssd and msb = msb1"]
+    await w.cp.apply_job(job("a", 1, limits=SMALL, requires=fast))
+    await asyncio.sleep(60)
+    assert hosts(w, "a") == {}
+    why = "not as required: label.disk = nvme or (label.disk = ssd and msb = msb1)"
+    assert f"3 free machines: {why}" in (await w.cp.job_planner.explain("a")).reasons
+    await w.cp.inventory.label(Relabel(machines=["m2"], set={"disk": "ssd"}))
+    await asyncio.sleep(60)
+    assert hosts(w, "a") == {}
+    await w.cp.inventory.label(Relabel(machines=["m2"], set={"disk": "nvme"}))
+    await asyncio.sleep(60)
+    assert list(hosts(w, "a").values()) == ["m2"]
+    await w.cp.inventory.label(Relabel(machines=["m2"], remove=["disk"]))
+    await w.cp.inventory.label(Relabel(machines=["m1"], set={"disk": "ssd"}))
+    await asyncio.sleep(60)
+    assert list(hosts(w, "a").values()) == ["m2"]  # it runs, and stays
+    await w.cp.apply_job(job("a", 2, limits=SMALL, requires=fast))
+    await asyncio.sleep(60)
+    assert sorted(hosts(w, "a").values()) == ["m1", "m2"]
+
+
+@on(region_of("dc1/msb1", "dc1/msb2", "dc1/msb3"))
+async def test_what_an_entitlement_requires_holds_for_all_its_jobs(w: World):
+    await w.cp.inventory.label(Relabel(machines=["m3"], set={"team": "ads"}))
+    await entitle(w, "front", 2, requires=["label.team = ads"])
+    await w.cp.apply_job(job("a", 2, limits=SMALL))
+    await asyncio.sleep(60)
+    assert set(hosts(w, "a").values()) == {"m3"}
+    assert held(w, "front") == ["m3"]
+
+
+@on(region_of("dc1/msb1", "dc1/msb2"))
+async def test_what_no_machine_of_the_region_can_meet_is_refused(w: World):  # FE4
+    await entitle(w, "front", 2)
+    with pytest.raises(InvalidInput, match="2 machines: not as required: gpus >= 1 and rack = r1"):
+        await w.cp.apply_job(job("a", 1, requires=["gpus >= 1 and rack = r1"]))
+    await w.cp.apply_job(job("a", 1, requires=["gpus >= 1 or rack = r1"]))  # a rack may come
+
+
+def test_claims_are_stored_as_before_where_nothing_new_is_required():
+    old = job("a", 1, requires=["rack in (r2, r1)"], machine_types=["small"])
+    stored = _stored(demand_of(old))
+    assert stored.where == ()
+    assert stored.requires == (("machine_type", ("small",)), ("rack", ("r1", "r2")))
+    text = b'{"requires":[["machine_type",["small"]],["rack",["r1","r2"]]]}'
+    assert _demand(msgspec.json.decode(text, type=StoredDemand)).requires == demand_of(old).requires
+
+
+def test_claims_with_any_requirement_are_read_back_as_they_were():
+    wish = ["label.a = b", "rack = r1", "gpus > 1 or not msb in (a, b)"]
+    demand = demand_of(job("a", 1, requires=wish), "dc1")
+    again = msgspec.json.decode(msgspec.json.encode(_stored(demand)), type=StoredDemand)
+    assert _demand(again) == demand
+
+
+async def test_labels_are_given_to_all_machines_or_to_none():
+    async with MemoryStore() as store:
+        world = await a_world(store)
+        full = {f"l{i}": "x" for i in range(32)}
+        await world.brokers.add({"m1": a_machine("m1"), "m2": a_machine("m2", labels=full)})
+        with pytest.raises(InvalidInput, match="'m2' would have 33 labels, more than 32"):
+            await world.desk.label(Relabel(machines=["m1", "m2"], set={"new": "x"}))
+        assert world.brokers.table.get("m1").labels is None
+        swap = Relabel(scope=MachineScope(where="machine = m2"), set={"new": "x"}, remove=["l0"])
+        (changed,) = (await world.desk.label(swap)).machines
+        assert changed.labels == {name: "x" for name in full if name != "l0"} | {"new": "x"}
+        same = (await world.desk.label(swap)).machines
+        assert same == [changed]
+
+
+@pytest.mark.parametrize(
+    ("cell", "labels"),
+    [
+        ("a=b", {"a": "b"}),
+        (" a=b;c.d=e-f  g_h=1:2 ", {"a": "b", "c.d": "e-f", "g_h": "1:2"}),
+        ({"a": "b"}, {"a": "b"}),
+        ({}, {}),
+    ],
+)
+def test_labels_of_a_list(cell, labels):
+    assert read_labels(cell) == labels
+
+
+@pytest.mark.parametrize(
+    ("cell", "why"),
+    [
+        ("a", "'a' has no value"),
+        ("a=b a=c", "each name once"),
+        ("A=b", "'A' is none"),
+        ("a=", "'' is none"),
+        ("a=-x", "'-x' is none"),
+        ({"a": 1}, "1 is none"),
+        (7, "NAME=VALUE"),
+        (" ".join(f"l{i}=x" for i in range(33)), "at most 32"),
+    ],
+)
+def test_labels_of_a_list_that_are_refused(cell, why):
+    with pytest.raises(ValueError, match=why):
+        read_labels(cell)
