@@ -25,6 +25,7 @@ from control_plane.api.requirements import (
     WORDS,
     AllOf,
     AnyOf,
+    Because,
     Compare,
     Exists,
     In,
@@ -118,7 +119,7 @@ class _Reader:
             if not self.errors:
                 self.errors.append("it is empty; write a requirement such as gpus >= 1")
             return None
-        term = self._any_of(0)
+        term = self._because(self._any_of(0))
         while (token := self._token).kind != "end":
             if token.text == ")":
                 self._wrong(token.at, "this ) closes nothing; leave it out")
@@ -131,6 +132,17 @@ class _Reader:
                     self._at += 1
                 self._any_of(0)
         return term
+
+    def _because(self, term: Term | None) -> Term | None:
+        """Read the reason that may follow a whole requirement."""
+        if not self._is("because"):
+            return term
+        self._at += 1
+        reason = self._next()
+        if reason.kind != "quoted" or not reason.text.strip():
+            self._wrong(reason.at, f"a reason in quotation marks is expected, not {_name(reason)}")
+            return None
+        return None if term is None else Because(term, reason.text)
 
     @property
     def _token(self) -> _Token:
@@ -177,7 +189,7 @@ class _Reader:
         open_ = 0
         while (token := self._token).kind != "end":
             if token.kind != "quoted":
-                if open_ == 0 and token.text in ("and", "or", ")"):
+                if open_ == 0 and token.text in ("and", "or", ")", "because"):
                     return
                 open_ += (token.text == "(") - (token.text == ")")
             self._at += 1

@@ -49,7 +49,7 @@ OF_RECORDS: dict[str, str] = {
 SIZES = ("memory",)
 PLACES = frozenset({"msb", "row", "rack"})
 """Properties whose values are paths, of which a person may write the end."""
-WORDS = frozenset({"and", "or", "not", "in", "exists"})
+WORDS = frozenset({"and", "or", "not", "in", "exists", "because"})
 """Of the grammar: as values they need quotation marks."""
 _BARE = re.compile(r"[A-Za-z0-9_./:+-]+")
 FOR_JOBS = frozenset({*TEXTS, *NUMBERS})
@@ -109,7 +109,15 @@ class Maybe:
     known: frozenset[str]
 
 
-Term = In | Compare | Exists | Not | AllOf | AnyOf | Maybe
+@dataclass(frozen=True, slots=True)
+class Because:
+    """The term must hold, and somebody said why."""
+
+    term: Term
+    reason: str
+
+
+Term = In | Compare | Exists | Not | AllOf | AnyOf | Maybe | Because
 
 
 def text_of(term: Term) -> str:
@@ -126,6 +134,8 @@ def text_of(term: Term) -> str:
             return f"not {_inner(inner)}"
         case Maybe(inner):
             return text_of(inner)
+        case Because(inner, reason):
+            return f"{text_of(inner)} because {_in_quotes(reason)}"
         case AllOf(terms):
             return " and ".join(map(_inner, terms))
         case AnyOf(terms):
@@ -140,7 +150,7 @@ def text_of(term: Term) -> str:
 def properties_of(term: Term) -> frozenset[str]:
     """Return every property that a term asks for."""
     match term:
-        case Not(inner) | Maybe(term=inner):
+        case Not(inner) | Maybe(term=inner) | Because(term=inner):
             return properties_of(inner)
         case AllOf(terms) | AnyOf(terms):
             return frozenset().union(*map(properties_of, terms))
@@ -167,6 +177,10 @@ def _listed(values: Iterable[str]) -> str:
 def _quoted(value: str) -> str:
     if _BARE.fullmatch(value) and value not in WORDS:
         return value
+    return _in_quotes(value)
+
+
+def _in_quotes(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

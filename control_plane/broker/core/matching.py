@@ -16,6 +16,7 @@ from control_plane.api.requirements import (
     LABEL,
     AllOf,
     AnyOf,
+    Because,
     Compare,
     Exists,
     Maybe,
@@ -84,8 +85,11 @@ _OF_RECORDS: Mapping[str, Callable[[MachineRecord], str]] = {
 
 
 def bin_of(property_: str, machine: Subject) -> str:
-    """Return the bin of a property in which a machine is; places are paths from the DC on."""
-    return _WORDS[property_](machine)
+    """Return the bin of a property in which a machine is; places are paths from the DC on.
+
+    Machines without a label are in a bin of their own, the empty word.
+    """
+    return get(machine) if (get := _WORDS.get(property_)) else _word(property_, machine)
 
 
 def names(bin_: str, value: str) -> bool:
@@ -119,6 +123,8 @@ def _verdict(term: Term, machine: Subject, known: frozenset[str] | None) -> bool
         case Not(inner):
             verdict = _verdict(inner, machine, known)
             return None if verdict is None else not verdict
+        case Because(inner):
+            return _verdict(inner, machine, known)
         case Maybe(inner, only):
             return _verdict(inner, machine, only if known is None else only & known) is not False
         case Exists(property_):

@@ -61,13 +61,19 @@ def claiming(spec: JobSpec, known: JobSpec | None, default_cpus: float) -> JobSp
 
 
 def same_tasks(one: JobSpec, other: JobSpec) -> bool:
-    """Return whether both want the same of each task, and differ in number or pace at most."""
+    """Return whether both run the same in each task, and differ in number, pace or place only."""
     return _per_task(one) == _per_task(other)
 
 
 def _per_task(spec: JobSpec) -> JobSpec:
     return replace(
-        spec, tasks=0, update=UpdatePolicy(), preferences=None, admission=Admission.PARTIAL
+        spec,
+        tasks=0,
+        update=UpdatePolicy(),
+        machine_types=[],
+        requires=[],
+        preferences=None,
+        admission=Admission.PARTIAL,
     )
 
 

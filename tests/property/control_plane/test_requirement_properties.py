@@ -11,6 +11,7 @@ from control_plane.api.requirements import (
     TEXTS,
     AllOf,
     AnyOf,
+    Because,
     Compare,
     Exists,
     In,
@@ -49,14 +50,14 @@ TEXTS_OF_PEOPLE = st.text(max_size=60) | st.lists(
 
 def depth(term: object) -> int:
     match term:
-        case Not(inner):
+        case Not(inner) | Because(inner):
             return 1 + depth(inner)
         case AllOf(terms) | AnyOf(terms):
             return 1 + max(map(depth, terms))
     return 1
 
 
-@given(TERMS)
+@given(TERMS | st.builds(Because, TERMS, WORDS.filter(str.strip)))
 def test_a_term_is_read_back_from_its_text(term):
     if depth(term) < MAX_DEPTH and len(text_of(term)) < 2000:
         assert parse(text_of(term)) == term

@@ -13,6 +13,7 @@ from control_plane.api.requirements import (
     FOR_LISTS,
     AllOf,
     AnyOf,
+    Because,
     Compare,
     Exists,
     In,
@@ -64,6 +65,10 @@ HERE = Listed.of(MACHINE)
         ("label.disk not exists", Not(Exists("label.disk"))),
         ("label.slots = 12", In("label.slots", frozenset({"12"}))),
         ("label.slots > 8", Compare("label.slots", ">", 8.0)),
+        (
+            'machine not in (m1, m2) because "disk errors, \\"see\\" 7"',
+            Because(Not(In("machine", frozenset({"m1", "m2"}))), 'disk errors, "see" 7'),
+        ),
         ("not gpus exists", Not(Exists("gpus"))),
         (
             "msb = a or gpus exists and not (rack = r or cpus > 1)",
@@ -114,6 +119,7 @@ def test_a_text_means_one_thing_and_is_written_so_that_it_reads_back(text, term)
         ("label.other != a", True),
         ("label.other < 5 or label.other >= 5", False),
         ("not label.other > 5", True),
+        ('machine = m1 because "licence"', True),
         ("state = down and entitlement = ads and cluster = c9", True),
         ("profile exists", False),
         ("not (state = up or entitlement != ads)", True),
@@ -147,6 +153,11 @@ def test_a_machine_meets_a_requirement(text, meets):
         ("rack not = r1", ["behind `rack not` comes in or exists, not '='"]),
         ("label.A = b", ["'label.A' is no label: label. and up to 63 of a-z"]),
         ("state = up", ["state changes while tasks run: only `machine list --where`"]),
+        ("rack = r because so", ["a reason in quotation marks is expected, not 'so'"]),
+        ('(rack = r because "x")', ["the ( at character 1 is never closed"]),
+        ('rack = r because " "', ["a reason in quotation marks is expected"]),
+        ('because "x"', ["at character 1: a property is expected, not 'because'"]),
+        ('rak = r because "x" or gpus = x', ["'rak' is no property", "'or' stands alone", "'x'"]),
         ("=", ["at character 1: a property is expected, not '='"]),
         (
             "rak = r1 and gpus > many or (memory < 1 and color = red) and rack in (a, b",

@@ -52,6 +52,26 @@ async def test_what_an_entitlement_requires_holds_for_all_its_jobs(w: World):
     assert held(w, "front") == ["m3"]
 
 
+@on(region_of("dc1/msb1", "dc1/msb2", "dc1/msb3"))
+async def test_a_job_is_kept_off_machines_with_a_reason_and_restarts_nothing(w: World):
+    await entitle(w, "front", 3)
+    pinned = 'machine in (m1, m2) because "the licence is bound to them"'
+    await w.cp.apply_job(job("a", 2, requires=[pinned]))
+    await asyncio.sleep(60)
+    assert sorted(hosts(w, "a").values()) == ["m1", "m2"]
+    before = (await w.cp.get_job("a")).record
+    off = 'machine not in (m1, m3) because "disk errors, ticket 812"'
+    await w.cp.apply_job(job("a", 3, requires=[off]))
+    await asyncio.sleep(60)
+    after = (await w.cp.get_job("a")).record
+    assert after.version == before.version
+    assert [t.generation for t in after.tasks[:2]] == [t.generation for t in before.tasks]
+    assert sorted(hosts(w, "a").values()) == ["m1", "m2"]
+    explained = await w.cp.job_planner.explain("a")
+    assert explained.waiting == [2]
+    assert any(off in reason for reason in explained.reasons)
+
+
 @on(region_of("dc1/msb1", "dc1/msb2"))
 async def test_what_no_machine_of_the_region_can_meet_is_refused(w: World):  # FE4
     await entitle(w, "front", 2)
