@@ -20,10 +20,17 @@ from control_plane.agents.region import Region
 from control_plane.api.health import HeldBack
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.settings import SchedulerSettings
+from control_plane.broker.core.unavailability import failures
 from control_plane.broker.marks import Marks
 from control_plane.health.core.excuses import Graces, excuse
 from control_plane.health.core.parts import Level, Parts, Standing
-from control_plane.health.core.trust import Patience, failed_again, probation_s, remembered
+from control_plane.health.core.trust import (
+    Patience,
+    failed_again,
+    probation_s,
+    recalled,
+    remembered,
+)
 from control_plane.health.core.verdict import Brakes, Held, verdict
 from control_plane.health.follower import Follower
 from control_plane.health.marker import Marker
@@ -211,6 +218,8 @@ class HealthChecker:
         watch = self._watches[record.machine] = Watch(record.machine, rack, sight, now)
         down = record.state is MachineState.DOWN
         watch.down_at = now if down else None
+        ages_s = (self._runtime.wall() - start for start in failures(record))
+        watch.failures = recalled(ages_s, now, self._patience)
         watch.planned(record, now, self._runtime.wall())
         watch.stands(Standing.LOST if down else Standing.WELL)
         self._schedule(watch, now + self._worry_s)

@@ -42,6 +42,11 @@ def open_event(record: MachineRecord, kind: EventKind) -> UnavailabilityEvent | 
     return None
 
 
+def failures(record: MachineRecord) -> list[float]:
+    """Return when a machine failed, in seconds since 1970, as far as that is kept."""
+    return [event.start for event in record.unavailability if event.kind is EventKind.FAILURE]
+
+
 def blocking(record: MachineRecord, now: float, notice_s: float = NOTICE_S) -> str:
     """Return why a machine takes no new tasks because of what is planned, as a predicate.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -32,6 +33,18 @@ NO_FAILURES = Failures()
 def failed_again(known: Failures, now: float, patience: Patience) -> Failures:
     """Return a machine's failures with one more, now."""
     return Failures(remembered(known, now, patience) + 1, now)
+
+
+def recalled(ages_s: Iterable[float], now: float, patience: Patience) -> Failures:
+    """Return the failures of a machine that began so many seconds ago, as its record says.
+
+    So a restart of this process forgives nothing. One that is said to be yet to come (the wall
+    clock was set back) counts as of now.
+    """
+    known = NO_FAILURES
+    for age_s in sorted(ages_s, reverse=True):
+        known = failed_again(known, now - max(0.0, age_s), patience)
+    return known
 
 
 def remembered(known: Failures, now: float, patience: Patience) -> int:

@@ -12,6 +12,7 @@ from control_plane.health.core.trust import (
     Patience,
     failed_again,
     probation_s,
+    recalled,
     remembered,
 )
 from control_plane.health.watch import Watch
@@ -33,6 +34,17 @@ def test_failures_are_forgotten_one_by_one():
     failures = failed_again(failed_again(NO_FAILURES, 0, PATIENCE), 60, PATIENCE)
     assert [remembered(failures, 60 + hours * 3600, PATIENCE) for hours in range(4)] == [2, 1, 0, 0]
     assert failed_again(failures, 60 + 3600, PATIENCE).count == 2
+
+
+def test_what_is_recalled_from_a_record_is_what_was_counted():
+    """F-52: also hours apart, as some are forgotten meanwhile; none counts from the future."""
+    counted, moments = NO_FAILURES, [0.0, 60.0, 90.0, 4000.0, 9000.0, 9100.0]
+    for at in moments:
+        counted = failed_again(counted, at, PATIENCE)
+    ages = [10_000.0 - at for at in moments]
+    assert recalled(reversed(ages), 10_000.0, PATIENCE) == counted
+    assert recalled([], 10_000.0, PATIENCE) == NO_FAILURES
+    assert recalled([-500.0, 5.0], 100.0, PATIENCE).last_at == 100.0
 
 
 @pytest.mark.parametrize(

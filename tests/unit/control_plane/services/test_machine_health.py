@@ -378,6 +378,39 @@ async def flapping(w: World) -> None:
     await w.stable()
 
 
+def test_a_restart_of_the_control_plane_forgives_no_host_that_fails_again_and_again():
+    """F-52: what it did is in its record, and what is trusted follows from that."""
+    store = MemoryStore(strict=True)
+    region = a_region()
+
+    async def fails_twice(w: World) -> None:
+        await w.deployed()
+        for _ in range(2):
+            region.machines["m1"].power_off()
+            await w.until(lambda: is_state(w, "m1", MachineState.DOWN), 1000)
+            region.machines["m1"].power_on()
+            await w.until(lambda: is_state(w, "m1", MachineState.UP), 1000)
+        region.machines["m1"].power_off()
+        await w.until(lambda: is_state(w, "m1", MachineState.DOWN), 1000)
+
+    async def is_not_trusted_at_once(w: World) -> None:
+        region.machines["m1"].power_on()
+        await w.until(w.all_answer)
+        await asyncio.sleep(2)
+        assert "it was down 3 times lately" in (await w.cp.get_machine("m1")).health
+        await w.until(lambda: is_state(w, "m1", MachineState.UP), 1000)
+        await w.stable()
+
+    async def main() -> None:
+        for body in (fails_twice, is_not_trusted_at_once):
+            world = World(region, store)
+            async with asyncio.timeout(5_000), world.running():
+                await body(world)
+        assert region.broken_rules == []
+
+    run(main())
+
+
 @scenario()
 async def test_answers_to_commands_are_signs_of_life_too(w: World):
     """BUG-CP21: whoever carries out commands is not silent."""
