@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from agent.errors import InvalidInput, TwineError
 from vm_lab.region import drawing, outcomes, results, scenario, story
 from vm_lab.region.run import Job, run_many, seeds_of
 from vm_lab.region.scenario import Scenario
-from vm_lab.region.seed import Outcome, run_seed
+from vm_lab.region.seed import Outcome, Passed, run_seed
 from vm_lab.region.shrink import shrink
 
 
@@ -62,6 +63,8 @@ def run(
     with _Errors():
         chosen = scenario.load(name)
         found = _run(chosen, seed, seeds, jobs, told)
+        if sys.stderr.isatty():
+            click.echo(err=True)  # ends the line that showed how far it was
         broken = [outcome for outcome in found if not outcome.ok]
         if broken and small and told is None:
             broken[0] = _shrunk(chosen, broken[0])
@@ -98,7 +101,10 @@ def _run(
 ) -> list[Outcome]:
     numbers = _seeds(seeds) if seeds is not None else range(seed or 1, (seed or 1) + 1)
     if told is not None:
-        return [run_seed(chosen, numbers[0], story.read(told.read_text()))]
+        story_of = story.read(told.read_text())
+        return [run_seed(chosen, numbers[0], story_of, _course(chosen))]
+    if len(numbers) == 1:
+        return [run_seed(chosen, numbers[0], passed=_course(chosen))]
     return run_many([Job(chosen, number) for number in numbers], jobs, _progress())
 
 
@@ -127,6 +133,22 @@ def _progress() -> Callable[[Outcome], None] | None:
         click.echo(f"\r{count} seeds{mark}", nl=False, err=True)
 
     return done
+
+
+def _course(chosen: Scenario) -> Passed:
+    """Return what shows how far one seed is: in place for a person, else a line at times."""
+    is_seen = sys.stderr.isatty()
+    every_s, begin, end = (1.0, "\r", "") if is_seen else (30.0, "", "\n")
+    shown_at = time.monotonic()
+
+    def passed(virtual_s: float) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at >= every_s:
+            shown_at = time.monotonic()
+            text = f"{virtual_s / 60:.0f} minutes simulated, of {chosen.minutes:.0f} and a few more"
+            click.echo(f"{begin}{text}{end}", nl=False, err=True)
+
+    return passed
 
 
 class _Errors:

@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -33,6 +33,8 @@ from vm_lab.region.story import Fault, draw
 SET_UP_S = 600.0
 """The most that a region without faults takes until all its jobs run."""
 LOOK_EVERY_S = 5.0
+Passed = Callable[[float], None]
+"""Is told now and then how much virtual time has passed, in seconds."""
 STAY_S = 45.0
 """So long must a region stay at rest."""
 
@@ -79,8 +81,9 @@ class Outcome:
 class SimulatedRegion:
     """Everything there is in one run."""
 
-    def __init__(self, scenario: Scenario, seed: int) -> None:
+    def __init__(self, scenario: Scenario, seed: int, passed: Passed = lambda _: None) -> None:
         """Build the machines; nothing happens yet."""
+        self._passed = passed
         self.scenario, self.number = scenario, seed
         name = f"{scenario.name} {seed}"
         self.timeline = Timeline()
@@ -246,6 +249,7 @@ class SimulatedRegion:
         copies = sum(len(where) for where in self.checker.copies.values())
         listed = sum(len(tasks) for tasks in self.checker.endpoints.values())
         self.samples.append(Sample(self.timeline.now, wanted, copies, listed))
+        self._passed(self.timeline.now)
         self.timeline.after(5.0, self._sample)
 
 
@@ -260,7 +264,12 @@ def _join(machine: Machine) -> JoinRequest:
     )
 
 
-def run_seed(scenario: Scenario, seed: int, story: Sequence[Fault] | None = None) -> Outcome:
+def run_seed(
+    scenario: Scenario,
+    seed: int,
+    story: Sequence[Fault] | None = None,
+    passed: Passed = lambda _: None,
+) -> Outcome:
     """Run one seed and return what became of it; with a story of one's own if one is given.
 
     The control plane's log is silent meanwhile: it tells of the faults that are wanted here,
@@ -273,7 +282,7 @@ def run_seed(scenario: Scenario, seed: int, story: Sequence[Fault] | None = None
     logging.disable(logging.CRITICAL)
     began = time.process_time()
     try:
-        region = SimulatedRegion(scenario, seed)
+        region = SimulatedRegion(scenario, seed, passed)
         region.run(told)
     finally:
         logging.disable(silenced)
