@@ -28,7 +28,7 @@ def test_six_sigkills_of_the_agent_restart_no_task(web: TheLab) -> None:  # AG5 
 
 
 def test_a_task_that_ends_while_the_agent_is_down_is_reported(web: TheLab) -> None:  # F-03 AG4
-    image = json.loads(web.ssh("m2", "twine-agent images -o json"))["images"][0]["digest"]
+    image = web.job()["record"]["spec"]["image"]
     script = "trap 'exit 7' TERM; echo trapped; while :; do sleep 0.2; done"
     web.ssh(
         "m2",

@@ -11,6 +11,8 @@ import pytest
 from tests.lab.copies import WATCH, at_most_at_once, copies
 from tests.lab.the_lab import JOB, TheLab
 
+CLOCK_READINGS = 15
+
 
 def _job(tmp_path: Path, name: str, policy: str) -> Path:
     """Return the file of a job of three tasks, with what a cut-off machine does to them."""
@@ -37,7 +39,8 @@ def test_a_cut_off_machine_ends_the_tasks_that_ask_for_it_and_keeps_the_others(
     for name, policy in (("once", "stop"), ("twice", "keep")):
         file = _job(tmp_path, name, policy)
         image = f"image={images['v1']}"
-        web.run("twinectl", "job", "apply", str(file), "--set", image, "--wait", timeout_s=600)
+        web.run("twinectl", "job", "apply", str(file), "--set", image, "--wait")
+    web.rest("web", "once", "twice")
     homes = {n: _homes(web, n) for n in ("once", "twice")}
     both = set(homes["once"].values()) & set(homes["twice"].values())
     assert "m3" in both, homes
@@ -46,17 +49,13 @@ def test_a_cut_off_machine_ends_the_tasks_that_ask_for_it_and_keeps_the_others(
 
     web.lab("partition", "m3")
     for name in homes:
-        took = web.until(
-            f"{name} runs elsewhere", lambda n=name: _elsewhere(web, n, "m3"), timeout_s=400
-        )
+        took = web.until(f"{name} runs elsewhere", lambda n=name: _elsewhere(web, n, "m3"))
         print(f"{name} runs elsewhere after {took:.0f} s")
     said = web.run("twinectl", "job", "status", "twice")
     assert "m3" in said, said
 
     web.lab("partition", "--heal", "m3")
-    web.until(
-        "m3 is heard again", lambda: all(m["ready"] for m in web.ctl("machine", "list")["machines"])
-    )
+    web.usable()
     for name in homes:
         web.until(f"{name} is stable", lambda n=name: web.job(n)["phase"] == "stable")
     web.until(
@@ -73,18 +72,21 @@ def test_a_cut_off_machine_ends_the_tasks_that_ask_for_it_and_keeps_the_others(
         web.run("twinectl", "job", "stop", name, "--wait")
 
 
-def _all_ready(lab: TheLab) -> bool:
-    return all(m["ready"] for m in lab.ctl("machine", "list")["machines"])
-
-
 def _homes(lab: TheLab, name: str) -> dict[int, Any]:
     return {i: t["placement"]["machine"] for i, t in lab.tasks(name).items()}
 
 
 def _watched(lab: TheLab, machine: str) -> tuple[str, float]:
-    """Return what a machine's watch wrote, and by how much its clock is ahead of ours."""
-    before = time.time()
-    theirs = float(lab.ssh(machine, "cut -d' ' -f1 /proc/uptime"))
-    ours = (before + time.time()) / 2
+    """Return what a machine's watch wrote, and by how much its clock is ahead of ours.
+
+    That is asked for often: the quickest answer tells it best.
+    """
+    answers = []
+    for _ in range(CLOCK_READINGS):
+        before = time.time()
+        theirs = float(lab.ssh(machine, "cut -d' ' -f1 /proc/uptime"))
+        after = time.time()
+        answers.append((after - before, theirs - (before + after) / 2))
+    ahead_s = min(answers)[1]
     text = lab.ssh(machine, "systemctl stop watch.service; cat /run/watch; rm /run/watch")
-    return text, theirs - ours
+    return text, ahead_s

@@ -35,7 +35,7 @@ def test_tasks_and_agent_are_as_little_exposed_as_promised(web: TheLab) -> None:
 
 
 def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:  # AG8 F-84
-    image = json.loads(web.ssh("m1", "twine-agent images -o json"))["images"][0]["digest"]
+    image = web.job()["record"]["spec"]["image"]
     probes = {
         "other processes": "ls -d /proc/[0-9]* | wc -l",
         "agent socket": "ls /run/twine 2>/dev/null | wc -l",

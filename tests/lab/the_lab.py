@@ -128,9 +128,11 @@ class TheLab:
         """Return task → invocation id of its unit, as systemd on the machines says."""
         found: dict[str, str] = {}
         for machine in self.machines:
-            for task in json.loads(self.ssh(machine, "twine-agent ps -o json"))["tasks"]:
-                shown = self.ssh(machine, f"systemctl show -P InvocationID {task['unit']}")
-                found[task["task_id"]] = shown.strip()
+            shown = self.ssh(machine, "systemctl show -p Id -p InvocationID 'twine-task-*.service'")
+            for unit in filter(None, shown.split("\n\n")):
+                said = dict(line.split("=", 1) for line in unit.splitlines() if line)
+                name = said["Id"].removeprefix("twine-task-").removesuffix(".service")
+                found[name] = said["InvocationID"]
         return found
 
     def remove(self, machine: str, task: str) -> None:
@@ -178,8 +180,8 @@ class TheLab:
             try:
                 if seen():
                     return time.monotonic() - began
-            except Failed:
-                pass
+            except (Failed, json.JSONDecodeError):
+                pass  # who is asked is not there yet
             if time.monotonic() - began > timeout_s:
                 pytest.fail(f"after {timeout_s:g} s still not: {what}")
             time.sleep(1.0)
