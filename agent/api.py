@@ -60,6 +60,22 @@ HttpPath = Annotated[
 ]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 StartPeriod = Annotated[float, Meta(ge=0, le=86_400)]
+COUNT_MAX = 1 << 53
+"""Up to here every program that reads JSON has the same number (RFC 8259, section 6)."""
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Bytes = Count
+"""At most 8 PiB."""
+Few = Annotated[int, Meta(ge=0, le=1 << 16)]
+"""Of what a machine can have: CPUs, sockets, devices."""
+Moment = Annotated[float, Meta(ge=0, le=1e11)]
+"""Seconds since 1970, or since a boot."""
+Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
+Id = Annotated[str, Meta(max_length=256)]
+"""A word that another program made up: an id, a version, a name."""
+Words = Annotated[str, Meta(max_length=65_536)]
+"""A sentence of another program's: why, what happened."""
+Pem = Annotated[str, Meta(max_length=65_536)]
+Address = Annotated[str, Meta(max_length=300, description="HOST:PORT, of at most 300 characters")]
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +93,7 @@ class Limits(_Written, frozen=True, kw_only=True):
     """Share of CPU time against its neighbours; 100 is the kernel's default."""
     cpu_max_cores: Annotated[float, Meta(ge=0.01, le=4096)] | None = None
     """Hard limit in CPUs (1.5 = one and a half); None: as much as is idle."""
-    memory_max_bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 60)] = 256 << 20
+    memory_max_bytes: Annotated[int, Meta(ge=4 << 20, le=COUNT_MAX)] = 256 << 20
     """Hard limit; a task above it is killed (`oom-kill`). Swap is off for tasks."""
     tasks_max: Annotated[int, Meta(ge=1, le=4_194_304)] = 512
     """Processes and threads together."""
@@ -165,14 +181,14 @@ def certainly_ended_s(disconnect: Disconnect, stop_timeout_s: float) -> float | 
 class TaskSpec(_Written, frozen=True, kw_only=True):
     """The desired state of one task."""
 
-    generation: Annotated[int, Meta(ge=1)] = 1
+    generation: Annotated[int, Meta(ge=1, le=COUNT_MAX)] = 1
     """Rises with each change; an older one is refused, and so is the same one with another
     content. The same specification again changes nothing."""
-    epoch: Annotated[int, Meta(ge=0)] = 0
+    epoch: Count = 0
     """Leadership term of the sender; 0 for a local operator."""
     image: DigestStr
     command: Annotated[list[Argument], Meta(min_length=1, max_length=4096)]
-    environment: dict[EnvName, Argument] = {}
+    environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
     entitlement: Name = "local"
     job: Annotated[
         str, Meta(max_length=128, pattern=_NO_NUL, description=_NO_NUL_WORDS.format(128))
@@ -212,41 +228,41 @@ class Health(StrEnum):
 class Exit(_Reported, frozen=True, kw_only=True):
     """How the main process of a task ended."""
 
-    result: str
+    result: Id
     """systemd's word: success, exit-code, signal, oom-kill, timeout, …; `lost` after a
     host reboot; `cut-off` where the host ended it because of `disconnect`."""
-    code: int | None = None
-    signal: str | None = None
-    at: float
+    code: Annotated[int, Meta(ge=-(1 << 31), le=1 << 32)] | None = None
+    signal: Id | None = None
+    at: Moment
     """Seconds since 1970."""
 
 
 class TaskStatus(_Reported, frozen=True, kw_only=True):
     """The observed state of one task, for the generation it reflects."""
 
-    task_id: str
-    generation: int
-    epoch: int
+    task_id: Id
+    generation: Count
+    epoch: Count
     state: TaskState
     health: Health
-    reason: str = ""
+    reason: Words = ""
     """In words: why it failed, waits or is unhealthy."""
-    image: str
-    entitlement: str = "local"
-    job: str = ""
-    unit: str = ""
-    invocation_id: str = ""
+    image: Id
+    entitlement: Id = "local"
+    job: Id = ""
+    unit: Id = ""
+    invocation_id: Id = ""
     """Changes with each start of the unit, and only then (systemd.exec(5))."""
-    restarts: int = 0
-    started_at: float | None = None
-    next_start_at: float | None = None
+    restarts: Count = 0
+    started_at: Moment | None = None
+    next_start_at: Moment | None = None
     last_exit: Exit | None = None
 
 
 class Tasks(_Reported, frozen=True, kw_only=True):
     """All tasks of a machine."""
 
-    tasks: list[TaskStatus]
+    tasks: Annotated[list[TaskStatus], Meta(max_length=100_000)]
 
 
 class ImageFormat(StrEnum):
@@ -259,19 +275,19 @@ class ImageFormat(StrEnum):
 class ImageInfo(_Reported, frozen=True, kw_only=True):
     """One image that is complete and can be started from."""
 
-    digest: str
+    digest: Id
     """SHA-256 of the stream it came from."""
     format: ImageFormat
-    stream_bytes: int
-    created_at: float
-    tasks: list[str] = []
+    stream_bytes: Bytes
+    created_at: Moment
+    tasks: Annotated[list[Id], Meta(max_length=100_000)] = []
     """Ids of the tasks that run from it; while there are any it cannot be deleted."""
 
 
 class Images(_Reported, frozen=True, kw_only=True):
     """All images of a machine."""
 
-    images: list[ImageInfo]
+    images: Annotated[list[ImageInfo], Meta(max_length=100_000)]
 
 
 class ImagePull(_Reported, frozen=True, kw_only=True):
@@ -279,7 +295,7 @@ class ImagePull(_Reported, frozen=True, kw_only=True):
 
     digest: DigestStr
     format: ImageFormat = ImageFormat.TAR
-    path: str
+    path: Id
     """Where below the agent's own control plane, for instance `/v1/images/sha256:…`; never a
     URL, so that nobody can make the agent call elsewhere."""
 
@@ -287,24 +303,24 @@ class ImagePull(_Reported, frozen=True, kw_only=True):
 class MachineFacts(_Reported, frozen=True, kw_only=True):
     """What a machine has. Sizes in bytes."""
 
-    machine_id: str
+    machine_id: Id
     """Name of the machine in the control plane, the host name until it has joined."""
-    boot_id: str
-    kernel: str
-    cpu_model: str
-    cpus: int
+    boot_id: Id
+    kernel: Id
+    cpu_model: Id
+    cpus: Few
     """Hardware threads that are online."""
-    sockets: int
-    numa_nodes: int
-    memory_bytes: int
-    disk_bytes: int
+    sockets: Few
+    numa_nodes: Few
+    memory_bytes: Bytes
+    disk_bytes: Bytes
     """Size of the file system that holds images and tasks."""
-    disk_free_bytes: int
-    nics: list[str] = []
-    agent_version: str
-    capabilities: list[str] = []
+    disk_free_bytes: Bytes
+    nics: Annotated[list[Id], Meta(max_length=4096)] = []
+    agent_version: Id
+    capabilities: Annotated[list[Id], Meta(max_length=1024)] = []
     """What works here: `cgroup-v2`, `btrfs`, `systemd-257`, `private-pids`, …"""
-    problems: list[str] = []
+    problems: Annotated[list[Words], Meta(max_length=1024)] = []
     """In words what is wrong with the host, such as a disk that is read-only."""
 
 
@@ -323,12 +339,12 @@ class SettingOutcome(StrEnum):
 class SettingStatus(_Reported, frozen=True, kw_only=True):
     """One setting of the profile, as it was wanted and as it was read back."""
 
-    setting: str
+    setting: Id
     outcome: SettingOutcome
-    wanted: str
-    actual: str
-    detail: str = ""
-    took_ms: float = 0.0
+    wanted: Words
+    actual: Words
+    detail: Words = ""
+    took_ms: Milliseconds = 0.0
 
 
 class ProfileState(StrEnum):
@@ -346,8 +362,8 @@ class ProfileSpec(_Written, frozen=True, kw_only=True):
     """The profile a machine shall run."""
 
     name: Name
-    generation: Annotated[int, Meta(ge=1)] = 1
-    epoch: Annotated[int, Meta(ge=0)] = 0
+    generation: Annotated[int, Meta(ge=1, le=COUNT_MAX)] = 1
+    epoch: Count = 0
     allow_reboot: bool = False
     """Whether the machine may be rebooted for settings that need it."""
 
@@ -355,56 +371,56 @@ class ProfileSpec(_Written, frozen=True, kw_only=True):
 class ProfileStatus(_Reported, frozen=True, kw_only=True):
     """The profile a machine runs, with proof per setting."""
 
-    name: str = ""
-    generation: int = 0
-    epoch: int = 0
+    name: Id = ""
+    generation: Count = 0
+    epoch: Count = 0
     state: ProfileState = ProfileState.NONE
-    detail: str = ""
-    settings: list[SettingStatus] = []
-    took_ms: float = 0.0
-    boot_id: str = ""
+    detail: Words = ""
+    settings: Annotated[list[SettingStatus], Meta(max_length=10_000)] = []
+    took_ms: Milliseconds = 0.0
+    boot_id: Id = ""
     """Boot of the host in which this was read back."""
 
 
 class Event(_Reported, frozen=True, kw_only=True):
     """Something that happened on the machine, in order."""
 
-    sequence: int
+    sequence: Count
     """Rises by one; resume with `after=<sequence>`."""
-    at: float
-    kind: str
+    at: Moment
+    kind: Id
     """`task`, `task-removed`, `image`, `profile`, `agent`."""
-    object: str
+    object: Id
     """Id of the task or image, name of the profile."""
-    message: str
+    message: Words
     task: TaskStatus | None = None
 
 
 class Events(_Reported, frozen=True, kw_only=True):
     """A piece of the event stream."""
 
-    events: list[Event]
-    latest: int
+    events: Annotated[list[Event], Meta(max_length=100_000)]
+    latest: Count
     """Sequence of the newest event there is; pass it as `after` next time."""
     lost: bool = False
     """Events after the asked one are gone (too old, or the agent restarted): list all
     tasks again, then go on from `latest`."""
-    boot_id: str = ""
-    answered: str = ""
+    boot_id: Id = ""
+    answered: Id = ""
     """Names this answer. Said with later requests (`heard`) it proves that it arrived."""
 
 
 class Ack(_Reported, frozen=True, kw_only=True):
     """The request was taken."""
 
-    detail: str = "ok"
+    detail: Words = "ok"
 
 
 class Liveness(_Reported, frozen=True, kw_only=True):
     """Whether the agent is alive or ready, with a word on why not."""
 
     ok: bool
-    detail: str = ""
+    detail: Words = ""
 
 
 # What an agent asks of the control plane; the only calls that go in that direction.
@@ -424,12 +440,12 @@ class Location(_Written, frozen=True, kw_only=True):
 class JoinRequest(_Reported, frozen=True, kw_only=True):
     """A host asks to become a machine of the region."""
 
-    token: str
+    token: Id
     """`twn1.<id>.<secret>`, made for this host, good for one use."""
     machine: Name
-    csr_pem: str
+    csr_pem: Pem
     """Certificate request; the key never leaves the host."""
-    address: str
+    address: Address
     """`host:port` where the control plane reaches the agent."""
     location: Location = Location()
     machine_type: Name = "small"
@@ -439,20 +455,20 @@ class JoinRequest(_Reported, frozen=True, kw_only=True):
 class Certificate(_Reported, frozen=True, kw_only=True):
     """The identity that a host was given."""
 
-    machine: str
-    certificate_pem: str
+    machine: Id
+    certificate_pem: Pem
     """Leaf first, then the issuing authority."""
-    ca_pem: str
-    not_after: float
+    ca_pem: Pem
+    not_after: Moment
 
 
 class RenewRequest(_Reported, frozen=True, kw_only=True):
     """A joined host asks for its next certificate."""
 
-    csr_pem: str
+    csr_pem: Pem
 
 
 class Authority(_Reported, frozen=True, kw_only=True):
     """The certificate authority, to be compared with a pin before it is trusted."""
 
-    ca_pem: str
+    ca_pem: Pem

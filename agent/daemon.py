@@ -12,6 +12,7 @@ import grp
 import logging
 import os
 import signal
+import socket
 import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -44,10 +45,15 @@ from agent.services.supervisor import Host
 from agent.services.tasks import Tasks
 from agent.services.units import Units
 from agent.wire.client import WireClient
+from agent.wire.door import LOCAL, Limits, open_door, raise_descriptor_limit
 from agent.wire.server import http_log
 
 log = logging.getLogger(__name__)
 
+_http_log = http_log(__name__)
+_BACKLOG = 512
+_LIMITS = Limits(connections=512, strangers=128, strangers_per_address=64, per_peer=384)
+"""An agent is called by the control plane alone, and has little memory to give."""
 TLS_RETRY_S = 10.0
 JOIN_POLL_S = 2.0
 """How soon after `twine-agent join` the TLS port opens."""
@@ -93,7 +99,7 @@ class Agent:
             services = await self._services(lanes, prober, group, stack)
             app = application(services, self.config.socket_group)
             runner = web.AppRunner(
-                app, handle_signals=False, shutdown_timeout=2.0, logger=http_log(__name__)
+                app, handle_signals=False, shutdown_timeout=2.0, logger=_http_log
             )
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
@@ -182,7 +188,9 @@ class Agent:
         path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
-            await web.UnixSite(runner, str(path)).start()
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(str(path))
+            listener.listen(_BACKLOG)
         finally:
             os.umask(before)
         try:
@@ -190,6 +198,8 @@ class Agent:
             path.chmod(0o660)
         except (KeyError, PermissionError):
             log.warning("the socket is for its owner only", extra={"socket": str(path)})
+        door = open_door(runner, listener, None, LOCAL, _http_log)
+        await stack.enter_async_context(door)
         stack.callback(path.unlink, missing_ok=True)
 
     async def _serve_tls_forever(self, runner: web.AppRunner) -> None:
@@ -208,17 +218,16 @@ class Agent:
         while self.identity.find() is None:
             await asyncio.sleep(JOIN_POLL_S)
         host, port = self.config.address()
-        site = web.TCPSite(runner, host, port, ssl_context=self.identity.server_context())
+        tls = self.identity.server_context()
         try:
-            await site.start()
+            listener = socket.create_server((host, port), family=_family(host), backlog=_BACKLOG)
         except OSError as e:
             raise ConfigError(f"cannot listen on {self.config.listen}: {e.strerror}") from e
-        log.info("serving", extra={"address": self.config.listen})
-        try:
+        limits = _LIMITS.within(raise_descriptor_limit())
+        async with open_door(runner, listener, tls, limits, _http_log):
+            at, own_port = listener.getsockname()[:2]
+            log.info("serving", extra={"address": f"{at}:{own_port}"})
             await self.identity.renew_forever()
-        except Exception:
-            await site.stop()
-            raise
 
     async def _pull(self, images: Images, request: api.ImagePull) -> api.ImageInfo:
         if info := images.find(request.digest):
@@ -236,6 +245,10 @@ class Agent:
         async with WireClient(held.control_plane_url, context) as client:
             chunks = client.stream(_FETCH, digest=request.digest)
             return await images.receive(request.digest, request.format, chunks)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:

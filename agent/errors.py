@@ -5,6 +5,7 @@ TwineError
 ├── Forbidden         the caller may not do this                        403
 ├── NotFound          no such task, image, job, …                       404
 ├── Conflict          stale generation or epoch, or still in use        409
+├── TooSlow           the request did not come in time                  408
 ├── TooLarge          over a limit of size                              413
 ├── Unprocessable     well-formed, but cannot be carried out            422
 ├── Busy              somebody else is at it; try again                 503
@@ -120,6 +121,15 @@ class Conflict(TwineError):
     code = "conflict"
     status = 409
     exit_code = 5
+
+
+class TooSlow(TwineError):
+    """The request did not come to its end in time."""
+
+    code = "too_slow"
+    status = 408
+    retryable = True
+    exit_code = 75
 
 
 class TooLarge(TwineError):

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
@@ -127,8 +127,13 @@ async def _build(
         return client
 
     images = ImageStore(config.state_path / "images", time.time, config.image_max_bytes)
-    with heap_that_stays():
-        control_plane = await stack.enter_async_context(
+    people = People(store, runtime, config.operators, config.portal.approvers)
+    trail = Trail(store, runtime, config.audit_entries)
+
+    async def load() -> ControlPlane:
+        await people.load()
+        await trail.load()
+        return await stack.enter_async_context(
             ControlPlane(
                 store,
                 agent_client,
@@ -139,13 +144,27 @@ async def _build(
                 broker_stores,
             )
         )
+
+    with heap_that_stays():
+        control_plane = await _despite_damage(load, [store, *broker_stores.values()])
     registrar = Registrar(store, authority, control_plane, url, runtime)
-    people = People(store, runtime, config.operators, config.portal.approvers)
-    trail = Trail(store, runtime, config.audit_entries)
-    await people.load()
-    await trail.load()
     front_end = FrontEnd(control_plane, registrar, images, people, trail)
     return control_plane, front_end.app(Access(os.getuid(), config.socket_group), version())
+
+
+async def _despite_damage(
+    load: Callable[[], Awaitable[ControlPlane]], stores: Sequence[Store]
+) -> ControlPlane:
+    """Load everything; damaged records are set aside first, if there are any."""
+    from control_plane.store.quarantine import set_all_aside
+    from control_plane.store.records import DamagedRecord
+
+    try:
+        return await load()
+    except DamagedRecord:
+        for store in stores:
+            await set_all_aside(store)
+        return await load()
 
 
 async def _until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:
@@ -281,6 +300,26 @@ async def _forget_store(config: Config, datacenter: str) -> None:
     async with SqliteStore(config.store_path) as store:
         note = await forget(store, datacenter)
     click.echo(f"forgotten: the store of {datacenter}, last at {note.folder}, which stays as it is")
+
+
+@main.command("check-store")
+@click.option("--quarantine", "aside", metavar="NAME", help="Set this record aside.")
+@click.option("--forget", metavar="NAME", help="Drop a record for good that was set aside.")
+@_CONFIG
+@_STATE
+def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
+    """List stored records that cannot be used; the control plane is stopped.
+
+    At its start it sets such records aside by itself. The exit code is 2 while there are any.
+    """
+    try:
+        config = configuration.load(given["file"], {"state": given["state"]})
+    except TwineError as e:
+        _fail(e)
+        return
+    from control_plane.check_store import check
+
+    _run(check(config, aside, forget))
 
 
 @main.group()

@@ -40,6 +40,7 @@ from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.placing import Placing
 from control_plane.scheduler.scheduler import Scheduler
 from control_plane.store import Store
+from control_plane.store.quarantine import quarantined
 
 
 class ControlPlane:
@@ -107,6 +108,8 @@ class ControlPlane:
             used=self._used,
         )
         self.capacity = CapacityDesk(self._portal, sources, runtime)
+        self.quarantined: list[str] = []
+        """Stored records that cannot be used: an alarm while there are any."""
         self._loops: Loops | None = None
 
     async def __aenter__(self) -> Self:
@@ -115,6 +118,8 @@ class ControlPlane:
         Records are complete before the first agent is asked: a task is never taken for a
         stray because its job was not read yet.
         """
+        for one in self._stores:
+            self.quarantined += await quarantined(one)
         await self._broker.load()
         await self._portal.load()
         await self._jobs.load()
@@ -264,7 +269,8 @@ class ControlPlane:
                 return Liveness(ok=False, detail=failure)
         if trouble := self._loops.trouble():
             return Liveness(ok=False, detail=trouble)
-        return Liveness(ok=True, detail=self._checker.brake)
+        alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
+        return Liveness(ok=True, detail="; ".join(filter(None, [self._checker.brake, alarm])))
 
     def _used(self, name: str) -> Used:
         machine = self._allocator.index.machines.get(name)

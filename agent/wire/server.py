@@ -20,14 +20,20 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from agent.errors import InvalidInput, NotFound, Problem, TooLarge, TwineError
+from agent.errors import InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
 from agent.wire.openapi import document
+from agent.wire.quantities import shown
 from agent.wire.routes import Route, decode_json
+from agent.wire.visitor import attended, prepare
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 20
 """Of a request that is not a stream. A job file is a few KiB."""
+BODY_PAUSE_S = 30.0
+"""How long one may wait for a body, all pauses together, …"""
+BODY_BYTES_PER_S = 4096
+"""… and a second more for so many bytes."""
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 READER_CHECK_S = 5.0
@@ -94,8 +100,10 @@ def make_app(
     """Return the application; every route must have a handler and every handler a route."""
     if missing := {r.name for r in routes} ^ set(handlers):
         raise TypeError(f"routes and handlers differ: {', '.join(sorted(missing))}")
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_numbered, _problems])
-    app.on_response_prepare.append(_name_request)
+    app = web.Application(
+        client_max_size=MAX_BODY_BYTES, middlewares=[attended, _numbered, _problems]
+    )
+    app.on_response_prepare.extend([_name_request, prepare])
     for route in routes:
         app.router.add_route(
             route.method, route.path, _endpoint(route, handlers[route.name], authorize)
@@ -160,13 +168,27 @@ async def _decode(route: Route, request: web.Request, peer: Peer) -> Call:
 
 async def _received(request: web.Request, limit: int | None = None) -> AsyncIterator[bytes]:
     """Yield the body as it comes; one that breaks off is the caller's error, not ours."""
-    size = 0
+    size, clock = 0, asyncio.get_running_loop().time
+    began, waited = clock(), 0.0
+    chunks = request.content.iter_any().__aiter__()
     try:
-        async for chunk in request.content.iter_any():
+        while True:
+            asked = clock()
+            left_s = BODY_PAUSE_S + size / BODY_BYTES_PER_S - waited
+            async with asyncio.timeout(left_s):
+                chunk = await anext(chunks, b"")
+            waited += clock() - asked
+            if not chunk:
+                return
             size += len(chunk)
             if limit is not None and size > limit:
                 raise TooLarge(f"the request body is over {limit} bytes")
             yield chunk
+    except TimeoutError as e:
+        raise TooSlow(
+            f"of the request body {size} bytes came within {clock() - began:.0f} s",
+            hint=f"send at least {BODY_BYTES_PER_S} bytes a second",
+        ) from e
     except (aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError, ConnectionError) as e:
         raise InvalidInput("the request body broke off before its end") from e
 
@@ -248,6 +270,12 @@ async def _problems(request: web.Request, handler: NextHandler) -> web.StreamRes
     except web.HTTPNotFound:
         error = NotFound(f"there is no {request.path} here", hint="see /openapi.json")
         return _refused(error.problem())
+    except web.HTTPMethodNotAllowed as e:
+        allowed = ", ".join(sorted(e.allowed_methods))
+        detail = f"{request.path} takes {allowed}, not {shown(request.method)}"
+        answer = _refused(Problem(code="no_such_method", status=405, detail=detail))
+        answer.headers["Allow"] = allowed
+        return answer
     except web.HTTPException as e:
         return _refused(Problem(code="http", status=e.status, detail=e.reason))
     except ConnectionResetError:

@@ -339,8 +339,11 @@ class Allocator:
 
     def strays(self, machine: str) -> list[str]:
         """Return tasks of ours that run on a machine although no record places them there."""
+        tasks = self._sights.sight(machine).tasks
+        if aside := self._jobs.set_aside:
+            tasks = {name: status for name, status in tasks.items() if status.job not in aside}
         known = self.directory.tasks(machine).keys()
-        return [stop.task for stop in strays(machine, self._sights.sight(machine).tasks, known)]
+        return [stop.task for stop in strays(machine, tasks, known)]
 
     def jobs_of(self, entitlement: str) -> list[str]:
         """Return the jobs bound to an entitlement."""

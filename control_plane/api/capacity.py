@@ -18,18 +18,20 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     machines: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     """Quota: the most machines it holds at any time; it holds as many as its jobs need."""
-    per_type: dict[Name, Annotated[int, Meta(ge=1, le=1_000_000)]] = {}
+    per_type: Annotated[
+        dict[Name, Annotated[int, Meta(ge=1, le=1_000_000)]], Meta(max_length=1000)
+    ] = {}
     """Quota by type: "2,000 Skylake machines" (MO6); other types are not held."""
     rru: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """Quota in relative resource units; every quota that is given holds."""
-    machine_types: list[Name] = []
+    machine_types: Annotated[list[Name], Meta(max_length=1000)] = []
     """Hardware types it may hold; empty: any."""
     datacenter: Name | None = None
     """Pins its machines and jobs to one data center (CP10)."""
     requires: Annotated[list[Expression], Meta(max_length=16)] = []
     """Hard requirements of all its jobs, besides their own (docs/requirements-grammar.md). What
     the quota promises is counted by type and data center, whatever is required here."""
-    preferences: list[Preference] | None = None
+    preferences: Annotated[list[Preference], Meta(max_length=16)] | None = None
     """Spread policy of its jobs, unless they have their own; None: the region's default."""
     overcommit: Overcommit = Overcommit()
     """The most that its jobs may opt in to."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.api import Location, Name
+from agent.api import Id, Location, Name
 from control_plane.api.machines import EventKind, Hardware, MachineRecord, MachineState
 from control_plane.api.policy import MAX_LABELS, Expression, LabelName, Labels
 
@@ -18,15 +18,15 @@ Seconds = Annotated[float, Meta(ge=0, le=400 * 86_400)]
 class MachineScope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Machines by what they are and where: all that is given must hold (MO2, MO21)."""
 
-    region: str | None = None
-    datacenter: str | None = None
-    msb: str | None = None
-    row: str | None = None
-    rack: str | None = None
-    machine_type: str | None = None
-    entitlement: str | None = None
+    region: Id | None = None
+    datacenter: Id | None = None
+    msb: Id | None = None
+    row: Id | None = None
+    rack: Id | None = None
+    machine_type: Id | None = None
+    entitlement: Id | None = None
     """Empty: the free pool."""
-    cluster: str | None = None
+    cluster: Id | None = None
     """The historic cluster that they were bought for."""
     state: MachineState | None = None
     unavailable: bool | None = None
@@ -86,7 +86,7 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
 class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Machines are going to be unavailable on purpose: named ones, or all of a scope."""
 
-    machines: list[Name] = []
+    machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None
     kind: EventKind = EventKind.MAINTENANCE
     reason: Text
@@ -100,14 +100,14 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Undrain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was planned for these machines is over or called off."""
 
-    machines: list[Name] = []
+    machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None
 
 
 class Relabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Machines get labels, or lose some: named ones, or all of a scope."""
 
-    machines: list[Name] = []
+    machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None
     set: Labels = {}
     remove: Annotated[list[LabelName], Meta(max_length=MAX_LABELS)] = []
@@ -118,14 +118,14 @@ class Lend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     machine: Name
     borrower: Name
-    donor: str = ""
+    donor: Id = ""
     """Entitlement that has it now; empty: the free pool."""
 
 
 class Revoke(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Lent machines are called back."""
 
-    machines: Annotated[list[Name], Meta(min_length=1)]
+    machines: Annotated[list[Name], Meta(min_length=1, max_length=10_000)]
     return_within_s: Seconds = 300.0
 
 

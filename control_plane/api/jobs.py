@@ -76,14 +76,14 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     image: DigestStr
     command: Annotated[list[Argument], Meta(min_length=1, max_length=4096)]
     """`${port:NAME}`, `${task}` and `${machine}` are replaced in arguments and environment."""
-    environment: dict[EnvName, Argument] = {}
+    environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
     ports: Annotated[list[Name], Meta(max_length=16)] = []
     """Each gets a free port of the machine per task: `${port:http}`, `TWINE_PORT_HTTP`."""
     limits: Limits = Limits()
     restart: RestartPolicy = RestartPolicy()
     probe: JobProbe | None = None
     stop_timeout_s: Seconds = 10.0
-    machine_types: list[Name] = []
+    machine_types: Annotated[list[Name], Meta(max_length=1000)] = []
     """Hard requirement: only machines of these types; empty: whatever the entitlement holds."""
     requires: Annotated[list[Expression | Requirement], Meta(max_length=16)] = []
     """Further hard requirements; all must hold: texts such as `gpus >= 4 or label.fast exists`
@@ -99,7 +99,7 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     rru: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """Computing power per task where `limits.cpu_max_cores` would depend on the machine."""
     gpus: Annotated[int, Meta(ge=0, le=64)] = 0
-    network_mbps: Annotated[int, Meta(ge=0)] = 0
+    network_mbps: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     update: UpdatePolicy = UpdatePolicy()
     disconnect: Disconnect = Disconnect()
     """What a machine does to a task when it is cut off from the control plane. With `stop` the

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from agent.api import Location, MachineFacts, ProfileState
+from agent.api import Bytes, Count, Few, Id, Location, MachineFacts, Name, ProfileState
 
 
 class MachineState(StrEnum):
@@ -53,18 +55,18 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     One object is shared by all machines that are alike. Zero: none, or not known.
     """
 
-    generation: str = ""
+    generation: Id = ""
     """Of the processor: `skylake`."""
-    sku: str = ""
+    sku: Id = ""
     """What was bought: `web-1s-64g`."""
-    rru: float = 0.0
+    rru: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """Relative resource units: computing power against a reference machine (paper §2.2)."""
-    cpus: int = 0
-    memory_bytes: int = 0
-    gpus: int = 0
-    gpu_type: str = ""
-    network_mbps: int = 0
-    power_w: int = 0
+    cpus: Few = 0
+    memory_bytes: Bytes = 0
+    gpus: Few = 0
+    gpu_type: Id = ""
+    network_mbps: Count = 0
+    power_w: Count = 0
     """Nominal draw, for which its row and MSB are provisioned."""
 
 
@@ -148,11 +150,14 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
     """Pass it as `after` for those that follow; empty: these were the last."""
 
 
+TOKEN_LIFE_MIN_S, TOKEN_LIFE_MAX_S = 1.0, 7 * 86_400.0
+
+
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A wish for a one-time join token, bound to one host name."""
 
-    machine: str
-    ttl_s: float = 600.0
+    machine: Name
+    ttl_s: Annotated[float, Meta(ge=TOKEN_LIFE_MIN_S, le=TOKEN_LIFE_MAX_S)] = 600.0
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):

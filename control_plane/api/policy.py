@@ -84,7 +84,7 @@ class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     property: Property
     strategy: Strategy = Strategy.EVEN
-    values: list[Value] = []
+    values: Annotated[list[Value], Meta(max_length=1000)] = []
     """For `prefer` and `avoid`."""
     at_most: Annotated[int, Meta(ge=1, le=15_000)] | None = None
     """The hard part: no bin gets more tasks of the job than this."""

@@ -69,7 +69,11 @@ class FrontEnd(CapacityHandlers, MachineHandlers, HealthHandlers, PeopleHandlers
         self._registrar = registrar
         self._images = images
         self._metrics = Metrics(
-            ROUTES, control_plane.allocations, control_plane.census, control_plane.health
+            ROUTES,
+            control_plane.allocations,
+            control_plane.census,
+            control_plane.health,
+            control_plane.quarantined,
         )
 
     def app(self, access: Access, version: str) -> web.Application:

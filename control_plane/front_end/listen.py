@@ -8,17 +8,16 @@ import socket
 import ssl
 import stat
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
 
 from agent.errors import ConfigError
+from agent.wire.door import LOCAL, Door, Limits, open_door, raise_descriptor_limit
 from agent.wire.server import http_log
 
 BACKLOG = 512
-MAX_LINE_BYTES = 8190
-"""Of a request line and of a header; more is answered with 400."""
 SHUTDOWN_S = 3.0
 """Requests that still run at the end get this long; followed logs use it up."""
 
@@ -28,25 +27,28 @@ _http_log = http_log(__name__)
 
 @asynccontextmanager
 async def serving(
-    app: web.Application, tcp: socket.socket, tls: ssl.SSLContext, local: socket.socket | None
-) -> AsyncIterator[None]:
-    """Serve an application on a TCP socket with TLS and on a unix socket, until left."""
-    runner = web.AppRunner(
-        app,
-        handle_signals=False,
-        auto_decompress=False,
-        access_log=None,
-        logger=_http_log,
-        shutdown_timeout=SHUTDOWN_S,
-        max_line_size=MAX_LINE_BYTES,
-        max_field_size=MAX_LINE_BYTES,
-    )
+    app: web.Application,
+    tcp: socket.socket,
+    tls: ssl.SSLContext,
+    local: socket.socket | None,
+    limits: Limits | None = None,
+) -> AsyncIterator[list[Door]]:
+    """Serve an application on a TCP socket with TLS and on a unix socket, until left.
+
+    The unix socket has a door of its own: strangers on the network keep no operator out.
+    """
+    limits = limits or Limits().within(raise_descriptor_limit())
+    runner = web.AppRunner(app, handle_signals=False, logger=_http_log, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
-        await web.SockSite(runner, tcp, ssl_context=tls, backlog=BACKLOG).start()
-        if local is not None:
-            await web.SockSite(runner, local, backlog=BACKLOG).start()
-        yield
+        async with AsyncExitStack() as stack:
+            doors = [
+                await stack.enter_async_context(open_door(runner, tcp, tls, limits, _http_log))
+            ]
+            if local is not None:
+                door = open_door(runner, local, None, LOCAL, _http_log)
+                doors.append(await stack.enter_async_context(door))
+            yield doors
     finally:
         await runner.cleanup()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -32,6 +32,7 @@ class Metrics:
         allocations: Allocations,
         census: Census,
         health: HealthDesk,
+        quarantined: Sequence[str] = (),
     ) -> None:
         """Declare the metrics."""
         self._names = {(r.method, r.path): r.name for r in routes}
@@ -50,6 +51,11 @@ class Metrics:
         )
         self._registry.register(_CensusMetrics(census))
         self._registry.register(_HealthMetrics(health))
+        Gauge(
+            "twine_quarantined_records",
+            "Stored records that cannot be used and were set aside (check-store).",
+            registry=self._registry,
+        ).set_function(lambda: len(quarantined))
         self._registry.register(_AllocatorMetrics(allocations))
 
     @web.middleware

@@ -9,23 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from agent.errors import ConfigError, Conflict, InvalidInput, NotFound
+from agent.errors import Conflict, InvalidInput, NotFound
 from agent.wire.violations import violations
 from control_plane.api.people import Grant, Grants, Group, Groups, GroupSpec, Principal
 from control_plane.identity.core.standing import Caller
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Operation, Put, Store
+from control_plane.store.records import GROUPS, OPERATORS, decode
 
 log = logging.getLogger(__name__)
 
-GROUPS, OPERATORS = "people/groups/", "people/operators/"
 MAX_GROUPS = MAX_GRANTS = 1000
-SCHEMA = 1
-T = TypeVar("T", Group, Grant)
 
 
 class People:
@@ -51,11 +49,11 @@ class People:
     async def load(self) -> None:
         """Read everything."""
         for entry in (await self._store.list_prefix(GROUPS)).entries:
-            self._groups[entry.key.removeprefix(GROUPS)] = _decoded(entry.value, Group, entry.key)
+            self._groups[entry.key.removeprefix(GROUPS)] = decode(entry.value, Group, entry.key)
             self._revisions[entry.key] = entry.revision
         for entry in (await self._store.list_prefix(OPERATORS)).entries:
             who = entry.key.removeprefix(OPERATORS)
-            self._grants[who] = _decoded(entry.value, Grant, entry.key)
+            self._grants[who] = decode(entry.value, Grant, entry.key)
             self._revisions[entry.key] = entry.revision
 
     def user(self, name: str) -> Caller:
@@ -149,19 +147,3 @@ class People:
 def _check(name: str, kind: Any, value: Any) -> None:
     if found := violations(value, kind):
         raise InvalidInput(f"{name!r} cannot be used: {found[0].reason}", errors=tuple(found))
-
-
-def _decoded(value: bytes, kind: type[T], key: str) -> T:
-    try:
-        record = msgspec.json.decode(value, type=kind)
-    except msgspec.DecodeError as e:
-        raise ConfigError(
-            f"cannot read {key}: the stored record is damaged",
-            hint="restore the store's last backup",
-        ) from e
-    if record.schema > SCHEMA:
-        raise ConfigError(
-            f"cannot read {key}: schema {record.schema} is newer than {SCHEMA}",
-            hint="run the release that wrote it",
-        )
-    return record

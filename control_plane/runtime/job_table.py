@@ -27,6 +27,7 @@ from control_plane.api.stored_jobs import (
 )
 from control_plane.runtime.table import Table, pages
 from control_plane.store import Delete, Entry, Operation, Put, Store
+from control_plane.store.quarantine import job_in, quarantined
 from control_plane.store.records import JOBS, TASKS, decode, encode, schema_of, task_chunk_key
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class JobTable(Table[JobRecord]):
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
         """Read everything, and split what the release before wrote."""
+        names = await quarantined(self.store)
+        self.set_aside = frozenset(filter(None, map(job_in, names)))
         chunks = await self._load_chunks()
         old: list[Entry] = []
         async for page in pages(self.store, self.prefix):

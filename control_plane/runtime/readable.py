@@ -52,6 +52,8 @@ class Readable(Generic[T]):
         self.prefix = prefix
         self.latest = 0
         """Rises with each change; `watch` goes on from it."""
+        self.set_aside: frozenset[str] = frozenset()
+        """Names of which a stored record is damaged: they are not here, and not free either."""
         self._word = word
         self._read: Callable[[str, Entry], T] = read or (
             lambda _, entry: decode(entry.value, kind, entry.key)

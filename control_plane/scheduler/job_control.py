@@ -53,6 +53,13 @@ class JobControl:
 
         With `dry_run` the record that would be stored is returned and nothing is.
         """
+        if spec.name in self._jobs.set_aside:
+            raise Conflict(
+                f"cannot apply job {spec.name!r}: its stored record is damaged and was set aside;"
+                " its tasks run on",
+                hint="restore it, or drop it: twine-control-plane check-store --forget"
+                f" jobs/{spec.name}",
+            )
         image = await self._find_image(spec.image)
         written = spec
         spec = self._claiming(written)

@@ -16,6 +16,7 @@ from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.operations import EventRow
+from control_plane.api.people import Grant, Group
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
 
 SCHEMAS: dict[type, int] = {
@@ -32,6 +33,8 @@ SCHEMAS: dict[type, int] = {
     BrokerStoreOwner: 1,
     ImportRow: 1,
     ImportDecision: 1,
+    Group: 1,
+    Grant: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
 
@@ -44,10 +47,18 @@ ALLOCATIONS = "allocations/"
 DECISIONS = "decisions/"
 IMPORTS = "imports/"
 IMPORT_DECISIONS = "import-decisions/"
+JOB_EVENTS = "job-events/"
+GROUPS, OPERATORS = "people/groups/", "people/operators/"
+QUARANTINE = "quarantine/"
+"""Records that cannot be used, each under its whole name (`quarantine.py`)."""
 USES = "entitlement-uses/"
 """Written with each job that comes to an entitlement: its deletion compares it."""
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class DamagedRecord(ConfigError):
+    """A stored record that nobody can use; others may be as good as ever."""
 
 
 class _Schema(msgspec.Struct):
@@ -61,7 +72,7 @@ def task_chunk_key(job: str, number: int) -> str:
 
 def event_rows(job: str) -> str:
     """Return below what the log of a job is stored."""
-    return f"job-events/{job}/"
+    return f"{JOB_EVENTS}{job}/"
 
 
 def event_row_key(job: str, number: int) -> str:
@@ -137,14 +148,14 @@ def decode(data: bytes, kind: type[T], key: str) -> T:
                 hint="run the release that wrote it, or restore the store's last backup",
             )
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, zlib.error) as e:
+    except (msgspec.DecodeError, UnicodeError, zlib.error) as e:
         raise _damaged(key, e) from e
 
 
-def _damaged(key: str, error: Exception) -> ConfigError:
-    return ConfigError(
+def _damaged(key: str, error: Exception) -> DamagedRecord:
+    return DamagedRecord(
         f"cannot read {key}: the stored record is damaged: {error}",
-        hint="restore the store's last backup",
+        hint="`twine-control-plane check-store` lists what is; or restore the store's last backup",
     )
 
 

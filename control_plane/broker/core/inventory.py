@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from agent.api import ID_PATTERN, JoinRequest, Location
+from agent.api import COUNT_MAX, ID_PATTERN, JoinRequest, Location
 from agent.errors import FieldError
+from agent.wire.quantities import shown
 from control_plane.api.inventory import InventoryMachine, MachineScope
 from control_plane.api.machines import (
     EventKind,
@@ -46,7 +47,8 @@ _NAME = re.compile(ID_PATTERN)
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,126}[^\s\x00-\x1f\x7f])?")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]{1,253}):\d{1,5}")
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s*([KMGTP]?)(?:iB|B)?", re.IGNORECASE)
-_MAX = 1 << 62
+_MOST = {"cpus": 1 << 16, "gpus": 1 << 16}
+"""As in `Hardware`; the others end where `Count` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,7 @@ class _Rows:
                 try:
                     values[column] = check(value)
                 except ValueError as e:
-                    self._wrong(where, column, f"{e}, not {value!r}")
+                    self._wrong(where, column, f"{e}, not {shown(value)}")
         for column in REQUIRED:
             if row.get(column, "") == "":
                 self._wrong(where, column, "is missing")
@@ -320,14 +322,18 @@ def _matching(pattern: re.Pattern[str], words: str) -> Callable[[Any], str]:
     return check
 
 
-def _count(value: Any) -> int:
+def _count(value: Any, most: int = COUNT_MAX) -> int:
     try:
         number = int(value) if not isinstance(value, float | bool) else -1
     except (TypeError, ValueError):
         number = -1
-    if not 0 <= number < _MAX:
-        raise ValueError("must be a whole number >= 0")
+    if not 0 <= number <= most:
+        raise ValueError(f"must be a whole number from 0 to {most}")
     return number
+
+
+def _up_to(most: int) -> Callable[[Any], int]:
+    return lambda value: _count(value, most)
 
 
 def _rru(value: Any) -> float:
@@ -335,13 +341,13 @@ def _rru(value: Any) -> float:
         number = float(value) if not isinstance(value, bool) else -1.0
     except (TypeError, ValueError, OverflowError):
         number = -1.0
-    if not 0 <= number < 1e9:
-        raise ValueError("must be a number >= 0")
+    if not 0 <= number <= 1e9:
+        raise ValueError("must be a number from 0 to 1e9")
     return number
 
 
 def _memory(value: Any) -> int:
-    return size_of(value) if isinstance(value, str) else _count(value)
+    return _count(size_of(value) if isinstance(value, str) else value)
 
 
 _HARDWARE = (*_WORDS, *_COUNTS, "rru", "memory")
@@ -349,7 +355,7 @@ _NAMES: Iterable[str] = ("machine", *_PLACE, "machine_type", "cluster")
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     **{n: _matching(_NAME, "must be 1 to 63 of a-z, 0-9 and -") for n in _NAMES},
     **{n: _matching(_WORD, "must be at most 128 printable characters") for n in _WORDS},
-    **dict.fromkeys(_COUNTS, _count),
+    **{n: _up_to(_MOST.get(n, COUNT_MAX)) for n in _COUNTS},
     "rru": _rru,
     "memory": _memory,
     "address": _matching(_ADDRESS, "must be HOST:PORT"),

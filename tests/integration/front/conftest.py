@@ -158,6 +158,7 @@ class CannedControlPlane(ControlPlane):
         self.allocations = Allocations(store, RegionIndex(), self.brokers)
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
         self.jobs: dict[str, JobSpec] = {}
+        self.quarantined = []
         self.phase: JobPhase = JobPhase.STABLE
         self.reason = ""
         self.logs: list[bytes] = [b"one\n", b"two\n"]

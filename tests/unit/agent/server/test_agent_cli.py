@@ -99,7 +99,7 @@ def test_to_stop_a_task_that_its_owner_wants_again_ends(
     def owner_wants_it_again(unit: str) -> None:
         async def put() -> None:
             async with AgentClient(f"unix:{host.config.socket}") as client:
-                await client.put_task("web", a_spec(generation=1 << 60))
+                await client.put_task("web", a_spec(generation=1 << 50))
 
         monkeypatch.setattr(host.fake.systemd, "stop", stop)
         asyncio.run(put())
@@ -108,7 +108,7 @@ def test_to_stop_a_task_that_its_owner_wants_again_ends(
     monkeypatch.setattr(host.fake.systemd, "stop", owner_wants_it_again)
     stopped = run("stop", "web", host=host)
 
-    assert stopped[1] == f"web: stopped, and wanted again by its owner (generation {1 << 60})\n"
+    assert stopped[1] == f"web: stopped, and wanted again by its owner (generation {1 << 50})\n"
 
 
 def test_a_root_file_system_given_as_a_file_becomes_an_image(

@@ -60,7 +60,7 @@ def test_sizes_in_words_become_numbers_wherever_they_stand() -> None:
         (
             "memory_max_bytes",
             "1MiB",
-            "1MiB is not valid; expected a size such as 48MiB or 1.5GiB, from 4MiB to 1EiB",
+            "1MiB is not valid; expected a size such as 48MiB or 1.5GiB, from 4MiB to 8PiB",
         ),
         ("cpu_max_cores", "half", "'half' is no number of CPUs; write 0.5, 2 or 500m"),
         ("cpu_weight", "2", "'2' is not valid; expected a whole number from 1 to 10000"),

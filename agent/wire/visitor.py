@@ -1,0 +1,221 @@
+"""One connection of an HTTP server: what it is doing, and whether it is past a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from agent.errors import Problem
+
+MAX_LINE_BYTES = 8190
+"""Of a request line and of a header; more is answered with 400."""
+_HALF_CLOSED_S = 2.0
+"""How long one that says nothing more may take to come to its answer."""
+_CLOSING_S = 5.0
+SERVER = "Twine"
+"""What `Server` says: no versions of anything."""
+_NO_ACCESS_LOG: Any = None
+NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Visitor(web.RequestHandler):
+    """A connection whose owner is known, or known to be a stranger."""
+
+    __slots__ = (
+        "_blocked_at",
+        "_closing_at",
+        "_half_closed_at",
+        "_heard_at",
+        "_left",
+        "_request",
+        "_rested_at",
+        "address",
+        "name",
+        "network",
+        "not_after",
+    )
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        logger: logging.Logger,
+        left: Callable[[Visitor], None],
+        address: str,
+        network: str,
+        name: str,
+    ) -> None:
+        """Take where it comes from and the name in its certificate; `left` hears of its end."""
+        loop = asyncio.get_running_loop()
+        assert runner.server is not None
+        super().__init__(
+            runner.server,
+            loop=loop,
+            access_log=_NO_ACCESS_LOG,
+            auto_decompress=False,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            logger=logger,
+        )
+        self.address, self.network, self.name = address, network, name
+        self.not_after = float("inf")
+        """When its certificate ends, in seconds since 1970."""
+        self._left = left
+        self._request: web.Request | None = None
+        self._rested_at = loop.time()
+        """Since when it is not being served."""
+        self._heard_at: float | None = None
+        """When a request began of which the header is not complete."""
+        self._blocked_at: float | None = None
+        self._half_closed_at: float | None = None
+        self._closing_at: float | None = None
+
+    @property
+    def is_served(self) -> bool:
+        """Return whether a request of it is being answered."""
+        return self._request is not None
+
+    def overdue(
+        self, now: float, wall: float, header_s: float, idle_s: float, write_s: float
+    ) -> str:
+        """Return why the connection has to end now; empty: it may go on."""
+        if wall >= self.not_after:
+            return "the certificate ended"
+        if self._blocked_at is not None and now - self._blocked_at > write_s:
+            return "answers were not taken"
+        if self.transport is None or self.transport.is_closing():
+            self._closing_at = self._closing_at or now
+            return "it did not close" if now - self._closing_at > _CLOSING_S else ""
+        if self._half_closed_at is not None:
+            most = _HALF_CLOSED_S if self._request is None else header_s
+            if now - self._half_closed_at > most:
+                return "nothing more was to come"
+        if self._request is not None:
+            return ""
+        if self._heard_at is not None:
+            return "a header was not finished" if now - self._heard_at > header_s else ""
+        most = idle_s if self.name or not self.address else header_s
+        return "nothing was asked" if now - self._rested_at > most else ""
+
+    def abort(self) -> None:
+        """Close the connection without waiting for anything."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def begin(self, request: web.Request) -> None:
+        """Take note that a request is being answered from now on."""
+        self._request, self._heard_at = request, None
+        if self._half_closed_at is not None:
+            self._no_more_body()
+
+    def rest(self) -> None:
+        """Take note that the request is answered, as far as its handler goes."""
+        self._request, self._rested_at = None, self._loop.time()
+
+    @property
+    def is_half_closed(self) -> bool:
+        """Return whether it says nothing more, and waits for its answer."""
+        return self._half_closed_at is not None
+
+    # -- what the transport says
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in."""
+        if self._request is None and self._heard_at is None:
+            self._heard_at = self._loop.time()
+        super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep a connection on which there is nothing more to hear until it was answered."""
+        super().eof_received()
+        if self._request is None and self._heard_at is None:
+            return False  # it asked nothing
+        self._half_closed_at = self._loop.time()
+        if self._request is not None:
+            self._no_more_body()
+        return not isinstance(self._get_ssl(), ssl.SSLObject)  # TLS cannot be half closed here
+
+    def _get_ssl(self) -> object:
+        return None if self.transport is None else self.transport.get_extra_info("ssl_object")
+
+    def _no_more_body(self) -> None:
+        assert self._request is not None
+        if not self._request.content.is_eof():
+            self._request.content.set_exception(ConnectionResetError("closed before its end"))
+            self._request.content.feed_eof()  # so that nobody waits for the rest
+
+    def pause_writing(self) -> None:
+        """Take note that nobody takes what is written."""
+        self._blocked_at = self._loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """Take note that somebody does."""
+        self._blocked_at = None
+        super().resume_writing()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Let go of everything."""
+        super().connection_lost(exc)
+        self._request = None
+        self._left(self)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer broken HTTP with a problem document, like everything else."""
+        super().handle_error(request, status, exc, message)
+        detail = "this is no HTTP request that can be understood"
+        code = "invalid_input" if status < 500 else "internal"
+        if status >= 500:
+            detail = "the server failed in a way that is a bug; its log has the traceback"
+        response = web.Response(
+            body=msgspec.json.encode(Problem(code=code, status=status, detail=detail)),
+            status=status,
+            headers={"Server": SERVER},
+            content_type="application/problem+json",
+        )
+        response.force_close()
+        return response
+
+
+@web.middleware
+async def attended(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+    """Let the connection know that a request of it is being answered."""
+    visitor = request.protocol
+    if not isinstance(visitor, Visitor):
+        return await handler(request)
+    visitor.begin(request)
+    try:
+        return await handler(request)
+    finally:
+        visitor.rest()
+
+
+async def prepare(request: web.Request, response: web.StreamResponse) -> None:
+    """Say nothing of versions, and end a connection that is half closed with its answer."""
+    response.headers["Server"] = SERVER
+    visitor = request.protocol
+    if isinstance(visitor, Visitor) and visitor.is_half_closed:
+        response.force_close()
+
+
+def expires_at(certificate: Mapping[str, Any]) -> float:
+    """Return when a certificate ends, in seconds since 1970; infinity for none."""
+    text = certificate.get("notAfter")
+    return float("inf") if not text else _seconds_of(text)
+
+
+@lru_cache(maxsize=4096)
+def _seconds_of(text: str) -> float:
+    return float(ssl.cert_time_to_seconds(text))

@@ -1,0 +1,46 @@
+"""`twine-control-plane check-store`: what of the stores cannot be used."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from agent.errors import ConfigError, NotFound
+from control_plane.config import Config
+from control_plane.store import quarantine
+from control_plane.store.sqlite import SqliteStore
+
+
+async def check(config: Config, aside: str | None, forgotten: str | None) -> None:
+    """Say what is damaged or set aside, after setting one aside or dropping one.
+
+    Ends the process with 2 while there is anything.
+    """
+    if not config.store_path.exists():
+        raise ConfigError(f"there is no store in {config.state}", hint="pass --state or --config")
+    trouble = 0
+    folders = {"": config.store_path} | {d: Path(f) for d, f in config.broker_stores.items()}
+    for datacenter, folder in folders.items():
+        async with SqliteStore(folder) as store:
+            of = f"store of {datacenter}: " if datacenter else ""
+            if aside is not None and await store.get(aside) is not None:
+                damage = await quarantine.put_aside(store, aside)
+                click.echo(f"{of}{damage.key}: set aside")
+                aside = ""
+            if forgotten is not None and forgotten in await quarantine.quarantined(store):
+                await quarantine.forget(store, forgotten)
+                click.echo(f"{of}{forgotten}: dropped")
+                forgotten = ""
+            for damage in await quarantine.damages(store):
+                click.echo(f"{of}{damage.key}: damaged: {damage.reason}")
+                trouble += 1
+            for name in await quarantine.quarantined(store):
+                click.echo(f"{of}{name}: set aside")
+                trouble += 1
+    for name in filter(None, (aside, forgotten)):
+        raise NotFound(f"there is no record {name!r} for that", hint="call it without options")
+    if not trouble:
+        click.echo("every stored record can be used")
+    sys.exit(2 if trouble else 0)

@@ -1,0 +1,192 @@
+"""Stored records that cannot be used: found, set aside under a name, and told until somebody acts.
+
+One bad record never keeps the control plane from starting. What is set aside stays in the store
+below `quarantine/`, as it was; nothing reads it but `twine-control-plane check-store`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+
+from agent.errors import ConfigError, NotFound
+from control_plane.api.allocations import AllocationRecord, Decision
+from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
+from control_plane.api.imports import ImportDecision, ImportRow
+from control_plane.api.jobs import JobRecord
+from control_plane.api.machines import MachineRecord
+from control_plane.api.operations import EventRow
+from control_plane.api.people import Grant, Group
+from control_plane.api.stored_jobs import JobIntent, TaskChunk
+from control_plane.store.protocol import Delete, Entry, Operation, Put, Store
+from control_plane.store.records import (
+    ALLOCATIONS,
+    DECISIONS,
+    ENTITLEMENTS,
+    GROUPS,
+    IMPORT_DECISIONS,
+    IMPORTS,
+    JOB_EVENTS,
+    JOBS,
+    MACHINES,
+    OPERATORS,
+    QUARANTINE,
+    REQUESTS,
+    TASKS,
+    DamagedRecord,
+    decode,
+    schema_of,
+)
+
+log = logging.getLogger(__name__)
+_PAGE = 1000
+_KINDS: dict[str, type[msgspec.Struct]] = {
+    MACHINES: MachineRecord,
+    ENTITLEMENTS: EntitlementRecord,
+    REQUESTS: EntitlementRequest,
+    JOBS: JobIntent,
+    TASKS: TaskChunk,
+    ALLOCATIONS: AllocationRecord,
+    DECISIONS: Decision,
+    IMPORTS: ImportRow,
+    IMPORT_DECISIONS: ImportDecision,
+    JOB_EVENTS: EventRow,
+    GROUPS: Group,
+    OPERATORS: Grant,
+}
+"""What is below each prefix; `jobs/` may hold records of the release before, too."""
+_HEARSAY = ("facts", "hardware")
+"""What a machine's record repeats of others: without it the record can still be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A record that cannot be used."""
+
+    entry: Entry
+    reason: str
+    rest: bytes | None = None
+    """What of it can be used, and takes its place; None: nothing."""
+
+    @property
+    def key(self) -> str:
+        """Return its name in the store."""
+        return self.entry.key
+
+
+async def damages(store: Store) -> list[Damage]:
+    """Return every record that cannot be used; reads everything, and changes nothing.
+
+    `ConfigError` for a record of a newer release: that is no damage.
+    """
+    found: list[Damage] = []
+    for prefix, kind in _KINDS.items():
+        async for entry in _entries(store, prefix):
+            if (damage := _damage(entry, kind)) is not None:
+                found.append(damage)
+    return found
+
+
+async def set_aside(store: Store, damage: Damage) -> None:
+    """Move a record out of the way of all readers; its usable part takes its place."""
+    aside = QUARANTINE + damage.key
+    known = await store.get(aside)
+    operations: list[Operation] = [Put(aside, damage.entry.value)]
+    operations.append(Delete(damage.key) if damage.rest is None else Put(damage.key, damage.rest))
+    compare = {damage.key: damage.entry.revision, aside: 0 if known is None else known.revision}
+    await store.txn(compare, operations)
+    fields = {"record": damage.key, "reason": damage.reason, "used": damage.rest is not None}
+    log.error("a stored record is damaged and was set aside", extra=fields)
+
+
+async def set_all_aside(store: Store) -> list[Damage]:
+    """Set everything aside that cannot be used, and return it."""
+    found = await damages(store)
+    done = {damage.key for damage in found}
+    for damage in found:
+        await set_aside(store, damage)
+    for job in sorted({job_in(damage.key) for damage in found} - {""}):
+        for entry in await _of_job(store, job):
+            if entry.key not in done:
+                part = Damage(entry, f"another record of job {job} is damaged")
+                await set_aside(store, part)
+                found.append(part)
+    return found
+
+
+async def quarantined(store: Store) -> list[str]:
+    """Return the names of all records that were set aside."""
+    return [entry.key.removeprefix(QUARANTINE) async for entry in _entries(store, QUARANTINE)]
+
+
+async def put_aside(store: Store, name: str) -> Damage:
+    """Set one record aside that an operator names, whatever is wrong with it."""
+    entry = await store.get(name)
+    if entry is None:
+        raise NotFound(f"there is no record {name!r}", hint="twine-control-plane check-store")
+    kind = next((kind for prefix, kind in _KINDS.items() if name.startswith(prefix)), None)
+    if kind is None:
+        known = ", ".join(_KINDS)
+        raise NotFound(f"{name!r} is no record that can be set aside", hint=f"those below {known}")
+    damage = _damage(entry, kind) or Damage(entry, "set aside by hand")
+    await set_aside(store, damage)
+    return damage
+
+
+async def forget(store: Store, name: str) -> None:
+    """Drop a record for good that was set aside."""
+    entry = await store.get(QUARANTINE + name)
+    if entry is None:
+        raise NotFound(f"no record {name!r} was set aside", hint="twine-control-plane check-store")
+    await store.txn({entry.key: entry.revision}, [Delete(entry.key)])
+
+
+def job_in(name: str) -> str:
+    """Return the job that a record is of; empty: of none."""
+    for prefix in (JOBS, TASKS):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix).partition("/")[0]
+    return ""
+
+
+async def _of_job(store: Store, job: str) -> list[Entry]:
+    """Return the records of a job: it is whole, or it is not used."""
+    intent = await store.get(JOBS + job)
+    chunks = [entry async for entry in _entries(store, f"{TASKS}{job}/")]
+    return chunks if intent is None else [intent, *chunks]
+
+
+async def _entries(store: Store, prefix: str) -> AsyncIterator[Entry]:
+    after = ""
+    while entries := (await store.list_prefix(prefix, after, _PAGE)).entries:
+        for entry in entries:
+            yield entry
+        after = entries[-1].key
+
+
+def _damage(entry: Entry, kind: type[msgspec.Struct]) -> Damage | None:
+    try:
+        if kind is JobIntent and schema_of(entry.value, entry.key) == 1:
+            kind = JobRecord
+        decode(entry.value, kind, entry.key)
+    except DamagedRecord as e:
+        rest = _usable(entry) if kind is MachineRecord else None
+        return Damage(entry, str(e), rest)
+    return None
+
+
+def _usable(entry: Entry) -> bytes | None:
+    """Return a machine's record without what others said about it, if that can be used."""
+    try:
+        fields = msgspec.json.decode(entry.value, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return None
+    rest = msgspec.json.encode({k: v for k, v in fields.items() if k not in _HEARSAY})
+    try:
+        decode(rest, MachineRecord, entry.key)
+    except ConfigError:
+        return None
+    return rest

@@ -1,0 +1,32 @@
+"""An agent over a machine in memory, as a process of its own: what the tests attack."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from agent import log as logs
+from agent.config import AgentConfig
+from agent.daemon import Agent
+from agent.machine.fake import FakeMachine
+
+
+async def main(folder: Path) -> None:
+    """Serve until killed; the identity is in the folder already."""
+    logs.configure("twine-agent", "info")
+    config = AgentConfig(
+        state_dir=str(folder / "state"),
+        run_dir=str(folder / "run"),
+        socket=str(folder / "cp.sock"),
+        socket_group="root",
+        listen="127.0.0.1:0",
+        sidekick="/opt/twine/bin/sidekick",
+        sidekick_state_dir=str(folder / "sidekick"),
+    )
+    async with Agent(config, FakeMachine(folder).machine).running():
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))

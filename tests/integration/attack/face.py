@@ -1,0 +1,139 @@
+"""One program with an HTTP face, as a process, and what an attacker and a user do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.wire import tls
+from agent.wire.client import WireClient
+from agent.wire.routes import Route
+from control_plane.identity.authority import Subject, open_authority
+
+DESCRIPTORS = 1024
+"""That a face may open here: as few as a program gets of whom nobody thought."""
+START_S = 90
+USER, ATTACKER = "127.0.0.1", "127.0.0.2"
+"""Two addresses of the loopback: two hosts, as far as a listening socket can tell."""
+SETTLES_S = 90
+READY = Route("readyz", "GET", "/readyz")
+
+
+class Face:
+    """A control plane or an agent."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder, self.socket = kind, folder, folder / "cp.sock"
+        self.authority = open_authority(folder / "state/authority.pem", "twine")
+        here = Path(__file__).parent
+        if kind == "agent":
+            held = self.authority.credential(Subject("host", "vm1", (USER,)), "https://x")
+            tls.save(held, folder / "state/identity/identity.json")
+            program = [str(here / "an_agent.py"), str(folder)]
+            self.name = "/host/vm1"
+        else:
+            program = ["-m", "control_plane.daemon", "serve", "--state", str(folder / "state")]
+            program += ["--listen", f"{USER}:0", "--socket", str(self.socket)]
+            self.name = tls.CONTROL_PLANE
+        self._attackers: dict[str, ssl.SSLContext] = {}
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *program],
+                cwd=here.parents[2],
+                env=os.environ | {"PYTHONPATH": str(here.parents[2])},
+                stderr=log,
+                preexec_fn=_few_descriptors,
+            )
+        said = self.until(lambda: re.search(r"127\.0\.0\.1:(\d{2,5})\b", self.log.read_text()))
+        self.port = int(said[1])
+        self.until(self.socket.exists)
+        asyncio.run(self.ask("local"))
+
+    def end(self) -> None:
+        """Kill it: how it ends is not what is tested here."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    # -- as a user
+
+    def context(self, role: str = "", name: str = "ann") -> ssl.SSLContext:
+        """Return the context of a client: of the role that may call, or without certificate."""
+        if role == "anyone":
+            return tls.pinned_context(self.authority.ca_pem, self.name)
+        role = role or ("component" if self.kind == "agent" else "user")
+        return tls.client_context(self.authority.credential(Subject(role, name), ""), self.name)
+
+    async def ask(self, role: str = "", timeout_s: float = SETTLES_S) -> None:
+        """Make one call on a new connection, over TLS or on the unix socket."""
+        at = f"unix:{self.socket}" if role == "local" else f"https://{USER}:{self.port}"
+        context = None if role == "local" else self.context(role)
+        async with WireClient(at, context, timeout_s=timeout_s) as client:
+            await client.call(READY)
+
+    # -- as an attacker
+
+    def connect(self, address: str = ATTACKER) -> socket.socket:
+        """Open a connection from an address of the loopback."""
+        sock = socket.socket()
+        sock.settimeout(SETTLES_S)
+        sock.bind((address, 0))
+        sock.connect((USER, self.port))
+        return sock
+
+    def secured(self, role: str = "", address: str = ATTACKER) -> ssl.SSLSocket:
+        """Open a connection with TLS."""
+        if role not in self._attackers:
+            context = self._attackers[role] = tls.unverified_context()
+            if role != "anyone":
+                kind = role or ("component" if self.kind == "agent" else "user")
+                tls.install(context, self.authority.credential(Subject(kind, "eve"), ""))
+        return self._attackers[role].wrap_socket(self.connect(address))
+
+    # -- what it costs
+
+    def memory(self) -> int:
+        """Return resident bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) << 10
+
+    def descriptors(self) -> int:
+        """Return how many are open."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def until(self, holds: Callable[[], object], why: str = "") -> object:
+        """Wait for a condition, for as long as a slow machine may take."""
+        deadline = time.monotonic() + START_S
+        while not (found := holds()):
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            assert time.monotonic() < deadline, (why, self.log.read_text()[-4000:])
+            time.sleep(0.05)
+        return found
+
+
+@contextmanager
+def running(kind: str, folder: Path) -> Iterator[Face]:
+    """Run a face until left."""
+    (folder / "state").mkdir(parents=True)
+    face = Face(kind, folder)
+    try:
+        yield face
+    finally:
+        face.end()
+
+
+def _few_descriptors() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
