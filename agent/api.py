@@ -333,6 +333,8 @@ class SettingOutcome(StrEnum):
     PENDING_REBOOT = "pending_reboot"
     FAILED = "failed"
     DRIFTED = "drifted"
+    PARTIAL = "partial"
+    """As much of it as there was; the profile takes that."""
     UNDONE = "undone"
 
 

@@ -1,13 +1,18 @@
 """Sidekick brings one machine to its host profile, and can prove it.
 
 report    what is wanted, changed and found: the values that are printed, stored and read
-profile   profiles: TOML, rendered with the host's facts, inherited, decoded strictly
+profile   profiles: TOML with conditions and expressions, inherited, decoded strictly
 setting   what each kind of setting can do: observe, plan, apply, verify, undo
-settings  the kinds themselves: sysctl, hugepages, kernel command line
-plan      pure: wanted and observed -> ordered changes and the reboot they need
+settings  the kinds themselves; a new one is a module and a line there
+bootline  pure: which argument of the kernel command line is whose
+loaders   GRUB, systemd-boot, none: an entry of ours beside the host's own
+boot      the owner of the boot line: what settings contribute becomes one entry
+plan      pure: wanted and observed -> ordered changes and what they cost
+targets   what a profile asks of this host, with its conflicts
 state     what must survive a crash: originals, the applied profile, the change journal
-reboot    whether and how the host can be rebooted into a new command line
-standing  how the host stands: verify, status; nothing is changed
+observe   one look at the host: wanted, found, and what leads from one to the other
+reboot    whether and how the host can be rebooted into a new kernel command line
+status    how the host stands: verify, status; nothing is changed
 apply     one run: claim, journal, change, read back; on failure undo in reverse
 cli       the commands
 """

@@ -24,14 +24,17 @@ from agent.machine import Completed, Processes
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
-from sidekick import apply as runs
-from sidekick import standing
+from sidekick import status as standing
+from sidekick.apply import Run
+from sidekick.apply import resume as finish
 from sidekick.facts import read_facts
 from sidekick.plan import describe
 from sidekick.profile import Library, Profile
-from sidekick.report import PlanReport, RebootNeed, Report, exit_code
+from sidekick.report import Disruption, PlanReport, Report, exit_code
 from sidekick.setting import Host
+from sidekick.settings import SETTINGS
 from sidekick.state import Disk, StateFolder, Target
+from sidekick.targets import target_of
 
 STATE = Path("/var/lib/twine/sidekick")
 PROFILES = (
@@ -137,7 +140,7 @@ def cli(
     """Bring this machine to a host profile and prove it."""
     log.configure("sidekick", "info" if verbose else "error")
     make_host = ctx.obj or real_host
-    ctx.obj = Context(root, StateFolder(state), Library(profiles or PROFILES), make_host)
+    ctx.obj = Context(root, StateFolder(state), Library(profiles or PROFILES, SETTINGS), make_host)
 
 
 @cli.command("list")
@@ -167,7 +170,7 @@ def show(ctx: Context, profile: str, output: str) -> None:
     """Show what a profile asks of this host, and which file says so."""
     host = ctx.host()
     found = ctx.profile(profile, host)
-    target = standing.target_of(found, host)
+    target = target_of(found, host)
     if output == "json":
         about = {"name": found.name, "description": found.description, "lineage": found.lineage}
         _print_json(about | {"settings": target.wanted})
@@ -185,9 +188,8 @@ def show(ctx: Context, profile: str, output: str) -> None:
 def plan(ctx: Context, profile: str, output: str) -> None:
     """Show what applying a profile would change; exit 2 if anything."""
     host = ctx.host()
-    target = standing.target_of(ctx.profile(profile, host), host)
-    planned, wanted = runs.plan(host, ctx.state, target)
-    report = describe(profile, planned, wanted)
+    target = target_of(ctx.profile(profile, host), host)
+    report = describe(profile, Run(host, ctx.state, target).sight.plan, target.wanted)
     ctx.code = 2 if report.changes or report.missing else 0
     if output == "json":
         _print_json(report)
@@ -219,13 +221,15 @@ def apply_profile(
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
         try:
-            target = standing.target_of(ctx.profile(profile, host), host, generation, epoch)
+            target = target_of(ctx.profile(profile, host), host, generation, epoch)
+            run = Run(host, ctx.state, target, may_reboot=reboot)
+            run.heed_others()
         except TwineError as e:
             if generation:  # a program asked, and will look for the answer in the status file
                 asked = Target(name=profile, generation=generation, epoch=epoch)
                 standing.refuse(host, ctx.state, asked, e)
             raise
-        _conclude(ctx, runs.apply(host, ctx.state, target, may_reboot=reboot), output)
+        _conclude(ctx, run.carry_out(), output)
 
 
 @cli.command()
@@ -253,7 +257,7 @@ def rollback(ctx: Context, reboot: bool, wait_s: float, output: str) -> None:
     ctx.need_root()
     host, none = ctx.host(), Target()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
-        report = runs.apply(host, ctx.state, none, may_reboot=reboot, command="rollback")
+        report = Run(host, ctx.state, none, may_reboot=reboot, command="rollback").carry_out()
     _conclude(ctx, report, output)
 
 
@@ -266,7 +270,7 @@ def resume(ctx: Context, wait_s: float, output: str) -> None:
     ctx.need_root()
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
-        _conclude(ctx, runs.resume(host, ctx.state), output)
+        _conclude(ctx, finish(host, ctx.state), output)
 
 
 @cli.command()
@@ -308,13 +312,13 @@ def _print_report(report: Report) -> None:
 
 def _print_plan(report: PlanReport) -> None:
     rows: list[Sequence[str]] = [
-        (c.setting, c.before, c.after, "live" if c.needs is RebootNeed.NONE else c.needs, c.why)
+        (c.setting, c.before, c.after, "live" if c.needs is Disruption.LIVE else c.needs, c.why)
         for c in report.changes
     ]
     rows += [(w.setting, "-", w.value, "not possible", w.source) for w in report.missing]
     rows += [(w.setting, "-", w.value, "unsupported", w.source) for w in report.unsupported]
     _print_table(("SETTING", "NOW", "WANTED", "HOW", "FROM"), rows)
-    needs = "" if report.needs is RebootNeed.NONE else f", needs a {report.needs}"
+    needs = "" if report.needs is Disruption.LIVE else f", needs a {report.needs}"
     click.echo(
         f"{report.name}: {len(report.changes)} to change, {report.unchanged} as wanted{needs}"
     )

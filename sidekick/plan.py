@@ -6,11 +6,11 @@ unloads one profile and loads the next does, would make values flap under runnin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sidekick.report import Change, PlanReport, RebootNeed, Wanted, most_disruptive
-from sidekick.setting import Observed, Setting, kind_of
+from sidekick.report import Change, Disruption, PlanReport, Wanted, most_disruptive
+from sidekick.setting import Observed, Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,13 @@ class Plan:
     """Not in this kernel, and the profile can do without."""
 
     @property
-    def needs(self) -> RebootNeed:
-        """The reboot that brings all of it into force."""
+    def needs(self) -> Disruption:
+        """What all of it costs: known before anything is written."""
         return most_disruptive(change.needs for change in self.changes)
+
+    def changes_that_drain(self) -> list[Change]:
+        """Return what may not be written while tasks run. A boot is only staged by a run."""
+        return [c for c in self.changes if c.needs is Disruption.DRAIN]
 
 
 def make_plan(
@@ -37,9 +41,9 @@ def make_plan(
     present = [w for w in wanted if observed.get(w.setting) is not None]
     changes: list[Change] = []
     for setting in settings:
-        changes += setting.plan(
-            _of_kind(setting.kind, present), observed, _originals_of(setting.kind, originals)
-        )
+        ours = [w for w in present if setting.owns(w.setting)]
+        before = {k: v for k, v in originals.items() if setting.owns(k)}
+        changes += setting.plan(ours, observed, before)
     return Plan(
         changes=tuple(changes),
         missing=tuple(w for w in absent if w.required),
@@ -47,9 +51,13 @@ def make_plan(
     )
 
 
-def claims(observed: Observed, originals: Observed) -> dict[str, str | None]:
-    """Return `originals` with the value of everything that was not claimed before."""
-    new = {s: v for s, v in observed.items() if v is not None and s not in originals}
+def claims(names: Iterable[str], observed: Observed, originals: Observed) -> dict[str, str | None]:
+    """Return `originals` with the value of all of `names` that was not claimed before."""
+    new = {
+        name: observed[name]
+        for name in sorted(names)
+        if observed.get(name) is not None and name not in originals
+    }
     return {**originals, **new}
 
 
@@ -65,11 +73,3 @@ def describe(name: str, plan: Plan, wanted: Sequence[Wanted]) -> PlanReport:
         unsupported=list(plan.unsupported),
         unchanged=len([w for w in wanted if w.setting not in changed]) - absent,
     )
-
-
-def _of_kind(kind: str, wanted: Sequence[Wanted]) -> list[Wanted]:
-    return [w for w in wanted if kind_of(w.setting) == kind]
-
-
-def _originals_of(kind: str, originals: Observed) -> dict[str, str | None]:
-    return {k: v for k, v in originals.items() if kind_of(k) == kind}

@@ -9,12 +9,11 @@ of all files of a lineage are told at once, each with its file and line.
 from __future__ import annotations
 
 import fnmatch
-import operator
 import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -30,7 +29,6 @@ MAX_BYTES = 64 * 1024
 """No profile is larger; a file that is was not meant to be one."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
-Value = int | str | bool | list[int]
 Table = dict[str, Any]
 
 
@@ -47,61 +45,6 @@ class Section(Protocol):
 
     def merge(self, parent: Table, child: Table) -> Table:
         """Return a child's table laid over its parent's, both as the files have them."""
-
-
-class SysctlValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sysctl in its long form."""
-
-    value: Value
-    required: bool = True
-    """False: a kernel without it reports `unsupported` and runs the profile all the same."""
-
-
-class Hugepages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Explicit huge pages, taken out of general use."""
-
-    pages_2m: Annotated[int, Meta(ge=0)] | dict[str, Annotated[int, Meta(ge=0)]] | None = None
-    """In all, spread evenly over the NUMA nodes; or by node: `{ node0 = 16, node1 = 0 }`."""
-    percent_of_memory: Annotated[float, Meta(ge=0, le=80)] | None = None
-    """Instead: this share of the memory, rounded down to whole pages."""
-    required: bool = True
-
-
-class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What only a boot can bring."""
-
-    cmdline: list[str] = []
-    """Arguments that the profile owns; others on the command line are left alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A table of settings and how it is inherited: key by key, unless told otherwise."""
-
-    kind: str
-    section: Any
-    laid_over: Callable[[Table, Table], Table] = operator.or_
-
-    def merge(self, parent: Table, child: Table) -> Table:
-        """Return the child's table laid over its parent's."""
-        return self.laid_over(parent, child)
-
-
-def _as_a_whole(parent: Table, child: Table) -> Table:  # noqa: ARG001
-    return child
-
-
-def _arguments_by_key(parent: Table, child: Table) -> Table:
-    lists = [t.get("cmdline", []) for t in (parent, child)]
-    arguments = {str(a).partition("=")[0]: a for each in lists for a in each}
-    return parent | child | {"cmdline": list(arguments.values())}
-
-
-SECTIONS: tuple[Section, ...] = (
-    Kind("sysctl", dict[str, Value | SysctlValue]),
-    Kind("hugepages", Hugepages, _as_a_whole),
-    Kind("kernel", Kernel, _arguments_by_key),
-)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,26 +86,6 @@ class Profile:
         names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
         return next((self.sources[n] for n in names if n in self.sources), self.name)
 
-    @property
-    def sysctl(self) -> dict[str, SysctlValue]:
-        """The sysctls in their long form."""
-        return {
-            name: value if isinstance(value, SysctlValue) else SysctlValue(value=value)
-            for name, value in (self.section("sysctl") or {}).items()
-        }
-
-    @property
-    def hugepages(self) -> Hugepages | None:
-        """The huge pages that are asked for."""
-        found: Hugepages | None = self.section("hugepages")
-        return found
-
-    @property
-    def cmdline(self) -> tuple[str, ...]:
-        """The kernel arguments that are asked for."""
-        kernel = self.section("kernel")
-        return tuple(kernel.cmdline) if kernel else ()
-
 
 @dataclass(frozen=True, slots=True)
 class _Block:
@@ -199,7 +122,7 @@ class Library:
     """The profiles of this host: folders, the first that has a name wins."""
 
     folders: Sequence[Path]
-    settings: Sequence[Section] = SECTIONS
+    settings: Sequence[Section]
 
     def names(self) -> list[str]:
         """Return the names of all profiles, sorted."""

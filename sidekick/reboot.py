@@ -1,33 +1,38 @@
 """Whether and how the host can be rebooted into a new kernel command line.
 
-By kexec where there is a kernel to load: it needs no boot loader and skips the firmware. By
-a full reboot only where a boot loader has the new line, since the host would otherwise come
-back with the old one.
+By kexec where there is a kernel to load: it needs no boot loader, skips the firmware, and is
+followed by the host's own line if it fails. Else through a boot loader that can try an entry
+once. Never where the host would come back with its old line, nor again and again.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from agent.errors import ConfigError, ProgramError, Unprocessable
+from sidekick.boot import BootLine, Wish
+from sidekick.bootline import GUARD, VERSION
 from sidekick.setting import Host
 
 CONFIG = "/etc/twine/sidekick.toml"
 KEXEC = ("/usr/sbin/kexec", "/sbin/kexec")
-GRUB_RESULT = "/boot/grub/grub.cfg"
+MOST_REBOOTS = 3
+WINDOW_S = 3600.0
+"""No more than so many in that time, whatever is asked: something may ask in a loop."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file `/etc/twine/sidekick.toml`; all of it may be left out."""
 
     kexec_kernel: str | None = None
-    """Kernel image to load; by default the installed one of the running version."""
+    """Kernel image to load; by default the installed one of the version that shall run."""
     kexec_initrd: str | None = None
     """Its initial RAM disk; with a `kexec_kernel` and none here, none is loaded."""
+    repair_drift: bool = False
+    """Whether `sidekick verify --timer` brings back what somebody changed, or only reports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +40,11 @@ class Way:
     """How the host gets its new command line."""
 
     name: str
+    """`kexec` or `reboot`."""
     kernel: str = ""
     initrd: str = ""
-    loader_ready: bool = False
-    """Whether the boot loader has the new line too."""
+    once: bool = False
+    """Whether the boot loader is told to try our entry."""
 
 
 def read_config(host: Host) -> Config:
@@ -50,47 +56,63 @@ def read_config(host: Host) -> Config:
         raise ConfigError(f"cannot use {CONFIG}: {e}") from e
 
 
-def choose(host: Host, config: Config, arguments: Sequence[str], gone: Sequence[str]) -> Way:
-    """Return how to reboot into a line with `arguments` and without those in `gone`.
+def recent(reboots: tuple[float, ...], now: float) -> tuple[float, ...]:
+    """Return those of the reboots that count against the next one."""
+    return tuple(at for at in reboots if 0 <= now - at < WINDOW_S)
 
-    Raises `Unprocessable` where the host would come back with its old line.
+
+def choose(
+    host: Host, config: Config, boot: BootLine, wish: Wish, reboots: tuple[float, ...]
+) -> Way:
+    """Return how to reboot into what is wished.
+
+    Raises `Unprocessable` where the host would come back with its old line, or was rebooted
+    too often of late.
     """
-    kernel, initrd, reason = _kexec(host, config)
-    loader = _loader_lacks(host, arguments, gone)
+    if len(recent(reboots, host.now())) >= MOST_REBOOTS:
+        raise Unprocessable(
+            f"no reboot: the host was rebooted {MOST_REBOOTS} times within "
+            f"{WINDOW_S / 60:.0f} minutes for its profile",
+            hint="see `sidekick status` for what each was for; reboot by hand if it must be",
+        )
+    kernel, initrd, reason = _kexec(host, config, wish)
+    ours = any(group != GUARD for group in wish.groups) and wish.entry is not None
+    why_not_once = boot.loader.why_not_once(host) if ours else ""
     if not reason:
-        return Way("kexec", kernel, initrd, loader_ready=not loader)
-    if not loader:
-        return Way("reboot", loader_ready=True)
+        return Way("kexec", kernel, initrd, once=ours and not why_not_once)
+    if not why_not_once:
+        return Way("reboot", once=ours)
     raise Unprocessable(
-        f"no reboot: it would bring the old command line back ({loader}), and kexec is not "
-        f"possible ({reason})",
+        f"no reboot: it would bring the old command line back ({why_not_once}), and kexec is "
+        f"not possible ({reason})",
         hint=f"name a kernel in {CONFIG} (kexec_kernel, kexec_initrd), or change the line in "
         "the boot loader and reboot by hand",
     )
 
 
-def carry_out(host: Host, way: Way, line: str) -> None:
-    """Start the reboot; returns while the host goes down. Raises `ProgramError`."""
-    if way.name == "reboot":
-        host.processes.run(["systemctl", "reboot"])
-        return
-    load = ["kexec", "-l", way.kernel, f"--command-line={line}"]
-    if way.initrd:
-        load.append(f"--initrd={way.initrd}")
-    try:
-        host.processes.run(load, timeout_s=120.0)
-    except ProgramError as e:
-        if not way.loader_ready:
-            e.hint = "the kernel may refuse kexec (Secure Boot); no boot loader has the line"
-            raise
-        host.processes.run(["systemctl", "reboot"])
-        return
-    host.processes.run(["systemctl", "kexec"])
+def carry_out(host: Host, way: Way, boot: BootLine, wish: Wish) -> None:
+    """Start the reboot; returns while the host goes down. Raises `HostError`."""
+    if way.name == "kexec":
+        line = wish.entry.line if wish.entry else boot.own
+        load = ["kexec", "-l", way.kernel, f"--command-line={line}"]
+        if way.initrd:
+            load.append(f"--initrd={way.initrd}")
+        try:
+            host.processes.run(load, timeout_s=120.0)
+            host.processes.run(["systemctl", "kexec"])
+            return
+        except ProgramError as e:
+            if wish.entry is not None and not way.once:
+                e.hint = "the kernel may refuse kexec (Secure Boot); no boot loader has the line"
+                raise
+    if way.once:
+        boot.loader.boot_once(host)
+    host.processes.run(["systemctl", "reboot"])
 
 
-def _kexec(host: Host, config: Config) -> tuple[str, str, str]:
+def _kexec(host: Host, config: Config, wish: Wish) -> tuple[str, str, str]:
     """Return kernel and initial RAM disk to load, and why that cannot be done if so."""
-    version = host.hardware.kernel
+    version = next(iter(wish.groups.get(VERSION, ())), host.hardware.kernel)
     kernel = config.kexec_kernel or f"/boot/vmlinuz-{version}"
     initrd = config.kexec_initrd or ("" if config.kexec_kernel else f"/boot/initrd.img-{version}")
     if host.fs.find("/proc/sys/kernel/kexec_load_disabled") == "1":
@@ -101,12 +123,3 @@ def _kexec(host: Host, config: Config) -> tuple[str, str, str]:
         if not host.fs.exists(path):
             return kernel, initrd, f"there is no {path}"
     return kernel, initrd, ""
-
-
-def _loader_lacks(host: Host, arguments: Sequence[str], gone: Sequence[str]) -> str:
-    menu = host.fs.find(GRUB_RESULT)
-    if menu is None:
-        return "no boot loader was updated"
-    words = menu.split()
-    wrong = [a for a in arguments if a not in words] + [a for a in gone if a in words]
-    return f"{GRUB_RESULT} is not up to date for {' '.join(wrong)}" if wrong else ""

@@ -26,6 +26,8 @@ class Outcome(StrEnum):
     FAILED = "failed"
     DRIFTED = "drifted"
     """Was applied; somebody changed it since."""
+    PARTIAL = "partial"
+    """As much of it as there was; the profile takes that."""
     UNDONE = "undone"
     """Has its earlier value again."""
 
@@ -41,19 +43,28 @@ class ProfileState(StrEnum):
     DEGRADED = "degraded"
 
 
-class RebootNeed(StrEnum):
-    """What brings a change into force, in rising order of disruption."""
+class Disruption(StrEnum):
+    """What a change costs those who use the host, in rising order."""
 
-    NONE = "none"
+    LIVE = "live"
+    """In force at once; running tasks need not notice."""
+    RESTART = "restart"
+    """A service of the host is restarted."""
+    DRAIN = "drain"
+    """Not while tasks run."""
     KEXEC = "kexec"
     """A new kernel start without the firmware is enough; a full reboot does it too."""
     REBOOT = "reboot"
 
+    @property
+    def rank(self) -> int:
+        """Its place in that order."""
+        return list(Disruption).index(self)
 
-def most_disruptive(needs: Iterable[RebootNeed]) -> RebootNeed:
+
+def most_disruptive(needs: Iterable[Disruption]) -> Disruption:
     """Return the largest need, which brings all of them into force."""
-    order = list(RebootNeed)
-    return max(needs, key=order.index, default=RebootNeed.NONE)
+    return max(needs, key=lambda need: need.rank, default=Disruption.LIVE)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +77,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a kernel that lacks it cannot run the profile."""
     source: str = ""
     """The profile file that says so, which may be a parent."""
+    options: dict[str, str] = {}
+    """What else its kind has to know to apply it, in its own words."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +87,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     setting: str
     before: str
     after: str
-    needs: RebootNeed = RebootNeed.NONE
+    needs: Disruption = Disruption.LIVE
     why: str = ""
+    options: dict[str, str] = {}
+    """Those of the wanted value."""
+    restarts: tuple[str, ...] = ()
+    """Units that must be restarted before it is in force; each once, after all writes."""
     undo_setting: str = ""
     """What undo writes instead, where writing `before` back is not accepted: a sysctl that
     reads 0 because its twin is in force refuses the 0 (see `settings/sysctl.py`)."""
@@ -119,7 +136,7 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `plan` prints."""
 
     name: str
-    needs: RebootNeed
+    needs: Disruption
     changes: list[Change]
     missing: list[Wanted] = []
     """Required, and not in this kernel: applying would fail."""

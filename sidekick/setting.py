@@ -1,17 +1,24 @@
 """What each kind of setting can do, and what it gets to do it with.
 
-`check`, `wanted`, `plan` and `verify` are pure; `observe` reads; `apply` and `undo` write
-one change and read it back.
+A kind is one class in one module of `settings/` and one line of its registry; nothing else
+knows it by name (docs/settings.md shows how to write one). `Setting` does all five verbs for
+a kind whose settings are values in places that are read and written; a kind that is more than
+that overrides what differs.
+
+`merge`, `check`, `wanted`, `plan`, `boot` and `verify` are pure; `observe` reads; `apply` and
+`undo` write one change and read it back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from agent.errors import FieldError
-from sidekick.report import Change, Outcome, SettingReport, Wanted
+import msgspec
+
+from agent.errors import FieldError, KernelFileError
+from sidekick.report import Change, Disruption, Outcome, SettingReport, Wanted
 
 if TYPE_CHECKING:
     from agent.machine import Hardware, Processes
@@ -21,6 +28,10 @@ if TYPE_CHECKING:
 
 Observed = Mapping[str, str | None]
 """What was read, by setting; None where this host has no such thing."""
+
+RUNNING = "boot.running"
+STAGED = "boot.staged"
+"""Names below which `verify` finds the kernel command line of this boot and of the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,7 @@ class Host:
     now: Callable[[], float]
     """Seconds since 1970."""
     monotonic: Callable[[], float]
+    """Seconds since the boot, suspension included."""
     sleep: Callable[[float], None]
 
 
@@ -46,23 +58,102 @@ class Applied:
     detail: str = ""
 
 
-class Setting(Protocol):
-    """One kind of setting. `kind` is its section of a profile and prefix of its names."""
+class Contribution(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of the kernel command line that a setting needs."""
 
-    @property
-    def kind(self) -> str:
-        """The first part of its settings' names."""
+    settings: tuple[str, ...]
+    """Whose: the names of the wanted values."""
+    group: str
+    """What they are one value of: a key, or several keys that only mean something together.
+    All that the host's own line has of the group is set aside for them."""
+    arguments: tuple[str, ...]
+    source: str = ""
+    late: bool = False
+    """Put there only once `apply` said that this boot cannot give it (`pending_reboot`). Such
+    an argument may linger after it is released: what it did is undone at run time."""
 
-    def check(self, profile: Profile) -> list[FieldError]:
+
+class Setting:
+    """One kind of setting."""
+
+    kind: ClassVar[str]
+    """Its section of a profile, and the first part of its settings' names."""
+    section: ClassVar[Any]
+    """The type of that section: a Struct that forbids unknown fields, or a dict."""
+
+    # what a profile says
+
+    def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
+        """Return the table of a profile whose parent has one too, both as TOML has them."""
+        return {**parent, **child}
+
+    def check(self, profile: Profile) -> list[FieldError]:  # noqa: ARG002
         """Return everything that is wrong with the section, on any host."""
+        return []
 
     def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
         """Return what the profile asks of this host. Raises `Unprocessable` if that is
         more than the host can give.
         """
+        raise NotImplementedError
+
+    def boot(self, wanted: Sequence[Wanted], own: str) -> list[Contribution]:  # noqa: ARG002
+        """Return the kernel arguments that these values need; `own` is the host's own line."""
+        return []
+
+    # what is known about one name
+
+    def needs(self, setting: str) -> Disruption:  # noqa: ARG002
+        """Return what changing it costs."""
+        return Disruption.LIVE
+
+    def restarts(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the units to restart, once, after it was written."""
+        return ()
+
+    def partners(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Return settings that change with it: their originals are kept too."""
+        return ()
+
+    def claims(self, setting: str) -> tuple[str, ...]:
+        """Return the settings whose originals must be kept before it is changed."""
+        return (setting, *self.partners(setting))
+
+    def touches(self, setting: str) -> tuple[str, ...]:
+        """Return what it sets, in words that another kind would use for the same thing (a
+        path): two settings of a profile that touch one thing are a conflict.
+        """
+        return (setting,)
+
+    def lacking(self, setting: str) -> str:  # noqa: ARG002
+        """Return why a host may not have it, for the report."""
+        return "this kernel lacks it"
+
+    def outlives_boot(self, setting: str, booted_with: Sequence[str]) -> bool:  # noqa: ARG002
+        """Return whether its original outlives a boot. What is set at run time does not: a
+        boot brings the host's own value back. `booted_with` are our arguments in force.
+        """
+        return False
+
+    # the host
+
+    def read(self, host: Host, setting: str) -> str | None:
+        """Return the value in force, None where this host lacks it."""
+        raise NotImplementedError
+
+    def write(self, host: Host, setting: str, value: str) -> None:
+        """Set a value. Raises `HostError`."""
+        raise NotImplementedError
+
+    def same(self, one: str, other: str) -> bool:
+        """Return whether two texts are one value."""
+        return one.split() == other.split()
 
     def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
         """Return the values in force of these settings and of those that they change too."""
+        names = dict.fromkeys(s for s in settings if self.owns(s))
+        names |= dict.fromkeys(p for name in names for p in self.partners(name))
+        return {name: self.read(host, name) for name in names}
 
     def plan(
         self, wanted: Sequence[Wanted], observed: Observed, originals: Observed
@@ -72,15 +163,70 @@ class Setting(Protocol):
         What an earlier profile changed and this one does not want goes back to its
         original; nothing else is touched.
         """
+        ours = {w.setting: w for w in wanted}
+        back = [
+            Wanted(setting=setting, value=original, source="back to the original")
+            for setting, original in originals.items()
+            if original is not None and setting not in ours
+        ]
+        return [
+            self.change(w, now)
+            for w in (*back, *wanted)
+            if (now := observed.get(w.setting)) is not None and not self.same(now, w.value)
+        ]
+
+    def change(self, wanted: Wanted, now: str) -> Change:
+        """Return the write that brings one value about."""
+        return Change(
+            setting=wanted.setting,
+            before=now,
+            after=wanted.value,
+            needs=self.needs(wanted.setting),
+            why=wanted.source,
+            options=wanted.options,
+            restarts=self.restarts(wanted.setting),
+        )
 
     def apply(self, host: Host, change: Change) -> Applied:
         """Write one change and say what was read back. Raises `HostError`."""
+        self.write(host, change.setting, change.after)
+        actual = self.read(host, change.setting) or ""
+        if self.same(actual, change.after):
+            return Applied(Outcome.APPLIED, actual)
+        detail = f"wrote {change.after!r}, the kernel keeps {actual!r} instead"
+        return Applied(Outcome.FAILED, actual, detail)
 
     def verify(self, wanted: Wanted, observed: Observed) -> SettingReport:
         """Say how one wanted value stands."""
+        actual = observed.get(wanted.setting)
+        if actual is None:
+            outcome = Outcome.UNSUPPORTED if not wanted.required else Outcome.DRIFTED
+        else:
+            outcome = Outcome.APPLIED if self.same(actual, wanted.value) else Outcome.DRIFTED
+        return SettingReport(
+            setting=wanted.setting,
+            outcome=outcome,
+            wanted=wanted.value,
+            actual=actual or "-",
+            detail=self.lacking(wanted.setting) if actual is None else "",
+        )
 
     def undo(self, host: Host, change: Change) -> None:
         """Bring back what was before one change. Raises `HostError` where that is not so."""
+        if self.same(self.read(host, change.setting) or "", change.before):
+            return
+        self.write(host, change.setting, change.before)
+        actual = self.read(host, change.setting) or ""
+        if not self.same(actual, change.before):
+            raise KernelFileError(
+                f"cannot bring {change.setting} back to {change.before!r}: it reads {actual!r}"
+            )
+
+    # names
+
+    def owns(self, setting: str) -> bool:
+        """Return whether a setting is of this kind."""
+        return kind_of(setting) == self.kind
 
 
 def kind_of(setting: str) -> str:

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.errors import Busy, Forbidden, HostError
 from sidekick.report import Change, Report, Wanted
 
-SCHEMA = 1
+SCHEMA = 2
 LOCK_POLL_S = 0.1
 LOCK_WAIT_S = 0.3
 """The least wait: `status` holds the lock for an instant to see whether it is free."""
@@ -84,12 +85,15 @@ def _translated(what: str) -> Iterator[None]:
         raise HostError(f"{what}: {e.strerror}") from e
 
 
-class OwnedArgument(msgspec.Struct, frozen=True, kw_only=True):
-    """An argument of the kernel command line that a profile put there."""
+class OwnedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of the kernel command line that a profile put there (see `bootline`)."""
 
-    argument: str
+    group: str
+    arguments: tuple[str, ...]
     displaced: tuple[str, ...] = ()
-    """The host's own arguments that had its key and its place."""
+    """The host's own arguments of the group, which had its place."""
+    late: bool = False
+    """May linger: what it did is undone at run time."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +127,16 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     rolled_back: bool = True
 
 
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile that goes by itself unless somebody confirms it."""
+
+    back: Target
+    """What comes back."""
+    boot_id: str
+    until: float
+    """By the monotonic clock of that boot; any other boot ends it too."""
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The durable memory of sidekick."""
 
@@ -132,9 +146,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     applied: Target | None = None
     originals: dict[str, str | None] = {}
     """What every setting was before the first profile that claimed it."""
-    owned: tuple[OwnedArgument, ...] = ()
+    boot: tuple[OwnedGroup, ...] = ()
+    """What of the boot line is ours: staged, in force, or still to be taken off."""
     failure: Failure | None = None
     attempt: Attempt | None = None
+    reboots: tuple[float, ...] = ()
+    """When we rebooted the host, of late: a guard against a loop."""
+    trial: Trial | None = None
 
 
 class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
@@ -212,7 +230,12 @@ class StateFolder:
                 f"{self.folder}/state.json has schema {record.schema}, known is {SCHEMA}",
                 hint="install the newer sidekick again; an older one must not guess originals",
             )
-        return record
+        if record.schema < SCHEMA and "kernel.staged" in record.originals:
+            raise HostError(
+                f"{self.folder}/state.json is of an earlier sidekick, which staged a command line",
+                hint="run `sidekick rollback` with that one first; this one keeps lines elsewhere",
+            )
+        return replace(record, schema=SCHEMA)
 
     def save(self, record: Record) -> None:
         """Replace the record."""

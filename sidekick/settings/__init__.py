@@ -1,20 +1,31 @@
-"""The kinds of settings, in the order in which they are applied.
+"""The kinds of settings, in the order in which they are applied (undo goes the other way).
 
-First what takes effect at once and is cheap to undo, then huge pages, which may fall back
-on the kernel command line, and that last: it is only staged.
+First what takes effect at once and is cheap to undo, then huge pages, which may take a minute,
+then what only a boot brings. A new kind is a module here and a line below (docs/settings.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from sidekick.setting import Setting
+from agent.errors import HostError
+from sidekick.setting import Setting, kind_of
 from sidekick.settings.hugepages import HugepagesSetting
 from sidekick.settings.kernel import KernelSetting
 from sidekick.settings.sysctl import SysctlSetting
-from sidekick.state import OwnedArgument
+
+SETTINGS: tuple[Setting, ...] = (
+    SysctlSetting(),
+    HugepagesSetting(),
+    KernelSetting(),
+)
 
 
-def all_settings(owned: Sequence[OwnedArgument]) -> tuple[Setting, ...]:
-    """Return every kind; `owned` are the command line arguments that are ours."""
-    return (SysctlSetting(), HugepagesSetting(), KernelSetting(tuple(owned)))
+def setting_of(name: str) -> Setting:
+    """Return the kind that a setting is of. Raises `HostError` for a newer sidekick's."""
+    kind = kind_of(name)
+    found = next((setting for setting in SETTINGS if setting.kind == kind), None)
+    if found is None:
+        raise HostError(
+            f"sidekick knows no settings of the kind {kind!r} ({name})",
+            hint="a newer sidekick applied it: install that one again, and roll back with it",
+        )
+    return found

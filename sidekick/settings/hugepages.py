@@ -1,31 +1,49 @@
-"""Explicit huge pages of 2 MiB, by NUMA node.
+"""Explicit huge pages of 1 GiB and of 2 MiB, by NUMA node.
 
 The kernel takes a wish for more pages than it can find memory for, without an error, and
 skips nodes whose memory is fragmented: only the count that is read back tells. A shortfall
-is met with compaction for a while, then left to the next boot, when memory is still whole.
+is met with dropped caches and compaction for a while; what is short then waits for the next
+boot, when memory is still whole, or is taken as it is, or fails the profile. Large pages are
+asked for before small ones, which would break up what they need.
 Source: Linux, Documentation/admin-guide/mm/hugetlbpage.rst.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
 
 from agent.errors import FieldError, KernelFileError, Unprocessable
-from sidekick.profile import Hugepages, Profile
-from sidekick.report import Change, Outcome, SettingReport, Wanted
-from sidekick.setting import Applied, Host, Observed
+from sidekick.bootline import HUGEPAGES, group_in
+from sidekick.profile import Profile
+from sidekick.report import Change, Disruption, Outcome, SettingReport, Wanted
+from sidekick.setting import (
+    RUNNING,
+    STAGED,
+    Applied,
+    Contribution,
+    Host,
+    Observed,
+    Setting,
+)
 
-PREFIX = "hugepages.2m."
-PAGE_BYTES = 2 << 20
+PREFIX = "hugepages."
+SIZES = {"1g": 1 << 30, "2m": 2 << 20}
+"""In the order in which they are asked for."""
+AVAILABLE = "hugepages.available"
+"""Observed beside the pools: how many bytes can be taken while tasks run."""
 NODES = "/sys/devices/system/node"
-POOL = "hugepages/hugepages-2048kB/nr_hugepages"
+POOLS = "/sys/kernel/mm/hugepages"
 WHOLE = "all"
 """Stands for the node on kernels without NUMA."""
 
 BUDGET_S = 60.0
-"""How long one run looks for memory, over all nodes, before it leaves it to a reboot."""
+"""How long one run looks for memory, over all pools, before it leaves it to a reboot."""
 KEEP_BYTES = 512 << 20
 KEEP_SHARE = 0.2
 """A profile must leave at least the larger of the two to everything else."""
@@ -35,110 +53,171 @@ SPARE_SHARE = 0.05
 has no memory left to keep programs in and stands still (seen on a guest of 1 GiB that had
 26 MiB left)."""
 
+Pages = Annotated[int, Meta(ge=0)] | dict[str, Annotated[int, Meta(ge=0)]]
+
+
+class Hugepages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Explicit huge pages, taken out of general use."""
+
+    pages_1g: Pages | None = None
+    pages_2m: Pages | None = None
+    """In all, spread evenly over the NUMA nodes; or by node: `{ node0 = 16, node1 = 0 }`."""
+    percent_of_memory: Annotated[float, Meta(ge=0, le=80)] | None = None
+    """Instead of `pages_2m`: this share of the memory, rounded down to whole pages of 2 MiB."""
+    required: bool = True
+    if_short: Literal["reboot", "keep", "undo"] = "reboot"
+    """What to do where memory is too fragmented: leave the rest to the next boot, do with what
+    there is, or fail and take the whole switch back."""
+    budget_s: Annotated[float, Meta(ge=0, le=600)] = BUDGET_S
+    """How long to look for memory."""
+
 
 def path_of(setting: str) -> str:
     """Return the file that holds the number of pages of a node."""
-    node = setting.removeprefix(PREFIX)
-    return f"/sys/kernel/mm/{POOL}" if node == WHOLE else f"{NODES}/{node}/{POOL}"
+    _, size, node = setting.split(".")
+    pool = f"hugepages-{SIZES[size] >> 10}kB/nr_hugepages"
+    return f"{POOLS}/{pool}" if node == WHOLE else f"{NODES}/{node}/hugepages/{pool}"
 
 
 def nodes_of(host: Host) -> list[str]:
     """Return the nodes that can hold huge pages, in order of their number."""
     names = [n for n in host.fs.names(NODES) if re.fullmatch(r"node\d+", n)]
     names.sort(key=lambda name: int(name.removeprefix("node")))
-    return [n for n in names if host.fs.exists(path_of(PREFIX + n))] or [WHOLE]
+    return [n for n in names if host.fs.names(f"{NODES}/{n}/hugepages")] or [WHOLE]
 
 
-def boot_argument(wanted: Sequence[Wanted]) -> str:
-    """Return the argument that makes the next boot reserve these pages, "" for none."""
-    pages = {w.setting.removeprefix(PREFIX): int(w.value) for w in wanted if _is_ours(w.setting)}
-    if not any(pages.values()):
-        return ""
-    if len(pages) == 1:
-        return f"hugepages={sum(pages.values())}"
-    counts = (f"{node.removeprefix('node')}:{count}" for node, count in pages.items())
-    return "hugepages=" + ",".join(counts)
-
-
-def _is_ours(setting: str) -> bool:
-    return setting.startswith(PREFIX)
-
-
-@dataclass(frozen=True, slots=True)
-class HugepagesSetting:
+class HugepagesSetting(Setting):
     """The [hugepages] section of a profile."""
 
-    kind: str = "hugepages"
+    kind = "hugepages"
+    section = Hugepages
+
+    def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Return the child's: pages are one whole."""
+        return child
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return what contradicts itself."""
-        wanted = profile.hugepages
+        wanted: Hugepages | None = profile.section(self.kind)
         if wanted is None:
             return []
         errors = []
-        if (wanted.pages_2m is None) == (wanted.percent_of_memory is None):
-            reason = "give exactly one of pages_2m and percent_of_memory"
+        given = [wanted.pages_1g, wanted.pages_2m, wanted.percent_of_memory]
+        if given == [None] * 3 or (given[1] is not None and given[2] is not None):
+            reason = "give pages_1g, or one of pages_2m and percent_of_memory, or both"
             errors.append(FieldError(field="hugepages", reason=reason))
-        if isinstance(wanted.pages_2m, dict):
+        for name, pages in (("pages_1g", wanted.pages_1g), ("pages_2m", wanted.pages_2m)):
             errors += [
-                FieldError(field=f"hugepages.pages_2m.{node}", reason="is not of the form node0")
-                for node in wanted.pages_2m
+                FieldError(field=f"hugepages.{name}.{node}", reason="is not of the form node0")
+                for node in (pages if isinstance(pages, dict) else ())
                 if not re.fullmatch(r"node\d{1,4}", node)
             ]
         return errors
 
     def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
-        """Return the number of pages of each node."""
-        if profile.hugepages is None:
+        """Return the number of pages of each size and node."""
+        section: Hugepages | None = profile.section(self.kind)
+        if section is None:
             return []
         memory = host.hardware.memory_bytes
-        pages = _spread(profile.hugepages, nodes_of(host), memory)
-        taken = sum(pages.values()) * PAGE_BYTES
-        keep = max(KEEP_BYTES, int(memory * KEEP_SHARE))
-        if taken and memory - taken < keep:
-            raise Unprocessable(
-                f"profile {profile.name} reserves {taken >> 20} MiB of {memory >> 20} MiB as huge "
-                f"pages; {keep >> 20} MiB must stay for everything else",
-                hint=f"at most {max(0, memory - keep) // PAGE_BYTES} pages of 2 MiB fit this host",
-            )
+        pages = _spread(section, nodes_of(host), memory)
+        taken = sum(count * SIZES[name.split(".")[1]] for name, count in pages.items())
+        _leave_enough(f"profile {profile.name}", taken, memory)
+        options = {
+            "if_short": section.if_short,
+            "budget_s": str(section.budget_s),
+            "memory_bytes": str(memory),
+        }
         return [
             Wanted(
-                setting=PREFIX + node,
+                setting=name,
                 value=str(count),
-                required=profile.hugepages.required,
+                required=section.required,
                 source=profile.source_of("hugepages"),
+                options=options,
             )
-            for node, count in pages.items()
+            for name, count in pages.items()
         ]
 
+    def boot(self, wanted: Sequence[Wanted], own: str) -> list[Contribution]:
+        """Return the pairs of size and count that make the next boot reserve these pages.
+
+        What the host's own line reserves of other sizes stays: a count alone would be of the
+        size that stands before it. Raises `Unprocessable` where all of it is too much.
+        """
+        if not any(int(w.value) for w in wanted):
+            return []
+        ours = {size: _counts(wanted, size) for size in SIZES}
+        named = {w.setting.split(".")[1] for w in wanted}
+        pairs = Pairs.of(group_in(own, HUGEPAGES))
+        others = {s: c for s, c in pairs.counts.items() if s not in {SIZES[n] for n in named}}
+        counts = {**others, **{SIZES[size]: text for size, text in ours.items() if text}}
+        taken = sum(size * _total(text) for size, text in counts.items())
+        memory = int(wanted[0].options.get("memory_bytes", "0"))
+        if memory:
+            _leave_enough("the boot line with the host's own huge pages", taken, memory)
+        return [
+            Contribution(
+                settings=tuple(w.setting for w in wanted),
+                group=HUGEPAGES,
+                arguments=Pairs(pairs.default, counts).arguments(),
+                source=wanted[0].source,
+                late=True,
+            )
+        ]
+
+    def touches(self, setting: str) -> tuple[str, ...]:
+        """Return the file: another kind may set it too."""
+        return (path_of(setting),)
+
+    def outlives_boot(self, setting: str, booted_with: Sequence[str]) -> bool:  # noqa: ARG002
+        """Pages that our command line reserved are not the host's own."""
+        return any(argument.startswith("hugepages=") for argument in booted_with)
+
+    def read(self, host: Host, setting: str) -> str | None:
+        """Return the number of pages, or what can be taken."""
+        if setting == AVAILABLE:
+            room = _room(host)
+            return None if room is None else str(room)
+        return host.fs.find(path_of(setting))
+
     def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
-        """Return the number of pages each node has."""
-        return {s: host.fs.find(path_of(s)) for s in dict.fromkeys(settings) if _is_ours(s)}
+        """Return the number of pages each node has, and how much more can be taken."""
+        names = [name for name in settings if self.owns(name)]
+        return super().observe(host, [*names, AVAILABLE] if names else [])
 
     def plan(
         self, wanted: Sequence[Wanted], observed: Observed, originals: Observed
     ) -> list[Change]:
-        """Return what shrinks before what grows, so that memory is free when it is wanted."""
-        targets = {s: (value, "back to the original") for s, value in originals.items() if value}
-        targets |= {w.setting: (w.value, w.source) for w in wanted}
-        changes = []
-        for setting, (value, why) in targets.items():
-            now = observed.get(setting)
-            if now is not None and now != value:
-                changes.append(Change(setting=setting, before=now, after=value, why=why))
-        return sorted(changes, key=lambda c: int(c.after) > int(c.before))
+        """Return what shrinks before what grows, so that memory is free when it is wanted.
+
+        More than is available cannot be taken while tasks run: it would be theirs.
+        """
+        changes = super().plan(wanted, observed, originals)
+        growing = [c for c in changes if int(c.after) > int(c.before)]
+        bytes_more = sum(_bytes(c) for c in changes)
+        room = observed.get(AVAILABLE)
+        starves = room is not None and bytes_more > int(room)
+        needs = Disruption.DRAIN if starves else Disruption.LIVE
+        order = list(SIZES)
+        growing.sort(key=lambda c: order.index(c.setting.split(".")[1]))
+        shares = {
+            c.setting: {**c.options, "budget_s": str(_budget_s(c) / len(growing))} for c in growing
+        }
+        return [c for c in changes if c not in growing] + [
+            replace(c, needs=needs, options=shares[c.setting]) for c in growing
+        ]
 
     def apply(self, host: Host, change: Change) -> Applied:
         """Ask for the pages until they are there or the budget is used up."""
-        path, goal = path_of(change.setting), int(change.after)
-        budget_s = BUDGET_S / len(nodes_of(host))
+        path, goal, page = path_of(change.setting), int(change.after), _page_bytes(change.setting)
         began, pause_s, tries = host.monotonic(), 0.25, 1
-        actual = _ask(host, path, goal)
-        while actual < goal and host.monotonic() - began + pause_s <= budget_s:
+        actual, refused = _ask(host, path, goal, page)
+        while actual < goal and host.monotonic() - began + pause_s <= _budget_s(change):
             host.sleep(pause_s)
             pause_s = min(pause_s * 2, 8.0)
             _make_room(host)
-            actual = _ask(host, path, goal)
+            actual, refused = _ask(host, path, goal, page)
             tries += 1
         if actual == goal:
             detail = f"after {tries} tries with compaction" if tries > 1 else ""
@@ -147,63 +226,175 @@ class HugepagesSetting:
             return Applied(
                 Outcome.FAILED, str(actual), f"{actual - goal} pages too many are still in use"
             )
-        short = f"{actual} of {goal} pages after {tries} tries with compaction"
-        return _left_to_boot(host, change, actual, short)
+        short = f"{actual} of {goal} pages after {tries} tries with compaction{refused}"
+        return _short(host, change, actual, short)
 
     def verify(self, wanted: Wanted, observed: Observed) -> SettingReport:
         """Say whether the node has its pages, or will have them after the staged boot."""
-        actual = observed.get(wanted.setting)
-        outcome, detail = Outcome.DRIFTED, ""
-        if actual is None:
-            detail = "this host has no such pool of pages"
-            outcome = Outcome.UNSUPPORTED if not wanted.required else Outcome.DRIFTED
-        elif actual == wanted.value:
-            outcome = Outcome.APPLIED
-        elif int(actual) < int(wanted.value) and _is_staged(observed):
-            outcome, detail = Outcome.PENDING_REBOOT, "reserved by the staged command line"
-        return SettingReport(
-            setting=wanted.setting,
-            outcome=outcome,
-            wanted=wanted.value,
-            actual=actual or "-",
-            detail=detail,
-        )
+        report = super().verify(wanted, observed)
+        if report.outcome is not Outcome.DRIFTED or report.actual == "-":
+            return report
+        if int(report.actual) < int(wanted.value):
+            if _is_staged(wanted, observed):
+                detail = "reserved by the staged command line"
+                return replace(report, outcome=Outcome.PENDING_REBOOT, detail=detail)
+            if wanted.options.get("if_short") == "keep":
+                detail = f"{report.actual} of {wanted.value} pages; the profile takes that"
+                return replace(report, outcome=Outcome.PARTIAL, detail=detail)
+        return report
+
+    def lacking(self, setting: str) -> str:
+        """Return that there is no such pool."""
+        return f"this host has no {path_of(setting)}"
 
     def undo(self, host: Host, change: Change) -> None:
         """Bring the number of pages back."""
-        path = path_of(change.setting)
+        path, goal, page = path_of(change.setting), int(change.before), _page_bytes(change.setting)
         if host.fs.read(path) == change.before:
             return
-        actual = _ask(host, path, int(change.before))
-        if actual < int(change.before):
+        actual, _ = _ask(host, path, goal, page)
+        if actual < goal:
             _make_room(host)
-            actual = _ask(host, path, int(change.before))
-        if actual != int(change.before):
+            actual, _ = _ask(host, path, goal, page)
+        if actual != goal:
             raise KernelFileError(
                 f"cannot bring {change.setting} back to {change.before} pages: it has {actual}"
             )
 
 
+class Pairs:
+    """What a kernel command line says of huge pages: counts by size, and the default size."""
+
+    def __init__(self, default: int | None, counts: Mapping[int, str]) -> None:
+        """Take sizes in bytes; a count is plain, or by node as `0:16,1:32`."""
+        self.default = default
+        self.counts = dict(counts)
+
+    @classmethod
+    def of(cls, arguments: Iterable[str]) -> Pairs:
+        """Read the arguments in their order: a count is of the size that stands before it."""
+        tokens = [argument.partition("=")[::2] for argument in arguments]
+        sizes = (value for key, value in tokens if key == "default_hugepagesz")
+        default = next((_size(value) for value in sizes), None)
+        counts: dict[int, str] = {}
+        size = default or SIZES["2m"]
+        for key, value in tokens:
+            if key == "hugepagesz":
+                size = _size(value)
+            elif key == "hugepages":
+                counts[size] = value
+        return cls(default, counts)
+
+    def arguments(self) -> tuple[str, ...]:
+        """Return all of it with every size said, the largest first."""
+        out = [] if self.default is None else [f"default_hugepagesz={_size_text(self.default)}"]
+        for size in sorted(self.counts, reverse=True):
+            out += [f"hugepagesz={_size_text(size)}", f"hugepages={self.counts[size]}"]
+        return tuple(out)
+
+    def reserved(self, size: int, node: str, nodes: int) -> int:
+        """Return how many pages of a node are reserved; a plain count is spread evenly."""
+        text = self.counts.get(size, "0")
+        if ":" not in text:
+            return int(text) // nodes if text.isdigit() else 0
+        counts = dict(part.partition(":")[::2] for part in text.split(","))
+        count = counts.get(node.removeprefix("node"), "0")
+        return int(count) if count.isdigit() else 0
+
+
+def _size(text: str) -> int:
+    """Return the bytes of `2M` or `1G`; 0 for what is no size."""
+    found = re.fullmatch(r"(\d+)([KMGkmg]?)", text)
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2].upper()] if found else 0
+
+
+def _size_text(size: int) -> str:
+    for shift, letter in ((30, "G"), (20, "M"), (10, "K")):
+        if size and not size % (1 << shift):
+            return f"{size >> shift}{letter}"
+    return str(size)
+
+
+def _total(text: str) -> int:
+    counts = [part.rpartition(":")[2] for part in text.split(",")]
+    return sum(int(count) for count in counts if count.isdigit())
+
+
+def _counts(wanted: Iterable[Wanted], size: str) -> str:
+    """Return the pages of one size as the command line has them, "" for none."""
+    pages = {
+        node: int(w.value) for w in wanted for _, s, node in [w.setting.split(".")] if s == size
+    }
+    if not any(pages.values()):
+        return ""
+    if len(pages) == 1:
+        return str(sum(pages.values()))
+    return ",".join(f"{node.removeprefix('node')}:{count}" for node, count in pages.items())
+
+
 def _spread(wanted: Hugepages, nodes: Sequence[str], memory_bytes: int) -> dict[str, int]:
-    if isinstance(wanted.pages_2m, dict):
-        return {**dict.fromkeys(nodes, 0), **wanted.pages_2m}
-    total = wanted.pages_2m
-    if total is None:
-        total = int(memory_bytes * (wanted.percent_of_memory or 0) / 100) // PAGE_BYTES
-    each, rest = divmod(total, len(nodes))
-    return {node: each + (i < rest) for i, node in enumerate(nodes)}
+    small = wanted.pages_2m
+    if small is None and wanted.percent_of_memory is not None:
+        small = int(memory_bytes * wanted.percent_of_memory / 100) // SIZES["2m"]
+    pages: dict[str, int] = {}
+    for size, total in (("1g", wanted.pages_1g), ("2m", small)):
+        if total is None:
+            continue
+        if isinstance(total, int):
+            each, rest = divmod(total, len(nodes))
+            total = {node: each + (i < rest) for i, node in enumerate(nodes)}
+        by_node = {**dict.fromkeys(nodes, 0), **total}
+        pages |= {f"{PREFIX}{size}.{node}": count for node, count in by_node.items()}
+    return pages
 
 
-def _ask(host: Host, path: str, pages: int) -> int:
-    """Ask for as many pages as the memory in use allows; return how many there are."""
-    now = int(host.fs.read(path))
+def _leave_enough(whose: str, taken: int, memory: int) -> None:
+    """Raise `Unprocessable` where too little is left for everything else."""
+    keep = max(KEEP_BYTES, int(memory * KEEP_SHARE))
+    if taken and memory - taken < keep:
+        raise Unprocessable(
+            f"{whose} reserves {taken >> 20} MiB of {memory >> 20} MiB as huge pages; "
+            f"{keep >> 20} MiB must stay for everything else",
+            hint=f"at most {max(0, memory - keep) // SIZES['2m']} pages of 2 MiB fit this host",
+        )
+
+
+def _page_bytes(setting: str) -> int:
+    return SIZES[setting.split(".")[1]]
+
+
+def _bytes(change: Change) -> int:
+    return (int(change.after) - int(change.before)) * _page_bytes(change.setting)
+
+
+def _budget_s(change: Change) -> float:
+    return float(change.options.get("budget_s", BUDGET_S))
+
+
+def _room(host: Host) -> int | None:
+    """Return how many bytes may be taken now."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", host.fs.find("/proc/meminfo") or "", re.M)
-    if found and pages > now:
-        spare = max(SPARE_BYTES, int(host.hardware.memory_bytes * SPARE_SHARE))
-        room = (int(found[1]) * 1024 - spare) // PAGE_BYTES
-        pages = min(pages, now + max(0, room))
-    host.fs.write(path, str(pages))
-    return int(host.fs.read(path))
+    if not found:
+        return None
+    spare = max(SPARE_BYTES, int(host.hardware.memory_bytes * SPARE_SHARE))
+    return max(0, int(found[1]) * 1024 - spare)
+
+
+def _ask(host: Host, path: str, pages: int, page_bytes: int) -> tuple[int, str]:
+    """Ask for as many pages as the memory in use allows; return how many there are, and why
+    the kernel refused to take the wish, if it did.
+    """
+    now = int(host.fs.read(path))
+    room = _room(host)
+    if room is not None and pages > now:
+        pages = min(pages, now + room // page_bytes)
+    try:
+        host.fs.write(path, str(pages))
+    except KernelFileError as e:
+        if pages < now:
+            raise
+        return now, f" ({e})"
+    return int(host.fs.read(path)), ""
 
 
 def _make_room(host: Host) -> None:
@@ -213,37 +404,25 @@ def _make_room(host: Host) -> None:
             host.fs.write(f"/proc/sys/vm/{action}", value)
 
 
-def _left_to_boot(host: Host, change: Change, actual: int, short: str) -> Applied:
-    meminfo = host.fs.find("/proc/meminfo") or ""
-    size = re.search(r"^Hugepagesize:\s+(\d+) kB$", meminfo, re.MULTILINE)
-    if size and size[1] != "2048":
-        detail = f"{short}; the boot cannot help: this kernel's default size is {size[1]} KiB"
-        return Applied(Outcome.FAILED, str(actual), detail)
-    node = change.setting.removeprefix(PREFIX)
-    booted_with = reserved(host.fs.find("/proc/cmdline") or "", node, len(nodes_of(host)))
-    if booted_with >= int(change.after):
-        detail = f"{short}, although the kernel was told at boot to reserve {booted_with}"
+def _short(host: Host, change: Change, actual: int, short: str) -> Applied:
+    """Return what a lasting shortfall means, by the profile's policy."""
+    policy = change.options.get("if_short", "undo")
+    if policy == "keep":
+        return Applied(Outcome.PARTIAL, str(actual), f"{short}; the profile takes that")
+    if policy == "undo":
+        return Applied(Outcome.FAILED, str(actual), short)
+    _, size, node = change.setting.split(".")
+    line = host.fs.find("/proc/cmdline") or ""
+    booted = Pairs.of(group_in(line, HUGEPAGES)).reserved(SIZES[size], node, len(nodes_of(host)))
+    if booted >= int(change.after):
+        detail = f"{short}, although the kernel was told at boot to reserve {booted}"
         return Applied(Outcome.FAILED, str(actual), detail)
     return Applied(Outcome.PENDING_REBOOT, str(actual), f"{short}; left to the next boot")
 
 
-def reserved(line: str, node: str, nodes: int) -> int:
-    """Return how many pages of a node a kernel command line reserves.
-
-    A plain count is spread evenly by the kernel, `0:16,1:32` is by node.
-    """
-    value = next((a[10:] for a in reversed(line.split()) if a.startswith("hugepages=")), "0")
-    if ":" not in value:
-        return int(value) // nodes if value.isdigit() else 0
-    counts = dict(part.partition(":")[::2] for part in value.split(","))
-    count = counts.get(node.removeprefix("node"), "0")
-    return int(count) if count.isdigit() else 0
-
-
-def _keys(line: str) -> set[str]:
-    return {argument.partition("=")[0] for argument in line.split()}
-
-
-def _is_staged(observed: Observed) -> bool:
-    staged, running = observed.get("kernel.staged"), observed.get("kernel.cmdline")
-    return "hugepages" in _keys(staged or "") and "hugepages" not in _keys(running or "")
+def _is_staged(wanted: Wanted, observed: Observed) -> bool:
+    """Return whether the staged line reserves pages that this boot's line does not."""
+    size = SIZES[wanted.setting.split(".")[1]]
+    lines = [group_in(observed.get(name) or "", HUGEPAGES) for name in (STAGED, RUNNING)]
+    staged, running = (Pairs.of(line).counts.get(size, "0") for line in lines)
+    return staged not in ("0", running)

@@ -1,30 +1,34 @@
-"""The kernel command line: staged now, in force after the next boot.
+"""The kernel: arguments of its command line, and its version. In force after the next boot.
 
-Every argument has an owner. Ours are replaced, never appended twice; an argument of the
-host's with the same key is set aside and given back when the profile goes; all others are
-left alone. Source of the syntax: Linux, Documentation/admin-guide/kernel-parameters.rst.
+What stages them is `sidekick/boot.py`; here is what a profile may ask for, and whether it is so.
+Source of the arguments: Linux, Documentation/admin-guide/kernel-parameters.rst.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
-from agent.errors import FieldError, HostError, KernelFileError
+import msgspec
+from msgspec.structs import replace
+
+from agent.errors import FieldError
+from sidekick.bootline import (
+    GUARD,
+    OF_HUGEPAGES,
+    VERSION,
+    group_in,
+    group_of,
+    in_force,
+    key_of,
+)
 from sidekick.profile import Profile
-from sidekick.report import Change, Outcome, RebootNeed, SettingReport, Wanted
-from sidekick.setting import Applied, Host, Observed
-from sidekick.state import OwnedArgument
+from sidekick.report import Change, Outcome, SettingReport, Wanted
+from sidekick.setting import RUNNING, STAGED, Contribution, Host, Observed, Setting
 
 CMDLINE = "kernel.cmdline"
-STAGED = "kernel.staged"
-STAGED_FILE = "/etc/kernel/cmdline"
-"""What kernel-install(8) gives new boot entries."""
-GRUB_FOLDER = "/etc/default/grub.d"
-GRUB_FILE = f"{GRUB_FOLDER}/90-twine.cfg"
-GRUB_UPDATE = "/usr/sbin/update-grub"
-GRUB_RESULT = "/boot/grub/grub.cfg"
+RELEASE = "kernel.version"
 
 ALLOWED = frozenset(
     {
@@ -67,169 +71,136 @@ ALLOWED = frozenset(
 )
 """Tuning only. Nothing that decides what is booted or run (root, init, rd.*, systemd.*) and
 nothing that weakens the host (mitigations, selinux, lockdown)."""
-OF_HUGEPAGES = frozenset({"hugepages", "hugepagesz", "default_hugepagesz"})
-"""Arguments of the hugepages setting. They may linger until the next boot: the count that
-is in force is set at run time."""
+VOIDS_LIMITS = frozenset({"memory", "cpuset", "pids", "io", "blkio", "hugetlb", "misc"})
+"""Controllers that carry the limits of tasks: without them a task is bounded by nothing."""
 _VALUE = re.compile(r"[A-Za-z0-9_.,:+-]{1,256}")
-MAX_LINE = 2047
-"""x86 keeps no more (COMMAND_LINE_SIZE 2048, with the final NUL)."""
-_LOADER_KEYS = frozenset({"BOOT_IMAGE", "initrd"})
-"""Added by boot loaders for one boot; no part of the line to stage."""
+_RELEASE = re.compile(r"[0-9][A-Za-z0-9._+~-]{0,63}")
 
 
-def key_of(argument: str) -> str:
-    """Return the key; the kernel does not tell dashes from underscores in it."""
-    return argument.partition("=")[0].replace("-", "_")
+class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What only a boot can bring."""
+
+    cmdline: list[str] = []
+    """Arguments that the profile owns; others on the command line are left alone."""
+    version: str | None = None
+    """The release to boot, as `uname -r` tells it; it must be installed."""
+    required: bool = True
+    """Whether a host that has not installed that version cannot run the profile."""
 
 
-def split(line: str) -> list[str]:
-    """Return the arguments as the kernel separates them: not within double quotes."""
-    return re.findall(r'(?:[^\s"]|"[^"]*(?:"|$))+', line)
-
-
-def value_of(line: str, argument: str) -> str:
-    """Return the argument in force with this one's key, "" for none: the last one counts."""
-    tokens, _ = _ours_and_inits(line)
-    return next((t for t in reversed(tokens) if key_of(t) == key_of(argument)), "")
-
-
-def merge(
-    line: str, owned: Sequence[OwnedArgument], wanted: Sequence[str]
-) -> tuple[str, tuple[OwnedArgument, ...]]:
-    """Return the command line to boot with, and which of its arguments are ours then.
-
-    Starts from the running line, so what the host's owner changes in the boot loader stays.
-    """
-    tokens, inits = _ours_and_inits(line)
-    ours = {o.argument: o for o in owned}
-    by_key = {key_of(w): w for w in wanted}
-    displaced: dict[str, list[str]] = {}
-    foreign: set[str] = set()
-    out: list[str] = []
-    for token in tokens:
-        mine = ours.get(token)
-        replacement = by_key.get(key_of(token))
-        if token == replacement:
-            out += [token] if token not in out else []
-            foreign |= set() if mine else {token}
-        elif mine and replacement is None:
-            out += [d for d in mine.displaced if d not in out]
-        elif replacement is not None:
-            displaced.setdefault(replacement, []).extend(mine.displaced if mine else [token])
-            out += [replacement] if replacement not in out else []
-        else:
-            out.append(token)
-    out += [w for w in wanted if w not in out]
-    after = tuple(
-        OwnedArgument(
-            argument=w,
-            displaced=tuple(displaced.get(w) or (ours[w].displaced if w in ours else ())),
-        )
-        for w in wanted
-        if w not in foreign
-    )
-    return " ".join(out + inits), after
-
-
-def leftovers(line: str, owned: Sequence[OwnedArgument], wanted: Sequence[str]) -> list[str]:
-    """Return our arguments that the kernel runs with and nobody wants any more."""
-    tokens, _ = _ours_and_inits(line)
-    return [
-        o.argument
-        for o in owned
-        if o.argument in tokens
-        and o.argument not in wanted
-        and key_of(o.argument) not in OF_HUGEPAGES
-    ]
-
-
-def _ours_and_inits(line: str) -> tuple[list[str], list[str]]:
-    """Return the kernel's arguments, and from `--` on those for init."""
-    tokens = [t for t in split(line) if key_of(t) not in _LOADER_KEYS]
-    end = tokens.index("--") if "--" in tokens else len(tokens)
-    return tokens[:end], tokens[end:]
-
-
-@dataclass(frozen=True, slots=True)
-class KernelSetting:
+class KernelSetting(Setting):
     """The [kernel] section of a profile."""
 
-    owned: tuple[OwnedArgument, ...] = ()
-    kind: str = "kernel"
+    kind = "kernel"
+    section = Kernel
+
+    def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of both, those of the child in the place of the same keys."""
+        merged = {**parent, **child}
+        lines = [table.get("cmdline", []) for table in (parent, child)]
+        if all(isinstance(line, list) for line in lines):
+            by_key = {key_of(str(a)): a for line in lines for a in line}
+            merged["cmdline"] = list(by_key.values())
+        return merged
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return the arguments that may not be set or are no arguments."""
         errors = []
-        for argument in profile.cmdline:
+        section: Kernel = profile.section(self.kind) or Kernel()
+        for argument in section.cmdline:
             reason = _why_not(argument)
             if reason:
-                source = profile.source_of(f"kernel.{argument}")
-                errors.append(
-                    FieldError(
-                        field="kernel.cmdline", reason=f"{argument!r} {reason} (in {source})"
-                    )
-                )
+                where = profile.source_of(f"kernel.{argument}")
+                text = f"{argument!r} {reason} (in {where})"
+                errors.append(FieldError(field=CMDLINE, reason=text))
+        if section.version is not None and not _RELEASE.fullmatch(section.version):
+            reason = f"{section.version!r} is not the release of a kernel"
+            errors.append(FieldError(field=RELEASE, reason=reason))
         return errors
 
     def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
-        """Return the arguments as one value: they are one line and one reboot."""
-        if not profile.cmdline:
-            return []
-        owners = [f"{a} of {profile.source_of(f'kernel.{a}')}" for a in profile.cmdline]
-        return [Wanted(setting=CMDLINE, value=" ".join(profile.cmdline), source=", ".join(owners))]
+        """Return the arguments as one value, and the version."""
+        section: Kernel = profile.section(self.kind) or Kernel()
+        found = []
+        if section.cmdline:
+            owners = [f"{a} of {profile.source_of(f'kernel.{a}')}" for a in section.cmdline]
+            line = " ".join(section.cmdline)
+            found.append(Wanted(setting=CMDLINE, value=line, source=", ".join(owners)))
+        if section.version is not None:
+            found.append(
+                Wanted(
+                    setting=f"{RELEASE}.{section.version}",
+                    value=section.version,
+                    required=section.required,
+                    source=profile.source_of(RELEASE),
+                )
+            )
+        return found
 
-    def observe(
-        self,
-        host: Host,
-        settings: Iterable[str],  # noqa: ARG002
-    ) -> dict[str, str | None]:
-        """Return the running line and the staged one, whatever is asked for."""
-        return {CMDLINE: host.fs.find("/proc/cmdline"), STAGED: host.fs.find(STAGED_FILE)}
+    def boot(self, wanted: Sequence[Wanted], own: str) -> list[Contribution]:  # noqa: ARG002
+        """Return each argument, and the version."""
+        found = [
+            Contribution(
+                settings=(CMDLINE,),
+                group=group_of(argument),
+                arguments=(argument,),
+                source=w.source,
+            )
+            for w in wanted
+            if w.setting == CMDLINE
+            for argument in w.value.split()
+        ]
+        return found + [
+            Contribution(
+                settings=(w.setting,), group=VERSION, arguments=(w.value,), source=w.source
+            )
+            for w in wanted
+            if w.setting.startswith(RELEASE)
+        ]
+
+    def claims(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Nothing is written at run time, so nothing has to be given back."""
+        return ()
+
+    def lacking(self, setting: str) -> str:
+        """Return that the kernel is not installed: lines there always are."""
+        return f"there is no {_image(setting)}"
+
+    def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
+        """Return the running line, and the running release where the wanted one is installed."""
+        found: dict[str, str | None] = {}
+        for name in settings:
+            if name == CMDLINE:
+                found[name] = host.fs.find("/proc/cmdline")
+            elif name.startswith(RELEASE):
+                release = host.hardware.kernel
+                there = name.endswith(f".{release}") or host.fs.exists(_image(name))
+                found[name] = release if there else None
+        return found
 
     def plan(
-        self, wanted: Sequence[Wanted], observed: Observed, originals: Observed
+        self,
+        wanted: Sequence[Wanted],  # noqa: ARG002
+        observed: Observed,  # noqa: ARG002
+        originals: Observed,  # noqa: ARG002
     ) -> list[Change]:
-        """Return the staging of another line; it needs a boot if what runs is not wanted."""
-        running, staged = observed.get(CMDLINE) or "", observed.get(STAGED) or ""
-        arguments = arguments_of(wanted)
-        if not arguments and not self.owned and STAGED not in originals:
-            return []
-        line, ours = merge(running, self.owned, arguments)
-        after = line if ours else originals.get(STAGED) or ""
-        if not ours and STAGED not in originals:
-            after = staged
-        wrong = [a for a in arguments if not _in_force(running, a)]
-        wrong += leftovers(running, self.owned, arguments)
-        needs = RebootNeed.KEXEC if wrong else RebootNeed.NONE
-        if after == staged and not wrong:
-            return []
-        why = ", ".join(w.source for w in wanted) or "back to the original"
-        return [Change(setting=CMDLINE, before=staged, after=after, needs=needs, why=why)]
-
-    def apply(self, host: Host, change: Change) -> Applied:
-        """Stage the line and read it back; the boot loader's own result too."""
-        if len(change.after) > MAX_LINE:
-            return Applied(Outcome.FAILED, "", f"the line is longer than {MAX_LINE} characters")
-        detail = self._stage(host, change.after)
-        if change.needs is RebootNeed.NONE:
-            return Applied(Outcome.APPLIED, change.after, detail)
-        return Applied(Outcome.PENDING_REBOOT, change.after, detail)
+        """Nothing can be written: the boot line is staged by its owner."""
+        return []
 
     def verify(self, wanted: Wanted, observed: Observed) -> SettingReport:
-        """Compare the wanted arguments with the line the kernel was booted with."""
-        running, staged = observed.get(CMDLINE) or "", observed.get(STAGED) or ""
+        """Compare with what this boot was started with, and with what the next one will be."""
+        if wanted.setting.startswith(RELEASE):
+            return self._verify_release(wanted, observed)
+        running, staged = observed.get(RUNNING) or "", observed.get(STAGED) or ""
         arguments = wanted.value.split()
-        wrong = [a for a in arguments if not _in_force(running, a)]
-        extra = leftovers(running, self.owned, arguments)
-        staged_too = all(_in_force(staged, a) for a in wrong)
+        wrong = [a for a in arguments if not in_force(running, group_of(a), (a,))]
         outcome, detail = Outcome.APPLIED, ""
-        if wrong and not staged_too:
-            outcome, detail = Outcome.DRIFTED, "neither in force nor staged"
-        elif wrong or extra:
-            gone = [f"without {a}" for a in extra]
+        if wrong and all(in_force(staged, group_of(a), (a,)) for a in wrong):
             outcome = Outcome.PENDING_REBOOT
-            detail = "after the next boot: " + ", ".join([*wrong, *gone])
-        actual = [value_of(running, a) or f"no {key_of(a)}" for a in arguments] + extra
+            detail = "after the next boot: " + ", ".join(wrong)
+        elif wrong:
+            outcome, detail = Outcome.DRIFTED, "neither in force nor staged"
+        actual = [" ".join(group_in(running, group_of(a))) or f"no {key_of(a)}" for a in arguments]
         return SettingReport(
             setting=CMDLINE,
             outcome=outcome,
@@ -238,79 +209,29 @@ class KernelSetting:
             detail=detail,
         )
 
-    def undo(self, host: Host, change: Change) -> None:
-        """Stage what was staged before."""
-        self._stage(host, change.before)
-
-    def _stage(self, host: Host, line: str) -> str:
-        """Write the staged line ("" for none) and tell the boot loader; say what it did."""
-        if (host.fs.find(STAGED_FILE) or "") != line:
-            path = host.fs.path(STAGED_FILE)
-            if line:
-                host.disk.write(path, line + "\n")
-            else:
-                host.disk.remove(path)
-            if (host.fs.find(STAGED_FILE) or "") != line:
-                raise KernelFileError(f"cannot stage the command line in {STAGED_FILE}")
-        if not (host.fs.exists(GRUB_FOLDER) and host.fs.exists(GRUB_UPDATE)):
-            return f"staged in {STAGED_FILE}; no boot loader to update" if line else ""
-        names = {o.argument for o in self.owned}
-        return _update_grub(host, [t for t in split(line) if t in names])
+    def _verify_release(self, wanted: Wanted, observed: Observed) -> SettingReport:
+        report = super().verify(wanted, observed)
+        if report.outcome is Outcome.DRIFTED and observed.get(STAGED):
+            detail = "after the next boot"
+            return replace(report, outcome=Outcome.PENDING_REBOOT, detail=detail)
+        return report
 
 
-def arguments_of(wanted: Iterable[Wanted]) -> list[str]:
-    """Return the arguments among wanted values."""
-    return [a for w in wanted if w.setting == CMDLINE for a in w.value.split()]
-
-
-def _in_force(line: str, argument: str) -> bool:
-    if key_of(argument) in OF_HUGEPAGES:
-        return True  # the count at run time decides (settings/hugepages.py)
-    return value_of(line, argument) == argument
-
-
-def _update_grub(host: Host, arguments: Sequence[str]) -> str:
-    drop_in = grub_drop_in(arguments) if arguments else None
-    before = host.fs.find(GRUB_FILE)
-    if before == (drop_in.strip() if drop_in else None):
-        return ""
-    path = host.fs.path(GRUB_FILE)
-    if drop_in:
-        host.disk.write(path, drop_in)
-    else:
-        host.disk.remove(path)
-    host.processes.run([GRUB_UPDATE], timeout_s=120.0)
-    result = host.fs.find(GRUB_RESULT) or ""
-    missing = [a for a in arguments if a not in result.split()]
-    if missing:
-        raise HostError(f"update-grub ran, but {GRUB_RESULT} lacks {' '.join(missing)}")
-    return f"staged in {STAGED_FILE} and {GRUB_FILE}"
-
-
-def grub_drop_in(arguments: Sequence[str]) -> str:
-    """Return a file for /etc/default/grub.d, which update-grub runs as shell.
-
-    It takes other settings of the same keys out and ours in. The grammar of arguments has
-    no character that means something to a shell.
-    """
-    keys = [key.replace("_", "[_-]") for key in dict.fromkeys(key_of(a) for a in arguments)]
-    patterns = "|".join(f"{key}|{key}=*" for key in keys)
-    lines = ["# Written by sidekick: the kernel arguments of the host's profile. Do not edit."]
-    for name in ("GRUB_CMDLINE_LINUX", "GRUB_CMDLINE_LINUX_DEFAULT"):
-        lines.append(
-            f'{name}="$(set -f; for a in ${name}; do case "$a" in {patterns}) ;; '
-            f'*) printf \'%s \' "$a" ;; esac; done)"'
-        )
-    lines.append(f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {" ".join(arguments)}"')
-    return "\n".join(lines) + "\n"
+def _image(setting: str) -> str:
+    return f"/boot/vmlinuz-{setting.removeprefix(RELEASE + '.')}"
 
 
 def _why_not(argument: str) -> str:
     key, equals, value = argument.partition("=")
-    if key.replace("-", "_") in OF_HUGEPAGES:
+    if key_of(argument) in OF_HUGEPAGES:
         return "belongs into [hugepages]"
+    if key_of(argument) == GUARD:
+        return "is put there by sidekick itself"
     if key not in ALLOWED:
         return "is not among the arguments a profile may set"
     if equals and not _VALUE.fullmatch(value):
         return "has a value with characters that are not allowed, or none"
+    voided = sorted(VOIDS_LIMITS & set(value.split(","))) if key == "cgroup_disable" else []
+    if voided:
+        return f"would void every limit of tasks: {', '.join(voided)} must stay"
     return ""

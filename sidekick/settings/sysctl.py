@@ -6,13 +6,28 @@ Source of the rules: Linux, Documentation/admin-guide/sysctl/{vm,kernel,net}.rst
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
 
 from agent.errors import FieldError, KernelFileError
-from sidekick.profile import Profile, Value
-from sidekick.report import Change, Outcome, SettingReport, Wanted
-from sidekick.setting import Applied, Host, Observed
+from sidekick.profile import Profile
+from sidekick.report import Change, Wanted
+from sidekick.setting import Host, Observed, Setting
+
+Value = int | str | bool | list[int]
+
+
+class SysctlValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sysctl in its long form."""
+
+    value: Value
+    required: bool = True
+    """False: a kernel without it reports `unsupported` and runs the profile all the same."""
+
+
+Section = dict[str, Value | SysctlValue]
 
 PREFIX = "sysctl."
 _NAME = re.compile(r"[a-z][A-Za-z0-9_]*([./][A-Za-z0-9_:@.-]+)+")
@@ -33,11 +48,19 @@ REFUSED = (
     (r"vm/(drop_caches|compact_memory|stat_refresh)", "is an action, not a value"),
     (r".*/flush|kernel/ns_last_pid|kernel/random/(uuid|boot_id)", "is not a value"),
     (r"kernel/(modules_disabled|kexec_load_disabled|kexec_load_limit_.*)", "cannot be undone"),
+    (
+        r"kernel/(unprivileged_bpf_disabled|yama/ptrace_scope|tainted|cad_pid)",
+        "cannot be undone: once raised, the kernel refuses to lower it until the next boot",
+    ),
+    (
+        r"net/ipv6/conf/[^/]+/(disable_ipv6|addr_gen_mode)",
+        "cannot be undone: it drops addresses and routes, which do not come back with the value",
+    ),
     (r"kernel/(core_pattern|modprobe|hotplug|poweroff_cmd)", "makes the kernel run programs"),
     (r"kernel/usermodehelper/.*|fs/binfmt_misc/.*", "makes the kernel run programs"),
     (r"kernel/(hostname|domainname)", "is the host's identity"),
     (
-        r"net/ipv[46]/(ip_forward|conf/all/forwarding)",
+        r"net/ipv4/(ip_forward|conf/all/forwarding)|net/ipv6/conf/all/.*",
         "also changes settings of every interface, which could not be given back",
     ),
 )
@@ -49,11 +72,6 @@ def path_of(setting: str) -> str:
     return "/proc/sys/" + _below_proc_sys(setting.removeprefix(PREFIX))
 
 
-def same(one: str, other: str) -> bool:
-    """Return whether two texts are one value: the kernel separates with tabs."""
-    return one.split() == other.split()
-
-
 def text_of(value: Value) -> str:
     """Return a profile's value as the kernel takes it."""
     if isinstance(value, list):
@@ -61,19 +79,29 @@ def text_of(value: Value) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value).strip()
 
 
-@dataclass(frozen=True, slots=True)
-class SysctlSetting:
+def values_of(profile: Profile) -> dict[str, SysctlValue]:
+    """Return the section with every value in its long form."""
+    section: Section = profile.section("sysctl") or {}
+    return {
+        name: value if isinstance(value, SysctlValue) else SysctlValue(value=value)
+        for name, value in section.items()
+    }
+
+
+class SysctlSetting(Setting):
     """The [sysctl] table of a profile."""
 
-    kind: str = "sysctl"
+    kind = "sysctl"
+    section = Section
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return the names and values that may not or cannot be set."""
         errors = []
-        for name, wanted in profile.sysctl.items():
+        values = values_of(profile)
+        for name, wanted in values.items():
             reason = _why_not(name) or _why_not_value(text_of(wanted.value))
             twin = TWINS.get(PREFIX + name, "").removeprefix(PREFIX)
-            if twin in profile.sysctl and name < twin:
+            if twin in values and name < twin:
                 reason = f"only one of it and {twin} can be in force"
             if reason:
                 source = profile.source_of(PREFIX + name)
@@ -89,86 +117,58 @@ class SysctlSetting:
                 required=wanted.required,
                 source=profile.source_of(PREFIX + name),
             )
-            for name, wanted in profile.sysctl.items()
+            for name, wanted in values_of(profile).items()
         ]
 
-    def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
-        """Return the values in force, those of twins too."""
-        names = dict.fromkeys(s for s in settings if s.startswith(PREFIX))
-        names |= dict.fromkeys(TWINS[name] for name in names if name in TWINS)
-        return {name: host.fs.find(path_of(name)) for name in names}
+    def partners(self, setting: str) -> tuple[str, ...]:
+        """Return the other name of the same limit."""
+        return (TWINS[setting],) if setting in TWINS else ()
+
+    def touches(self, setting: str) -> tuple[str, ...]:
+        """Return the file: another kind may set it too."""
+        return (path_of(setting),)
+
+    def read(self, host: Host, setting: str) -> str | None:
+        """Return the value in force."""
+        return host.fs.find(path_of(setting))
+
+    def write(self, host: Host, setting: str, value: str) -> None:
+        """Write the value."""
+        host.fs.write(path_of(setting), value)
 
     def plan(
         self, wanted: Sequence[Wanted], observed: Observed, originals: Observed
     ) -> list[Change]:
-        """Return what goes back to its original, then what the profile asks for."""
-        ours = {w.setting: w for w in wanted}
-        targets = {
-            setting: (original, "back to the original")
-            for setting, original in originals.items()
-            if original is not None and setting not in ours and TWINS.get(setting) not in ours
-        }
-        targets |= {w.setting: (w.value, w.source) for w in wanted}
+        """Return what goes back to its original, then what the profile asks for.
+
+        Of two names of one limit only the one that is to be in force is written, and undone
+        through the one that was: neither takes the 0 that it reads.
+        """
+        ours = {w.setting for w in wanted}
+        back = {s: v for s, v in originals.items() if TWINS.get(s) not in ours}
+        targets = {s: v for s, v in back.items() if v is not None}
+        targets |= {w.setting: w.value for w in wanted}
         changes = []
-        for setting, (value, why) in targets.items():
-            now = observed.get(setting)
-            twin = TWINS.get(setting, "")
-            follows = value == "0" and targets.get(twin, ("0",))[0] != "0"
-            if now is None or same(now, value) or follows:
-                continue
-            inverse = observed.get(twin) if now == "0" else None
-            changes.append(
-                Change(
-                    setting=setting,
-                    before=now,
-                    after=value,
-                    why=why,
-                    undo_setting=twin if inverse else "",
-                    undo_value=inverse or "",
-                )
-            )
+        for change in super().plan(wanted, observed, back):
+            twin = TWINS.get(change.setting, "")
+            follows = change.after == "0" and targets.get(twin, "0") != "0"
+            inverse = observed.get(twin) if change.before == "0" else None
+            if inverse:
+                change = replace(change, undo_setting=twin, undo_value=inverse)
+            changes += [] if follows else [change]
         return changes
-
-    def apply(self, host: Host, change: Change) -> Applied:
-        """Write the value; what the kernel made of it decides."""
-        path = path_of(change.setting)
-        host.fs.write(path, change.after)
-        actual = host.fs.read(path)
-        if same(actual, change.after):
-            return Applied(Outcome.APPLIED, actual)
-        return Applied(
-            Outcome.FAILED, actual, f"wrote {change.after!r}, the kernel keeps {actual!r} instead"
-        )
-
-    def verify(self, wanted: Wanted, observed: Observed) -> SettingReport:
-        """Say whether the value is still in force."""
-        actual = observed.get(wanted.setting)
-        if actual is None:
-            outcome = Outcome.UNSUPPORTED if not wanted.required else Outcome.DRIFTED
-        else:
-            outcome = Outcome.APPLIED if same(actual, wanted.value) else Outcome.DRIFTED
-        return SettingReport(
-            setting=wanted.setting,
-            outcome=outcome,
-            wanted=wanted.value,
-            actual=actual or "-",
-            detail="this kernel lacks it" if actual is None else "",
-        )
 
     def undo(self, host: Host, change: Change) -> None:
         """Write the earlier value, through the twin where only that one can bring it back."""
-        path = path_of(change.setting)
-        if same(host.fs.read(path), change.before):
-            return
-        if change.undo_setting:
+        if not change.undo_setting:
+            super().undo(host, change)
+        elif not self.same(host.fs.read(path_of(change.setting)), change.before):
             host.fs.write(path_of(change.undo_setting), change.undo_value)
-        else:
-            host.fs.write(path, change.before)
-        actual = host.fs.read(path)
-        if not same(actual, change.before):
-            raise KernelFileError(
-                f"cannot bring {change.setting} back to {change.before!r}: it reads {actual!r}"
-            )
+            actual = host.fs.read(path_of(change.setting))
+            if not self.same(actual, change.before):
+                raise KernelFileError(
+                    f"cannot bring {change.setting} back to {change.before!r}: it reads {actual!r}"
+                )
 
 
 def _below_proc_sys(name: str) -> str:

@@ -18,15 +18,25 @@ from agent.errors import KernelFileError, ProgramError
 from agent.machine import Completed
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
+from sidekick.apply import Run, resume
+from sidekick.bootline import HUGEPAGES, group_in
 from sidekick.facts import read_facts
-from sidekick.profile import Kernel, Library, Profile, SysctlValue
+from sidekick.profile import Library, Profile
+from sidekick.report import Report
 from sidekick.setting import Host
-from sidekick.standing import target_of
+from sidekick.settings import SETTINGS
+from sidekick.settings.hugepages import SIZES, Pairs
+from sidekick.settings.kernel import Kernel
+from sidekick.settings.sysctl import SysctlValue
 from sidekick.state import Disk, StateFolder, Target
+from sidekick.targets import target_of
 
 POOL = "hugepages/hugepages-2048kB/nr_hugepages"
+LARGE_POOL = "hugepages/hugepages-1048576kB/nr_hugepages"
 KERNEL = "6.12.0-cloud-amd64"
 PROFILES = Path(__file__).resolve().parents[3] / "profiles"
+
+ROOT_LINE = "root=/dev/vda1 ro quiet"
 
 SYSCTLS = {
     "vm.swappiness": "60",
@@ -53,6 +63,28 @@ SYSCTLS = {
     "net.ipv4.tcp_rmem": "4096\t131072\t6291456",
     "net.ipv4.tcp_wmem": "4096\t16384\t4194304",
 }
+GRUBENV = "/boot/grub/grubenv"
+CUSTOM = "/boot/grub/custom.cfg"
+MENU = """set default="0"
+if [ "${{next_entry}}" ] ; then
+   set default="${{next_entry}}"
+   set next_entry=
+   save_env next_entry
+   set boot_once=true
+fi
+menuentry 'Debian GNU/Linux' --class debian $menuentry_id_option 'gnulinux-simple' {{
+	insmod ext2
+	search --no-floppy --fs-uuid --set=root 1234
+	linux	/boot/vmlinuz-{kernel} {line}
+	initrd	/boot/initrd.img-{kernel}
+}}
+### BEGIN /etc/grub.d/41_custom ###
+if [ -f  ${{config_directory}}/custom.cfg ]; then
+  source ${{config_directory}}/custom.cfg
+fi
+"""
+VARIABLES = "/sys/firmware/efi/efivars"
+VENDOR = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 TWINS = {"dirty_ratio": "dirty_bytes", "dirty_background_ratio": "dirty_background_bytes"}
 TWINS |= {b: a for a, b in TWINS.items()}
 
@@ -80,6 +112,8 @@ class FakeKernel(KernelFs):
 
     free_pages: dict[str, int] = field(default_factory=dict)
     """Huge pages that a node can give; any number where it says nothing."""
+    free_large: dict[str, int] = field(default_factory=dict)
+    """The same for pages of 1 GiB."""
     rounds: dict[str, Callable[[str], str]] = field(default_factory=dict)
     """What the kernel makes of a value, by path."""
     refuses: set[str] = field(default_factory=set)
@@ -102,7 +136,8 @@ class FakeKernel(KernelFs):
                 super().write(path.replace(name, TWINS[name]), "0\n")
         if path.endswith("nr_hugepages"):
             node = path.split("/")[5] if "/node/" in path else "all"
-            most = max(self.free_pages.get(node, 1 << 30), int(self.read(path)))
+            free = self.free_large if "1048576kB" in path else self.free_pages
+            most = max(free.get(node, 1 << 30), int(self.read(path)))
             value = str(min(int(value), most))
         if name == "compact_memory" and self.compacted:
             more = self.compacted.pop(0)
@@ -144,22 +179,41 @@ class FakeDisk(Disk):
 
 @dataclass
 class FakeProcesses:
-    """Programs that leave a trace; `update-grub` does what it does."""
+    """Programs that leave a trace, with a place to crash before and after each."""
 
     fs: FakeKernel
+    points: Points
     ran: list[list[str]] = field(default_factory=list)
     fails: dict[str, str] = field(default_factory=dict)
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Completed:
+        self.points.pass_()
         self.ran.append(list(argv))
-        if argv[0] in self.fails:
-            raise ProgramError(f"{argv[0]} failed with 1: {self.fails[argv[0]]}")
-        if argv[0].endswith("update-grub"):
-            drop_in = self.fs.find("/etc/default/grub.d/90-twine.cfg") or ""
-            ours = re.findall(r'^GRUB_CMDLINE_LINUX="\$GRUB_CMDLINE_LINUX (.*)"$', drop_in, re.M)
-            line = f"linux /vmlinuz root=/dev/vda1 {' '.join(ours)}"
-            self.fs.path("/boot/grub/grub.cfg").write_text(line)
+        name = argv[0].rpartition("/")[2]
+        if name in self.fails:
+            raise ProgramError(f"{name} failed with 1: {self.fails[name]}")
+        if name == "grub-reboot":
+            self.grubenv(argv[1])
+        if name == "grub-editenv" and argv[2:] == ["unset", "next_entry"]:
+            self.grubenv("")
+        if name == "bootctl":
+            variable = {"set-oneshot": "LoaderEntryOneShot", "set-default": "LoaderEntryDefault"}
+            self.variable(variable[argv[1]], argv[2])
+        self.points.pass_()
         return Completed(0, "", "")
+
+    def grubenv(self, entry: str) -> None:
+        """Note which entry GRUB boots next, once."""
+        text = f"# GRUB Environment Block\nnext_entry={entry}\n###########"
+        self.fs.path(GRUBENV).write_text(text if entry else "# GRUB Environment Block\n######")
+
+    def variable(self, name: str, value: str) -> None:
+        """Set an EFI variable, or remove it."""
+        path = self.fs.path(f"{VARIABLES}/{name}-{VENDOR}")
+        if value:
+            path.write_bytes(b"\7\0\0\0" + f"{value}\0".encode("utf-16-le"))
+        else:
+            path.unlink(missing_ok=True)
 
     def lines(self, argv: Sequence[str]) -> Iterator[bytes]:
         raise AssertionError("sidekick reads no program's lines")
@@ -176,13 +230,13 @@ class FakeHost:
     root: Path
     memory_mib: int = 1024
     nodes: int = 1
-    cmdline: str = "root=/dev/vda1 ro quiet"
+    cmdline: str = ROOT_LINE
     time_s: float = 1000.0
 
     def __post_init__(self) -> None:
         self.points = Points()
         self.fs = FakeKernel(self.root, points=self.points)
-        self.processes = FakeProcesses(self.fs)
+        self.processes = FakeProcesses(self.fs, self.points)
         self.state = StateFolder(self.root / "var/lib/twine/sidekick", FakeDisk(self.points))
         self.slept: list[float] = []
         self.boots = 0
@@ -208,17 +262,57 @@ class FakeHost:
         self.put("/proc/meminfo", f"MemTotal: {total_kib} kB\nHugepagesize:    2048 kB\n")
         for name, value in SYSCTLS.items():
             self.put(f"/proc/sys/{name.replace('.', '/')}", value)
-        found = re.search(r"\bhugepages=(\d+)", self.cmdline)
-        pages = int(found[1]) if found else 0
-        self.put(f"/sys/kernel/mm/{POOL}", str(pages))
-        for node in range(self.nodes):
-            self.put(f"/sys/devices/system/node/node{node}/{POOL}", str(pages // self.nodes))
+        pairs = Pairs.of(group_in(self.cmdline, HUGEPAGES))
+        nodes = [f"node{number}" for number in range(self.nodes)]
+        for size, pool in ((SIZES["2m"], POOL), (SIZES["1g"], LARGE_POOL)):
+            pages = {node: pairs.reserved(size, node, self.nodes) for node in nodes}
+            self.put(f"/sys/kernel/mm/{pool}", str(sum(pages.values())))
+            for node, count in pages.items():
+                self.put(f"/sys/devices/system/node/{node}/{pool}", str(count))
 
-    def with_grub(self) -> FakeHost:
-        """Install a boot loader."""
-        self.put("/etc/default/grub.d/50-cloudimg.cfg", "")
-        self.put("/usr/sbin/update-grub", "")
-        self.put("/boot/grub/grub.cfg", "linux /vmlinuz root=/dev/vda1")
+    def power_cycle(self) -> None:
+        """Start as the boot loader says: a one-shot entry first, then its default."""
+        self.boot(self.next_line())
+
+    def next_line(self) -> str:
+        """Return the line that the boot loader boots next, and use its one-shot entry up."""
+        if self.fs.exists("/boot/grub/grub.cfg"):
+            custom = self.fs.find(CUSTOM) or ""
+            once = "next_entry=twine" in (self.fs.find(GRUBENV) or "")
+            self.processes.grubenv("")
+            ours = 'set default="twine"' in custom or once
+            text = custom if ours and "menuentry" in custom else self.fs.read("/boot/grub/grub.cfg")
+            found = re.search(r"^\s*linux\s+\S+ (.*)$", text, re.MULTILINE)
+            assert found
+            return found[1]
+        if self.fs.exists("/boot/efi/loader"):
+            names = [self.efi("LoaderEntryOneShot"), self.efi("LoaderEntryDefault"), "debian.conf"]
+            self.processes.variable("LoaderEntryOneShot", "")
+            texts = [self.fs.find(f"/boot/efi/loader/entries/{name}") for name in names if name]
+            text = next(text for text in texts if text)
+            return " ".join(re.findall(r"^options (.*)$", text, re.MULTILINE))
+        return ROOT_LINE
+
+    def efi(self, variable: str) -> str:
+        """Return an EFI variable of the boot loader."""
+        path = self.fs.path(f"{VARIABLES}/{variable}-{VENDOR}")
+        return path.read_bytes()[4:].decode("utf-16-le").rstrip("\0") if path.exists() else ""
+
+    def with_grub(self, file_system: str = "ext4") -> FakeHost:
+        """Install GRUB as Debian does."""
+        self.put("/usr/sbin/grub-reboot", "")
+        self.put("/boot/grub/grub.cfg", MENU.format(kernel=KERNEL, line=ROOT_LINE))
+        self.processes.grubenv("")
+        self.put("/proc/self/mounts", f"/dev/vda1 / {file_system} rw 0 0")
+        return self
+
+    def with_systemd_boot(self) -> FakeHost:
+        """Install systemd-boot as Debian does, and let this boot have come through it."""
+        self.put("/usr/bin/bootctl", "")
+        self.put(f"{VARIABLES}/x", "")
+        self.processes.variable("LoaderInfo", "systemd-boot 252.22")
+        text = f"title Debian\nversion {KERNEL}\noptions {ROOT_LINE}\nlinux /d/linux\ninitrd /d/i"
+        self.put("/boot/efi/loader/entries/debian.conf", text)
         return self
 
     def put(self, path: str, text: str) -> None:
@@ -255,21 +349,32 @@ class FakeHost:
         """Return a value as the kernel shows it."""
         return self.fs.read(f"/proc/sys/{name.replace('.', '/')}")
 
-    def pages(self, node: int = 0) -> int:
+    def pages(self, node: int = 0, pool: str = POOL) -> int:
         """Return the huge pages of a node."""
-        return int(self.fs.read(f"/sys/devices/system/node/node{node}/{POOL}"))
+        return int(self.fs.read(f"/sys/devices/system/node/node{node}/{pool}"))
 
     def live(self) -> dict[str, str]:
         """Return everything that can be set at run time."""
         paths = [f"/proc/sys/{name.replace('.', '/')}" for name in SYSCTLS]
-        paths += [f"/sys/devices/system/node/node{node}/{POOL}" for node in range(self.nodes)]
+        pools = [f"node{node}/{pool}" for node in range(self.nodes) for pool in (POOL, LARGE_POOL)]
+        paths += [f"/sys/devices/system/node/{pool}" for pool in pools]
         actions = ("drop_caches", "compact_memory")
         return {p: self.fs.path(p).read_text() for p in paths if not p.endswith(actions)}
 
     def everything(self) -> dict[str, str | None]:
-        """Return what a profile can change, the staged command line included."""
-        files = ("/etc/kernel/cmdline", "/etc/default/grub.d/90-twine.cfg")
-        return {**self.live(), **{path: self.fs.find(path) for path in files}}
+        """Return what a profile can change, what the boot loader holds included."""
+        files = ["/etc/twine/boot-line", CUSTOM, GRUBENV]
+        files += [f"/boot/efi/loader/entries/{n}" for n in ("debian.conf", "twine.conf")]
+        variables = {v: self.efi(v) for v in ("LoaderEntryDefault", "LoaderEntryOneShot")}
+        return {**self.live(), **{path: self.fs.find(path) for path in files}, **variables}
+
+    def apply(self, target: Target, **how: object) -> Report:
+        """Carry out one run."""
+        return Run(self.host(), self.state, target, **how).carry_out()  # type: ignore[arg-type]
+
+    def resume(self) -> Report:
+        """Do what is done at every boot."""
+        return resume(self.host(), self.state)
 
 
 def a_profile(name: str = "web", **parts: object) -> Profile:
@@ -280,7 +385,8 @@ def a_profile(name: str = "web", **parts: object) -> Profile:
     }
     parts.setdefault("hugepages", None)
     cmdline = parts.pop("cmdline", ())
-    sections = {"sysctl": sysctl, "kernel": Kernel(cmdline=[*cmdline]), **parts}  # type: ignore[misc]
+    parts.setdefault("kernel", Kernel(cmdline=[*cmdline]))  # type: ignore[misc]
+    sections = {"sysctl": sysctl, **parts}
     return Profile(name=name, sections=sections)
 
 
@@ -292,4 +398,4 @@ def a_target(fake: FakeHost, name: str = "web", generation: int = 1, **parts: ob
 def shipped(fake: FakeHost, name: str) -> Target:
     """Return what one of the profiles of the repository asks of a host."""
     host = fake.host()
-    return target_of(Library([PROFILES]).load(name, read_facts(host.fs)), host)
+    return target_of(Library([PROFILES], SETTINGS).load(name, read_facts(host.fs)), host)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from fake_host import KERNEL, FakeHost, a_target, shipped
+from fake_host import CUSTOM, KERNEL, LARGE_POOL, FakeHost, a_target, shipped
 
 from agent.errors import ConfigError, ProgramError, Unprocessable
-from sidekick import apply as runs
-from sidekick import standing
-from sidekick.profile import Hugepages
+from sidekick import status as standing
+from sidekick.loaders.direct import FILE
 from sidekick.report import Outcome, ProfileState, Report, exit_code
+from sidekick.settings.hugepages import Hugepages
+from sidekick.settings.kernel import Kernel
 from sidekick.state import Target
 
 THP = "transparent_hugepage=always"
 ROOT = "root=/dev/vda1 ro quiet"
+LINE = f"{ROOT} {THP} panic=30"
+PAGES = f"{ROOT} hugepagesz=2M hugepages=32 panic=30"
 
 
 def batch(fake: FakeHost, generation: int = 1) -> Target:
@@ -21,11 +26,11 @@ def batch(fake: FakeHost, generation: int = 1) -> Target:
 
 
 def apply(fake: FakeHost, target: Target, reboot: bool = False) -> Report:
-    return runs.apply(fake.host(), fake.state, target, may_reboot=reboot)
+    return fake.apply(target, may_reboot=reboot)
 
 
 def resume(fake: FakeHost) -> Report:
-    return runs.resume(fake.host(), fake.state)
+    return fake.resume()
 
 
 def by_name(report: Report, setting: str) -> Outcome:
@@ -37,7 +42,7 @@ def test_a_command_line_is_pending_until_it_is_seen_in_force(fake: FakeHost) -> 
     assert (report.state, exit_code(report)) == (ProfileState.PENDING_REBOOT, 2)
     assert by_name(report, "kernel.cmdline") is Outcome.PENDING_REBOOT
     assert standing.verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
-    fake.boot(fake.fs.read("/etc/kernel/cmdline"))
+    fake.boot(fake.fs.read(FILE).splitlines()[-1])
     assert standing.status(fake.host(), fake.state).state is ProfileState.DRIFTED
     report = resume(fake)
     assert report.state is ProfileState.VERIFIED
@@ -53,7 +58,7 @@ def test_kexec_gets_the_whole_line(fake: FakeHost) -> None:
             "kexec",
             "-l",
             f"/boot/vmlinuz-{KERNEL}",
-            f"--command-line={ROOT} {THP}",
+            f"--command-line={LINE}",
             f"--initrd=/boot/initrd.img-{KERNEL}",
         ],
         ["systemctl", "kexec"],
@@ -74,10 +79,10 @@ def test_without_kexec_the_boot_loader_must_have_the_line(fake: FakeHost) -> Non
     assert fake.processes.ran == []
     report = standing.status(fake.host(), fake.state)
     assert report.state is ProfileState.PENDING_REBOOT
-    assert "no boot loader was updated" in report.detail
+    assert "no boot loader that sidekick knows" in report.detail
     fake.with_grub()
     apply(fake, batch(fake), reboot=True)
-    assert fake.processes.commands() == ["", "systemctl reboot"]
+    assert fake.processes.commands()[-2:] == ["twine", "systemctl reboot"]
 
 
 def test_a_kernel_that_refuses_kexec_is_rebooted_through_its_boot_loader(fake: FakeHost) -> None:
@@ -97,7 +102,7 @@ def test_the_kernel_to_load_can_be_configured(fake: FakeHost, gone: str) -> None
     fake.put("/srv/vmlinuz", "")
     fake.put("/etc/twine/sidekick.toml", "kexec_kernel = '/srv/vmlinuz'")
     apply(fake, batch(fake), reboot=True)
-    assert fake.processes.ran[0] == ["kexec", "-l", "/srv/vmlinuz", f"--command-line={ROOT} {THP}"]
+    assert fake.processes.ran[0] == ["kexec", "-l", "/srv/vmlinuz", f"--command-line={LINE}"]
 
 
 def test_a_switched_off_kexec_and_a_bad_configuration_are_told(fake: FakeHost) -> None:
@@ -129,7 +134,7 @@ def test_a_reboot_by_hand_clears_the_matter(fake: FakeHost) -> None:
     apply(fake, batch(fake), reboot=True)
     fake.boot(ROOT)
     resume(fake)
-    fake.boot(f"{ROOT} {THP}")
+    fake.boot(LINE)
     assert resume(fake).state is ProfileState.VERIFIED
     assert fake.state.load().attempt is None
 
@@ -138,7 +143,7 @@ def test_the_next_profile_takes_the_argument_off_again(fake: FakeHost) -> None:
     fake.boot(f"{ROOT} transparent_hugepage=madvise")
     before = fake.everything()
     apply(fake, batch(fake), reboot=True)
-    fake.boot(f"{ROOT} {THP}")
+    fake.boot(LINE)
     resume(fake)
     report = apply(fake, a_target(fake, "web", sysctl={"vm.swappiness": 1}), reboot=True)
     assert report.state is ProfileState.PENDING_REBOOT
@@ -147,11 +152,11 @@ def test_the_next_profile_takes_the_argument_off_again(fake: FakeHost) -> None:
     assert resume(fake).state is ProfileState.VERIFIED
     apply(fake, Target())
     assert fake.everything() == before
-    assert fake.state.load().owned == ()
+    assert fake.state.load().boot == ()
 
 
 def test_a_rollback_gives_the_staged_line_of_the_host_back(fake: FakeHost) -> None:
-    fake.with_grub().put("/etc/kernel/cmdline", f"{ROOT} custom")
+    fake.with_grub().put(CUSTOM, "menuentry 'mine' {\n}\n")
     before = fake.everything()
     apply(fake, batch(fake))
     assert fake.everything() != before
@@ -162,14 +167,14 @@ def test_a_rollback_gives_the_staged_line_of_the_host_back(fake: FakeHost) -> No
 
 def test_a_rollback_after_the_boot_waits_for_another_one(fake: FakeHost) -> None:
     apply(fake, batch(fake))
-    fake.boot(f"{ROOT} {THP}")
+    fake.boot(LINE)
     resume(fake)
     report = apply(fake, Target())
     assert (report.state, exit_code(report)) == (ProfileState.PENDING_REBOOT, 2)
     assert standing.verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
     fake.boot(ROOT)
     assert resume(fake).state is ProfileState.NONE
-    assert fake.state.load().owned == ()
+    assert fake.state.load().boot == ()
 
 
 def test_every_boot_brings_the_profile_back(fake: FakeHost) -> None:  # HP12
@@ -198,43 +203,105 @@ def test_pages_that_memory_cannot_give_come_with_the_boot(fake: FakeHost) -> Non
     report = apply(fake, target, reboot=True)
     assert report.state is ProfileState.PENDING_REBOOT
     assert {s.setting: s.outcome for s in report.settings} == {
-        "hugepages.2m.node0": Outcome.PENDING_REBOOT
+        "hugepages.2m.node0": Outcome.PENDING_REBOOT,
+        "boot.line": Outcome.PENDING_REBOOT,
     }, "nothing is called applied that is only staged"
-    assert fake.processes.ran[0][3] == f"--command-line={ROOT} hugepages=32"
-    fake.boot(f"{ROOT} hugepages=32")
+    assert fake.processes.ran[0][3] == f"--command-line={PAGES}"
+    fake.boot(PAGES)
     report = resume(fake)
     assert report.state is ProfileState.VERIFIED
     assert fake.pages() == 32
     assert apply(fake, target).state is ProfileState.VERIFIED
-    assert fake.fs.read("/etc/kernel/cmdline") == f"{ROOT} hugepages=32", "still wanted"
+    assert fake.fs.read(FILE).splitlines()[-1] == PAGES, "still wanted"
 
 
 def test_pages_that_the_boot_brought_go_without_another(fake: FakeHost) -> None:
     fake.fs.free_pages["node0"] = 10
     apply(fake, a_target(fake, "cache", hugepages=Hugepages(pages_2m=32)))
-    fake.boot(f"{ROOT} hugepages=32")
+    fake.boot(PAGES)
     resume(fake)
     report = apply(fake, a_target(fake, "web", sysctl={"vm.swappiness": 1}))
     assert report.state is ProfileState.VERIFIED
     assert fake.pages() == 0
-    assert not fake.fs.exists("/etc/kernel/cmdline")
+    assert not fake.fs.exists(FILE)
 
 
 def test_pages_that_the_boot_did_not_bring_fail_the_profile(fake: FakeHost) -> None:
     fake.fs.free_pages["node0"] = 10
     apply(fake, a_target(fake, "cache", hugepages=Hugepages(pages_2m=32)), reboot=True)
-    fake.boot(f"{ROOT} hugepages=32")
+    fake.boot(PAGES)
     fake.put("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "20")
     report = resume(fake)
     assert (report.state, exit_code(report)) == (ProfileState.DEGRADED, 4)
     assert "told at boot to reserve 32" in report.detail
 
 
-def test_a_failing_update_of_the_boot_loader_takes_everything_back(fake: FakeHost) -> None:  # F-69
+def test_a_boot_loader_that_cannot_be_written_takes_everything_back(fake: FakeHost) -> None:  # F-69
     fake.with_grub()
     before = fake.everything()
-    fake.processes.fails["/usr/sbin/update-grub"] = "no space left"
-    report = apply(fake, batch(fake))
-    assert "no space left" in report.detail
-    assert fake.live() == {k: v for k, v in before.items() if k in fake.live()}
-    assert not fake.fs.exists("/etc/kernel/cmdline")
+    fake.fs.path(f"{CUSTOM}.new").mkdir()
+    report = fake.apply(batch(fake))
+    assert (report.rolled_back, exit_code(report)) == (True, 4)
+    assert "cannot write" in report.detail
+    fake.fs.path(f"{CUSTOM}.new").rmdir()
+    assert fake.everything() == before
+
+
+def test_pages_come_back_with_a_boot_on_every_node(tmp_path: Path) -> None:  # HP3
+    fake = FakeHost(tmp_path, nodes=2, memory_mib=8192)
+    fake.fs.free_pages.update(node0=10, node1=0)
+    fake.fs.free_large.update(node0=0, node1=0)
+    pages = Hugepages(pages_2m={"node0": 32, "node1": 8}, pages_1g={"node1": 1}, budget_s=1)
+    fake.apply(a_target(fake, "cache", hugepages=pages), may_reboot=True)
+    line = fake.processes.ran[0][3].removeprefix("--command-line=")
+    assert "hugepagesz=1G hugepages=0:0,1:1 hugepagesz=2M hugepages=0:32,1:8" in line
+    fake.boot(line)
+    assert fake.resume().state is ProfileState.VERIFIED
+    assert (fake.pages(0), fake.pages(1), fake.pages(1, LARGE_POOL)) == (32, 8, 1)
+    fake.apply(Target())
+    assert (fake.pages(0), fake.pages(1), fake.pages(1, LARGE_POOL)) == (0, 0, 0)
+
+
+def test_the_guards_effect_ends_once_the_boot_has_come_up(fake: FakeHost) -> None:  # F-69 F-73
+    fake.apply(batch(fake))
+    fake.boot(LINE)
+    fake.put("/proc/sys/kernel/panic", "30")
+    fake.resume()
+    assert fake.sysctl("kernel.panic") == "0"
+
+
+def test_a_loop_of_requests_is_no_loop_of_reboots(fake: FakeHost) -> None:  # F-69
+    for generation in (1, 2, 3):
+        fake.apply(batch(fake, generation), may_reboot=True)
+        fake.boot(ROOT)
+        fake.resume()
+    with pytest.raises(Unprocessable, match="rebooted 3 times within 60 minutes"):
+        fake.apply(batch(fake, 4), may_reboot=True)
+    assert fake.processes.commands().count("systemctl kexec") == 3
+
+
+def test_no_reboot_under_running_tasks(fake: FakeHost) -> None:  # F-75
+    events = "/sys/fs/cgroup/workload.slice/workload-a.slice/twine-task-x.service/cgroup.events"
+    fake.put(events, "populated 1")
+    with pytest.raises(Unprocessable, match="no reboot while tasks run"):
+        fake.apply(batch(fake), may_reboot=True)
+    assert fake.processes.ran == []
+    assert standing.status(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
+
+
+def test_another_kernel_is_booted_by_its_version(fake: FakeHost) -> None:  # HP2
+    target = a_target(fake, "new", kernel=Kernel(version="6.13.1-amd64"))
+    report = fake.apply(target)
+    assert "there is no /boot/vmlinuz-6.13.1-amd64" in report.settings[0].detail
+    for name in ("vmlinuz", "initrd.img"):
+        fake.put(f"/boot/{name}-6.13.1-amd64", "")
+    fake.with_grub()
+    fake.apply(target, may_reboot=True)
+    assert fake.processes.ran[0][2] == "/boot/vmlinuz-6.13.1-amd64"
+    assert "linux\t/boot/vmlinuz-6.13.1-amd64 root=" in fake.fs.read(CUSTOM)
+    fake.boot(f"{ROOT} panic=30")
+    fake.put("/proc/sys/kernel/osrelease", "6.13.1-amd64")
+    assert fake.resume().state is ProfileState.VERIFIED
+    assert 'set default="twine"' in fake.fs.read(CUSTOM)
+    fake.apply(Target())
+    assert not fake.fs.exists(CUSTOM)

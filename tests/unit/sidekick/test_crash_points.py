@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from fake_host import Crash, FakeHost, a_target
 
-from sidekick import apply as runs
-from sidekick import standing
-from sidekick.profile import Hugepages
+from sidekick import status as standing
 from sidekick.report import ProfileState
+from sidekick.settings.hugepages import Hugepages
 from sidekick.state import Target
 
 WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144, "vm.dirty_bytes": 8388608}
@@ -32,7 +31,7 @@ def bad(fake: FakeHost) -> Target:
 
 
 def run(fake: FakeHost, target: Target) -> None:
-    runs.apply(fake.host(), fake.state, target)
+    fake.apply(target)
 
 
 def points_of(folder: Path, target: Callable[[FakeHost], Target]) -> int:
@@ -123,21 +122,24 @@ def test_a_failure_after_a_crash_goes_back_to_the_profile_before_the_crash(
         fake = crashed(tmp_path / str(point), point, cache)
         if fake.state.load().applied != web(fake):
             continue
-        report = runs.apply(fake.host(), fake.state, bad(fake))
+        report = fake.apply(bad(fake))
         assert report.rolled_back, f"at point {point}"
         assert fake.live() == before
         assert standing.verify(fake.host(), fake.state).effective == "web"
         assert fake.state.unfinished() is None
 
 
-def test_a_boot_finishes_what_the_power_cut_interrupted(tmp_path: Path) -> None:
+def test_a_boot_finishes_what_the_power_cut_interrupted(tmp_path: Path) -> None:  # F-65
+    as_web = reference(tmp_path / "web").live()
+    as_cache = reference(tmp_path / "cache", cache).live()
     for point in range(10, points_of(tmp_path / "count", cache), 3):
         fake = crashed(tmp_path / str(point), point, cache)
         begun = fake.state.unfinished() is not None or fake.state.load().applied == cache(fake)
         fake.boot()
-        report = runs.resume(fake.host(), fake.state)
+        report = fake.resume()
         assert report.name == ("cache" if begun else "web")
         assert report.state in (ProfileState.PENDING_REBOOT, ProfileState.VERIFIED)
+        assert fake.live() == (as_cache if begun else as_web)
 
 
 def test_a_boot_does_not_finish_what_was_being_undone(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_a_boot_does_not_finish_what_was_being_undone(tmp_path: Path) -> None:
         if unfinished is None or unfinished.undoing is None:
             continue
         fake.boot()
-        assert runs.resume(fake.host(), fake.state).name == "web"
+        assert fake.resume().name == "web"
         break
     else:
         pytest.fail("no point lies in the undoing")

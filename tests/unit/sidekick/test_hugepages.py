@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from fake_host import FakeHost, a_profile, a_target
 
-from agent.errors import KernelFileError
-from sidekick.profile import Hugepages
-from sidekick.report import Change, Outcome, Wanted
-from sidekick.settings.hugepages import BUDGET_S, HugepagesSetting, boot_argument, reserved
+from agent.errors import KernelFileError, Unprocessable
+from sidekick.apply import Run
+from sidekick.report import Change, Disruption, Outcome, ProfileState, Wanted
+from sidekick.settings.hugepages import BUDGET_S, SIZES, Hugepages, HugepagesSetting, Pairs
 
 SETTING = HugepagesSetting()
 
 
-def a_change(before: int, after: int, node: int = 0) -> Change:
-    return Change(setting=f"hugepages.2m.node{node}", before=str(before), after=str(after))
+def a_change(before: int, after: int, node: int = 0, if_short: str = "reboot") -> Change:
+    return Change(
+        setting=f"hugepages.2m.node{node}",
+        before=str(before),
+        after=str(after),
+        options={"if_short": if_short},
+    )
 
 
 def test_pages_are_spread_over_the_nodes(tmp_path: Path) -> None:  # HP3
@@ -44,7 +50,7 @@ def test_a_share_of_memory_is_rounded_down_to_pages(fake: FakeHost) -> None:
 
 
 def test_a_kernel_without_numa_has_one_pool(fake: FakeHost) -> None:
-    fake.drop("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages")
+    shutil.rmtree(fake.fs.path("/sys/devices/system/node/node0/hugepages"))
     (wanted,) = a_target(fake, hugepages=Hugepages(pages_2m=4)).wanted
     assert wanted.setting == "hugepages.2m.all"
     change = Change(setting=wanted.setting, before="0", after="4")
@@ -102,10 +108,12 @@ def test_what_the_boot_could_not_reserve_either_has_failed(fake: FakeHost) -> No
     assert "told at boot to reserve 32" in applied.detail
 
 
-def test_the_boot_cannot_help_where_its_pages_are_of_another_size(fake: FakeHost) -> None:
+def test_what_a_lasting_shortfall_means_is_the_profiles_to_say(fake: FakeHost) -> None:
     fake.fs.free_pages["node0"] = 20
-    fake.put("/proc/meminfo", "MemTotal: 1048576 kB\nHugepagesize:    1048576 kB\n")
-    assert SETTING.apply(fake.host(), a_change(0, 32)).outcome is Outcome.FAILED
+    kept = SETTING.apply(fake.host(), a_change(0, 32, if_short="keep"))
+    assert (kept.outcome, kept.actual) == (Outcome.PARTIAL, "20")
+    undone = SETTING.apply(fake.host(), a_change(0, 32, if_short="undo"))
+    assert undone.outcome is Outcome.FAILED
 
 
 def test_pages_that_stay_in_use_are_not_given_back(fake: FakeHost) -> None:
@@ -126,15 +134,78 @@ def test_pools_shrink_before_others_grow() -> None:
     assert [c.after for c in SETTING.plan(wanted, observed, {})] == ["0", "8"]
 
 
-def test_the_boot_argument_names_nodes_where_there_are_several() -> None:
-    one = [Wanted(setting="hugepages.2m.node0", value="8")]
-    two = [*one, Wanted(setting="hugepages.2m.node1", value="16")]
-    assert boot_argument(one) == "hugepages=8"
-    assert boot_argument(two) == "hugepages=0:8,1:16"
-    assert boot_argument([Wanted(setting="hugepages.2m.node0", value="0")]) == ""
-    assert reserved("a hugepages=8", "node0", 2) == 4
-    assert reserved("a hugepages=0:8,1:16", "node1", 2) == 16
-    assert reserved("a hugepages=x hugepages=0:y", "node0", 1) == 0
+def boot_line(fake: FakeHost, own: str = "", **pages: object) -> str:
+    wanted = a_target(fake, hugepages=Hugepages(**pages)).wanted  # type: ignore[arg-type]
+    return " ".join(a for c in SETTING.boot(wanted, own) for a in c.arguments)
+
+
+def test_the_boot_arguments_say_every_size_and_name_nodes_where_there_are_several(
+    tmp_path: Path,
+) -> None:  # HP3
+    one = FakeHost(tmp_path / "one", memory_mib=8192)
+    two = FakeHost(tmp_path / "two", nodes=2, memory_mib=8192)
+    assert boot_line(one, pages_2m=8) == "hugepagesz=2M hugepages=8"
+    assert boot_line(two, pages_2m=24, pages_1g={"node1": 2}) == (
+        "hugepagesz=1G hugepages=0:0,1:2 hugepagesz=2M hugepages=0:12,1:12"
+    )
+    assert boot_line(one, pages_2m=0) == ""
+
+
+def test_a_count_never_becomes_one_of_another_size(tmp_path: Path) -> None:  # BUG-SK1
+    fake = FakeHost(tmp_path, memory_mib=8192)
+    own = "ro hugepagesz=1G hugepages=4 quiet"
+    assert boot_line(fake, own, pages_2m=200) == (
+        "hugepagesz=1G hugepages=4 hugepagesz=2M hugepages=200"
+    )
+    own = "default_hugepagesz=1G hugepages=3"
+    assert boot_line(fake, own, pages_2m=200) == (
+        "default_hugepagesz=1G hugepagesz=1G hugepages=3 hugepagesz=2M hugepages=200"
+    )
+    with pytest.raises(Unprocessable, match="with the host's own huge pages reserves 7"):
+        boot_line(fake, "hugepagesz=1G hugepages=6", pages_2m=600)
+
+
+def test_pairs_are_read_as_the_kernel_reads_them() -> None:
+    pairs = Pairs.of(["hugepages=8", "hugepagesz=1G", "hugepages=0:1,1:3"])
+    assert pairs.reserved(SIZES["2m"], "node0", 2) == 4
+    assert pairs.reserved(SIZES["1g"], "node1", 2) == 3
+    assert Pairs.of(["hugepages=x"]).reserved(SIZES["2m"], "node0", 1) == 0
+    assert Pairs.of(["hugepages=0:y"]).reserved(SIZES["2m"], "node0", 1) == 0
+
+
+def test_large_pages_are_asked_for_before_small_ones_and_shrinking_comes_first(
+    tmp_path: Path,
+) -> None:
+    fake = FakeHost(tmp_path, memory_mib=8192)
+    fake.apply(a_target(fake, "old", hugepages=Hugepages(pages_2m=64)))
+    target = a_target(fake, "new", hugepages=Hugepages(pages_1g=2, pages_2m=32))
+    changes = Run(fake.host(), fake.state, target).sight.plan.changes
+    assert [(c.setting, c.after) for c in changes] == [
+        ("hugepages.2m.node0", "32"),
+        ("hugepages.1g.node0", "2"),
+    ]
+    fake.apply(target)
+    target = a_target(fake, "more", hugepages=Hugepages(pages_1g=3, pages_2m=48))
+    changes = Run(fake.host(), fake.state, target).sight.plan.changes
+    assert [c.setting for c in changes] == ["hugepages.1g.node0", "hugepages.2m.node0"]
+
+
+def test_what_is_not_free_is_not_taken_from_running_tasks(fake: FakeHost) -> None:  # F-67 F-75
+    fake.put("/proc/meminfo", "MemTotal: 1048576 kB\nMemAvailable: 131072 kB\n")
+    events = "/sys/fs/cgroup/workload.slice/workload-a.slice/twine-task-x.service/cgroup.events"
+    fake.put(events, "populated 1\nfrozen 0")
+    before = fake.live()
+    small = a_target(fake, hugepages=Hugepages(pages_2m=8))
+    large = a_target(fake, hugepages=Hugepages(pages_2m=64))
+    with pytest.raises(Unprocessable, match=r"while tasks run \(twine-task-x.service\)"):
+        fake.apply(large)
+    assert fake.live() == before
+    assert fake.state.unfinished() is None
+    assert fake.apply(small).state is ProfileState.VERIFIED
+    fake.put(events, "populated 0\nfrozen 0")
+    assert Run(fake.host(), fake.state, large).sight.plan.needs is Disruption.DRAIN
+    fake.apply(large)
+    assert fake.pages() > 8
 
 
 def test_node_names_are_checked() -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from fake_host import FakeHost, a_profile
+from fake_host import FakeHost, a_profile, a_target
 
-from agent.errors import HostError
-from sidekick.report import Change, Outcome, RebootNeed, Wanted
-from sidekick.settings.kernel import (
-    CMDLINE,
-    STAGED,
-    KernelSetting,
-    grub_drop_in,
-    leftovers,
-    merge,
-    split,
-    value_of,
-)
-from sidekick.state import OwnedArgument
+from agent.errors import ConfigError
+from sidekick.bootline import compose, group_of, in_force, leftovers, split, taken, without
+from sidekick.loaders.direct import FILE
+from sidekick.report import Outcome, ProfileState
+from sidekick.setting import Contribution
+from sidekick.settings.hugepages import Hugepages, HugepagesSetting
+from sidekick.settings.kernel import Kernel, KernelSetting
+from sidekick.state import OwnedGroup
+from sidekick.status import verify
 
 HOST = 'root=/dev/vda1 ro quiet dyndbg="file a.c +p" console=tty0 console=ttyS0'
 THP = "transparent_hugepage=always"
@@ -28,51 +24,59 @@ def test_quotes_hold_an_argument_together() -> None:
     assert " ".join(split(HOST)) == HOST
 
 
+def groups(*arguments: str) -> dict[str, tuple[str, ...]]:
+    return {group_of(a): (a,) for a in arguments}
+
+
+def there_and_back(own: str, *arguments: str) -> str:
+    line = compose(own, groups(*arguments))
+    return without(line, taken(own, groups(*arguments)))
+
+
 def test_ours_are_added_and_the_hosts_stay() -> None:
-    line, ours = merge(f"BOOT_IMAGE=/vmlinuz initrd=/i {HOST}", (), [THP, "nosmt"])
-    assert line == f"{HOST} {THP} nosmt"
-    assert ours == (OwnedArgument(argument=THP), OwnedArgument(argument="nosmt"))
+    ours = groups(THP, "nosmt")
+    assert compose(f"BOOT_IMAGE=/vmlinuz initrd=/i {HOST}", ours) == f"{HOST} {THP} nosmt"
+    assert [o.arguments for o in taken(HOST, ours)] == [(THP,), ("nosmt",)]
 
 
 def test_arguments_of_init_stay_behind_the_dashes() -> None:
-    line, _ = merge(f"{HOST} -- --debug preempt=full", (), ["preempt=none"])
+    line = compose(f"{HOST} -- --debug preempt=full", groups("preempt=none"))
     assert line == f"{HOST} preempt=none -- --debug preempt=full"
 
 
 def test_an_argument_of_the_host_is_set_aside_and_given_back_in_its_place() -> None:
     before = "ro transparent-hugepage=madvise quiet"
-    line, ours = merge(before, (), [THP])
-    assert line == f"ro {THP} quiet"
-    assert ours == (OwnedArgument(argument=THP, displaced=("transparent-hugepage=madvise",)),)
-    line, again = merge(line, ours, ["transparent_hugepage=never"])
-    assert line == "ro transparent_hugepage=never quiet"
-    assert merge(line, again, []) == (before, ())
+    assert compose(before, groups(THP)) == f"ro {THP} quiet"
+    (owned,) = taken(before, groups(THP))
+    assert owned.displaced == ("transparent-hugepage=madvise",)
+    assert there_and_back(before, THP) == before
+    assert there_and_back("a hugepages=3 b", "hugepages=9") == "a hugepages=3 b"
 
 
-def test_merging_twice_changes_nothing() -> None:
-    line, ours = merge(HOST, (), [THP])
-    assert merge(line, ours, [THP]) == (line, ours)
-    assert merge(HOST, ours, [THP]) == (line, ours)  # staged, not booted yet
+def test_a_line_that_has_none_of_ours_is_the_hosts_own() -> None:
+    assert without(HOST, taken(HOST, groups(THP))) == HOST
 
 
 def test_an_argument_the_host_has_by_itself_does_not_become_ours() -> None:
-    line, ours = merge(f"{HOST} {THP}", (), [THP])
-    assert (line, ours) == (f"{HOST} {THP}", ())
+    assert taken(f"{HOST} {THP}", groups(THP)) == ()
 
 
 def test_an_argument_that_stands_twice_is_taken_out_twice() -> None:
-    line, _ = merge(f"{THP} ro {THP}", (OwnedArgument(argument=THP),), [])
-    assert line == "ro"
+    owned = OwnedGroup(group="transparent_hugepage", arguments=(THP,))
+    assert without(f"{THP} ro {THP}", (owned,)) == "ro"
 
 
 def test_the_last_argument_of_a_key_is_in_force() -> None:
-    assert value_of("preempt=full preempt=none -- preempt=voluntary", "preempt=x") == "preempt=none"
-    assert value_of(HOST, "preempt=none") == ""
+    line = "preempt=full preempt=none -- preempt=voluntary"
+    assert in_force(line, "preempt", ("preempt=none",))
+    assert not in_force(line, "preempt", ("preempt=full",))
+    assert not in_force(HOST, "preempt", ("preempt=none",))
 
 
 def test_pages_that_linger_on_the_line_ask_for_no_reboot() -> None:
-    owned = (OwnedArgument(argument="hugepages=8"), OwnedArgument(argument=THP))
-    assert leftovers(f"ro hugepages=8 {THP}", owned, []) == [THP]
+    pages = OwnedGroup(group="hugepages", arguments=("hugepages=8",), late=True)
+    owned = (pages, *taken("ro", groups(THP)))
+    assert leftovers(f"ro hugepages=8 {THP}", owned, {}) == [THP]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +98,10 @@ def test_pages_that_linger_on_the_line_ask_for_no_reboot() -> None:
         "--",
         "",
         "nosmt\x00",
+        "panic=0",
+        "cgroup_disable=memory",
+        "cgroup_disable=cpu,memory",
+        "cgroup_disable=pids",
     ],
 )
 def test_a_hostile_argument_is_refused(argument: str) -> None:  # F-68
@@ -101,68 +109,62 @@ def test_a_hostile_argument_is_refused(argument: str) -> None:  # F-68
     assert error.field == "kernel.cmdline"
 
 
-def stage(fake: FakeHost, *arguments: str) -> tuple[KernelSetting, Change]:
-    _, ours = merge(fake.cmdline, (), arguments)
-    setting = KernelSetting(ours)
-    observed = setting.observe(fake.host(), ())
-    wanted = [Wanted(setting=CMDLINE, value=" ".join(arguments), source="batch")]
-    (change,) = setting.plan(wanted, observed, {STAGED: observed[STAGED]})
-    return setting, change
+def test_what_voids_every_limit_is_refused_by_name() -> None:  # BUG-SK4
+    check = KernelSetting().check
+    (error,) = check(a_profile(cmdline=("cgroup_disable=memory",)))
+    assert "would void every limit of tasks: memory must stay" in error.reason
+    assert check(a_profile(cmdline=("cgroup_disable=cpu",))) == []
 
 
-def test_a_line_is_staged_and_never_called_applied(fake: FakeHost) -> None:
-    setting, change = stage(fake, THP)
-    assert change.needs is RebootNeed.KEXEC
-    applied = setting.apply(fake.host(), change)
-    assert applied.outcome is Outcome.PENDING_REBOOT
-    assert "no boot loader" in applied.detail
-    assert fake.fs.read("/etc/kernel/cmdline") == f"root=/dev/vda1 ro quiet {THP}"
-    setting.undo(fake.host(), change)
-    assert not fake.fs.exists("/etc/kernel/cmdline")
+def test_a_kernel_version_is_no_way_into_a_path() -> None:  # F-68
+    for version in ("../../tmp/x", "6.1 init=/bin/sh", "", "$(reboot)"):
+        assert KernelSetting().check(a_profile(kernel=Kernel(version=version)))
 
 
-def test_a_boot_loader_is_updated_and_its_result_read_back(fake: FakeHost) -> None:
-    fake.with_grub()
-    setting, change = stage(fake, THP)
-    applied = setting.apply(fake.host(), change)
-    assert "90-twine.cfg" in applied.detail
-    assert THP in fake.fs.read("/boot/grub/grub.cfg")
-    setting.apply(fake.host(), change)
-    assert len(fake.processes.ran) == 1, "nothing changed, so nothing to update"
-    setting.undo(fake.host(), change)
-    assert THP not in fake.fs.read("/boot/grub/grub.cfg")
-    assert not fake.fs.exists("/etc/default/grub.d/90-twine.cfg")
+def test_two_settings_that_want_one_argument_differently_are_told_before_any_write(
+    fake: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def isolate(self: object, wanted: object, own: str) -> list[Contribution]:
+        group = Contribution(settings=("cpus.x",), group="isolcpus", arguments=("isolcpus=3",))
+        return [group]
 
-
-def test_a_boot_loader_that_ignores_the_drop_in_is_an_error(fake: FakeHost) -> None:
-    fake.with_grub()
-    setting, change = stage(fake, THP)
-    fake.processes.run = lambda argv, **_: None  # type: ignore[assignment,method-assign]
-    with pytest.raises(HostError, match="lacks transparent_hugepage=always"):
-        setting.apply(fake.host(), change)
+    monkeypatch.setattr(HugepagesSetting, "boot", isolate)
+    with pytest.raises(ConfigError) as caught:
+        a_target(fake, cmdline=("isolcpus=1",))
+    assert "cpus.x wants isolcpus=3" in str(caught.value.errors[0].reason)
+    assert a_target(fake, cmdline=("isolcpus=3",))
 
 
 def test_a_line_the_kernel_would_cut_off_is_refused(fake: FakeHost) -> None:
     fake.boot("root=/dev/vda1 " + "x" * 2030)
-    setting, change = stage(fake, THP)
-    assert setting.apply(fake.host(), change).outcome is Outcome.FAILED
+    report = fake.apply(a_target(fake, cmdline=(THP,)))
+    assert report.rolled_back
+    assert "longer than 2047" in report.detail
 
 
-def test_the_drop_in_is_plain_shell_without_surprises() -> None:
-    text = grub_drop_in([THP, "nosmt"])
-    assert text.splitlines()[-1] == f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {THP} nosmt"'
-    assert "transparent[_-]hugepage=*" in text
+def test_in_force_staged_and_gone_are_told_apart(fake: FakeHost) -> None:
+    target = a_target(fake, cmdline=(THP,))
+    assert fake.apply(target).state is ProfileState.PENDING_REBOOT
+    line = fake.fs.read(FILE).splitlines()[-1]
+    assert line == f"root=/dev/vda1 ro quiet {THP} panic=30"
+    fake.drop(FILE)
+    report = verify(fake.host(), fake.state)
+    assert {s.setting: s.outcome for s in report.settings} == {
+        "kernel.cmdline": Outcome.DRIFTED,
+        "boot.line": Outcome.DRIFTED,
+    }
+    fake.apply(target)
+    fake.boot(line)
+    assert fake.resume().state is ProfileState.VERIFIED
+    fake.drop(FILE)
+    report = verify(fake.host(), fake.state)
+    assert report.state is ProfileState.DRIFTED, "the next boot would lose it"
 
 
-def test_verify_tells_in_force_from_staged_from_gone(fake: FakeHost) -> None:
-    setting, change = stage(fake, THP)
-    wanted = Wanted(setting=CMDLINE, value=THP)
-
-    def outcome() -> Outcome:
-        return setting.verify(wanted, setting.observe(fake.host(), ())).outcome
-
-    assert outcome() is Outcome.DRIFTED
-    setting.apply(fake.host(), change)
-    assert outcome() is Outcome.PENDING_REBOOT
-    fake.boot(f"root=/dev/vda1 ro quiet {THP}")
-    assert outcome() is Outcome.APPLIED
+def test_pages_and_arguments_are_one_line_and_one_boot(fake: FakeHost) -> None:
+    fake.fs.free_pages["node0"] = 4
+    target = a_target(fake, cmdline=(THP, "nosmt"), hugepages=Hugepages(pages_2m=8))
+    fake.apply(target, may_reboot=True)
+    assert [argv[0] for argv in fake.processes.ran] == ["kexec", "systemctl"]
+    (line,) = [a for a in fake.processes.ran[0] if a.startswith("--command-line=")]
+    assert line.endswith(f"quiet hugepagesz=2M hugepages=8 {THP} nosmt panic=30")

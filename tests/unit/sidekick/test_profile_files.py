@@ -17,7 +17,9 @@ from sidekick.facts import FACTS as KNOWN
 from sidekick.facts import read_facts
 from sidekick.profile import MAX_BYTES, Library, Table
 from sidekick.report import Wanted
-from sidekick.standing import target_of
+from sidekick.settings import SETTINGS
+from sidekick.settings.sysctl import values_of
+from sidekick.targets import target_of
 
 FACTS: dict[str, Fact] = {
     "cpu.count": 4,
@@ -32,7 +34,7 @@ FACTS: dict[str, Fact] = {
 def library(folder: Path, **files: str) -> Library:
     for name, text in files.items():
         (folder / f"{name}.toml").write_text(text)
-    return Library([folder])
+    return Library([folder], SETTINGS)
 
 
 def test_a_child_overrides_its_parent_name_by_name(tmp_path: Path) -> None:
@@ -43,8 +45,11 @@ def test_a_child_overrides_its_parent_name_by_name(tmp_path: Path) -> None:
         web="description='w'\nextends='base'\n[sysctl]\n'vm.swappiness'=1\n"
         "[kernel]\ncmdline=['preempt=none']",
     ).load("web", FACTS)
-    assert {k: v.value for k, v in found.sysctl.items()} == {"vm.swappiness": 1, "kernel.panic": 10}
-    assert found.cmdline == ("nosmt", "preempt=none")
+    assert {k: v.value for k, v in values_of(found).items()} == {
+        "vm.swappiness": 1,
+        "kernel.panic": 10,
+    }
+    assert found.section("kernel").cmdline == ["nosmt", "preempt=none"]
     assert found.lineage == ("web", "base")
     assert found.source_of("sysctl.vm.swappiness") == "web:4"
     assert found.source_of("sysctl.kernel.panic") == "base:4"
@@ -58,9 +63,9 @@ def test_facts_of_the_host_give_values(tmp_path: Path) -> None:
         "'kernel.panic'={value='= 10', required=false}"
     )
     found = library(tmp_path, web=text).load("web", FACTS)
-    assert found.sysctl["vm.dirty_bytes"].value == 256
-    assert found.sysctl["net.ipv4.tcp_rmem"].value == [4096, 4, 8192]
-    assert (found.sysctl["kernel.panic"].value, found.sysctl["kernel.panic"].required) == (
+    assert values_of(found)["vm.dirty_bytes"].value == 256
+    assert values_of(found)["net.ipv4.tcp_rmem"].value == [4096, 4, 8192]
+    assert (values_of(found)["kernel.panic"].value, values_of(found)["kernel.panic"].required) == (
         10,
         False,
     )
@@ -76,13 +81,15 @@ def test_what_holds_on_some_hosts_only_follows_its_condition_in_order(tmp_path: 
     )
     folder = library(tmp_path, web=text, child="description='c'\nextends='web'\n")
     found = folder.load("web", FACTS)
-    assert {k: v.value for k, v in found.sysctl.items()} == {"vm.swappiness": 3, "kernel.panic": 3}
+    assert {k: v.value for k, v in values_of(found).items()} == {
+        "vm.swappiness": 3,
+        "kernel.panic": 3,
+    }
     assert found.source_of("sysctl.vm.swappiness") == "web:11"
-    assert (
-        folder.load("child", FACTS | {"nic.speed_mbps": 100_000}).sysctl["vm.swappiness"].value == 4
-    )
+    fast = folder.load("child", FACTS | {"nic.speed_mbps": 100_000})
+    assert values_of(fast)["vm.swappiness"].value == 4
     plain = folder.load("web", FACTS | {"cpu.vendor": "amd", "cpu.count": 1})
-    assert plain.sysctl["vm.swappiness"].value == 1
+    assert values_of(plain)["vm.swappiness"].value == 1
 
 
 def test_what_does_not_hold_here_is_checked_all_the_same(tmp_path: Path) -> None:
@@ -124,8 +131,8 @@ def test_an_owner_sets_what_the_parent_lets_them_set(tmp_path: Path) -> None:  #
         platform=greedy.replace("owner='{}'\n", ""),
         usurper=mine.format("web-team") + "[allow]\nweb-team=['*']\n",
     )
-    assert folder.load("good", FACTS).sysctl["net.core.somaxconn"].value == 9
-    assert folder.load("platform", FACTS).sysctl["vm.swappiness"].value == 2
+    assert values_of(folder.load("good", FACTS))["net.core.somaxconn"].value == 9
+    assert values_of(folder.load("platform", FACTS))["vm.swappiness"].value == 2
     reasons = {}
     for name in ("greedy", "stranger", "usurper"):
         with pytest.raises(ConfigError) as caught:
@@ -163,7 +170,7 @@ def test_the_first_folder_that_has_a_profile_wins(tmp_path: Path) -> None:
     theirs.mkdir()
     library(mine, web="description='mine'")
     library(theirs, web="description='theirs'", cache="description='c'")
-    both = Library([mine, tmp_path / "none", theirs])
+    both = Library([mine, tmp_path / "none", theirs], SETTINGS)
     assert both.load("web", FACTS).description == "mine"
     assert both.names() == ["cache", "web"]
 
@@ -222,7 +229,7 @@ def test_a_file_that_cannot_be_used_is_refused(
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "web.toml").write_bytes(b"description='\xff'")
     with pytest.raises(ConfigError, match="cannot read profile"):
-        Library([tmp_path]).load("web", FACTS)
+        Library([tmp_path], SETTINGS).load("web", FACTS)
 
 
 @pytest.mark.parametrize("name", ["wbe", "../web", "/etc/passwd", "", "WEB"])
@@ -253,7 +260,7 @@ def test_all_settings_are_checked_before_any_is_wanted(fake: FakeHost, tmp_path:
 
 
 @pytest.mark.parametrize("memory_mib", [960, 1024, 4096, 65536])
-@pytest.mark.parametrize("name", Library([PROFILES]).names())
+@pytest.mark.parametrize("name", Library([PROFILES], SETTINGS).names())
 def test_the_shipped_profiles_fit_hosts_of_any_size(
     tmp_path: Path, name: str, memory_mib: int
 ) -> None:
@@ -263,12 +270,12 @@ def test_the_shipped_profiles_fit_hosts_of_any_size(
 
 def test_the_shipped_profiles_differ_where_it_shows(fake: FakeHost) -> None:  # HP2
     facts = read_facts(fake.fs)
-    library = Library([PROFILES])
+    library = Library([PROFILES], SETTINGS)
     loaded = {name: library.load(name, facts) for name in ("web", "cache", "batch")}
     for sysctl in ("vm.swappiness", "net.core.somaxconn"):
-        assert len({p.sysctl[sysctl].value for p in loaded.values()}) == 3
-    assert loaded["cache"].hugepages
-    assert [name for name, p in loaded.items() if p.cmdline] == ["batch"]
+        assert len({values_of(p)[sysctl].value for p in loaded.values()}) == 3
+    assert loaded["cache"].section("hugepages")
+    assert [name for name, p in loaded.items() if p.section("kernel")] == ["batch"]
 
 
 def test_a_profile_that_starves_the_host_is_refused(fake: FakeHost) -> None:  # F-67

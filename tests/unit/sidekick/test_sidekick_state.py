@@ -67,6 +67,20 @@ def test_a_record_of_a_newer_sidekick_is_not_guessed_at(state: StateFolder) -> N
         state.load()
 
 
+def test_a_line_that_an_earlier_sidekick_staged_is_not_forgotten(state: StateFolder) -> None:
+    state.save(Record(schema=1, originals={"sysctl.vm.swappiness": "60"}))
+    assert state.load().originals == {"sysctl.vm.swappiness": "60"}
+    state.save(Record(schema=1, originals={"kernel.staged": None}))
+    with pytest.raises(HostError, match="which staged a command line"):
+        state.load()
+
+
+def test_a_setting_of_a_newer_sidekick_is_not_guessed_at(fake: FakeHost) -> None:
+    fake.state.save(Record(boot_id="boot-1", originals={"novelty.x": "1"}))
+    with pytest.raises(HostError, match="knows no settings of the kind 'novelty'"):
+        fake.apply(Target())
+
+
 def test_a_record_that_is_no_record_says_what_to_do(state: StateFolder) -> None:
     state.save(Record())
     (state.folder / "state.json").write_text("{")

@@ -7,10 +7,11 @@ import pytest
 from fake_host import FakeHost, a_target, shipped
 
 from agent.errors import HostError
-from sidekick import apply as runs
-from sidekick import standing
-from sidekick.profile import Hugepages, SysctlValue
-from sidekick.report import Outcome, ProfileState, RebootNeed, Report, exit_code
+from sidekick import status as standing
+from sidekick.apply import Run
+from sidekick.report import Disruption, Outcome, ProfileState, Report, exit_code
+from sidekick.settings.hugepages import Hugepages
+from sidekick.settings.sysctl import SysctlValue
 from sidekick.state import Target
 
 WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144, "vm.dirty_bytes": 8388608}
@@ -18,7 +19,7 @@ CACHE = {"vm.swappiness": 1, "vm.max_map_count": 262144, "net.ipv4.tcp_rmem": [1
 
 
 def apply(fake: FakeHost, target: Target, **how: bool) -> Report:
-    return runs.apply(fake.host(), fake.state, target, **how)  # type: ignore[arg-type]
+    return fake.apply(target, **how)
 
 
 def outcomes(report: Report) -> dict[str, str]:
@@ -46,7 +47,7 @@ def test_the_same_profile_again_writes_nothing(fake: FakeHost) -> None:  # HP12
 
 def test_a_switch_changes_only_what_differs(fake: FakeHost) -> None:
     apply(fake, a_target(fake, "web", sysctl=WEB))
-    plan, _ = runs.plan(fake.host(), fake.state, a_target(fake, "cache", sysctl=CACHE))
+    plan = Run(fake.host(), fake.state, a_target(fake, "cache", sysctl=CACHE)).sight.plan
     assert {c.setting.removeprefix("sysctl."): (c.before, c.after) for c in plan.changes} == {
         "net.core.somaxconn": ("6144", "4096"),
         "vm.dirty_ratio": ("0", "20"),
@@ -54,7 +55,7 @@ def test_a_switch_changes_only_what_differs(fake: FakeHost) -> None:
         "vm.max_map_count": ("65530", "262144"),
         "net.ipv4.tcp_rmem": ("4096\t131072\t6291456", "1\t2\t3"),
     }
-    assert plan.needs is RebootNeed.NONE
+    assert plan.needs is Disruption.LIVE
 
 
 def test_there_and_back_is_as_never_switched(fake: FakeHost) -> None:  # F-73
@@ -83,7 +84,7 @@ def test_all_shipped_profiles_in_a_row_leave_no_trace(fake: FakeHost) -> None:  
 
 def test_web_needs_no_reboot_whatever_it_replaces(fake: FakeHost) -> None:
     apply(fake, shipped(fake, "cache"))
-    assert runs.plan(fake.host(), fake.state, shipped(fake, "web"))[0].needs is RebootNeed.NONE
+    assert Run(fake.host(), fake.state, shipped(fake, "web")).sight.plan.needs is Disruption.LIVE
 
 
 def test_an_original_is_what_was_there_before_the_first_profile(fake: FakeHost) -> None:
@@ -182,7 +183,7 @@ def test_drift_is_found_and_left_alone(fake: FakeHost) -> None:  # F-72
 def test_without_a_profile_there_is_nothing_to_verify(fake: FakeHost) -> None:
     assert standing.verify(fake.host(), fake.state).state is ProfileState.NONE
     assert standing.status(fake.host(), fake.state).state is ProfileState.NONE
-    assert runs.resume(fake.host(), fake.state).state is ProfileState.NONE
+    assert fake.resume().state is ProfileState.NONE
     assert apply(fake, Target()).state is ProfileState.NONE
 
 

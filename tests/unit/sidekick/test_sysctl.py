@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fake_host import FakeHost
+from fake_host import FakeHost, a_profile
 
 from agent.errors import KernelFileError
 from sidekick.report import Change, Outcome, Wanted
-from sidekick.settings.sysctl import SysctlSetting, path_of, same, text_of
+from sidekick.settings.sysctl import SysctlSetting, path_of, text_of
 
 SETTING = SysctlSetting()
 
@@ -25,8 +25,8 @@ def test_a_name_with_slashes_may_have_dots_in_its_parts() -> None:
 
 
 def test_values_are_compared_as_the_kernel_separates_them() -> None:
-    assert same("4096\t87380\t6291456", "4096 87380 6291456")
-    assert not same("4096 87380", "4096 87380 6291456")
+    assert SETTING.same("4096\t87380\t6291456", "4096 87380 6291456")
+    assert not SETTING.same("4096 87380", "4096 87380 6291456")
     assert [text_of(v) for v in (True, 7, " a ", [1, 2])] == ["1", "7", "a", "1\t2"]
 
 
@@ -83,3 +83,21 @@ def test_an_undo_that_does_not_read_back_is_an_error(fake: FakeHost) -> None:
     SETTING.apply(fake.host(), change)
     with pytest.raises(KernelFileError, match=r"cannot bring sysctl.vm.swappiness back to '60'"):
         SETTING.undo(fake.host(), change)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kernel.unprivileged_bpf_disabled",
+        "kernel.yama.ptrace_scope",
+        "kernel.modules_disabled",
+        "kernel.tainted",
+        "net.ipv6.conf.all.disable_ipv6",
+        "net.ipv6.conf.all.mtu",
+        "net/ipv6/conf/eth0.100/disable_ipv6",
+        "net.ipv4.ip_forward",
+    ],
+)
+def test_what_could_not_be_given_back_is_refused_by_name(name: str) -> None:  # BUG-SK4
+    (error,) = SETTING.check(a_profile(sysctl={name: 1}))
+    assert "undone" in error.reason or "given back" in error.reason

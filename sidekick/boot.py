@@ -1,0 +1,235 @@
+"""The owner of the boot line: the only one that stages kernel arguments and kernel versions.
+
+Settings contribute arguments (`Setting.boot`); here they become one line and one entry of the
+boot loader, so that all of them wait for one boot. The entry becomes the loader's default
+only in a boot that runs with it; until then a boot that nobody asked for takes the host's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.errors import FieldError, HostError
+from sidekick import loaders
+from sidekick.bootline import (
+    GUARD,
+    GUARD_ARGUMENT,
+    MAX_LINE,
+    VERSION,
+    compose,
+    group_in,
+    in_force,
+    leftovers,
+    taken,
+    tokens_of,
+    without,
+)
+from sidekick.loaders.entry import Entry
+from sidekick.report import Change, Disruption, Outcome, SettingReport
+from sidekick.setting import RUNNING, STAGED, Applied, Contribution, Host
+from sidekick.state import OwnedGroup
+
+LINE = "boot.line"
+"""The name of the one change that only a boot brings into force."""
+_GUARD_VALUE = GUARD_ARGUMENT.partition("=")[2]
+PANIC = "/proc/sys/kernel/panic"
+
+
+def conflicts(contributions: Iterable[Contribution]) -> list[FieldError]:
+    """Return the groups that two settings want to be different."""
+    wanted: dict[str, Contribution] = {}
+    errors = []
+    for each in contributions:
+        other = wanted.setdefault(each.group, each)
+        if other.arguments != each.arguments:
+            reason = (
+                f"wants {' '.join(each.arguments)} on the kernel command line, "
+                f"{other.settings[0]} wants {' '.join(other.arguments)}"
+            )
+            errors.append(FieldError(field=each.settings[0], reason=reason))
+    return errors
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the next boot shall be."""
+
+    entry: Entry | None
+    """None for the host's own."""
+    groups: Mapping[str, tuple[str, ...]]
+    owned: tuple[OwnedGroup, ...]
+    """All that is ours from now on, also what is only still in force."""
+    lacking: tuple[str, ...]
+    """Arguments that are not in force and have to be."""
+    gone: tuple[str, ...]
+    """Arguments of ours in force that nobody wants any more."""
+    why: str
+
+    @property
+    def needs_boot(self) -> bool:
+        """Whether something waits for it."""
+        return bool(self.lacking or self.gone)
+
+    @property
+    def purpose(self) -> str:
+        """Which arguments a boot is to bring and to take away."""
+        return " ".join([*self.lacking, *(f"-{argument}" for argument in self.gone)])
+
+
+class BootLine:
+    """The line as it is at one moment: running, staged, and the host's own."""
+
+    def __init__(self, host: Host, owned: Sequence[OwnedGroup]) -> None:
+        """Read all three."""
+        self.host = host
+        self.owned = tuple(owned)
+        self.loader = loaders.find(host)
+        self.running = host.fs.find("/proc/cmdline") or ""
+        own = self.loader.own_line(host)
+        self.own = own if own is not None else without(self.running, owned)
+        self.staged = self.loader.read(host)
+
+    def observed(self) -> dict[str, str | None]:
+        """Return the lines as settings see them when they verify."""
+        staged = self.staged.line if self.staged else None
+        return {RUNNING: self.running, STAGED: staged}
+
+    def booted_with(self) -> list[str]:
+        """Return our arguments that are in force."""
+        tokens = set(tokens_of(self.running)[0])
+        ours = [each for each in self.owned if set(each.arguments) <= tokens]
+        return [argument for each in ours for argument in each.arguments]
+
+    def wish(self, contributions: Sequence[Contribution], short: Iterable[str] = ()) -> Wish:
+        """Return what the next boot shall be.
+
+        A late contribution counts where its setting is among the `short` ones, or where its
+        group is ours already.
+        """
+        fell_short = set(short)
+        ours = {each.group: each.arguments for each in self.owned}
+        due = [
+            each
+            for each in contributions
+            if not each.late
+            or fell_short & set(each.settings)
+            or ours.get(each.group) == each.arguments
+        ]
+        groups = {each.group: each.arguments for each in due}
+        late = {each.group for each in due if each.late}
+        if groups and not group_in(self.own, GUARD):
+            groups[GUARD] = (GUARD_ARGUMENT,)
+            late.add(GUARD)
+        lacking = [
+            argument
+            for each in due
+            if not self._is_running(each)
+            if not each.late or fell_short & set(each.settings)
+            for argument in each.arguments
+        ]
+        owned = taken(self.own, groups, late)
+        known = {(each.group, each.arguments) for each in owned}
+        still = tuple(each for each in self.owned if (each.group, each.arguments) not in known)
+        gone = leftovers(self.running, self.owned, groups)
+        return Wish(
+            entry=self._entry(groups, owned, all(self._is_running(each) for each in due)),
+            groups=groups,
+            owned=owned + still,
+            lacking=tuple(dict.fromkeys(lacking)),
+            gone=tuple(gone),
+            why=", ".join(dict.fromkeys(each.source for each in due)) or "back to the original",
+        )
+
+    def plan(self, wish: Wish) -> list[Change]:
+        """Return the staging of another line, if that is not how the loader has it already."""
+        if wish.entry == self.staged and not wish.needs_boot:
+            return []
+        return [
+            Change(
+                setting=LINE,
+                before=_shown(self.staged),
+                after=_shown(wish.entry),
+                needs=Disruption.KEXEC if wish.needs_boot else Disruption.LIVE,
+                why=wish.why,
+            )
+        ]
+
+    def stage(self, wish: Wish) -> Applied:
+        """Let the loader have the line. Raises `HostError`, and then undo has to follow."""
+        line = wish.entry.line if wish.entry else ""
+        if len(line) > MAX_LINE:
+            detail = f"the line is longer than {MAX_LINE} characters"
+            return Applied(Outcome.FAILED, "", detail)
+        detail = self.put(wish.entry)
+        outcome = Outcome.PENDING_REBOOT if wish.needs_boot else Outcome.APPLIED
+        return Applied(outcome, line, detail)
+
+    def put(self, entry: Entry | None) -> str:
+        """Leave exactly this entry with the loader; say where."""
+        if entry is not None and entry.line:
+            return self.loader.stage(self.host, entry)
+        self.loader.clear(self.host)
+        left = self.loader.read(self.host)
+        if left is not None:
+            raise HostError(f"{self.loader.name} still has an entry of ours after it was removed")
+        return ""
+
+    def verify(self, wish: Wish) -> list[SettingReport]:
+        """Report what no setting does: what is to go, and what the next boot would lose."""
+        actual, detail = " ".join(wish.gone), ""
+        if wish.gone:
+            outcome = Outcome.PENDING_REBOOT
+            detail = "after the next boot: " + ", ".join(f"without {a}" for a in wish.gone)
+        elif wish.entry != self.staged:
+            outcome, actual = Outcome.DRIFTED, _shown(self.staged)
+            detail = f"{self.loader.name} would boot another line than the profile's"
+        else:
+            return []
+        return [
+            SettingReport(
+                setting=LINE,
+                outcome=outcome,
+                wanted=_shown(wish.entry),
+                actual=actual or "-",
+                detail=detail,
+            )
+        ]
+
+    def kept(self, wish: Wish) -> tuple[OwnedGroup, ...]:
+        """Return what stays ours once all of this is done: wanted, or still in force."""
+        tokens = set(tokens_of(self.running)[0])
+        return tuple(
+            each
+            for each in wish.owned
+            if wish.groups.get(each.group) == each.arguments or set(each.arguments) <= tokens
+        )
+
+    def _is_running(self, wanted: Contribution) -> bool:
+        if wanted.group == VERSION:
+            return wanted.arguments == (self.host.hardware.kernel,)
+        return in_force(self.running, wanted.group, wanted.arguments)
+
+    def _entry(
+        self, groups: Mapping[str, tuple[str, ...]], owned: Sequence[OwnedGroup], proven: bool
+    ) -> Entry | None:
+        if not any(each.group != GUARD for each in owned):
+            return None  # the host's own line has it all
+        version = next(iter(groups.get(VERSION, ())), "")
+        entry = Entry(line=compose(self.own, groups), version=version, default=proven)
+        return self.loader.kept(self.host, entry)
+
+
+def disarm(host: Host, owned: Sequence[OwnedGroup]) -> None:
+    """Take the effect of the guard back once a boot has come up: it is no sysctl of anybody's."""
+    guarded = any(each.group == GUARD for each in owned)
+    running = (host.fs.find("/proc/cmdline") or "").split()
+    if guarded and GUARD_ARGUMENT in running and host.fs.find(PANIC) == _GUARD_VALUE:
+        host.fs.write(PANIC, "0")
+
+
+def _shown(entry: Entry | None) -> str:
+    if entry is None:
+        return ""
+    version = f"[{entry.version}] " if entry.version else ""
+    return version + entry.line

@@ -1,0 +1,21 @@
+"""Boot loaders: each can hold one entry of ours beside the host's own, which it never changes.
+
+A new entry is tried once; it becomes what the host boots by default only after a boot with it
+was seen to be healthy. A boot that fails is therefore followed by one of the host's own line.
+"""
+
+from __future__ import annotations
+
+from sidekick.loaders.direct import Direct
+from sidekick.loaders.entry import Loader
+from sidekick.loaders.grub import Grub
+from sidekick.loaders.systemd_boot import SystemdBoot
+from sidekick.setting import Host
+
+LOADERS: tuple[Loader, ...] = (SystemdBoot(), Grub(), Direct())
+"""In the order in which they are looked for; the last one is always there."""
+
+
+def find(host: Host) -> Loader:
+    """Return the boot loader of a host."""
+    return next(loader for loader in LOADERS if loader.is_there(host))

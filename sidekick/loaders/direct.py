@@ -1,0 +1,63 @@
+"""A host that is booted from outside: a hypervisor or the network gives kernel and line.
+
+Only kexec brings it a line of ours. The line lies in a file as well, for whoever gives it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.errors import HostError
+from sidekick.loaders.entry import Entry
+from sidekick.setting import Host
+
+FILE = "/etc/twine/boot-line"
+_HEAD = "# Written by sidekick: the kernel command line of the host's profile."
+
+
+class Direct:
+    """No boot loader of the host's own."""
+
+    name = "none"
+
+    def is_there(self, host: Host) -> bool:  # noqa: ARG002
+        """Every host has at least this."""
+        return True
+
+    def own_line(self, host: Host) -> str | None:  # noqa: ARG002
+        """Only the running line is known."""
+        return None
+
+    def read(self, host: Host) -> Entry | None:
+        """Return what is staged."""
+        text = host.fs.find(FILE)
+        if text is None:
+            return None
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        version = next((x[11:] for x in text.splitlines() if x.startswith("# version: ")), "")
+        return Entry(line=" ".join(lines), version=version, default=True)
+
+    def kept(self, host: Host, entry: Entry) -> Entry:  # noqa: ARG002
+        """Whatever is staged is the default: nobody tries it first."""
+        return replace(entry, default=True)
+
+    def stage(self, host: Host, entry: Entry) -> str:
+        """Write the file."""
+        version = f"# version: {entry.version}\n" if entry.version else ""
+        host.disk.write(host.fs.path(FILE), f"{_HEAD}\n{version}{entry.line}\n")
+        if self.read(host) != self.kept(host, entry):
+            raise HostError(f"cannot stage the command line in {FILE}: it reads otherwise")
+        return f"staged in {FILE}; no boot loader to tell"
+
+    def clear(self, host: Host) -> None:
+        """Remove the file."""
+        if host.fs.exists(FILE):
+            host.disk.remove(host.fs.path(FILE))
+
+    def why_not_once(self, host: Host) -> str:  # noqa: ARG002
+        """It cannot."""
+        return "the host has no boot loader that sidekick knows"
+
+    def boot_once(self, host: Host) -> None:
+        """Raise: `why_not_once` said so."""
+        raise HostError(f"cannot boot a line once: {self.why_not_once(host)}")

@@ -1,0 +1,197 @@
+"""GRUB: our entry lies in custom.cfg, which the installed grub.cfg reads at every boot.
+
+So nothing has to be generated: no `update-grub`, which may fail, may not be there, and changes
+every entry at once. Our entry is the host's first one with another line. It is the default
+only where the file says so, and then not for a boot that asked for another entry. Source of
+the syntax and of `next_entry`: the GRUB manual, "custom.cfg" in /etc/grub.d/41_custom and
+"grub-reboot"; tried with GRUB 2.06 of Debian 12.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agent.errors import HostError
+from sidekick.bootline import tokens_of
+from sidekick.loaders.entry import Entry
+from sidekick.setting import Host
+
+FOLDER = "/boot/grub"
+MENU = f"{FOLDER}/grub.cfg"
+CUSTOM = f"{FOLDER}/custom.cfg"
+ENVIRONMENT = f"{FOLDER}/grubenv"
+ONCE = "/usr/sbin/grub-reboot"
+ID = "twine"
+BEGIN = "### BEGIN twine: written by sidekick, do not edit"
+END = "### END twine"
+WRITABLE = frozenset({"ext2", "ext3", "ext4", "xfs", "vfat"})
+"""File systems in which GRUB can note that an entry was tried. In others it would boot the new
+entry again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The first entry of the menu: what the host boots by itself."""
+
+    body: tuple[str, ...]
+    kernel: str
+    line: str
+
+
+class Grub:
+    """GRUB 2 with its files below /boot/grub."""
+
+    name = "GRUB"
+
+    def is_there(self, host: Host) -> bool:
+        """Return whether the menu is GRUB's and reads custom.cfg."""
+        menu = host.fs.find(MENU) or ""
+        return "custom.cfg" in menu and _first(menu) is not None
+
+    def own_line(self, host: Host) -> str | None:
+        """Return the line of the menu's first entry."""
+        first = _first(host.fs.find(MENU) or "")
+        return first.line if first else None
+
+    def read(self, host: Host) -> Entry | None:
+        """Return our entry; one that is torn or of another menu has no line."""
+        found = _block(host.fs.find(CUSTOM) or "")
+        if found is None:
+            return None
+        entry = _first(found)
+        if entry is None:
+            return Entry(line="")
+        first = _first(host.fs.find(MENU) or "")
+        default = f'set default="{ID}"' in found
+        version = "" if first and entry.kernel == first.kernel else _version(entry.kernel)
+        written = Entry(line=entry.line, version=version, default=default)
+        # after an update of the menu the rest of our copy may be stale
+        fresh = first and found == _text(first, written)
+        return written if fresh else Entry(line="")
+
+    def kept(self, host: Host, entry: Entry) -> Entry:
+        """All of it; asking for the default's own kernel by its version is asking for none."""
+        first = _first(host.fs.find(MENU) or "")
+        if first and entry.version and _kernel(first.kernel, entry.version) == first.kernel:
+            return Entry(line=entry.line, default=entry.default)
+        return entry
+
+    def stage(self, host: Host, entry: Entry) -> str:
+        """Write our block of custom.cfg; what else the file holds stays."""
+        first = _first(host.fs.find(MENU) or "")
+        if first is None:
+            raise HostError(f"cannot stage the command line: {MENU} has no entry to copy")
+        entry = self.kept(host, entry)
+        others = _others(_whole(host, CUSTOM))
+        host.disk.write(host.fs.path(CUSTOM), others + _text(first, entry) + "\n")
+        if self.read(host) != entry:
+            raise HostError(f"cannot stage the command line in {CUSTOM}: it reads otherwise")
+        return f"staged in {CUSTOM}, {'the default' if entry.default else 'tried once first'}"
+
+    def clear(self, host: Host) -> None:
+        """Take our block out; a file that held nothing else goes with it."""
+        text = _whole(host, CUSTOM)
+        if _block(text) is not None:
+            others = _others(text)
+            if others.strip():
+                host.disk.write(host.fs.path(CUSTOM), others)
+            else:
+                host.disk.remove(host.fs.path(CUSTOM))
+        if _next(host) == ID:
+            host.processes.run(["grub-editenv", ENVIRONMENT, "unset", "next_entry"])
+
+    def why_not_once(self, host: Host) -> str:
+        """It needs the program, and a file system that GRUB can write."""
+        if not host.fs.exists(ONCE):
+            return f"there is no {ONCE}"
+        kind = _file_system(host)
+        if kind not in WRITABLE:
+            return f"GRUB cannot note on {kind} that an entry was tried"
+        return ""
+
+    def boot_once(self, host: Host) -> None:
+        """Name our entry for the next boot and read that back."""
+        host.processes.run([ONCE, ID])
+        if _next(host) != ID:
+            raise HostError(f"grub-reboot ran, but {ENVIRONMENT} does not name the entry")
+
+
+def _first(menu: str) -> _First | None:
+    """Return the first entry that boots Linux."""
+    for found in re.finditer(r"^menuentry [^\n]*\{\n(.*?)^\}", menu, re.MULTILINE | re.DOTALL):
+        body = found[1]
+        linux = re.search(r"^\s*linux(?:efi|16)?\s+(\S+)[ \t]*(.*)$", body, re.MULTILINE)
+        if linux:
+            tokens, inits = tokens_of(linux[2])
+            return _First(tuple(body.splitlines()), linux[1], " ".join(tokens + inits))
+    return None
+
+
+def _text(first: _First, entry: Entry) -> str:
+    """Return our block: the host's first entry with our line and kernel."""
+    body = []
+    for line in first.body:
+        word = line.split(maxsplit=2)
+        if word and re.fullmatch(r"linux(efi|16)?", word[0]):
+            line = f"\tlinux\t{_kernel(first.kernel, entry.version)} {entry.line}"
+        elif word and word[0].startswith("initrd") and len(word) > 1:
+            line = f"\tinitrd\t{_kernel(word[1], entry.version)}"
+        body.append(line)
+    lines = [BEGIN, f'menuentry "The host\'s profile" --id {ID} {{', *body, "}"]
+    if entry.default:
+        lines.append(f'if [ "${{boot_once}}" != "true" ]; then set default="{ID}"; fi')
+    return "\n".join([*lines, END])
+
+
+def _kernel(path: str, version: str) -> str:
+    """Return the path of another version's kernel or initial RAM disk, beside this one's."""
+    folder, _, name = path.rpartition("/")
+    stem = re.match(r"(vmlinuz|initrd\.img|initramfs)", name)
+    return f"{folder}/{stem[1]}-{version}" if version and stem else path
+
+
+def _version(path: str) -> str:
+    return path.rpartition("/")[2].partition("-")[2]
+
+
+def _block(text: str) -> str | None:
+    """Return our block; one without an end reaches to the end of the file."""
+    at = text.find(BEGIN)
+    if at < 0:
+        return None
+    end = text.find(END, at)
+    return text[at : end + len(END)] if end >= 0 else text[at:]
+
+
+def _others(text: str) -> str:
+    block = _block(text)
+    if block is None:
+        return text + ("\n" if text and not text.endswith("\n") else "")
+    return text.replace(block + "\n", "").replace(block, "")
+
+
+def _whole(host: Host, path: str) -> str:
+    """Return a file as it is, with its white space: what is not ours goes back unchanged."""
+    if not host.fs.exists(path):
+        return ""
+    try:
+        return host.fs.path(path).read_text(errors="surrogateescape")
+    except OSError as e:
+        raise HostError(f"cannot read {path}: {e.strerror}") from e
+
+
+def _next(host: Host) -> str:
+    text = host.fs.find(ENVIRONMENT) or ""
+    return next((x[11:] for x in text.splitlines() if x.startswith("next_entry=")), "")
+
+
+def _file_system(host: Host) -> str:
+    """Return the type of the file system that holds the menu: the longest mount point wins."""
+    best, kind = "", "an unknown file system"
+    for line in (host.fs.find("/proc/self/mounts") or "").splitlines():
+        _, point, found, *_ = line.split()
+        inside = point == FOLDER or FOLDER.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, found
+    return kind

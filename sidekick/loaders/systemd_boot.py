@@ -1,0 +1,172 @@
+"""systemd-boot: our entry is a file of its own beside the host's.
+
+Which entry boots is said in EFI variables, through bootctl(1): `set-oneshot` for the next boot
+alone, `set-default` once it was seen to be healthy. Source of the files: the Boot Loader
+Specification of the UAPI group; of the variables: the Boot Loader Interface.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agent.errors import HostError
+from sidekick.bootline import tokens_of
+from sidekick.loaders.entry import Entry
+from sidekick.setting import Host
+
+PARTITIONS = ("/efi", "/boot/efi", "/boot")
+"""Where bootctl(1) looks for the partition, in its order."""
+NAME = "twine.conf"
+VARIABLES = "/sys/firmware/efi/efivars"
+_VENDOR = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+_BEFORE = "# default before: "
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    text: str
+    version: str
+    line: str
+
+
+class SystemdBoot:
+    """systemd-boot with entries of type 1."""
+
+    name = "systemd-boot"
+
+    def is_there(self, host: Host) -> bool:
+        """Return whether this boot came through it and there is an entry to copy."""
+        came = _variable(host, "LoaderInfo").startswith("systemd-boot")
+        return came and _own(host) is not None
+
+    def own_line(self, host: Host) -> str | None:
+        """Return the options of the entry that the host boots by itself."""
+        own = _own(host)
+        return own.line if own else None
+
+    def read(self, host: Host) -> Entry | None:
+        """Return our entry; one that is torn or copied from a stale one has no line."""
+        folder = _folder(host)
+        text = host.fs.find(f"{folder}/{NAME}") if folder else None
+        default = _variable(host, "LoaderEntryDefault") == NAME
+        if text is None:
+            return Entry(line="", default=True) if default else None
+        own, ours = _own(host), _parse(text)
+        copied = _own(host, ours.version) if ours else None
+        if own is None or ours is None or copied is None:
+            return Entry(line="")
+        version = "" if ours.version == own.version else ours.version
+        written = Entry(line=ours.line, version=version, default=default)
+        fresh = _without_notes(text) == _without_notes(_text(copied, written, ""))
+        return written if fresh else Entry(line="")
+
+    def kept(self, host: Host, entry: Entry) -> Entry:
+        """All of it, where the kernel asked for has an entry of its own."""
+        own = _own(host)
+        if own and entry.version == own.version:
+            return Entry(line=entry.line, default=entry.default)
+        return entry
+
+    def stage(self, host: Host, entry: Entry) -> str:
+        """Write our file, then say whether it is the default."""
+        entry = self.kept(host, entry)
+        folder, own = _folder(host), _own(host, entry.version)
+        if folder is None or own is None:
+            raise HostError(
+                f"cannot stage the command line: systemd-boot has no entry for "
+                f"{entry.version or 'the running kernel'} to copy"
+            )
+        path = f"{folder}/{NAME}"
+        before = _variable(host, "LoaderEntryDefault")
+        noted = _before(host.fs.find(path) or "") if before == NAME else before
+        if before == NAME and not entry.default:
+            host.processes.run(["bootctl", "set-default", noted])
+        host.disk.write(host.fs.path(path), _text(own, entry, noted))
+        if entry.default and before != NAME:
+            host.processes.run(["bootctl", "set-default", NAME])
+        if self.read(host) != entry:
+            raise HostError(f"cannot stage the command line in {path}: it reads otherwise")
+        return f"staged in {path}, {'the default' if entry.default else 'tried once first'}"
+
+    def clear(self, host: Host) -> None:
+        """Give the default back, then remove our file."""
+        folder = _folder(host)
+        path = f"{folder}/{NAME}"
+        if _variable(host, "LoaderEntryDefault") == NAME:
+            before = _before(host.fs.find(path) or "") if folder else ""
+            host.processes.run(["bootctl", "set-default", before])
+        if _variable(host, "LoaderEntryOneShot") == NAME:
+            host.processes.run(["bootctl", "set-oneshot", ""])
+        if folder and host.fs.exists(path):
+            host.disk.remove(host.fs.path(path))
+
+    def why_not_once(self, host: Host) -> str:
+        """It needs the program and writable variables."""
+        if not any(host.fs.exists(f"{folder}/bootctl") for folder in ("/usr/bin", "/bin")):
+            return "the program bootctl is not installed"
+        return ""
+
+    def boot_once(self, host: Host) -> None:
+        """Name our entry for the next boot and read that back."""
+        host.processes.run(["bootctl", "set-oneshot", NAME])
+        if _variable(host, "LoaderEntryOneShot") != NAME:
+            raise HostError("bootctl set-oneshot ran, but the variable does not name the entry")
+
+
+def _folder(host: Host) -> str | None:
+    folders = (f"{partition}/loader/entries" for partition in PARTITIONS)
+    return next((f for f in folders if host.fs.names(f)), None)
+
+
+def _entries(host: Host, folder: str) -> list[str]:
+    return [n for n in host.fs.names(folder) if n.endswith(".conf") and n != NAME]
+
+
+def _own(host: Host, version: str = "") -> _File | None:
+    """Return the host's entry of a version; for "" of the running kernel, else its newest."""
+    folder = _folder(host)
+    if folder is None:
+        return None
+    files = [_parse(host.fs.find(f"{folder}/{name}") or "") for name in _entries(host, folder)]
+    found = sorted((file for file in files if file), key=lambda f: f.version, reverse=True)
+    exact = [file for file in found if file.version == (version or host.hardware.kernel)]
+    return next(iter(exact if version else exact or found), None)
+
+
+def _parse(text: str) -> _File | None:
+    fields = re.findall(r"^(\S+)[ \t]+(.*?)[ \t]*$", text, re.MULTILINE)
+    values = {key: value for key, value in fields if key != "#"}
+    if "linux" not in values:
+        return None
+    options = " ".join(value for key, value in fields if key == "options")
+    tokens, inits = tokens_of(options)
+    version = values.get("version") or values["linux"].rpartition("/")[2].partition("-")[2]
+    return _File(text, version, " ".join(tokens + inits))
+
+
+def _text(own: _File, entry: Entry, before: str) -> str:
+    kept = [x for x in own.text.splitlines() if not re.match(r"(title|options|sort-key|#)\b|#", x)]
+    head = ["# Written by sidekick: do not edit.", f"{_BEFORE}{before}", "title The host's profile"]
+    return "\n".join([*head, *kept, f"options {entry.line}"]) + "\n"
+
+
+def _without_notes(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line and not line.startswith("#")]
+
+
+def _before(text: str) -> str:
+    return next(
+        (x.removeprefix(_BEFORE) for x in text.splitlines() if x.startswith(_BEFORE.rstrip())), ""
+    ).strip()
+
+
+def _variable(host: Host, name: str) -> str:
+    """Return an EFI variable's text: after four bytes of attributes, UTF-16 with a NUL."""
+    try:
+        data = host.fs.path(f"{VARIABLES}/{name}-{_VENDOR}").read_bytes()
+    except FileNotFoundError:
+        return ""
+    except OSError as e:
+        raise HostError(f"cannot read the EFI variable {name}: {e.strerror}") from e
+    return data[4:].decode("utf-16-le", errors="replace").rstrip("\0")

@@ -1,0 +1,111 @@
+"""One look at the host: what is wanted, what is found, and what leads from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from sidekick.boot import LINE, BootLine, Wish
+from sidekick.plan import Plan, make_plan
+from sidekick.report import Change, SettingReport
+from sidekick.setting import Applied, Host
+from sidekick.settings import SETTINGS, setting_of
+from sidekick.state import OwnedGroup, Record, Target
+from sidekick.targets import contributions, of_kind
+
+TASK_SLICES = ("workload.slice", "sideload.slice")
+CGROUPS = "/sys/fs/cgroup"
+
+
+def fresh(host: Host, record: Record) -> Record:
+    """Return the record as it holds for this boot.
+
+    A boot brings back what was set at run time, so those originals end with it: what is
+    found now is the host's own again, except what outlives a boot.
+    """
+    if record.boot_id == host.hardware.boot_id:
+        return record
+    booted_with = BootLine(host, record.boot).booted_with()
+    originals = {
+        setting: value
+        for setting, value in record.originals.items()
+        if setting_of(setting).outlives_boot(setting, booted_with)
+    }
+    return replace(record, boot_id=host.hardware.boot_id, originals=originals)
+
+
+class Sight:
+    """What is wanted and what is found, at one moment."""
+
+    def __init__(self, host: Host, record: Record, target: Target) -> None:
+        """Read everything that the target wants or an earlier profile changed."""
+        self.host = host
+        self.target = target
+        self.boot = BootLine(host, record.boot)
+        self._contributions = contributions(target.wanted, self.boot.own)
+        names = [w.setting for w in target.wanted] + list(record.originals)
+        self.observed: dict[str, str | None] = {}
+        for setting in SETTINGS:
+            self.observed |= setting.observe(host, names)
+        self.claimed = {name for n in names for name in setting_of(n).claims(n)}
+        self.wish: Wish = self.boot.wish(self._contributions)
+        live = make_plan(SETTINGS, target.wanted, self.observed, record.originals)
+        self.plan = Plan(
+            changes=(*live.changes, *self.boot.plan(self.wish)),
+            missing=live.missing,
+            unsupported=live.unsupported,
+        )
+
+    @property
+    def names(self) -> set[str]:
+        """The settings that are wanted."""
+        return {w.setting for w in self.target.wanted}
+
+    def fell_short(self, short: Iterable[str]) -> list[Change]:
+        """Return the staging of the line, now that it is known what the boot must bring."""
+        self.wish = self.boot.wish(self._contributions, short)
+        return self.boot.plan(self.wish)
+
+    def apply(self, change: Change) -> Applied:
+        """Write one change and read it back. Raises `HostError`."""
+        if change.setting == LINE:
+            return self.boot.stage(self.wish)
+        return setting_of(change.setting).apply(self.host, change)
+
+    def undo(self, change: Change) -> None:
+        """Bring back what was before one change. Raises `HostError`."""
+        if change.setting == LINE:
+            self.boot.put(self.boot.staged)
+        else:
+            setting_of(change.setting).undo(self.host, change)
+
+    def verify(self) -> list[SettingReport]:
+        """Return how each wanted value stands, and what the boot line still has to lose."""
+        observed = {**self.observed, **self.boot.observed()}
+        reports = [
+            setting.verify(wanted, observed)
+            for setting in SETTINGS
+            for wanted in of_kind(setting, self.target.wanted)
+        ]
+        return reports + self.boot.verify(self.wish)
+
+    def owned_after(self) -> tuple[OwnedGroup, ...]:
+        """Return what of the boot line stays ours once all of this is done."""
+        return self.boot.kept(self.wish)
+
+
+def tasks_of(host: Host) -> list[str]:
+    """Return the units of tasks that run on this host, as the kernel's groups tell."""
+    found = []
+    pending = [f"{CGROUPS}/{name}" for name in TASK_SLICES]
+    while pending:
+        folder = pending.pop()
+        for name in host.fs.names(folder):
+            path = f"{folder}/{name}"
+            if name.startswith("twine-task-") and name.endswith(".service"):
+                events = (host.fs.find(f"{path}/cgroup.events") or "").splitlines()
+                found += [name] if "populated 1" in events else []
+            elif name.endswith(".slice"):
+                pending.append(path)
+    return sorted(found)

@@ -1,0 +1,106 @@
+"""How the host stands to its profile: it is looked at, never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from agent.errors import TwineError
+from sidekick.observe import Sight
+from sidekick.report import Outcome, ProfileState, Report, SettingReport
+from sidekick.setting import Host
+from sidekick.state import Failure, Record, StateFolder, Target
+
+
+def state_of(reports: Iterable[SettingReport], name: str) -> ProfileState:
+    """Return the state of a profile whose settings stand so; the worst one decides."""
+    outcomes = {report.outcome for report in reports}
+    if Outcome.FAILED in outcomes:
+        return ProfileState.DEGRADED
+    if Outcome.DRIFTED in outcomes:
+        return ProfileState.DRIFTED
+    if Outcome.PENDING_REBOOT in outcomes:
+        return ProfileState.PENDING_REBOOT
+    return ProfileState.VERIFIED if name else ProfileState.NONE
+
+
+def verify(host: Host, state: StateFolder) -> Report:
+    """Compare the host with the applied profile, and keep the result for the agent."""
+    began = host.monotonic()
+    record = state.load()
+    target = record.applied or Target()
+    report = _judged(host, state, record, Sight(host, record, target).verify())
+    report = replace(report, took_ms=round((host.monotonic() - began) * 1000, 3))
+    state.write_status(report)
+    return report
+
+
+def status(host: Host, state: StateFolder) -> Report:
+    """Return the last report, corrected by what has happened since."""
+    record, last = state.load(), state.read_status()
+    unfinished = state.unfinished()
+    if unfinished and state.is_locked():
+        return replace(
+            last or Report(),
+            name=unfinished.began.target.name,
+            state=ProfileState.APPLYING,
+            detail=unfinished.describe(running=True),
+        )
+    rebooted = bool(record.boot_id) and record.boot_id != host.hardware.boot_id
+    if unfinished or rebooted:
+        return _judged(host, state, record, last.settings if last else [])
+    return last or Report()
+
+
+def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) -> Report:
+    """Report a request that cannot even be begun to whoever reads the status file.
+
+    The host stays as it is; the caller holds the lock.
+    """
+    failure = Failure(
+        name=target.name,
+        generation=target.generation,
+        epoch=target.epoch,
+        reason="; ".join([str(error), *(f"{e.field}: {e.reason}" for e in error.errors)]),
+        rolled_back=False,
+    )
+    record = replace(state.load(), failure=failure)
+    state.save(record)
+    last = state.read_status()
+    report = replace(_judged(host, state, record, last.settings if last else []), command="apply")
+    state.write_status(report)
+    return report
+
+
+def _judged(
+    host: Host, state: StateFolder, record: Record, reports: Sequence[SettingReport]
+) -> Report:
+    """Return the report on a host that nothing is being done to."""
+    target = record.applied or Target()
+    standing, detail = state_of(reports, target.name), ""
+    unfinished = state.unfinished()
+    if unfinished:
+        target, standing = unfinished.began.target, ProfileState.DEGRADED
+        detail = unfinished.describe(running=False)
+        detail += "; the next apply-profile, resume or rollback finishes or undoes it"
+    elif record.failure:
+        standing, detail = ProfileState.DEGRADED, record.failure.reason
+        failure = record.failure
+        target = Target(name=failure.name, generation=failure.generation, epoch=failure.epoch)
+    elif record.boot_id and record.boot_id != host.hardware.boot_id:
+        detail = "the host was rebooted since and has not resumed its profile"
+        if target.name and standing in (ProfileState.VERIFIED, ProfileState.PENDING_REBOOT):
+            standing = ProfileState.DRIFTED
+    return Report(
+        name=target.name,
+        generation=target.generation,
+        epoch=target.epoch,
+        state=standing,
+        detail=detail,
+        settings=list(reports),
+        at=host.now(),
+        effective=record.applied.name if record.applied else "",
+        command="verify",
+        boot_id=host.hardware.boot_id,
+    )

@@ -1,0 +1,51 @@
+"""What a profile asks of this host, checked as a whole before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from agent.errors import ConfigError, FieldError
+from sidekick import boot
+from sidekick.profile import Profile
+from sidekick.report import Wanted
+from sidekick.setting import Contribution, Host, Setting
+from sidekick.settings import SETTINGS, setting_of
+from sidekick.state import Target
+
+
+def target_of(profile: Profile, host: Host, generation: int = 0, epoch: int = 0) -> Target:
+    """Return what a profile asks of this host.
+
+    Raises `ConfigError` with everything that is wrong with it, and `Unprocessable` where it
+    asks for more than the host has.
+    """
+    errors = [error for setting in SETTINGS for error in setting.check(profile)]
+    if not errors:
+        wanted = [w for setting in SETTINGS for w in setting.wanted(profile, host)]
+        errors = [*_twice(wanted), *boot.conflicts(contributions(wanted, ""))]
+    if errors:
+        raise ConfigError(f"profile {profile.name} cannot be used", errors=tuple(errors))
+    return Target(name=profile.name, generation=generation, epoch=epoch, wanted=tuple(wanted))
+
+
+def contributions(wanted: Sequence[Wanted], own: str) -> list[Contribution]:
+    """Return what these values need of the boot line; `own` is the host's own line."""
+    return [c for setting in SETTINGS for c in setting.boot(of_kind(setting, wanted), own)]
+
+
+def of_kind(setting: Setting, wanted: Iterable[Wanted]) -> list[Wanted]:
+    """Return the wanted values of one kind."""
+    return [w for w in wanted if setting.owns(w.setting)]
+
+
+def _twice(wanted: Iterable[Wanted]) -> list[FieldError]:
+    """Return the settings that would set what another one sets too."""
+    owners: dict[str, str] = {}
+    errors = []
+    for each in wanted:
+        for thing in setting_of(each.setting).touches(each.setting):
+            other = owners.setdefault(thing, each.setting)
+            if other != each.setting:
+                reason = f"sets {thing}, which {other} sets too (in {each.source})"
+                errors.append(FieldError(field=each.setting, reason=reason))
+    return errors

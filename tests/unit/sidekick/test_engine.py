@@ -1,0 +1,145 @@
+"""What a new kind of setting has to touch: its module, and one line of the registry."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import pytest
+from fake_host import FakeHost, a_profile
+
+import sidekick
+from agent.errors import ConfigError
+from sidekick import observe, settings, targets
+from sidekick.profile import Profile
+from sidekick.report import Outcome, ProfileState, Wanted
+from sidekick.setting import Contribution, Host, Setting
+from sidekick.settings import SETTINGS
+from sidekick.state import Target
+from sidekick.targets import target_of
+
+FOLDER = Path(sidekick.__file__).parent
+ENGINE = ["apply", "boot", "observe", "plan", "reboot", "setting", "status", "targets"]
+KNOB = "/sys/class/thing/knob"
+
+
+def test_the_engine_names_no_kind_of_setting() -> None:  # BUG-SK5
+    kinds = {setting.kind for setting in SETTINGS}
+    paths = [FOLDER / f"{name}.py" for name in ENGINE] + list((FOLDER / "loaders").glob("*.py"))
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value.partition(".")[0] not in kinds, f"{path.name}: {node.value}"
+            if isinstance(node, ast.ImportFrom):
+                assert not (node.module or "").startswith("sidekick.settings."), path.name
+
+
+class Thing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A section."""
+
+    knob: str | None = None
+    isolated: str | None = None
+
+
+class ThingSetting(Setting):
+    """A kind that the engine never heard of: a file, a service to restart, an argument."""
+
+    kind = "thing"
+    section: ClassVar[type] = Thing
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+        section = profile.section(self.kind) or Thing()
+        values = {"thing.knob": section.knob, "thing.isolated": section.isolated}
+        return [Wanted(setting=name, value=value) for name, value in values.items() if value]
+
+    def boot(self, wanted: object, own: str) -> list[Contribution]:
+        return [
+            Contribution(
+                settings=(w.setting,), group="isolcpus", arguments=(f"isolcpus={w.value}",)
+            )
+            for w in wanted  # type: ignore[attr-defined]
+            if w.setting == "thing.isolated"
+        ]
+
+    def restarts(self, setting: str) -> tuple[str, ...]:
+        return ("thing.service",)
+
+    def touches(self, setting: str) -> tuple[str, ...]:
+        return (KNOB,) if setting == "thing.knob" else (setting,)
+
+    def read(self, host: Host, setting: str) -> str | None:
+        if setting == "thing.isolated":
+            return host.fs.find("/sys/devices/system/cpu/isolated")
+        return host.fs.find(KNOB)
+
+    def write(self, host: Host, setting: str, value: str) -> None:
+        host.fs.write(KNOB, value)
+
+
+@pytest.fixture
+def thing(fake: FakeHost, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
+    """A host that has the thing, below a sidekick that has the kind."""
+    for module in (settings, targets, observe):
+        monkeypatch.setattr(module, "SETTINGS", (*SETTINGS, ThingSetting()))
+    fake.put(KNOB, "slow")
+    return fake
+
+
+def a_thing(fake: FakeHost, name: str = "web", **section: str) -> Target:
+    return target_of(a_profile(name, thing=Thing(**section)), fake.host())
+
+
+def test_a_new_kind_is_applied_verified_and_undone(thing: FakeHost) -> None:  # BUG-SK5
+    report = thing.apply(a_thing(thing, knob="fast"))
+    assert report.state is ProfileState.VERIFIED
+    assert (thing.fs.read(KNOB), thing.processes.ran) == (
+        "fast",
+        [["systemctl", "try-restart", "thing.service"]],
+    )
+    thing.apply(Target())
+    assert thing.fs.read(KNOB) == "slow"
+
+
+def test_a_kernel_that_keeps_its_own_value_fails_the_run(thing: FakeHost) -> None:  # F-64
+    thing.fs.rounds[KNOB] = lambda value: "medium"
+    report = thing.apply(a_thing(thing, knob="fast"))
+    assert report.rolled_back is False, "medium is neither slow nor fast"
+    assert [s.outcome for s in report.settings] == [Outcome.FAILED]
+    assert "keeps 'medium' instead" in report.detail
+
+
+def test_a_service_that_does_not_restart_takes_everything_back(thing: FakeHost) -> None:
+    thing.processes.fails["systemctl"] = "Job failed"
+    report = thing.apply(a_thing(thing, knob="fast"))
+    assert thing.fs.read(KNOB) == "slow"
+    assert "Job failed" in report.detail
+
+
+def test_a_service_is_restarted_even_if_the_run_before_was_killed(thing: FakeHost) -> None:  # F-65
+    from fake_host import Crash
+
+    class Killed(Crash):
+        pass
+
+    def kill(*args: object, **options: object) -> None:
+        raise Killed
+
+    run, thing.processes.run = thing.processes.run, kill  # type: ignore[assignment,method-assign]
+    with pytest.raises(Killed):
+        thing.apply(a_thing(thing, knob="fast"))
+    thing.processes.run = run  # type: ignore[method-assign]
+    assert thing.fs.read(KNOB) == "fast", "nothing is left to write"
+    assert thing.apply(a_thing(thing, knob="fast")).state is ProfileState.VERIFIED
+    assert thing.processes.ran == [["systemctl", "try-restart", "thing.service"]]
+
+
+def test_two_kinds_that_set_one_thing_are_told_before_any_write(
+    thing: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ThingSetting, "touches", lambda *_: ("/proc/sys/vm/swappiness",))
+    profile = a_profile("web", thing=Thing(knob="fast"), sysctl={"vm.swappiness": 1})
+    with pytest.raises(ConfigError) as caught:
+        target_of(profile, thing.host())
+    assert "which sysctl.vm.swappiness sets too" in caught.value.errors[0].reason

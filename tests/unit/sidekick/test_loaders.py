@@ -1,0 +1,207 @@
+"""Boot loaders: an entry of ours beside the host's own, tried once, and a crash at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_host import CUSTOM, GRUBENV, ROOT_LINE, Crash, FakeHost, a_target
+
+from agent.errors import Unprocessable
+from sidekick import loaders
+from sidekick.report import ProfileState
+from sidekick.state import Target
+from sidekick.status import verify
+
+THP = "transparent_hugepage=always"
+LINE = f"{ROOT_LINE} {THP} panic=30"
+Make = Callable[[FakeHost], FakeHost]
+
+LOADERS: dict[str, Make] = {
+    "grub": FakeHost.with_grub,
+    "systemd-boot": FakeHost.with_systemd_boot,
+    "direct": lambda fake: fake,
+}
+every_loader = pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+real_loader = pytest.mark.parametrize("make", [*LOADERS.values()][:2], ids=[*LOADERS][:2])
+
+
+def batch(fake: FakeHost, generation: int = 1) -> Target:
+    return a_target(fake, "batch", generation, sysctl={"vm.swappiness": 70}, cmdline=(THP,))
+
+
+def without_kexec(fake: FakeHost) -> FakeHost:
+    fake.drop("/usr/sbin/kexec")
+    return fake
+
+
+def test_a_host_is_known_by_its_files(tmp_path: Path) -> None:
+    names = [loaders.find(make(FakeHost(tmp_path / n)).host()).name for n, make in LOADERS.items()]
+    assert names == ["GRUB", "systemd-boot", "none"]
+    old = FakeHost(tmp_path / "old").with_grub()
+    old.put("/boot/grub/grub.cfg", "menuentry 'x' {\n linux /vmlinuz root=x\n}")
+    assert loaders.find(old.host()).name == "none", "this menu does not read custom.cfg"
+
+
+@real_loader
+def test_an_entry_is_tried_once_and_kept_only_after_a_healthy_boot(
+    fake: FakeHost, make: Make
+) -> None:  # F-69
+    without_kexec(make(fake))
+    untouched = fake.everything()
+    fake.apply(batch(fake), may_reboot=True)
+    assert fake.processes.ran[-1] == ["systemctl", "reboot"]
+    fake.power_cycle()
+    assert fake.cmdline == LINE
+    assert fake.resume().state is ProfileState.VERIFIED
+    fake.power_cycle()
+    assert fake.cmdline == LINE, "seen to be healthy, so it is the default"
+    fake.resume()
+    fake.apply(Target(), may_reboot=True)
+    fake.power_cycle()
+    assert fake.cmdline == ROOT_LINE
+    assert fake.resume().state is ProfileState.NONE
+    assert fake.everything() == untouched
+
+
+@real_loader
+def test_a_boot_that_fails_is_followed_by_the_hosts_own_line(
+    fake: FakeHost, make: Make
+) -> None:  # F-69
+    without_kexec(make(fake))
+    fake.apply(batch(fake), may_reboot=True)
+    assert fake.next_line() == LINE, "this one panics before anything of ours runs"
+    fake.power_cycle()
+    assert fake.cmdline == ROOT_LINE
+    report = fake.resume()
+    assert report.state is ProfileState.DEGRADED
+    assert "came back without" in report.detail
+    fake.processes.ran.clear()
+    fake.apply(batch(fake), may_reboot=True)
+    assert ["systemctl", "reboot"] not in fake.processes.ran
+    fake.power_cycle()
+    assert fake.cmdline == ROOT_LINE, "an entry that failed is no default"
+
+
+@real_loader
+def test_a_reboot_that_nobody_asked_for_takes_the_hosts_own_line(
+    fake: FakeHost, make: Make
+) -> None:
+    make(fake)
+    fake.apply(batch(fake))
+    fake.power_cycle()
+    assert fake.cmdline == ROOT_LINE
+    assert fake.resume().state is ProfileState.PENDING_REBOOT
+
+
+def test_grub_is_not_asked_to_try_once_what_it_could_not_forget(fake: FakeHost) -> None:  # F-69
+    without_kexec(fake.with_grub("btrfs"))
+    with pytest.raises(Unprocessable, match="cannot note on btrfs"):
+        fake.apply(batch(fake), may_reboot=True)
+    assert fake.processes.ran == []
+
+
+def test_what_else_stands_in_the_file_stays(fake: FakeHost) -> None:
+    fake.with_grub()
+    mine = "menuentry 'mine' {\n\tlinux /x\n}\n\n# end"
+    fake.fs.path(CUSTOM).write_text(mine + "\n")
+    fake.apply(batch(fake))
+    text = fake.fs.path(CUSTOM).read_text()
+    assert text.startswith(mine)
+    assert f"linux\t/boot/vmlinuz-6.12.0-cloud-amd64 {LINE}\n" in text
+    assert "search --no-floppy --fs-uuid --set=root 1234" in text
+    fake.apply(Target())
+    assert fake.fs.path(CUSTOM).read_text() == mine + "\n"
+
+
+def test_an_entry_that_was_removed_torn_or_outrun_by_an_update_is_drift(fake: FakeHost) -> None:
+    fake.with_grub()
+    fake.apply(batch(fake))
+    fake.boot(LINE)
+    assert fake.resume().state is ProfileState.VERIFIED
+    whole = fake.fs.read(CUSTOM)
+    for text in ("", whole[:200], whole.replace("ext2", "xfs")):
+        fake.fs.path(CUSTOM).write_text(text)
+        assert verify(fake.host(), fake.state).state is ProfileState.DRIFTED
+        fake.apply(batch(fake))
+        assert fake.fs.read(CUSTOM) == whole
+    menu = fake.fs.path("/boot/grub/grub.cfg")
+    menu.write_text(menu.read_text().replace("6.12.0-", "6.13.0-"))
+    assert verify(fake.host(), fake.state).state is ProfileState.DRIFTED
+    fake.apply(batch(fake))
+    assert "vmlinuz-6.13.0-" in fake.fs.read(CUSTOM)
+
+
+@every_loader
+def test_a_crash_at_any_point_of_staging_loses_nothing(
+    tmp_path: Path, make: Make
+) -> None:  # BUG-SK2 F-65 HP12
+    whole = make(FakeHost(tmp_path / "whole"))
+    whole.apply(batch(whole))
+    points = whole.points.passed
+    assert points > 15
+    for point in range(1, points + 1):
+        fake = make(FakeHost(tmp_path / f"{point}"))
+        untouched = fake.everything()
+        fake.points.at = point
+        with pytest.raises(Crash):
+            fake.apply(batch(fake))
+        fake.points.at = None
+        if point % 2:
+            fake.apply(batch(fake))
+            assert fake.everything() == whole.everything(), f"at point {point}"
+        fake.apply(Target())
+        assert fake.everything() == untouched, f"at point {point}"
+        assert fake.state.load().boot == ()
+
+
+@every_loader
+def test_a_crash_at_any_point_of_a_reboot_and_of_the_way_back_loses_nothing(
+    tmp_path: Path, make: Make
+) -> None:  # BUG-SK2 F-65 F-69 HP12
+    """The whole life of a line: staged, armed, booted, made the default, released, booted off."""
+
+    def boot(fake: FakeHost) -> None:
+        kexec = next((a for a in fake.processes.ran if a[0] == "kexec"), None)
+        line = kexec[3].removeprefix("--command-line=") if kexec else fake.next_line()
+        fake.processes.ran.clear()
+        fake.boot(line)
+
+    def life(fake: FakeHost) -> None:
+        fake.apply(batch(fake), may_reboot=True)
+        boot(fake)
+        fake.resume()
+        fake.apply(Target(), may_reboot=True)
+        boot(fake)
+        fake.resume()
+
+    whole = make(FakeHost(tmp_path / "whole"))
+    life(whole)
+    untouched = whole.everything()
+    for point in range(1, whole.points.passed + 1):
+        fake = make(FakeHost(tmp_path / f"{point}"))
+        fake.points.at = point
+        with pytest.raises(Crash):
+            life(fake)
+        fake.points.at = None
+        fake.processes.ran.clear()
+        fake.power_cycle()
+        fake.resume()
+        assert fake.cmdline in (LINE, ROOT_LINE)
+        fake.apply(Target(), may_reboot=True)
+        boot(fake)
+        report = fake.resume()
+        assert report.state is ProfileState.NONE, f"at point {point}: {report.detail}"
+        assert fake.cmdline == ROOT_LINE, f"at point {point}"
+        assert fake.everything() == untouched, f"at point {point}"
+        assert fake.state.load().boot == ()
+
+
+def test_a_release_takes_an_armed_entry_back(fake: FakeHost) -> None:
+    without_kexec(fake.with_grub())
+    fake.apply(batch(fake), may_reboot=True)
+    assert "next_entry=twine" in fake.fs.read(GRUBENV)
+    fake.apply(Target())
+    assert "next_entry" not in fake.fs.read(GRUBENV)
+    assert not fake.fs.exists(CUSTOM)
