@@ -41,7 +41,8 @@ test-lab: setup ## booted VMs, through public interfaces only (root)
 test-lab-long: setup ## what waits for minutes: cuts, a stopped control plane, jumping clocks (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites lab_long
 
-bench: setup ## figures of tests/bench, into tests/bench/RESULTS.md (root)
+bench: setup ## every file of tests/bench, into tests/bench/RESULTS.md (root)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),bench]'
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites bench
 
 fmt: setup ## format the code

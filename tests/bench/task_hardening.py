@@ -1,7 +1,8 @@
 """What does each property of a task's sandbox cost at its start?
 
-Run as root on a host with systemd as PID 1 and btrfs at --folder (a guest of the lab):
+Run as root on a host with systemd as PID 1 and btrfs at --folder; with --lab in that lab's guest:
 
+    python -m tests.bench.task_hardening --lab bench [--json] [--starts 20]
     python tests/bench/task_hardening.py [--starts 20] [--without] [--only PrivateTmp …]
 
 Starts `/bin/sleep` from a snapshot: bare, with the whole sandbox, and with each property
@@ -11,8 +12,10 @@ alone (or, with --without, with all but each one), in turn so that drift hits al
 from __future__ import annotations
 
 import argparse
+import json
 import queue
 import re
+import shlex
 import shutil
 import signal
 import statistics
@@ -24,6 +27,8 @@ from pathlib import Path
 from agent.core.unit_properties import TASK_HARDENING
 from agent.machine.btrfs import HostBtrfs
 from agent.machine.systemd import HostSystemd
+
+NEEDS_GUEST = True
 
 
 def make_root(btrfs: HostBtrfs, path: Path) -> None:
@@ -61,14 +66,49 @@ def start_ms(
 
 
 def main() -> None:
-    """Print one table."""
+    """Print one table, or one object."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     options.add_argument("--starts", type=int, default=20)
     options.add_argument("--without", action="store_true")
     options.add_argument("--only", nargs="*", default=sorted(TASK_HARDENING))
     options.add_argument("--folder", type=Path, default=Path("/var/lib/twine"))
+    options.add_argument("--lab", default="", help="a running lab, in whose guest it is measured")
+    options.add_argument("--json", action="store_true", help="one JSON object")
     args = options.parse_args()
+    if args.lab:
+        from tests.bench.guest import PYTHON, lab, put
 
+        source = put(args.lab, "task_hardening.py", Path(__file__).read_bytes())
+        print(
+            lab(args.lab, "ssh", "m1", "--", shlex.join([PYTHON, source, *_inside(args)])), end=""
+        )
+        return
+    took = measure(args)
+    if args.json:
+        medians = {name: round(statistics.median(values), 1) for name, values in took.items()}
+        ratio = round(medians["whole sandbox"] / medians["bare"], 2)
+        found = {"n": args.starts, "ratio_whole_sandbox": ratio, "median_ms": medians}
+        print(json.dumps(found))
+    else:
+        print_table(args.starts, took)
+
+
+def _inside(args: argparse.Namespace) -> list[str]:
+    """Return the arguments with which the guest is to do it."""
+    flags = [flag for flag in ("--json", "--without") if getattr(args, flag[2:])]
+    return [
+        *flags,
+        "--starts",
+        str(args.starts),
+        "--folder",
+        str(args.folder),
+        "--only",
+        *args.only,
+    ]
+
+
+def measure(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Return milliseconds of each start by variant."""
     btrfs, systemd = HostBtrfs(), HostSystemd()
     root = args.folder / "bench-root"
     make_root(btrfs, root)
@@ -96,8 +136,13 @@ def main() -> None:
                 took[name].append(ms)
     systemd.close()
     btrfs.delete(root)
+    return took
+
+
+def print_table(starts: int, took: Mapping[str, list[float]]) -> None:
+    """Print medians and least times, and how they differ from a bare unit's."""
     least, middle = min(took["bare"]), statistics.median(took["bare"])
-    print(f"n = {args.starts}; milliseconds; differences to bare")
+    print(f"n = {starts}; milliseconds; differences to bare")
     for name, values in sorted(took.items(), key=lambda pair: statistics.median(pair[1])):
         low, median = min(values), statistics.median(values)
         print(

@@ -29,11 +29,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve()
-RESULTS = HERE.parent / "RESULTS.md"
-GUEST_DIR = "/root/twine-bench"
+NEEDS_GUEST = True
 STATE = Path("/var/lib/twine")
 KINDS = ("agent", "floor", "nspawn", "podman")
-_ACCEL = {"qemu": "software emulation (TCG)", "kvm": "KVM"}
 APPLETS = ("sh", "sleep", "echo")
 
 
@@ -189,24 +187,12 @@ async def measure(tar: Path, n: int) -> dict[str, list[float]]:
 # ── outside ─────────────────────────────────────────────────────────────────────────────
 
 
-def lab(name: str, *arguments: str, stdin: bytes | None = None) -> str:
-    command = [sys.executable, "-m", "vm_lab.cli", *arguments[:1], "--name", name, *arguments[1:]]
-    done = subprocess.run(command, input=stdin, stdout=subprocess.PIPE, check=False)
-    if done.returncode:
-        raise SystemExit(f"task_start: {' '.join(command)} failed with {done.returncode}")
-    return done.stdout.decode()
-
-
 def in_guest(name: str, n: int) -> dict[str, list[float]]:
-    tar = root_tar()
-    lab(name, "ssh", "m1", "--", f"mkdir -p {GUEST_DIR}; cat > {GUEST_DIR}/root.tar", stdin=tar)
-    source = HERE.read_bytes()
-    lab(name, "ssh", "m1", "--", f"cat > {GUEST_DIR}/task_start.py", stdin=source)
-    command = (
-        f"systemctl start twine-agent && /opt/twine/bin/python {GUEST_DIR}/task_start.py "
-        f"--inside {GUEST_DIR}/root.tar -n {n}"
-    )
-    return json.loads(lab(name, "ssh", "m1", "--", command).splitlines()[-1])
+    from tests.bench.guest import PYTHON, lab, put
+
+    tar, source = put(name, "root.tar", root_tar()), put(name, HERE.name, HERE.read_bytes())
+    inside = f"systemctl start twine-agent && {PYTHON} {source} --inside {tar} -n {n}"
+    return json.loads(lab(name, "ssh", "m1", "--", inside).splitlines()[-1])
 
 
 def summary(figures: dict[str, list[float]]) -> dict[str, float | int]:
@@ -226,22 +212,6 @@ def table(figures: dict[str, list[float]]) -> str:
     return "\n".join(lines)
 
 
-def write_results(figures: dict[str, list[float]], accel: str) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, check=False
-    ).stdout.decode()
-    title = "## task_start: from PUT to running"
-    section = (
-        f"{title}\n\n`tests/bench/task_start.py`, commit {commit.strip()}, guest of one CPU, "
-        f"{_ACCEL.get(accel, accel)}. Ratio agent / floor: **{summary(figures)['ratio']}**.\n\n"
-        f"{table(figures)}\n"
-    )
-    text = RESULTS.read_text() if RESULTS.exists() else "# Measured\n\n"
-    before, found, after = text.partition(title)
-    rest = after.partition("\n## ")[2] if found else ""
-    RESULTS.write_text(before + section + (f"\n## {rest}" if rest else ""))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -249,23 +219,21 @@ def main() -> None:
     parser.add_argument(
         "--lab", default="", help="a running lab of variant bench, else one is booted"
     )
-    parser.add_argument("--write", action="store_true", help="write RESULTS.md")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
         print(json.dumps(asyncio.run(measure(options.inside, options.n))))
         return
+    from tests.bench.guest import lab
+
     name = options.lab or "bench"
     if not options.lab:
         lab(name, "up", "--bare", "--count", "1", "--variant", "bench")
     try:
-        accel = lab(name, "ssh", "m1", "--", "systemd-detect-virt || true").strip()
         figures = in_guest(name, options.n)
     finally:
         if not options.lab:
             lab(name, "down")
-    if options.write:
-        write_results(figures, accel)
     print(json.dumps(summary(figures)) if options.json else table(figures))
 
 

@@ -1,0 +1,208 @@
+"""Runs every bench and writes what it measured into RESULTS.md.
+
+    python -m tests.bench.run [NAME …] [--list] [--to FILE]
+
+A bench is a file of this folder with a `main`: it is run as a process of its own with `--json`,
+and its last line is an object of figures. One that needs a guest says so by `NEEDS_GUEST = True`
+beside its imports and takes `--lab NAME`: one guest is booted for all of these.
+
+Each bench has a section of its own; only those that ran are written anew, so one can be repeated
+alone. One that fails is named there and in the exit code, and the others are run all the same.
+What earlier runs taught is in FINDINGS.md, by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RESULTS = HERE / "RESULTS.md"
+_HEAD = """# Measured
+
+Written by `make bench`; what runs taught is in [FINDINGS.md](FINDINGS.md), by hand.
+"""
+_SECTION = "\n## "
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One file that measures."""
+
+    name: str
+    about: str
+    """The first line of its docstring."""
+    needs_guest: bool
+
+
+def benches(folder: Path = HERE) -> list[Bench]:
+    """Return every bench of a folder by name; nothing is imported for that."""
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if "main" not in names or path.name == Path(__file__).name:
+            continue
+        about = (ast.get_docstring(tree) or path.stem).splitlines()[0]
+        found.append(Bench(path.stem, about, _flag(tree, "NEEDS_GUEST")))
+    return found
+
+
+def _flag(tree: ast.Module, name: str) -> bool:
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and node.value.value is True
+        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+        for node in tree.body
+    )
+
+
+def command(bench: Bench, lab: str) -> list[str]:
+    """Return how a bench is run; `lab` is where the guest is, for one that needs it."""
+    line = [sys.executable, "-m", f"tests.bench.{bench.name}", "--json"]
+    return [*line, "--lab", lab] if lab else line
+
+
+def measured(line: Sequence[str], cwd: Path = ROOT) -> dict[str, Any]:
+    """Run a bench and return its figures, or raise `RuntimeError` that says why there are none."""
+    done = subprocess.run(line, cwd=cwd, stdout=subprocess.PIPE, check=False, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ended with {done.returncode}")
+    try:
+        figures = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError) as e:
+        raise RuntimeError(f"its last line is no JSON: {e}") from e
+    if not isinstance(figures, dict):
+        raise RuntimeError("its last line is no object")
+    return figures
+
+
+def section(bench: Bench, figures: Mapping[str, Any], where: str) -> str:
+    """Return a bench's part of the page."""
+    rows = [f"| `{name}` | {_shown(value)} |" for name, value in _flat(figures)]
+    table = "\n".join(["| figure | value |", "|---|---|", *rows])
+    how = f"`python -m tests.bench.{bench.name} --json`; {where}"
+    return f"{_title(bench)}\n\n{bench.about}\n\n{how}\n\n{table}\n"
+
+
+def failed(bench: Bench, why: str, where: str) -> str:
+    """Return the part of the page of a bench that gave no figures."""
+    return f"{_title(bench)}\n\n{bench.about}\n\n**It failed**: {why}; {where}\n"
+
+
+def _title(bench: Bench) -> str:
+    return f"## {bench.name}"
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every figure by its path: `details.uncached.1`."""
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _flat(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1000 else _plain(value)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:,.0f}" if isinstance(value, float) else json.dumps(value)
+
+
+def merged(page: str, sections: Mapping[str, str]) -> str:
+    """Return the page with these benches' sections in place of their old ones, by name."""
+    parts = dict(_parts(page)) | dict(sections)
+    return _HEAD + "".join(f"\n{parts[name].strip()}\n" for name in sorted(parts))
+
+
+def _parts(page: str) -> Iterator[tuple[str, str]]:
+    _, *sections = page.split(_SECTION)
+    for text in sections:
+        yield text.split(None, 1)[0].rstrip(":"), f"## {text}"
+
+
+def _where() -> str:
+    """Return on what was measured: the commit, the day, the processors and their load."""
+    asked = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(asked, cwd=ROOT, stdout=subprocess.PIPE, check=False, text=True)
+    cpus, load, day = os.cpu_count(), os.getloadavg()[0], time.strftime("%Y-%m-%d")
+    at = commit.stdout.strip() or "no commit"
+    return f"{at}, {day}, {cpus} CPUs ({platform.machine()}), load {load:.1f} before"
+
+
+class _Guest:
+    """A guest for all benches that need one, booted for the first of them."""
+
+    def __init__(self) -> None:
+        self._name = ""
+
+    def name(self) -> str:
+        if not self._name:
+            self._lab("up", "--name", "bench", "--bare", "--count", "1", "--variant", "bench")
+            self._name = "bench"
+        return self._name
+
+    def down(self) -> None:
+        if self._name:
+            self._lab("down", "--name", self._name)
+
+    def _lab(self, *arguments: str) -> None:
+        line = [sys.executable, "-m", "vm_lab.cli", *arguments]
+        if subprocess.run(line, cwd=ROOT, stdout=sys.stderr, check=False).returncode:
+            raise RuntimeError(f"no guest: {' '.join(line[1:])} failed")
+
+
+def main() -> None:
+    """Run the benches that are named, or all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benches; all if none is named")
+    parser.add_argument("--list", action="store_true", help="only say which there are")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="the page to write")
+    options = parser.parse_args()
+    every = {bench.name: bench for bench in benches()}
+    if strays := [name for name in options.names if name not in every]:
+        parser.error(f"there is no bench {strays[0]!r}; there are {', '.join(every)}")
+    chosen = [every[name] for name in options.names or every]
+    if options.list:
+        for bench in chosen:
+            print(f"{bench.name:16} {'guest  ' if bench.needs_guest else '       '}{bench.about}")
+        return
+    guest, broken = _Guest(), []
+    try:
+        for bench in chosen:
+            print(f"── {bench.name} ──", file=sys.stderr, flush=True)
+            where = _where()
+            try:
+                lab = guest.name() if bench.needs_guest else ""
+                text = section(bench, measured(command(bench, lab)), where)
+            except RuntimeError as e:
+                broken.append(f"{bench.name}: {e}")
+                text = failed(bench, str(e), where)
+            page = options.to.read_text() if options.to.exists() else ""
+            options.to.write_text(merged(page, {bench.name: text}))  # also if a later one is killed
+    finally:
+        guest.down()
+    if broken:
+        raise SystemExit("\n".join(broken))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""`make bench` runs every bench there is, and repeats one without losing the others."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = runpy.run_path(str(ROOT / "tests/bench/run.py"))
+
+
+def test_every_file_that_measures_is_found_and_says_whether_it_needs_a_guest():
+    found = {bench.name: bench.needs_guest for bench in RUN["benches"]()}
+    measuring = {
+        path.stem
+        for path in (ROOT / "tests/bench").glob("*.py")
+        if '__name__ == "__main__"' in path.read_text() and path.stem != "run"
+    }
+    assert found.keys() == measuring
+    assert {name for name, guest in found.items() if guest} == {"task_start", "task_hardening"}
+    assert all('"--json"' in (ROOT / f"tests/bench/{n}.py").read_text() for n in found)
+
+
+def test_a_bench_in_a_guest_is_told_where_and_others_are_not():
+    bench = RUN["Bench"]("store", "How fast?", False)
+    assert RUN["command"](bench, "") == [sys.executable, "-m", "tests.bench.store", "--json"]
+    assert RUN["command"](bench, "bench")[-2:] == ["--lab", "bench"]
+
+
+def test_one_section_is_written_anew_and_the_others_stay():
+    one, two = (RUN["Bench"](name, f"About {name}.", False) for name in ("one", "two"))
+    first = RUN["section"](two, {"ms": 1.25, "deep": {"n": 12_345}, "list": [1, 2]}, "abc")
+    page = RUN["merged"]("", {"two": first})
+    page = RUN["merged"](page, {"one": RUN["failed"](one, "ended with 3", "abc")})
+    assert page.index("## one") < page.index("## two")
+    assert "**It failed**: ended with 3" in page
+    for row in ("| `ms` | 1.25 |", "| `deep.n` | 12,345 |", "| `list` | [1, 2] |"):
+        assert row in page
+    again = RUN["merged"](page, {"one": RUN["section"](one, {"ms": 2}, "def")})
+    assert "It failed" not in again
+    assert again.count("## one") == again.count("## two") == 1
+    assert RUN["merged"](again, {}) == again
+
+
+@pytest.mark.parametrize(
+    ("out", "code", "why"),
+    [
+        ("", 0, "its last line is no JSON"),
+        ("nothing", 0, "its last line is no JSON"),
+        ("[1]", 0, "its last line is no object"),
+        ("{}", 3, "ended with 3"),
+    ],
+)
+def test_a_bench_without_figures_fails_with_a_reason(monkeypatch, out, code, why):
+    class Done:
+        stdout, returncode = out, code
+
+    monkeypatch.setattr(RUN["subprocess"], "run", lambda *_, **__: Done)
+    with pytest.raises(RuntimeError, match=why):
+        RUN["measured"](["x"])
+
+
+def test_figures_are_the_last_line(monkeypatch):
+    class Done:
+        stdout, returncode = "building …\n" + json.dumps({"ms": 1}) + "\n", 0
+
+    monkeypatch.setattr(RUN["subprocess"], "run", lambda *_, **__: Done)
+    assert RUN["measured"](["x"]) == {"ms": 1}
