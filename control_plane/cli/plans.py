@@ -40,7 +40,8 @@ def explain(target: Target, name: str, output: str) -> None:
     show.emit(output, found, lambda: _print_explanation(found))
 
 
-def _print_plan(found: JobPlan) -> None:
+def print_placed(found: JobPlan) -> None:
+    """Print a line for each task that would get a machine, of very many not all."""
     rows = [
         (
             task.task,
@@ -56,17 +57,26 @@ def _print_plan(found: JobPlan) -> None:
         show.table(("task", "machine", "datacenter", "msb", "what", "machine from"), rows)
     if len(found.placed) > _MOST_ROWS:
         click.echo(f"… and {len(found.placed) - _MOST_ROWS} more (-o json shows all)")
-    restarted = found.staying if found.new_version else 0
-    click.echo(
-        f"job {found.job}: {_some(found.wanted, 'task')}: {len(found.placed)} placed,"
-        f" {found.staying} stay where they are"
-        + (f" ({restarted} restarted in place)" if restarted else "")
-        + f", {len(found.stopped)} stopped, {len(found.unplaced)} without room;"
-        f" {_some(len(found.taken), 'machine')} taken from the free pool"
-    )
+
+
+def print_outcome(found: JobPlan) -> None:
+    """Print how the tasks would be spread, and why some would have no machine."""
     _print_spread(found.spread)
     for reason in found.reasons:
         click.echo(show.printable(f"  no room: {reason}"))
+
+
+def _print_plan(found: JobPlan) -> None:
+    print_placed(found)
+    restarted = found.staying if found.new_version else 0
+    click.echo(
+        f"job {found.job}: {some(found.wanted, 'task')}: {len(found.placed)} placed,"
+        f" {found.staying} stay where they are"
+        + (f" ({restarted} restarted in place)" if restarted else "")
+        + f", {len(found.stopped)} stopped, {len(found.unplaced)} without room;"
+        f" {some(len(found.taken), 'machine')} taken from the free pool"
+    )
+    print_outcome(found)
     click.echo("nothing was changed; `twinectl job apply` does it")
 
 
@@ -98,5 +108,6 @@ def _print_spread(spread: Iterable[SpreadBin]) -> None:
         click.echo(show.printable(f"tasks per MSB: {', '.join(bins)}"))
 
 
-def _some(count: int, what: str) -> str:
+def some(count: int, what: str) -> str:
+    """Return `1 task`, `2 tasks`."""
     return f"{count} {what}{'' if count == 1 else 's'}"

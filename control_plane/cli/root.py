@@ -15,6 +15,7 @@ from control_plane.cli.jobs import job
 from control_plane.cli.machine_health import machine_confirm_down, machine_held_back
 from control_plane.cli.machine_labels import machine_label
 from control_plane.cli.machines import machine, token
+from control_plane.cli.offline import plan_offline
 from control_plane.cli.people import group, role, whoami
 from control_plane.cli.plans import explain, plan
 from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
@@ -45,7 +46,10 @@ def main(context: click.Context, endpoint: str | None, credential: Path | None) 
     context.obj = Target(endpoint, credential)
 
 
-_COMMANDS = (job, task, machine, entitlement, capacity, image, token, role, group, whoami, audit)
+_COMMANDS = (
+    *(job, task, plan_offline, machine, entitlement, capacity, image, token),
+    *(role, group, whoami, audit),
+)
 for _command in _COMMANDS:
     main.add_command(_command)
 machine.add_command(machine_label)

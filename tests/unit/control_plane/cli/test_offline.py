@@ -1,0 +1,86 @@
+"""`twinectl plan --offline`: the product's allocator on a list of machines, with nothing behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from control_plane.cli import main
+
+MACHINES = """machine,datacenter,msb,row,rack,machine_type,cpus,memory,rru,gpus,labels
+m1,dc1,msb1,r1,k1,web,4,10G,4,0,disk=nvme
+m2,dc1,msb2,r1,k1,web,4,10G,4,0,
+m3,dc2,msb1,r1,k1,gpu,8,64G,8,4,
+"""
+JOB = """name = "web"
+entitlement = "front"
+tasks = 2
+image = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+command = ["/bin/server"]
+limits = { memory_max_bytes = "2GiB", cpu_max_cores = 1 }
+"""
+PICKY = JOB.replace("web", "ai").replace("front", "research")
+PICKY += 'requires = ["label.disk = nvme or gpus > 1"]'
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "machines.csv").write_text(MACHINES)
+    (tmp_path / "web.toml").write_text(JOB)
+    (tmp_path / "ai.toml").write_text(PICKY)
+    return tmp_path
+
+
+def plan(files: Path, *arguments: str, jobs: tuple[str, ...] = ("web.toml", "ai.toml")) -> Result:
+    words = ["plan", "--offline", str(files / "machines.csv"), *arguments]
+    return CliRunner().invoke(main, [*words, *(str(files / name) for name in jobs)])
+
+
+def test_jobs_are_placed_one_after_the_other(files: Path):
+    result = plan(files, "-o", "json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    web, ai = found["jobs"]
+    assert len({task["datacenter"] for task in web["placed"]}) == 2
+    assert {task["machine"] for task in ai["placed"]} <= {"m1", "m3"}
+    assert not {task["machine"] for task in ai["placed"]} & set(web["taken"])
+    assert found["used"] == len({*web["taken"], *ai["taken"]})
+
+
+def test_people_see_where_tasks_go_and_why_some_go_nowhere(files: Path):
+    (files / "big.toml").write_text(JOB.replace("tasks = 2", "tasks = 40"))
+    result = plan(files, jobs=("big.toml",))
+    assert result.exit_code == 0, result.output
+    assert "job web: 16 of 40 tasks placed, on 3 machines" in result.stdout
+    assert "tasks per MSB: dc1/msb1 4, dc1/msb2 4, dc2/msb1 8" in result.stdout
+    assert "no room: 3 machines: CPU: 1 cores wanted, at most 0 cores free" in result.stdout
+    assert "3 of 3 machines used, 24 tasks without room" in result.stdout
+
+
+def test_entitlements_keep_to_their_quotas(files: Path):
+    (files / "entitlements.toml").write_text('[front]\nmachines = 1\nmachine_types = ["web"]\n')
+    given = str(files / "entitlements.toml")
+    result = plan(files, "--entitlements", given, "-o", "json", jobs=("web.toml",))
+    (web,) = json.loads(result.stdout)["jobs"]
+    assert len(web["taken"]) == 1
+    assert set(web["taken"]) <= {"m1", "m2"}
+
+
+def test_everything_that_is_wrong_with_all_files_is_told_at_once(files: Path):
+    (files / "bad.toml").write_text(
+        JOB.replace("tasks = 2", "tasks = -2") + 'requires = ["gpu > 1"]'
+    )
+    (files / "twin.toml").write_text(JOB)
+    result = plan(files, jobs=("bad.toml", "web.toml", "twin.toml"))
+    assert result.exit_code == 64
+    assert f"{files}/bad.toml: tasks: -2 is not valid" in result.stderr
+    assert f"{files}/bad.toml: requires[0]: at character 1: 'gpu' is no property" in result.stderr
+    assert f"{files}/twin.toml: name: 'web' is the job of {files}/web.toml, too" in result.stderr
+    (files / "machines.csv").write_text("machine,datacenter\nm1,dc1\n")
+    assert "columns are missing: msb, row, rack" in plan(files).stderr
+    (files / "e.toml").write_text("[front]\nmachines = 0\n[back]\n")
+    (files / "machines.csv").write_text(MACHINES)
+    refused = plan(files, "--entitlements", str(files / "e.toml")).stderr
+    assert "front.machines: 0 is not valid" in refused
+    assert "back.machines: a quota is missing" in refused
