@@ -57,6 +57,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     """Who may change the file. One that inherits from a file with `allow` says only what that
     lets this owner say."""
+    fits: str = ""
+    """An expression of facts: which hosts it was made for. `recommend` goes by it; nothing else."""
     allow: dict[str, list[str]] = {}
     """By owner, which settings their profiles may set: `web-team = ["sysctl.net.*"]`."""
 
@@ -69,6 +71,8 @@ class Profile:
     description: str = ""
     version: int = 1
     owner: str = ""
+    fits: bool | None = None
+    """Whether it was made for hosts like this one, None where it does not say."""
     lineage: tuple[str, ...] = ()
     """Its own name, its parent's, and so on."""
     sections: Mapping[str, Any] = field(default_factory=dict)
@@ -105,6 +109,7 @@ class _File:
     path: Path
     lines: Lines
     header: Header | None = None
+    fits: bool | None = None
     blocks: list[_Block] = field(default_factory=list)
     errors: list[FieldError] = field(default_factory=list)
 
@@ -190,6 +195,8 @@ def _read(name: str, path: Path, settings: Sequence[Section], facts: Facts) -> _
     whens = raw.pop("when", [])
     known = [*(f.encode_name for f in msgspec.structs.fields(Header)), "when", *kinds]
     file.header = _header(file, raw, known)
+    if file.header and file.header.fits:
+        file.fits = _condition(file, ("fits",), file.header.fits, facts)
     file.blocks.append(_block(file, (), own, kinds, facts, holds=True))
     if not isinstance(whens, list):
         file.wrong(("when",), "is written [[when]], with an `if`")
@@ -220,15 +227,18 @@ def _when(
         file.wrong((*at, key), f"unknown; known are if, {', '.join(kinds)}")
     condition, holds = raw.get("if"), False
     if isinstance(condition, str):
-        value = _evaluate(file, (*at, "if"), condition, facts)
-        if isinstance(value, bool):
-            holds = value
-        elif value is not None:
-            file.wrong((*at, "if"), f"{condition!r} is neither true nor false")
+        holds = _condition(file, (*at, "if"), condition, facts)
     else:
         file.wrong((*at, "if"), "is required: an expression of facts, as text")
     tables = {key: value for key, value in tables.items() if key in kinds}
     return _block(file, at, tables, kinds, facts, holds=holds)
+
+
+def _condition(file: _File, at: Sequence[str | int], text: str, facts: Facts) -> bool:
+    value = _evaluate(file, at, text, facts)
+    if value is not None and not isinstance(value, bool):
+        file.wrong(at, f"{text!r} is neither true nor false")
+    return value is True
 
 
 def _block(
@@ -337,6 +347,7 @@ def _merge(files: Sequence[_File], settings: Sequence[Section]) -> Profile:
         description=header.description,
         version=header.version,
         owner=header.owner,
+        fits=files[0].fits,
         lineage=tuple(file.name for file in files),
         sections=tables,
         sources=sources,

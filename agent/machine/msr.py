@@ -1,0 +1,44 @@
+"""Model-specific registers of x86 processors, through the kernel's `msr` driver.
+
+A register is eight bytes at its number in /dev/cpu/N/msr (Linux, msr(4)). Unlike other kernel files
+it has no text; a kernel that filters writes refuses some (`msr.allow_writes`).
+"""
+
+from __future__ import annotations
+
+import os
+
+from agent.errors import KernelFileError
+from agent.machine.kernelfs import KernelFs
+
+
+def find_msr(fs: KernelFs, cpu: int, register: int) -> int | None:
+    """Return a register of one processor, None where there is no driver or no such register."""
+    try:
+        fd = os.open(fs.path(_path(cpu)), os.O_RDONLY)
+        try:
+            found = os.pread(fd, 8, register)
+        finally:
+            os.close(fd)
+    except OSError:
+        return None
+    return int.from_bytes(found, "little") if len(found) == 8 else None
+
+
+def write_msr(fs: KernelFs, cpu: int, register: int, value: int) -> None:
+    """Set a register of one processor."""
+    try:
+        fd = os.open(fs.path(_path(cpu)), os.O_WRONLY)
+        try:
+            os.pwrite(fd, value.to_bytes(8, "little"), register)
+        finally:
+            os.close(fd)
+    except OSError as e:
+        raise KernelFileError(
+            f"cannot set register {register:#x} of processor {cpu}: {e.strerror}",
+            hint="load the msr module; kernels since 5.9 write only with msr.allow_writes=on",
+        ) from e
+
+
+def _path(cpu: int) -> str:
+    return f"/dev/cpu/{cpu}/msr"

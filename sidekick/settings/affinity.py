@@ -1,0 +1,148 @@
+"""Which processors serve the network's interrupts, and which are left to tasks.
+
+The shape of a cache's machine: so many hardware threads take the interrupts of the network
+interfaces, so many are for a task's own busy loop, the rest for its workers (paper, §5.4: 12, 1
+and 23 of 36). Whole cores are taken first, those next to the interfaces before others. Interrupts
+get a set of processors that each may use, not one each: the kernel spreads vectors over the set by
+itself, and numbers of interrupts change with every boot. Tasks learn the division from
+`/run/twine/processors`. Source: Linux, Documentation/core-api/irq/irq-affinity.rst;
+systemd.resource-control(5), AllowedCPUs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from sidekick.cpulists import CPUS, joined, numbers, parted, text
+from sidekick.facts import nic_names
+from sidekick.profile import Profile
+from sidekick.report import Wanted
+from sidekick.setting import Host, Setting
+
+IRQS, TASKS, TOLD = "affinity.irqs", "affinity.tasks", "affinity.told"
+SLICE = "workload.slice"
+CPUSET = f"/sys/fs/cgroup/{SLICE}/cpuset.cpus"
+TOLD_FILE = "/run/twine/processors"
+SYSTEMCTL = "/usr/bin/systemctl"
+NONE = "none"
+FEW = ":too-few"
+
+
+class Affinity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [affinity] table."""
+
+    nic_irq_threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    """Hardware threads that take the interrupts of the network interfaces, and run no tasks."""
+    busy_loop_threads: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """Hardware threads that tasks are told to keep for a loop that never sleeps."""
+    required: bool = False
+    """Whether a host with too few processors cannot run the profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The processors of a host by what they are for."""
+
+    irqs: tuple[int, ...]
+    busy: tuple[int, ...]
+    workers: tuple[int, ...]
+
+
+class AffinitySetting(Setting):
+    """Interrupts, the tasks' processors, and what tasks are told of them."""
+
+    kind: ClassVar[str] = "affinity"
+    section: ClassVar[type[Affinity]] = Affinity
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+        """Return the three values, of the processors of this host."""
+        found: Affinity | None = profile.section(self.kind)
+        if found is None or found.nic_irq_threads is None:
+            return []
+        parts = divide(host, found.nic_irq_threads, found.busy_loop_threads)
+        few = "" if parts else FEW
+        parts = parts or Division((), (), ())
+        told = f"irqs={text(parts.irqs)} busy={text(parts.busy)} workers={text(parts.workers)}"
+        values = {
+            IRQS: text(parts.irqs),
+            TASKS: text(parts.busy + parts.workers),
+            TOLD: told,
+        }
+        source = profile.source_of("affinity.nic_irq_threads")
+        return [
+            Wanted(setting=name + few, value=value, required=found.required, source=source)
+            for name, value in values.items()
+        ]
+
+    def lacking(self, setting: str) -> str:
+        """Return why a host cannot have it."""
+        if setting.endswith(FEW):
+            return "this host has too few processors to divide them so"
+        return {
+            IRQS: "its interfaces have no interrupts of their own that could be moved",
+            TASKS: f"{SLICE} has no cpuset: the controller is not there or not enabled",
+        }.get(setting, "")
+
+    def read(self, host: Host, setting: str) -> str | None:
+        """Return the value in force."""
+        if setting == IRQS:
+            masks = {irq: host.fs.find(_mask(irq)) for irq in _irqs(host)}
+            return joined({irq: mask for irq, mask in masks.items() if mask is not None}) or None
+        if setting == TASKS:
+            return host.fs.find(CPUSET)
+        return (host.fs.find(TOLD_FILE) or NONE) if setting == TOLD else None
+
+    def write(self, host: Host, setting: str, value: str) -> None:
+        """Set the value."""
+        if setting == IRQS:
+            for irq, mask in parted(value, _irqs(host)).items():
+                if host.fs.read(_mask(irq)) != mask:
+                    host.fs.write(_mask(irq), mask)
+        elif setting == TASKS:
+            command = [SYSTEMCTL, "set-property", "--runtime", SLICE, f"AllowedCPUs={value}"]
+            host.processes.run(command)
+        elif value == NONE:
+            host.disk.remove(host.fs.path(TOLD_FILE))
+        else:
+            host.disk.write(host.fs.path(TOLD_FILE), value + "\n")
+
+
+def divide(host: Host, irqs: int, busy: int) -> Division | None:
+    """Return the division of the online processors, None where less than one is left over."""
+    near = {cpu for nic in nic_names(host.fs) for cpu in _near(host, nic)}
+    cores: dict[str, list[int]] = {}
+    for cpu in numbers(host.fs.find(f"{CPUS}/online") or ""):
+        siblings = host.fs.find(f"{CPUS}/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
+        cores.setdefault(siblings, []).append(cpu)
+    ordered = sorted(cores.values(), key=lambda core: (core[0] not in near, core[0]))
+    cpus = [cpu for core in ordered for cpu in core]
+    if irqs + busy >= len(cpus):
+        return None
+    return Division(
+        irqs=tuple(cpus[:irqs]),
+        busy=tuple(cpus[irqs : irqs + busy]),
+        workers=tuple(cpus[irqs + busy :]),
+    )
+
+
+def _near(host: Host, nic: str) -> list[int]:
+    return numbers(host.fs.find(f"/sys/class/net/{nic}/device/local_cpulist") or "")
+
+
+def _irqs(host: Host) -> list[int]:
+    """Return the interrupts of all interfaces; those of a virtio device are its parent's."""
+    found: set[int] = set()
+    for nic in nic_names(host.fs):
+        for folder in ("device/msi_irqs", "device/../msi_irqs"):
+            names = host.fs.names(f"/sys/class/net/{nic}/{folder}")
+            found |= {int(name) for name in names if re.fullmatch(r"\d+", name)}
+    return sorted(irq for irq in found if host.fs.exists(_mask(irq)))
+
+
+def _mask(irq: int) -> str:
+    return f"/proc/irq/{irq}/smp_affinity_list"

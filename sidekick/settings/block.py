@@ -1,0 +1,114 @@
+"""How requests reach disks: scheduler, read-ahead, depth of the queue, throttling of writes.
+
+Said for classes of disks, since names differ from host to host: those that rotate and those that
+do not. Source: Linux, Documentation/block/queue-sysfs.rst (ABI/stable/sysfs-block).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from agent.errors import KernelFileError
+from sidekick.cpulists import chosen
+from sidekick.facts import disk_names
+from sidekick.profile import Profile
+from sidekick.report import Wanted
+from sidekick.setting import Host
+from sidekick.settings.leading import LeadingSetting
+
+
+class Disks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked of one class of disks."""
+
+    scheduler: Literal["none", "mq-deadline", "kyber", "bfq"] | None = None
+    read_ahead_kb: Annotated[int, Meta(ge=0, le=65536)] | None = None
+    nr_requests: Annotated[int, Meta(ge=4, le=65536)] | None = None
+    wbt_lat_usec: Annotated[int, Meta(ge=0, le=10_000_000)] | None = None
+    """Bound on the wait of reads behind writes; 0 switches that throttling off."""
+    rq_affinity: Literal[0, 1, 2] | None = None
+    """Where a request is completed: anywhere, in the group, on the very processor that asked."""
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [block] table."""
+
+    flash: Disks = Disks()
+    rotating: Disks = Disks()
+    required: bool = False
+    """Whether a host whose disks lack one of these cannot run the profile."""
+
+
+class BlockSetting(LeadingSetting):
+    """One attribute for each disk and key."""
+
+    kind: ClassVar[str] = "block"
+    section: ClassVar[type[Block]] = Block
+
+    def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
+        """Return the child's table over its parent's, key by key for either class of disks."""
+        both = {**parent, **child}
+        for disks in ("flash", "rotating"):
+            if disks in parent and disks in child:
+                both[disks] = {**parent[disks], **child[disks]}
+        return both
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+        """Return the values for the disks that this host has."""
+        found: Block | None = profile.section(self.kind)
+        wanted = []
+        for disk in disk_names(host.fs) if found else ():
+            rotates = host.fs.find(f"/sys/block/{disk}/queue/rotational") == "1"
+            kind = "rotating" if rotates else "flash"
+            for key, value in msgspec.structs.asdict(getattr(found, kind)).items():
+                if value is not None:
+                    source = profile.source_of(f"block.{kind}.{key}")
+                    required = found.required if found else False
+                    name = f"block.{disk}.{key}"
+                    if key == "scheduler" and not _offers(host, name, str(value)):
+                        name += f":{value}"
+                    wanted.append(
+                        Wanted(setting=name, value=str(value), required=required, source=source)
+                    )
+        return wanted
+
+    def partners(self, setting: str) -> tuple[str, ...]:
+        """Return the depth of the queue, which a scheduler brings along."""
+        disk, _, key = setting.removeprefix("block.").rpartition(".")
+        return (f"block.{disk}.nr_requests",) if key == "scheduler" else ()
+
+    def touches(self, setting: str) -> tuple[str, ...]:
+        """Return the attribute."""
+        return (path_of(setting),)
+
+    def lacking(self, setting: str) -> str:
+        """Return why a host has none."""
+        name, _, choice = setting.partition(":")
+        return f"{path_of(name)} offers no {choice}" if choice else f"there is no {path_of(name)}"
+
+    def read(self, host: Host, setting: str) -> str | None:
+        """Return the value in force."""
+        # Reading the throttling of a disk that has none fails (EINVAL).
+        with contextlib.suppress(KernelFileError):
+            found = None if ":" in setting else host.fs.find(path_of(setting))
+            return None if found is None else chosen(found)
+        return None
+
+    def write(self, host: Host, setting: str, value: str) -> None:
+        """Set the value."""
+        host.fs.write(path_of(setting), value)
+
+
+def _offers(host: Host, setting: str, choice: str) -> bool:
+    """Return whether a disk can have that scheduler."""
+    found = host.fs.find(path_of(setting))
+    return found is None or choice in found.replace("[", "").replace("]", "").split()
+
+
+def path_of(setting: str) -> str:
+    """Return the attribute of a setting; names of disks may have dots."""
+    disk, _, key = setting.removeprefix("block.").rpartition(".")
+    return f"/sys/block/{disk}/queue/{key}"

@@ -1,0 +1,91 @@
+"""cgroup v2 controllers that are switched off below the slice of all tasks.
+
+For services that have a machine to themselves the CPU controller costs and gives nothing (paper,
+§5.3). systemd is told not to enable it for children (`DisableControllers=`), which takes no boot,
+unlike `cgroup_disable=`. What limits tasks may not go: memory and pids stay. What counts as off is
+what the kernel says in `cgroup.subtree_control`. Source: systemd.resource-control(5); Linux,
+Documentation/admin-guide/cgroup-v2.rst.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from sidekick.profile import Profile
+from sidekick.report import Disruption, Wanted
+from sidekick.setting import Host, Setting
+
+NAME = "controllers.disabled"
+SLICE = "workload.slice"
+DROP_IN = f"/run/systemd/system/{SLICE}.d/50-twine-controllers.conf"
+"""In /run: a boot ends it, and `resume` brings it back with the profile."""
+SYSTEMCTL = "/usr/bin/systemctl"
+NONE = "none"
+_HEAD = "[Slice]\nDisableControllers="
+
+
+class Controllers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [controllers] table."""
+
+    disable: list[Literal["cpu", "cpuset", "io"]] = []
+    """Not memory or pids: tasks would lose their limits."""
+    required: bool = False
+    """Whether a host without one of them cannot run the profile."""
+
+
+class ControllersSetting(Setting):
+    """The controllers that are off: `cpu io`, or `none`."""
+
+    kind: ClassVar[str] = "controllers"
+    section: ClassVar[type[Controllers]] = Controllers
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+        """Return the list."""
+        found: Controllers | None = profile.section(self.kind)
+        if found is None:
+            return []
+        return [
+            Wanted(
+                setting=NAME,
+                value=" ".join(sorted(set(found.disable))) or NONE,
+                required=found.required,
+                source=profile.source_of("controllers.disable"),
+            )
+        ]
+
+    def needs(self, setting: str) -> Disruption:  # noqa: ARG002
+        """Return that the shares of running tasks change all at once."""
+        return Disruption.DRAIN
+
+    def lacking(self, setting: str) -> str:  # noqa: ARG002
+        """Return why a host cannot have it."""
+        return f"there is no {SLICE} in cgroup v2: the agent does not run here"
+
+    def read(self, host: Host, setting: str) -> str | None:  # noqa: ARG002
+        """Return what systemd was told to leave off and the kernel has off."""
+        enabled = host.fs.find(f"/sys/fs/cgroup/{SLICE}/cgroup.subtree_control")
+        if enabled is None:
+            return None
+        told = _told(host)
+        return " ".join(c for c in told if c not in enabled.split()) or NONE
+
+    def write(self, host: Host, setting: str, value: str) -> None:  # noqa: ARG002
+        """Tell systemd, then the kernel: systemd itself would wait for the next task to start."""
+        path = host.fs.path(DROP_IN)
+        if value == NONE:
+            host.disk.remove(path)
+        else:
+            host.disk.write(path, f"{_HEAD}{value}\n")
+        host.processes.run([SYSTEMCTL, "daemon-reload"])
+        control = f"/sys/fs/cgroup/{SLICE}/cgroup.subtree_control"
+        enabled = host.fs.read(control).split()
+        for controller in () if value == NONE else value.split():
+            if controller in enabled:
+                host.fs.write(control, f"-{controller}")
+
+
+def _told(host: Host) -> list[str]:
+    found = (host.fs.find(DROP_IN) or "").partition("DisableControllers=")[2]
+    return sorted(found.split())

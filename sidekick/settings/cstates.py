@@ -1,0 +1,108 @@
+"""C-states: how deep idle processors may sleep, as the longest time they may take to wake up.
+
+A bound in microseconds means the same on every processor; numbers of states do not. Source:
+Linux, Documentation/admin-guide/pm/cpuidle.rst (`stateN/latency`, `stateN/disable`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from sidekick.cpulists import CPUS, numbers, text
+from sidekick.profile import Profile
+from sidekick.report import Wanted
+from sidekick.setting import Host, Setting
+
+NAME = "cstates.disabled"
+NONE = "none"
+
+
+class CStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [cstates] table."""
+
+    max_latency_us: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    """States that take longer to wake up from are not entered. 0 keeps processors polling."""
+    required: bool = False
+    """Whether a host whose processors have no idle states cannot run the profile."""
+
+
+class CStatesSetting(Setting):
+    """The states that are switched off, with the processors for which they are: `3:0-7 2:0-7`."""
+
+    kind: ClassVar[str] = "cstates"
+    section: ClassVar[type[CStates]] = CStates
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+        """Return the states of this host that take too long."""
+        found: CStates | None = profile.section(self.kind)
+        if found is None or found.max_latency_us is None:
+            return []
+        slow: dict[int, list[int]] = {}
+        for cpu, state in _states(host):
+            if int(host.fs.find(_path(cpu, state, "latency")) or 0) > found.max_latency_us:
+                slow.setdefault(state, []).append(cpu)
+        return [
+            Wanted(
+                setting=NAME,
+                value=_text(slow),
+                required=found.required,
+                source=profile.source_of("cstates.max_latency_us"),
+            )
+        ]
+
+    def touches(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Return what it sets."""
+        return (f"{CPUS}/cpuidle",)
+
+    def lacking(self, setting: str) -> str:  # noqa: ARG002
+        """Return why a host has no such states."""
+        return "this kernel has no driver for idle states of its processors"
+
+    def read(self, host: Host, setting: str) -> str | None:  # noqa: ARG002
+        """Return the states that are switched off."""
+        states = _states(host)
+        off: dict[int, list[int]] = {}
+        for cpu, state in states:
+            # Other bits say why the kernel itself keeps a state from being used.
+            if int(host.fs.read(_path(cpu, state, "disable"))) & 1:
+                off.setdefault(state, []).append(cpu)
+        return _text(off) if states else None
+
+    def write(self, host: Host, setting: str, value: str) -> None:  # noqa: ARG002
+        """Switch off what the value names and on what it does not."""
+        off = {(cpu, state) for state, cpus in _parsed(value).items() for cpu in cpus}
+        for cpu, state in _states(host):
+            wanted = "1" if (cpu, state) in off else "0"
+            if str(int(host.fs.read(_path(cpu, state, "disable"))) & 1) != wanted:
+                host.fs.write(_path(cpu, state, "disable"), wanted)
+
+
+def _states(host: Host) -> list[tuple[int, int]]:
+    """Return all processors with each of their states that can be switched off."""
+    return [
+        (int(cpu[3:]), int(state[5:]))
+        for cpu in host.fs.names(CPUS)
+        if re.fullmatch(r"cpu\d+", cpu)
+        for state in host.fs.names(f"{CPUS}/{cpu}/cpuidle")
+        if re.fullmatch(r"state\d+", state)
+        and host.fs.exists(_path(int(cpu[3:]), int(state[5:]), "disable"))
+    ]
+
+
+def _path(cpu: int, state: int, file: str) -> str:
+    return f"{CPUS}/cpu{cpu}/cpuidle/state{state}/{file}"
+
+
+def _text(off: dict[int, list[int]]) -> str:
+    return " ".join(f"{state}:{text(cpus)}" for state, cpus in sorted(off.items())) or NONE
+
+
+def _parsed(value: str) -> dict[int, list[int]]:
+    if value == NONE:
+        return {}
+    parts = (part.partition(":") for part in value.split())
+    return {int(state): numbers(cpus) for state, _, cpus in parts}

@@ -1,0 +1,103 @@
+"""Kernel modules that a profile needs loaded.
+
+Loading is all that is offered: a module that the host had loaded by itself is somebody's, and is
+not taken away. What a profile loaded is unloaded again when it goes; one that is in use by then is
+told as a failure.
+Source: Linux, Documentation/ABI/stable/sysfs-module; modprobe(8).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from agent.errors import FieldError
+from sidekick.profile import Profile
+from sidekick.report import Wanted
+from sidekick.setting import Host, Setting
+
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_]{0,55}\Z")]
+MODPROBE = "/sbin/modprobe"
+LOADED, ABSENT = "loaded", "absent"
+
+REFUSED = frozenset({"netconsole", "nf_conntrack", "pktgen", "scsi_debug"})
+"""Not for a profile: they send the host's log elsewhere, limit every connection of the host from
+then on, send packets, make disks."""
+
+
+class Modules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [modules] table."""
+
+    load: list[Name] = []
+    required: bool = False
+    """Whether a kernel without one of them cannot run the profile."""
+
+
+class ModulesSetting(Setting):
+    """One value for each module: loaded or absent."""
+
+    kind: ClassVar[str] = "modules"
+    section: ClassVar[type[Modules]] = Modules
+
+    def merge(self, parent: dict[str, object], child: dict[str, object]) -> dict[str, object]:
+        """Return the modules of both."""
+        both = [*_list(parent.get("load")), *_list(child.get("load"))]
+        return {**parent, **child, "load": list(dict.fromkeys(both))}
+
+    def check(self, profile: Profile) -> list[FieldError]:
+        """Return the modules that a profile may not load."""
+        found: Modules | None = profile.section(self.kind)
+        return [
+            FieldError(
+                field="modules.load",
+                reason=f"{name} is not for a profile ({profile.source_of(f'modules.{name}')})",
+            )
+            for name in (found.load if found else ())
+            if name in REFUSED
+        ]
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+        """Return one value for each module."""
+        found: Modules | None = profile.section(self.kind)
+        return [
+            Wanted(
+                setting=f"modules.{name}",
+                value=LOADED,
+                required=found.required if found else False,
+                source=profile.source_of(f"modules.{name}"),
+            )
+            for name in (found.load if found else ())
+        ]
+
+    def lacking(self, setting: str) -> str:
+        """Return why a host cannot have it."""
+        return f"this kernel has no module {setting.removeprefix('modules.')}"
+
+    def read(self, host: Host, setting: str) -> str | None:
+        """Return whether it is there, built in or loaded; None where there is no such module."""
+        name = setting.removeprefix("modules.")
+        if host.fs.exists(f"/sys/module/{name}"):
+            return LOADED
+        folder = f"/lib/modules/{host.hardware.kernel}"
+        builtin = _names(host.fs.find(f"{folder}/modules.builtin"))
+        if name in builtin:
+            return LOADED
+        return ABSENT if name in _names(host.fs.find(f"{folder}/modules.dep")) else None
+
+    def write(self, host: Host, setting: str, value: str) -> None:
+        """Load it, or unload what an earlier profile had loaded."""
+        name = setting.removeprefix("modules.")
+        host.processes.run([MODPROBE, name] if value == LOADED else [MODPROBE, "-r", name])
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _names(listing: str | None) -> set[str]:
+    """Return the modules that a file of depmod(8) names by path, as /sys spells them."""
+    paths = (line.partition(":")[0].strip() for line in (listing or "").splitlines())
+    files = (path.rpartition("/")[2].partition(".")[0] for path in paths)
+    return {file.replace("-", "_") for file in files}

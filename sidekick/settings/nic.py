@@ -1,0 +1,178 @@
+"""Network interfaces: queues, rings, coalescing of interrupts, offloads.
+
+For every interface with a device behind it, or those named. What a driver lacks is unsupported, and
+so is a number beyond what it can: `"max"` asks for as many as there are. Source: Linux,
+Documentation/networking/ethtool-netlink.rst for what the words mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from agent.machine import ethtool
+from agent.machine.ethtool import Group, find_words, set_words
+from sidekick.facts import nic_names
+from sidekick.profile import Profile
+from sidekick.report import Disruption, Wanted
+from sidekick.setting import Host
+from sidekick.settings.leading import LeadingSetting
+
+Count = Annotated[int, Meta(ge=1, le=65536)] | Literal["max"]
+Micros = Annotated[int, Meta(ge=0, le=1_000_000)]
+Switch = Literal["on", "off"]
+
+WORDS: dict[str, tuple[Group, int]] = {
+    "queues": (ethtool.CHANNELS, 7),
+    "rx_ring": (ethtool.RINGS, 4),
+    "tx_ring": (ethtool.RINGS, 7),
+    "rx_usecs": (ethtool.COALESCING, 0),
+    "rx_frames": (ethtool.COALESCING, 1),
+    "tx_usecs": (ethtool.COALESCING, 4),
+    "tx_frames": (ethtool.COALESCING, 5),
+}
+MOST = {"queues": 3, "rx_ring": 0, "tx_ring": 3}
+"""In the same structure, the largest value that the driver takes."""
+SWITCHES: dict[str, tuple[Group, int, int]] = {
+    "adaptive_rx": (ethtool.COALESCING, 9, 1),
+    "adaptive_tx": (ethtool.COALESCING, 10, 1),
+    "rx_checksum": (ethtool.RX_CHECKSUM, 0, 1),
+    "tx_checksum": (ethtool.TX_CHECKSUM, 0, 1),
+    "scatter_gather": (ethtool.SCATTER_GATHER, 0, 1),
+    "tso": (ethtool.TSO, 0, 1),
+    "gso": (ethtool.GSO, 0, 1),
+    "gro": (ethtool.GRO, 0, 1),
+    "lro": (ethtool.FLAGS, 0, 1 << 15),
+    "rxhash": (ethtool.FLAGS, 0, 1 << 28),
+}
+"""The structure, the word and the bit or bits of a switch."""
+FOLLOW = {
+    "tx_checksum": ("scatter_gather", "tso", "gso"),
+    "scatter_gather": ("tso", "gso"),
+    "rx_checksum": ("gro", "lro"),
+}
+"""What the kernel takes away along with a key (net/core/dev.c, netdev_fix_features)."""
+
+
+class Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [nic] table."""
+
+    interfaces: list[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,15}\Z")]] = []
+    """Empty for all with a device behind them."""
+    queues: Count | None = None
+    """Pairs of receive and transmit queues ("combined channels")."""
+    rx_ring: Count | None = None
+    tx_ring: Count | None = None
+    rx_usecs: Micros | None = None
+    """How long the first packet may wait for an interrupt."""
+    tx_usecs: Micros | None = None
+    rx_frames: Annotated[int, Meta(ge=0, le=65536)] | None = None
+    """How many packets may wait for one."""
+    tx_frames: Annotated[int, Meta(ge=0, le=65536)] | None = None
+    adaptive_rx: Switch | None = None
+    """Whether the driver chooses those by the load."""
+    adaptive_tx: Switch | None = None
+    rx_checksum: Switch | None = None
+    tx_checksum: Switch | None = None
+    scatter_gather: Switch | None = None
+    tso: Switch | None = None
+    gso: Switch | None = None
+    gro: Switch | None = None
+    lro: Switch | None = None
+    rxhash: Switch | None = None
+    required: bool = False
+    """Whether a host whose interfaces lack one of these cannot run the profile."""
+
+
+class NicSetting(LeadingSetting):
+    """One value for each interface and key: `nic.eth0.rx_ring`."""
+
+    kind: ClassVar[str] = "nic"
+    section: ClassVar[type[Nic]] = Nic
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+        """Return the values for the interfaces of this host."""
+        found: Nic | None = profile.section(self.kind)
+        if found is None:
+            return []
+        given = msgspec.structs.asdict(found)
+        return [
+            Wanted(
+                setting=name,
+                value=value,
+                required=found.required,
+                source=profile.source_of(f"nic.{key}"),
+            )
+            for nic in found.interfaces or nic_names(host.fs)
+            for key in (*WORDS, *SWITCHES)
+            if given[key] is not None
+            for name, value in _resolved(host, nic, key, given[key])
+        ]
+
+    def needs(self, setting: str) -> Disruption:
+        """Return that many drivers take the link down for another number of queues or slots."""
+        return Disruption.DRAIN if _parts(setting)[1] in MOST else Disruption.LIVE
+
+    def partners(self, setting: str) -> tuple[str, ...]:
+        """Return what changes along with it on the same interface."""
+        nic, key, _ = _parts(setting)
+        return tuple(f"nic.{nic}.{other}" for other in FOLLOW.get(key, ()))
+
+    def rank(self, setting: str) -> int:
+        """Return its place: what others follow comes first, in the order of `FOLLOW`."""
+        key = _parts(setting)[1]
+        return [*FOLLOW].index(key) if key in FOLLOW else len(FOLLOW)
+
+    def lacking(self, setting: str) -> str:
+        """Return why an interface cannot have it."""
+        nic, key, beyond = _parts(setting)
+        if beyond:
+            return f"{beyond} is more than the driver of {nic} takes for {key}"
+        return f"there is no interface {nic}, or its driver has no {key} that can be set"
+
+    def read(self, host: Host, setting: str) -> str | None:
+        """Return the value in force."""
+        nic, key, beyond = _parts(setting)
+        if beyond:
+            return None
+        group, word, bits = SWITCHES.get(key) or (*WORDS[key], 0)
+        words = find_words(host.fs, nic, group)
+        if words is None or (key in MOST and not words[MOST[key]]):
+            return None
+        if bits:
+            return "on" if words[word] & bits else "off"
+        return str(words[word])
+
+    def write(self, host: Host, setting: str, value: str) -> None:
+        """Set one word of the structure; the others go back as they were read."""
+        nic, key, _ = _parts(setting)
+        group, word, bits = SWITCHES.get(key) or (*WORDS[key], 0)
+        words = find_words(host.fs, nic, group) or [0] * group.words
+        if bits:
+            words[word] = words[word] | bits if value == "on" else words[word] & ~bits
+        else:
+            words[word] = int(value)
+        set_words(host.fs, nic, group, words)
+
+
+def _resolved(host: Host, nic: str, key: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield the wanted name and value: "max" as a number, too much as a name of its own."""
+    name = f"nic.{nic}.{key}"
+    words = find_words(host.fs, nic, WORDS[key][0]) if key in MOST else None
+    most = words[MOST[key]] if words else None
+    if value == "max":
+        yield name, str(most or 0)
+    elif most and isinstance(value, int) and value > most:
+        yield f"{name}:{value}", str(value)
+    else:
+        yield name, str(value)
+
+
+def _parts(setting: str) -> tuple[str, str, str]:
+    """Return interface, key, and the number that is too much; names of interfaces may have dots."""
+    name, _, beyond = setting.removeprefix("nic.").partition(":")
+    nic, _, key = name.rpartition(".")
+    return nic, key, beyond

@@ -1,0 +1,117 @@
+"""Frequency governor and energy preference, of all processors at once.
+
+What a driver does not offer is no failure: profiles name several governors, best first, and a host
+that has none of them reports what it offers. Source: Linux,
+Documentation/admin-guide/pm/cpufreq.rst and intel_pstate.rst (energy performance preference).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from sidekick.cpulists import CPUS, joined, parted
+from sidekick.profile import Profile
+from sidekick.report import Wanted
+from sidekick.setting import Host, Setting
+
+Word = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,31}\Z")]
+FILES = {
+    "governor": ("scaling_governor", "scaling_available_governors"),
+    "energy_preference": (
+        "energy_performance_preference",
+        "energy_performance_available_preferences",
+    ),
+}
+
+
+class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [power] table."""
+
+    governor: Word | list[Word] | None = None
+    """Who chooses the frequency, or several of them, best first."""
+    energy_preference: Word | list[Word] | None = None
+    """What the processor itself leans to, between `performance` and `power`."""
+    required: bool = False
+    """Whether a host that offers none of them cannot run the profile."""
+
+
+class PowerSetting(Setting):
+    """One value for all frequency policies, or one for each where they differ."""
+
+    kind: ClassVar[str] = "power"
+    section: ClassVar[type[Power]] = Power
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+        """Return the first of the values that this host offers.
+
+        Where it offers none the name says which one it lacks, so that reading it finds nothing.
+        """
+        found: Power | None = profile.section(self.kind)
+        wanted = []
+        for key in FILES if found else ():
+            choices = getattr(found, key)
+            if choices is None:
+                continue
+            names = [choices] if isinstance(choices, str) else choices
+            offered = _offered(host, key)
+            value = next((n for n in names if n in offered), None)
+            wanted.append(
+                Wanted(
+                    setting=f"power.{key}" if value or not offered else f"power.{key}:{names[0]}",
+                    value=value or names[0],
+                    required=found.required if found else False,
+                    source=profile.source_of(f"power.{key}"),
+                )
+            )
+        return wanted
+
+    def touches(self, setting: str) -> tuple[str, ...]:
+        """Return the attribute of the policies."""
+        return (f"{CPUS}/cpufreq/{_key(setting)[0]}",)
+
+    def lacking(self, setting: str) -> str:
+        """Return why a host does not have it."""
+        key, choice = _key(setting)
+        if choice:
+            return f"its frequency driver offers no {key} {choice}"
+        return f"this kernel has no frequency driver with a choice of {key}; guests have none"
+
+    def read(self, host: Host, setting: str) -> str | None:
+        """Return the value of the policies."""
+        key, choice = _key(setting)
+        if choice:
+            return None
+        values = {n: host.fs.find(_path(n, FILES[key][0])) for n in _policies(host)}
+        return joined({n: v for n, v in values.items() if v}) or None
+
+    def write(self, host: Host, setting: str, value: str) -> None:
+        """Set the value of every policy that has another one."""
+        file = FILES[_key(setting)[0]][0]
+        for number, word in parted(value, _policies(host)).items():
+            if host.fs.read(_path(number, file)) != word:
+                host.fs.write(_path(number, file), word)
+
+
+def _key(setting: str) -> tuple[str, str]:
+    """Return the key, and the choice that the host does not offer where the name says so."""
+    key, _, choice = setting.removeprefix("power.").partition(":")
+    return key, choice
+
+
+def _offered(host: Host, key: str) -> set[str]:
+    """Return what every policy offers."""
+    each = [set((host.fs.find(_path(n, FILES[key][1])) or "").split()) for n in _policies(host)]
+    return set.intersection(*each) if each else set()
+
+
+def _policies(host: Host) -> list[int]:
+    names = host.fs.names(f"{CPUS}/cpufreq")
+    return sorted(int(n.removeprefix("policy")) for n in names if re.fullmatch(r"policy\d+", n))
+
+
+def _path(policy: int, file: str) -> str:
+    return f"{CPUS}/cpufreq/policy{policy}/{file}"

@@ -1,0 +1,64 @@
+"""Simultaneous multithreading: whether cores run two threads each.
+
+Processors come and go with it, so tasks pinned to them must not be running. Source: Linux,
+Documentation/ABI/testing/sysfs-devices-system-cpu (`smt/control`); `forceoff` cannot be taken
+back without a boot and is therefore never written.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from sidekick.cpulists import CPUS
+from sidekick.profile import Profile
+from sidekick.report import Disruption, Wanted
+from sidekick.setting import Host, Setting
+
+NAME = "smt.mode"
+CONTROL = f"{CPUS}/smt/control"
+
+
+class Smt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [smt] table."""
+
+    mode: Literal["on", "off"] | None = None
+    required: bool = False
+    """Whether a host that cannot switch it cannot run the profile."""
+
+
+class SmtSetting(Setting):
+    """One switch."""
+
+    kind: ClassVar[str] = "smt"
+    section: ClassVar[type[Smt]] = Smt
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+        """Return the mode."""
+        found: Smt | None = profile.section(self.kind)
+        if found is None or found.mode is None:
+            return []
+        source = profile.source_of(NAME)
+        return [Wanted(setting=NAME, value=found.mode, required=found.required, source=source)]
+
+    def needs(self, setting: str) -> Disruption:  # noqa: ARG002
+        """Return that processors vanish from under tasks."""
+        return Disruption.DRAIN
+
+    def touches(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the switch."""
+        return (CONTROL,)
+
+    def lacking(self, setting: str) -> str:  # noqa: ARG002
+        """Return why a host has no such switch."""
+        return "cores run one thread only, or firmware or the command line has forced it off"
+
+    def read(self, host: Host, setting: str) -> str | None:  # noqa: ARG002
+        """Return `on` or `off`."""
+        mode = host.fs.find(CONTROL)
+        return mode if mode in ("on", "off") else None
+
+    def write(self, host: Host, setting: str, value: str) -> None:  # noqa: ARG002
+        """Switch it."""
+        host.fs.write(CONTROL, value)

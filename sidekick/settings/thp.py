@@ -1,0 +1,87 @@
+"""Transparent huge pages: which heaps the kernel puts into huge pages by itself.
+
+Source: Linux, Documentation/admin-guide/mm/transhuge.rst.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from sidekick.cpulists import chosen
+from sidekick.profile import Profile
+from sidekick.report import Wanted
+from sidekick.setting import Host, Setting
+
+FOLDER = "/sys/kernel/mm/transparent_hugepage"
+Count = Annotated[int, Meta(ge=0, le=10_000_000)]
+
+
+class TransparentHugepages(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The [thp] table."""
+
+    enabled: Literal["always", "madvise", "never"] | None = None
+    """Which heaps get huge pages: all, those that ask for them, none."""
+    defrag: Literal["always", "defer", "defer+madvise", "madvise", "never"] | None = None
+    """Who waits for memory to be compacted when there is no huge page free."""
+    shmem_enabled: Literal["always", "within_size", "advise", "never"] | None = None
+    """The same for shared memory. `deny` and `force` are for tests of the kernel."""
+    khugepaged_scan_sleep_millisecs: Count | None = None
+    """How long the collapsing thread rests between two passes."""
+    khugepaged_pages_to_scan: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
+    """How much it looks at in one pass."""
+    khugepaged_max_ptes_none: Annotated[int, Meta(ge=0, le=511)] | None = None
+    """How many empty pages it may fill up; 0 never makes a sparse heap larger."""
+    required: bool = False
+    """Whether a kernel without it cannot run the profile."""
+
+
+class TransparentHugepagesSetting(Setting):
+    """One attribute for each key."""
+
+    kind: ClassVar[str] = "thp"
+    section: ClassVar[type[TransparentHugepages]] = TransparentHugepages
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+        """Return one value for each key that is given."""
+        found: TransparentHugepages | None = profile.section(self.kind)
+        given = msgspec.structs.asdict(found) if found else {}
+        return [
+            Wanted(
+                setting=f"thp.{key}",
+                value=str(value),
+                required=given["required"],
+                source=profile.source_of(f"thp.{key}"),
+            )
+            for key, value in given.items()
+            if key != "required" and value is not None
+        ]
+
+    def touches(self, setting: str) -> tuple[str, ...]:
+        """Return the attribute."""
+        return (path_of(setting),)
+
+    def lacking(self, setting: str) -> str:
+        """Return why a host has none."""
+        return f"this kernel has no {path_of(setting)}"
+
+    def read(self, host: Host, setting: str) -> str | None:
+        """Return the value in force."""
+        found = host.fs.find(path_of(setting))
+        return None if found is None else chosen(found)
+
+    def write(self, host: Host, setting: str, value: str) -> None:
+        """Set the value."""
+        host.fs.write(path_of(setting), value)
+
+
+def path_of(setting: str) -> str:
+    """Return the attribute of a setting."""
+    key = setting.removeprefix("thp.")
+    if key.startswith("khugepaged_"):
+        return f"{FOLDER}/khugepaged/{key.removeprefix('khugepaged_')}"
+    return f"{FOLDER}/{key}"

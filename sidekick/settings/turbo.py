@@ -1,0 +1,92 @@
+"""CPU Turbo: whether processors may run above their nominal frequency. One switch for all makes.
+
+Intel's driver has `no_turbo` (its sense is the other way round), others `boost`, for the whole
+machine or for each policy. Firmware can have switched Turbo off for good: the processor's flag
+`ida` is then missing and the kernel refuses the write, so the host is told to be unable.
+Source: Linux, Documentation/admin-guide/pm/{intel_pstate,cpufreq,amd-pstate}.rst; Intel SDM,
+IA32_MISC_ENABLE bit 38 and CPUID.06H:EAX[1].
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Literal
+
+import msgspec
+
+from sidekick.cpulists import CPUS, joined, parted
+from sidekick.profile import Profile
+from sidekick.report import Wanted
+from sidekick.setting import Host, Setting
+
+NAME = "turbo.mode"
+INTEL = f"{CPUS}/intel_pstate/no_turbo"
+GLOBAL = f"{CPUS}/cpufreq/boost"
+
+
+class Turbo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [turbo] table."""
+
+    mode: Literal["on", "off"] | None = None
+    required: bool = False
+    """Whether a host that cannot switch Turbo cannot run the profile."""
+
+
+class TurboSetting(Setting):
+    """One switch, whatever the processor."""
+
+    kind: ClassVar[str] = "turbo"
+    section: ClassVar[type[Turbo]] = Turbo
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+        """Return the mode."""
+        found: Turbo | None = profile.section(self.kind)
+        if found is None or found.mode is None:
+            return []
+        source = profile.source_of(NAME)
+        return [Wanted(setting=NAME, value=found.mode, required=found.required, source=source)]
+
+    def touches(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the files of all makes."""
+        return (INTEL, GLOBAL)
+
+    def lacking(self, setting: str) -> str:  # noqa: ARG002
+        """Return why a host has no such switch."""
+        return "no Turbo to switch: the processor or its firmware forbids it, or it is a guest"
+
+    def read(self, host: Host, setting: str) -> str | None:  # noqa: ARG002
+        """Return `on`, `off`, or one of them for each policy where they differ."""
+        no_turbo = host.fs.find(INTEL)
+        if no_turbo is not None:
+            return ("off" if no_turbo == "1" else "on") if _may(host) else None
+        boost = host.fs.find(GLOBAL)
+        if boost is not None:
+            return "on" if boost == "1" else "off"
+        found = {n: host.fs.read(_policy(n)) for n in _policies(host)}
+        return joined({n: "on" if v == "1" else "off" for n, v in found.items()}) or None
+
+    def write(self, host: Host, setting: str, value: str) -> None:  # noqa: ARG002
+        """Set the mode by whichever switch this host has."""
+        if host.fs.exists(INTEL):
+            host.fs.write(INTEL, "0" if value == "on" else "1")
+        elif host.fs.exists(GLOBAL):
+            host.fs.write(GLOBAL, "1" if value == "on" else "0")
+        else:
+            for number, mode in parted(value, _policies(host)).items():
+                host.fs.write(_policy(number), "1" if mode == "on" else "0")
+
+
+def _may(host: Host) -> bool:
+    """Return whether an Intel processor has Turbo and its firmware lets it be used."""
+    flags = re.search(r"^flags\s*:(.*)$", host.fs.find("/proc/cpuinfo") or "", re.MULTILINE)
+    return flags is not None and "ida" in flags[1].split()
+
+
+def _policies(host: Host) -> list[int]:
+    names = host.fs.names(f"{CPUS}/cpufreq")
+    found = [int(n.removeprefix("policy")) for n in names if re.fullmatch(r"policy\d+", n)]
+    return sorted(n for n in found if host.fs.exists(_policy(n)))
+
+
+def _policy(number: int) -> str:
+    return f"{CPUS}/cpufreq/policy{number}/boost"

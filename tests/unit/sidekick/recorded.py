@@ -1,0 +1,239 @@
+"""Hosts of `tests/data/hosts` as trees of files, with a kernel and programs that behave."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fake_host import PROFILES, FakeDisk, FakeKernel, Points
+
+from agent.errors import KernelFileError, ProgramError
+from agent.machine import Completed
+from agent.machine.ethtool import RECORDED
+from agent.machine.hardware import read_hardware
+from sidekick.cpulists import numbers
+from sidekick.cpulists import text as cpu_text
+from sidekick.facts import read_facts
+from sidekick.profile import Library
+from sidekick.setting import Host
+from sidekick.settings import SETTINGS
+from sidekick.state import StateFolder, Target
+from sidekick.targets import target_of
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "hosts"
+NAMES = sorted(path.stem for path in DATA.glob("*.toml"))
+CPUS = "/sys/devices/system/cpu"
+ACTIONS = {"drop_caches", "compact_memory"}
+QUEUE_DEPTHS = {"none": "1023", "mq-deadline": "64", "kyber": "256", "bfq": "64"}
+
+
+@dataclass(frozen=True)
+class TreeKernel(FakeKernel):
+    """What the kernel does with writes to the files that settings change."""
+
+    def write(self, path: str, value: str) -> None:
+        now = self.find(path) or ""
+        name = path.rpartition("/")[2]
+        if "[" in now and "]" in now:
+            choices = now.replace("[", "").replace("]", "").split()
+            if value not in choices:
+                self._refuse(path, value, errno.EINVAL)
+            super().write(path, " ".join(f"[{c}]" if c == value else c for c in choices))
+            if name == "scheduler":
+                super().write(path.replace("scheduler", "nr_requests"), QUEUE_DEPTHS[value])
+            return
+        offers = {
+            "scaling_governor": "scaling_available_governors",
+            "energy_performance_preference": "energy_performance_available_preferences",
+        }.get(name)
+        if offers and value not in self.read(path.replace(name, offers)).split():
+            self._refuse(path, value, errno.EINVAL)
+        if name == "no_turbo" and " ida" not in self.read("/proc/cpuinfo"):
+            self._refuse(path, value, errno.EPERM)
+        if path == f"{CPUS}/smt/control":
+            self._switch_threads(value)
+        if path.startswith(RECORDED):
+            value = self._as_a_driver(value)
+        if name == "cgroup.subtree_control":
+            left = [c for c in now.split() if f"-{c}" not in value.split()]
+            left += [w[1:] for w in value.split() if w[0] == "+" and w[1:] not in left]
+            value = " ".join(left)
+        super().write(path, value)
+
+    def _as_a_driver(self, value: str) -> str:
+        """Without checksums nothing is gathered, without gathering nothing is segmented; neither
+        comes back by itself.
+        """
+        new = dict(line.split(" ", 1) for line in value.strip().splitlines())
+        leaders = {
+            "scatter_gather": "tx_checksum",
+            "tso": "scatter_gather",
+            "gso": "scatter_gather",
+        }
+        for follower, leader in leaders.items():
+            if new[leader] == "0":
+                new[follower] = "0"
+        return "\n".join(f"{k} {v}" for k, v in new.items())
+
+    def _refuse(self, path: str, value: str, why: int) -> None:
+        raise KernelFileError(f"cannot set {path} to {value!r}: {os.strerror(why)}")
+
+    def _switch_threads(self, value: str) -> None:
+        if value not in ("on", "off"):
+            self._refuse(f"{CPUS}/smt/control", value, errno.EINVAL)
+        cpus = [int(n[3:]) for n in self.names(CPUS) if re.fullmatch(r"cpu\d+", n)]
+        first = {
+            c
+            for c in cpus
+            if numbers(self.read(f"{CPUS}/cpu{c}/topology/thread_siblings_list"))[0] == c
+        }
+        self.path(f"{CPUS}/online").write_text(cpu_text(cpus if value == "on" else first) + "\n")
+
+
+@dataclass
+class TreeProcesses:
+    """systemctl and modprobe as far as settings use them."""
+
+    fs: TreeKernel
+    ran: list[list[str]] = field(default_factory=list)
+
+    def run(self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Completed:
+        self.ran.append(list(argv))
+        program, *words = argv[0].rpartition("/")[2], *argv[1:]
+        match [program, *words]:
+            case ["systemctl", "set-property", "--runtime", unit, assignment]:
+                _, _, value = assignment.partition("=")
+                self._put(f"/sys/fs/cgroup/{unit}/cpuset.cpus", value)
+            case ["systemctl", "start" | "stop" as verb, unit]:
+                populated = f"populated {int(verb == 'start')}\nfrozen 0"
+                self._put(f"/sys/fs/cgroup/system.slice/{unit}/cgroup.events", populated)
+            case ["systemctl", "daemon-reload"]:
+                self._reload()
+            case ["modprobe", "-r", name]:
+                self.fs.path(f"/sys/module/{name}/initstate").unlink()
+                self.fs.path(f"/sys/module/{name}").rmdir()
+            case ["modprobe", name]:
+                self._put(f"/sys/module/{name}/initstate", "live")
+            case ["update-grub"]:
+                pass
+            case _:
+                raise ProgramError(f"{' '.join(argv)} failed with 1: unknown to the test")
+        return Completed(0, "", "")
+
+    def lines(self, argv: Sequence[str]) -> Iterator[bytes]:
+        raise AssertionError("sidekick reads no program's lines")
+
+    def _reload(self) -> None:
+        drop_in = "/run/systemd/system/workload.slice.d/50-twine-controllers.conf"
+        if self.fs.exists("/sys/fs/cgroup/workload.slice") and not self.fs.exists(drop_in):
+            control = "/sys/fs/cgroup/workload.slice/cgroup.subtree_control"
+            self._put(control, "cpuset cpu io memory pids")
+
+    def _put(self, path: str, text: str) -> None:
+        put(self.fs, path, text)
+
+
+class RecordedHost:
+    """One host of `tests/data/hosts` below a folder."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.name, self.root = name, root
+        self.points = Points()
+        self.fs = TreeKernel(root, points=self.points)
+        self.processes = TreeProcesses(self.fs)
+        self.state = StateFolder(root / "var/lib/twine/sidekick", FakeDisk(self.points))
+        self.time_s = 1000.0
+        (root / "etc").mkdir(parents=True, exist_ok=True)
+        about = described(name)
+        for path, text in about["files"].items():
+            put(self.fs, path, text)
+        for sysctl, text in about["sysctl"].items():
+            put(self.fs, f"/proc/sys/{sysctl.replace('.', '/')}", text)
+        registers = {int(k, 16): v for k, v in about["msr"].items() if k != "cpus"}
+        for cpu in range(about["msr"].get("cpus", 0)):
+            data = bytearray(max(registers) + 8)
+            for number, value in registers.items():
+                data[number : number + 8] = value.to_bytes(8, "little")
+            path = self.fs.path(f"/dev/cpu/{cpu}/msr")
+            path.parent.mkdir(parents=True)
+            path.write_bytes(data)
+
+    def host(self, root: Path | None = None) -> Host:
+        return Host(
+            fs=self.fs,
+            processes=self.processes,
+            disk=self.state.disk,
+            hardware=read_hardware(self.fs),
+            now=lambda: 1_700_000_000.0,
+            monotonic=self._tick,
+            sleep=self._sleep,
+        )
+
+    def _tick(self) -> float:
+        self.time_s += 0.001
+        return self.time_s
+
+    def _sleep(self, seconds: float) -> None:
+        self.time_s += seconds
+
+    def target(self, profile: str, generation: int = 1) -> Target:
+        """Return what one of the repository's profiles asks of this host."""
+        host = self.host()
+        found = Library([PROFILES], SETTINGS).load(profile, read_facts(self.fs))
+        return target_of(found, host, generation)
+
+    def everything(self) -> dict[str, bytes]:
+        """Return every file but sidekick's own, and those that only act or remember."""
+        found = {}
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                path = f"{folder}/{name}".removeprefix(str(self.root))
+                if not path.startswith("/var/lib/twine") and name not in ACTIONS:
+                    found[path] = Path(folder, name).read_bytes().rstrip()
+        return found
+
+
+def put(fs: FakeKernel, path: str, text: str) -> None:
+    target = f"{fs.root}{path}"
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    with open(target, "w") as file:
+        file.write(text.strip("\n") + "\n")
+
+
+def described(name: str) -> dict[str, Any]:
+    """Return the files, sysctls and registers of a host, those of its parent below them."""
+    raw = tomllib.loads((DATA / f"{name}.toml").read_text())
+    about: dict[str, Any] = {"files": {}, "sysctl": {}, "msr": {}}
+    if "extends" in raw:
+        about = described(raw["extends"])
+        gone = tuple(raw.get("gone", ()))
+        about["files"] = {p: t for p, t in about["files"].items() if not p.startswith(gone or "\0")}
+    for path, text in raw.get("files", {}).items():
+        about["files"] |= dict(_expanded(path, text))
+    about["sysctl"] |= raw.get("sysctl", {})
+    about["msr"] |= raw.get("msr", {})
+    return about
+
+
+def _expanded(path: str, text: str) -> Iterator[tuple[str, str]]:
+    parts = re.split(r"\{(\d+)-(\d+)\}", path)
+    fixed, firsts, lasts = parts[0::3], parts[1::3], parts[2::3]
+    ranges = [range(int(a), int(b) + 1) for a, b in zip(firsts, lasts, strict=True)]
+    for chosen in itertools.product(*ranges):
+        pieces = itertools.zip_longest(fixed, map(str, chosen), fillvalue="")
+        whole = "".join(itertools.chain.from_iterable(pieces))
+        yield (
+            whole,
+            re.sub(
+                r"\$(\d)([+-]\d+)?",
+                lambda m: str(chosen[int(m[1])] + int(m[2] or 0)),  # noqa: B023
+                text,
+            ),
+        )
