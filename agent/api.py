@@ -69,6 +69,7 @@ Few = Annotated[int, Meta(ge=0, le=1 << 16)]
 """Of what a machine can have: CPUs, sockets, devices."""
 Moment = Annotated[float, Meta(ge=0, le=1e11)]
 """Seconds since 1970, or since a boot."""
+Share = Annotated[float, Meta(ge=0, le=1)]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
 Id = Annotated[str, Meta(max_length=256)]
 """A word that another program made up: an id, a version, a name."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from agent import api
 from agent.routes import ROUTES
+from agent.usage import Usages
 from agent.wire.client import WireClient
 from agent.wire.routes import Route
 
@@ -115,6 +116,10 @@ class AgentClient(WireClient):
             since=since,
             tail=tail,
         )
+
+    async def get_usage(self) -> Usages:
+        """Return what each task uses of the host."""
+        return _as(Usages, await self.call(_ROUTE["get_usage"]))
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         """Ask for a host profile; the answer comes before it is applied."""

@@ -44,6 +44,7 @@ from agent.services.roots import Roots
 from agent.services.supervisor import Host
 from agent.services.tasks import Tasks
 from agent.services.units import Units
+from agent.services.usage import UsageReader
 from agent.wire.client import WireClient
 from agent.wire.door import LOCAL, Limits, open_door, raise_descriptor_limit
 from agent.wire.server import http_log
@@ -63,6 +64,7 @@ _FETCH = next(r for r in JOIN_ROUTES if r.name == "fetch_image")
 def real_machine() -> Machine:
     """Return the host this process runs on."""
     from agent.machine.btrfs import HostBtrfs
+    from agent.machine.cgroups import HostCgroups
     from agent.machine.hardware import read_hardware
     from agent.machine.kernelfs import KernelFs
     from agent.machine.process import HostProcesses
@@ -73,6 +75,7 @@ def real_machine() -> Machine:
         btrfs=HostBtrfs(),
         processes=HostProcesses(),
         hardware=lambda: read_hardware(KernelFs()),
+        cgroups=HostCgroups(KernelFs()),
     )
 
 
@@ -155,8 +158,10 @@ class Agent:
         def spawn(work: Coroutine[Any, Any, None]) -> None:
             group.create_task(_logged(work))
 
+        tasks = Tasks(host, hardware, group, reserve_bytes=config.reserve_memory_bytes)
         return Services(
-            tasks=Tasks(host, hardware, group, reserve_bytes=config.reserve_memory_bytes),
+            tasks=tasks,
+            usage=UsageReader(machine.cgroups, tasks, lanes, machine.boottime_s).read,
             images=images,
             logs=Logs(machine.processes),
             events=events,

@@ -20,6 +20,7 @@ from agent.api import (
     TaskSpec,
     TaskStatus,
 )
+from agent.usage import Usages
 from agent.wire.routes import Route
 
 _TASK = "/v1/tasks/{task_id}"
@@ -73,6 +74,7 @@ ROUTES: tuple[Route, ...] = (
         response=TaskStatus,
         summary="Stop the task and start it again, now",
     ),
+    Route("get_usage", "GET", "/v1/usage", response=Usages, summary="What each task uses"),
     Route(
         "task_logs",
         "GET",

@@ -16,7 +16,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agent import api
-from agent.errors import Busy, Forbidden, InvalidInput, Unauthenticated
+from agent.core.records import unit_of
+from agent.errors import Busy, Forbidden, InvalidInput, NotFound, Unauthenticated
 from agent.routes import ROUTES
 from agent.services.contact import Contact
 from agent.services.events import EventLog
@@ -25,6 +26,7 @@ from agent.services.host_profile import HostProfile
 from agent.services.images import Images
 from agent.services.logs import Logs
 from agent.services.tasks import Tasks
+from agent.usage import Usages
 from agent.wire.peers import local_user, tls_peer
 from agent.wire.routes import Route
 from agent.wire.server import Call, Handler, Peer, make_app
@@ -45,6 +47,7 @@ class Services:
     contact: Contact
     profile: HostProfile
     facts: Callable[[], Awaitable[api.MachineFacts]]
+    usage: Callable[[], Awaitable[Usages]]
     pull: Callable[[api.ImagePull], Any]
     """Fetches an image from the control plane this host has joined."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
@@ -198,16 +201,21 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
         s.contact.check_command(task_id, spec, *_heard(s, call, epoch or 0))
         return await s.tasks.restart(task_id, generation, epoch)
 
+    async def get_usage(_: Call) -> Usages:
+        _must_be_ready(s)
+        return await s.usage()
+
     async def task_logs(call: Call) -> AsyncIterator[bytes]:
         _must_be_ready(s)
-        unit = s.tasks.get(_task_id(call)).unit
+        task_id = _task_id(call)
         tail = call.number("tail")
-        return s.logs.read(
-            unit,
-            follow=call.flag("follow"),
+        lines = s.logs.read(
+            unit_of(task_id),
+            follow=call.flag("follow") and s.tasks.knows(task_id),
             since=call.number("since"),
             tail=None if tail is None else int(tail),
         )
+        return lines if s.tasks.knows(task_id) else await _some(lines, task_id)
 
     return {
         "list_tasks": list_tasks,
@@ -215,6 +223,7 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
         "get_task": get_task,
         "delete_task": delete_task,
         "restart_task": restart_task,
+        "get_usage": get_usage,
         "task_logs": task_logs,
     }
 
@@ -270,6 +279,24 @@ def _heard(s: Services, call: Call, epoch: int) -> tuple[str | None, int]:
     name = call.query.get("heard", "")
     s.contact.heard(name, epoch)
     return name, epoch
+
+
+async def _some(lines: AsyncIterator[bytes], task_id: str) -> AsyncIterator[bytes]:
+    """Return what a task wrote that is gone; raise `NotFound` where the journal knows of none."""
+    try:
+        first = await anext(lines)
+    except StopAsyncIteration:
+        raise NotFound(
+            f"there is no task {task_id} on this machine, and the journal has nothing of one",
+            hint="twine-agent ps",
+        ) from None
+
+    async def all_of_it() -> AsyncIterator[bytes]:
+        yield first
+        async for line in lines:
+            yield line
+
+    return all_of_it()
 
 
 def _with_users(s: Services, info: api.ImageInfo) -> api.ImageInfo:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from agent.api import Limits, TaskSpec
-from agent.core.records import key_of
+from agent.core.records import key_of, unit_of
 
 _S = 1_000_000
 
@@ -77,6 +77,11 @@ refuses all that matter.
 def slice_of(entitlement: str) -> str:
     r"""Return the slice of an entitlement; a dash would be a level of its own, so `\x2d`."""
     return "workload-" + entitlement.replace("-", r"\x2d") + ".slice"
+
+
+def cgroup_of(task_id: str, entitlement: str) -> str:
+    """Return the cgroup of a task, below the root of the hierarchy (systemd.slice(5))."""
+    return f"/workload.slice/{slice_of(entitlement)}/{unit_of(task_id)}"
 
 
 def describe_unit(task_id: str, spec: TaskSpec) -> str:

@@ -174,6 +174,33 @@ class Hardware:
     cgroup_controllers: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the processes of a cgroup use. Seconds and bytes; counters since it was made."""
+
+    cpu_s: float = 0.0
+    throttled_s: float = 0.0
+    """For how long its CPU limit kept it from running."""
+    memory_bytes: int = 0
+    memory_peak_bytes: int = 0
+    oom_kills: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    processes: int = 0
+    """Processes and threads."""
+    cpu_pressure: float = 0.0
+    """Share of the last 10 s in which some of it waited for CPU; likewise for the others."""
+    memory_pressure: float = 0.0
+    io_pressure: float = 0.0
+
+
+class Cgroups(Protocol):
+    """The cgroups of the host."""
+
+    def read(self, group: str) -> Usage | None:
+        """Return what a cgroup (its path below the root) uses, None where there is none."""
+
+
 def boottime_s() -> float:
     """Return seconds since boot, suspend included; no step of the clock moves them."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -187,4 +214,5 @@ class Machine:
     btrfs: Btrfs
     processes: Processes
     hardware: Callable[[], Hardware]
+    cgroups: Cgroups
     boottime_s: Callable[[], float] = boottime_s

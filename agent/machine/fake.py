@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.errors import BtrfsError, Conflict, ProgramError
-from agent.machine import Completed, Cpu, Hardware, Machine, Subvolume, boottime_s
+from agent.machine import Completed, Cpu, Hardware, Machine, Subvolume, Usage, boottime_s
 from agent.machine.fake_programs import PROGRAMS, btrfs, ends_with
 from agent.machine.fake_systemd import Ended, FakeSystemd, Program
 
@@ -218,6 +218,17 @@ class FakeLines:
         self.closed = True
 
 
+@dataclass(slots=True)
+class FakeCgroups:
+    """Usage by cgroup, as tests and the simulator set it."""
+
+    usage: dict[str, Usage] = field(default_factory=dict)
+
+    def read(self, group: str) -> Usage | None:
+        """Return what was set."""
+        return self.usage.get(group)
+
+
 @dataclass
 class FakeMachine:
     """A machine whose file system is `root`."""
@@ -229,6 +240,7 @@ class FakeMachine:
     systemd: FakeSystemd = field(init=False)
     btrfs: FakeBtrfs = field(init=False)
     processes: FakeProcesses = field(init=False)
+    cgroups: FakeCgroups = field(default_factory=FakeCgroups)
 
     def __post_init__(self) -> None:
         """Start with nothing running."""
@@ -241,7 +253,12 @@ class FakeMachine:
     def machine(self) -> Machine:
         """Return it as the agent takes it."""
         return Machine(
-            self.systemd, self.btrfs, self.processes, lambda: self.hardware, self.boottime_s
+            self.systemd,
+            self.btrfs,
+            self.processes,
+            lambda: self.hardware,
+            self.cgroups,
+            self.boottime_s,
         )
 
     def reboot(self) -> None:

@@ -224,6 +224,10 @@ class Tasks:
             return _spared_status(task_id, self._spared[task_id])
         raise self._unknown(task_id)
 
+    def knows(self, task_id: str) -> bool:
+        """Return whether there is such a task."""
+        return task_id in self._loops or task_id in self._spared
+
     def spec(self, task_id: str) -> TaskSpec:
         """Return the specification in force of a task, or raise `NotFound`."""
         if task_id not in self._loops:

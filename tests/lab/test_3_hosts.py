@@ -67,6 +67,23 @@ def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:  
     assert allowed == {}, answers
 
 
+def test_what_tasks_use_is_what_the_kernel_counts(web: TheLab) -> None:
+    used = json.loads(web.ssh("m1", "twine-agent top --interval 1s -o json"))["tasks"]
+    ps = json.loads(web.ssh("m1", "twine-agent ps -o json"))["tasks"]
+    running = {t["task_id"]: t for t in ps if t["state"] == "running"}
+    assert {u["task_id"] for u in used} == set(running)
+    for usage in used:
+        unit = running[usage["task_id"]]["unit"]
+        shown = web.ssh(
+            "m1", f"systemctl show -P CPUUsageNSec -P MemoryPeak -P TasksCurrent {unit}"
+        )
+        cpu_ns, peak, processes = (int(line) for line in shown.splitlines())
+        assert 0 < usage["cpu_s"] * 1e9 <= cpu_ns
+        assert 0 < usage["memory_bytes"] <= usage["memory_peak_bytes"] <= peak
+        assert usage["processes"] == processes
+    print(web.ssh("m1", "twine-agent top"))
+
+
 def test_a_restored_snapshot_is_the_lab_as_it_was(web: TheLab) -> None:
     before = web.invocations()
     web.lab("snapshot", "stable")

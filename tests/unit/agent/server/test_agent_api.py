@@ -15,12 +15,13 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from builders import IMAGE, FakeHost, a_spec, running
+from builders import IMAGE, FakeHost, a_spec, running, unit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent import api, server
 from agent.errors import Forbidden, Problem, SystemdError, Unauthenticated
+from agent.machine import Usage
 from agent.routes import ROUTES
 from agent.server import authorize_with
 from agent.wire.server import Peer
@@ -270,12 +271,39 @@ async def test_a_body_that_never_comes_is_no_bug_of_ours(host: FakeHost) -> None
 async def test_a_reader_of_the_log_of_nothing_gets_a_problem_not_an_empty_log(
     host: FakeHost,
 ) -> None:
+    host.fake.processes.answers[("journalctl",)] = []
     async with (
         host.agent(),
         _session(host) as session,
         session.get("/v1/tasks/web/logs") as response,
     ):
         assert (await _problem(response)).code == "not_found"
+
+
+async def test_what_a_task_wrote_that_is_gone_can_be_read(host: FakeHost) -> None:
+    host.fake.processes.answers[("journalctl",)] = [b"last words\n", b"and more\n"]
+    async with host.agent() as client:
+        said = b"".join([chunk async for chunk in client.task_logs("web", follow=True)])
+
+    assert said == b"last words\nand more\n"
+    assert "_SYSTEMD_UNIT=twine-task-web.service" in host.fake.processes.calls[-1]
+    assert "--follow" not in host.fake.processes.calls[-1]
+
+
+async def test_what_tasks_use_is_told_of_those_that_have_processes(host: FakeHost) -> None:
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(entitlement="with-dash"))
+        await running(client, "web")
+        group = host.fake.systemd.find(unit("web"))
+        assert group is not None
+        host.fake.cgroups.usage[group.control_group] = Usage(cpu_s=1.5, memory_bytes=7 << 20)
+        first = await client.get_usage()
+        host.fake.cgroups.usage.clear()
+        later = await client.get_usage()
+
+    assert [(u.task_id, u.cpu_s, u.memory_bytes) for u in first.tasks] == [("web", 1.5, 7 << 20)]
+    assert later.tasks == []
+    assert later.at_boot_s > first.at_boot_s > 0
 
 
 async def test_what_a_machine_has_is_told_while_systemd_does_not_answer(

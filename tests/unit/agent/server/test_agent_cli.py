@@ -6,8 +6,7 @@ import asyncio
 import json
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,50 +19,6 @@ from agent.config import AgentConfig, load
 from agent.machine.fake import ends_with
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[FakeHost]:
-    """Run an agent in a thread of its own, as the command line tool runs its own loop."""
-    host = FakeHost(tmp_path / "host")
-    host.give_image()
-    host.fake.processes.answers[("journalctl",)] = [b"one\n", b"t\x1bwo\n"]
-    ready, stop, loops = threading.Event(), asyncio.Event(), []
-
-    async def serve() -> None:
-        loops.append(asyncio.get_running_loop())
-        async with host.agent():
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert ready.wait(10)
-    yield host
-    loops[0].call_soon_threadsafe(stop.set)
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Return a way to call the program: exit code, standard output, standard error."""
-    monkeypatch.delenv("TWINE_AGENT", raising=False)
-
-    def call(*argv: str, host: FakeHost | None = None) -> tuple[int, str, str]:
-        config = tmp_path / "agent.toml"
-        socket = host.config.socket if host else str(tmp_path / "nothing.sock")
-        config.write_text(f'socket = "{socket}"\n')
-        monkeypatch.setattr(sys, "argv", ["twine-agent", f"--config={config}", *argv])
-        code = 0
-        try:
-            main()
-        except SystemExit as e:
-            code = int(e.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return call
 
 
 def test_a_task_is_run_listed_read_and_stopped_on_one_host_alone(  # AG4

@@ -184,11 +184,12 @@ async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> Non
         await client.put_task("web", a_spec())
         whole = await _read(client)
         await _read(client, tail=5, since="12.5")
+        host.fake.processes.answers[tuple(journal_command(unit("nothing")))] = []
         with pytest.raises(NotFound):
             await anext(client.task_logs("nothing"))
 
     assert whole == b"".join(lines)
-    assert host.fake.processes.calls[-1] == (
+    assert host.fake.processes.calls[-2] == (
         "journalctl",
         "--no-pager",
         "--quiet",

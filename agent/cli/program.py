@@ -1,0 +1,54 @@
+"""How the program is called and how it ends: the local agent, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from agent.cli.show import printable
+from agent.config import load, local_socket
+from agent.errors import TwineError
+
+if TYPE_CHECKING:
+    from agent.client import AgentClient
+
+T = TypeVar("T")
+
+
+def run_program(cli: click.Command) -> None:
+    """Run the command line; every failure on purpose is one message and an exit code."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as e:
+        e.show()
+        sys.exit(64)
+    except TwineError as e:
+        click.echo(f"twine-agent: {printable(str(e))}", err=True)
+        for error in e.errors:
+            click.echo(f"  {error.field}: {error.reason}", err=True)
+        if e.hint:
+            click.echo(f"  try: {printable(e.hint)}", err=True)
+        sys.exit(e.exit_code)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+def call(config_path: Path | None, ask: Callable[[AgentClient], Awaitable[T]]) -> T:
+    """Return what the agent of this host answers."""
+    from agent.client import AgentClient
+
+    async def run() -> T:
+        async with AgentClient(local_socket(load(config_path))) as client:
+            return await ask(client)
+
+    try:
+        return asyncio.run(run())
+    except KeyboardInterrupt:
+        raise click.Abort from None

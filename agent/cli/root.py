@@ -1,0 +1,33 @@
+"""The root command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from agent.cli import host, service, tasks
+from agent.cli.program import run_program
+
+
+@click.group()
+@click.option("--config", type=click.Path(path_type=Path), help="Instead of /etc/twine/agent.toml.")
+@click.version_option(package_name="twine-cluster", prog_name="twine-agent")
+@click.pass_context
+def cli(context: click.Context, config: Path | None) -> None:
+    """Run tasks on this machine from btrfs images, as systemd units."""
+    context.obj = config
+
+
+_COMMANDS = (
+    *(tasks.run, tasks.ps, tasks.show_task, tasks.top, tasks.logs, tasks.restart, tasks.stop),
+    *(host.facts, host.images, host.image, host.events, host.profile),
+    *(service.serve, service.join, service.install, service.show_config),
+)
+for _command in _COMMANDS:
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """Run the command line."""
+    run_program(cli)

@@ -1,0 +1,95 @@
+"""Commands of who installs and runs the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import click
+
+from agent import api
+from agent.cli import show
+from agent.config import load
+from agent.errors import TwineError
+
+
+@click.command()
+@click.pass_obj
+def serve(config_path: Path | None) -> None:
+    """Run the agent (systemd does this: twine-agent.service)."""
+    from agent import daemon
+    from agent.log import configure
+
+    config = load(config_path)
+    configure("twine-agent", config.log_level)
+    try:
+        asyncio.run(daemon.serve(config))
+    except BaseExceptionGroup as group:
+        for error in group.exceptions:
+            if isinstance(error, TwineError):
+                raise error from group
+        raise
+
+
+@click.command()
+@click.argument("url")
+@click.option("--token", required=True, help="From `twinectl token create`; good for one use.")
+@click.option("--ca-hash", required=True, help="Pin of the control plane's authority.")
+@click.option("--name", default=socket.gethostname, help="Name of the machine; the host name.")
+@click.option("--address", required=True, help="HOST:PORT where the agent is reached.")
+@click.option("--region", default="local")
+@click.option("--datacenter", default="dc1")
+@click.option("--msb", default="msb1")
+@click.option("--row", default="row1")
+@click.option("--rack", default="rack1")
+@click.option("--machine-type", default="small")
+@click.pass_obj
+def join(config_path: Path | None, /, url: str, **options: str) -> None:
+    """Make this host a machine of the region behind the control plane at URL."""
+    from agent.daemon import real_machine
+    from agent.services.facts import Facts
+    from agent.services.identity import Candidate, HostIdentity, Invitation
+
+    config = load(config_path)
+    name = options["name"]
+    location = api.Location(
+        **{k: options[k] for k in ("region", "datacenter", "msb", "row", "rack")}
+    )
+    candidate = Candidate(
+        machine=name,
+        address=options["address"],
+        facts=Facts(real_machine(), config.state_dir).read(name),
+        location=location,
+        machine_type=options["machine_type"],
+    )
+    identity = HostIdentity(Path(config.state_dir) / "identity")
+    invitation = Invitation(url, options["token"], options["ca_hash"])
+    joined = asyncio.run(identity.join(invitation, candidate))
+    click.echo(f"{joined.machine} joined {joined.control_plane_url}")
+
+
+@click.command()
+@click.option("--root", type=click.Path(path_type=Path), default=Path("/"), help="Of an image.")
+@click.option("--now", is_flag=True, help="Enable and start the service, too.")
+def install(root: Path, now: bool) -> None:
+    """Put unit files, group and configuration in place."""
+    from agent.machine.process import HostProcesses
+    from agent.services.install import install as put
+
+    for path in put(root):
+        click.echo(path)
+    if now:
+        processes = HostProcesses()
+        processes.run(["systemd-sysusers"])
+        processes.run(["systemctl", "daemon-reload"])
+        processes.run(["systemctl", "enable", "sidekick-resume.service"])
+        processes.run(["systemctl", "enable", "--now", "twine-agent.service"])
+        click.echo("twine-agent.service is enabled and runs")
+
+
+@click.command("config")
+@click.pass_obj
+def show_config(config_path: Path | None) -> None:
+    """Print the configuration in force, as JSON."""
+    show.json(load(config_path))

@@ -1,0 +1,359 @@
+"""Commands about tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from agent import api
+from agent.cli import show
+from agent.cli.program import call
+from agent.cli.show import output_option
+from agent.errors import InvalidInput, NotFound
+from agent.usage import TaskUsage, Usages
+from agent.wire import options
+from agent.wire.quantities import about_size
+
+if TYPE_CHECKING:
+    from agent.client import AgentClient
+
+
+@click.command()
+@click.argument("name")
+@click.option("--image", required=True, help="Digest, or a root file system as .tar[.gz|.zst].")
+@click.option("-e", "--env", multiple=True, metavar="K=V", help="Environment variable.")
+@click.option(
+    "--memory", type=options.size(), default="256MiB", show_default=True, help="48MiB, 1.5GiB, …"
+)
+@click.option("--cores", type=options.cores(), help="Most CPUs: 0.5, 2, 500m.")
+@click.option("--port", type=int, help="Probe this port over HTTP; healthy once it answers.")
+@click.option("--path", default="/", show_default=True, help="Path of the probe.")
+@click.option(
+    "--start-period",
+    type=options.seconds(),
+    default="30s",
+    show_default=True,
+    help="How long it may take until the probe answers.",
+)
+@click.option(
+    "--restart",
+    type=click.Choice([w.value for w in api.RestartWhen]),
+    default="always",
+    show_default=True,
+)
+@click.option("--entitlement", default="local", show_default=True, help="Slice it runs in.")
+@click.option("--wait/--no-wait", default=True, help="Wait until it runs (and is healthy).")
+@click.argument("command", nargs=-1, required=True)
+@click.pass_obj
+def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **given: Any) -> None:
+    """Start task NAME: COMMAND in a snapshot of an image. Put -- before the command."""
+    probe = None
+    if given["port"]:
+        probe = api.Probe(
+            port=given["port"], path=given["path"], start_period_s=given["start_period"]
+        )
+    wait = given["wait"]
+
+    async def start(client: AgentClient) -> api.TaskStatus:
+        spec = api.TaskSpec(
+            generation=time.time_ns() // 1_000_000,
+            image=await _image(client, given["image"]),
+            command=list(command),
+            environment=dict(_pair(e) for e in given["env"]),
+            entitlement=given["entitlement"],
+            limits=api.Limits(memory_max_bytes=int(given["memory"]), cpu_max_cores=given["cores"]),
+            restart=api.RestartPolicy(when=api.RestartWhen(given["restart"])),
+            probe=probe,
+        )
+        events = await client.get_events(0)
+        status = await client.put_task(name, _checked(spec))
+        return await _follow(client, name, events.latest) if wait else status
+
+    status = call(config_path, start)
+    click.echo(f"{status.task_id}: {status.state}, {status.health}. {status.reason}".rstrip(". "))
+    if wait and not _as_asked(status):
+        sys.exit(1)
+
+
+def _as_asked(status: api.TaskStatus) -> bool:
+    """Return whether a task runs and is not broken, or has done what it was to do once."""
+    if status.state is api.TaskState.STOPPED and status.last_exit is not None:
+        return status.last_exit.result == "success"
+    return status.state is api.TaskState.RUNNING and status.health is not api.Health.UNHEALTHY
+
+
+async def _follow(
+    client: AgentClient, name: str, after: int, before: api.TaskStatus | None = None
+) -> api.TaskStatus:
+    """Wait until a task runs with a verdict on its health, or cannot; again, if it did `before`."""
+    while True:
+        status = await client.get_task(name)
+        if before is not None and _is_as(status, before):
+            after = (await client.get_events(after, wait_s=10)).latest
+            continue
+        if status.state is api.TaskState.RUNNING and status.health is not api.Health.UNKNOWN:
+            return status
+        if status.state in (api.TaskState.FAILED, api.TaskState.STOPPED, api.TaskState.BACKOFF):
+            return status
+        after = (await client.get_events(after, wait_s=10)).latest
+
+
+def _is_as(status: api.TaskStatus, before: api.TaskStatus) -> bool:
+    """Return whether a restart that was asked for is still to come."""
+    same = status.invocation_id == before.invocation_id
+    return same and status.state in (before.state, api.TaskState.STOPPING)
+
+
+async def _image(client: AgentClient, image: str) -> str:
+    if image.startswith("sha256:"):
+        return image
+    path = Path(image)
+    if not path.is_file():
+        raise InvalidInput(f"{image!r} is neither a digest nor a file")
+    click.echo(f"reading {image}", err=True)
+    digest = await asyncio.to_thread(_digest_of, path)
+    info = await client.put_image(digest, api.ImageFormat.TAR, _chunks(path))
+    click.echo(f"image {info.digest}", err=True)
+    return info.digest
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+async def _chunks(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := await asyncio.to_thread(file.read, 1 << 20):
+            yield chunk
+
+
+def _checked(spec: api.TaskSpec) -> api.TaskSpec:
+    """Return the specification after the same checks that the server makes."""
+    from agent.wire.routes import decode_json
+
+    checked = decode_json(msgspec.json.encode(spec), api.TaskSpec, "the task")
+    assert isinstance(checked, api.TaskSpec)
+    return checked
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise InvalidInput(f"--env {text!r} is not NAME=VALUE")
+    return name, value
+
+
+@click.command()
+@output_option
+@click.pass_obj
+def ps(config_path: Path | None, output: str) -> None:
+    """Show all tasks of this machine."""
+    tasks = call(config_path, lambda c: c.list_tasks())
+    if output == "json":
+        return show.json(tasks)
+    rows = [
+        (
+            t.task_id,
+            str(t.state),
+            str(t.health),
+            str(t.restarts),
+            show.age(t.started_at),
+            t.entitlement,
+            t.reason,
+        )
+        for t in tasks.tasks
+    ]
+    return show.table(("TASK", "STATE", "HEALTH", "RESTARTS", "AGE", "ENTITLEMENT", "REASON"), rows)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--wait/--no-wait", default=True, help="Wait until nothing of it is left.")
+@click.pass_obj
+def stop(config_path: Path | None, name: str, wait: bool) -> None:
+    """Stop task NAME and remove what it left on the machine.
+
+    A task of a control plane comes back as soon as that hears of it: stop its job instead.
+    """
+
+    async def end(client: AgentClient) -> str:
+        after = (await client.get_events(0)).latest
+        leaving = await client.delete_task(name)
+        while wait:
+            try:
+                now = await client.get_task(name)
+            except NotFound:
+                return "gone"
+            if now.generation != leaving.generation:
+                return f"stopped, and wanted again by its owner (generation {now.generation})"
+            after = (await client.get_events(after, wait_s=10)).latest
+        return "stopping"
+
+    click.echo(f"{name}: {call(config_path, end)}")
+
+
+@click.command()
+@click.argument("name")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what it writes from now on.")
+@click.option("--tail", type=int, help="Only the last lines.")
+@click.option("--since", help="Seconds since 1970.")
+@click.pass_obj
+def logs(
+    config_path: Path | None, name: str, follow: bool, tail: int | None, since: str | None
+) -> None:
+    """Print what task NAME wrote."""
+
+    async def read(client: AgentClient) -> None:
+        async for chunk in client.task_logs(name, follow=follow, tail=tail, since=since):
+            sys.stdout.write(show.printable(chunk.decode(errors="replace")))
+            sys.stdout.flush()
+
+    call(config_path, read)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--wait/--no-wait", default=True, help="Wait until it runs again (and is healthy).")
+@click.pass_obj
+def restart(config_path: Path | None, name: str, wait: bool) -> None:
+    """Stop task NAME and start it again.
+
+    Of a task of a control plane this is one more start on this host; for an orderly restart of
+    a job's tasks ask the control plane.
+    """
+
+    async def again(client: AgentClient) -> api.TaskStatus:
+        events = await client.get_events(0)
+        before = await client.get_task(name)
+        status = await client.restart_task(name)
+        return await _follow(client, name, events.latest, before) if wait else status
+
+    status = call(config_path, again)
+    click.echo(f"{status.task_id}: {status.state}, {status.health}. {status.reason}".rstrip(". "))
+    if wait and not _as_asked(status):
+        sys.exit(1)
+
+
+@click.command("show")
+@click.argument("name")
+@output_option
+@click.pass_obj
+def show_task(config_path: Path | None, name: str, output: str) -> None:
+    """Show one task whole: how it is, what it uses, how it ended last."""
+
+    async def ask(client: AgentClient) -> tuple[api.TaskStatus, TaskUsage | None]:
+        status = await client.get_task(name)
+        usage = await client.get_usage()
+        return status, next((u for u in usage.tasks if u.task_id == name), None)
+
+    status, usage = call(config_path, ask)
+    if output == "json":
+        return show.json({"task": status, "usage": usage})
+    rows = [
+        ("state", str(status.state)),
+        ("health", str(status.health)),
+        ("reason", status.reason or "-"),
+        ("image", status.image),
+        ("job", status.job or "-"),
+        ("entitlement", status.entitlement),
+        ("generation", f"{status.generation} (epoch {status.epoch})"),
+        ("unit", status.unit),
+        ("started", _moment(status.started_at)),
+        ("restarts", str(status.restarts)),
+        ("next start", _moment(status.next_start_at)),
+        ("last end", _ending(status.last_exit)),
+    ]
+    if usage is not None:
+        rows += [
+            ("cpu", f"{usage.cpu_s:.1f} s, throttled for {usage.throttled_s:.1f} s"),
+            (
+                "memory",
+                f"{about_size(usage.memory_bytes)}, at most {about_size(usage.memory_peak_bytes)}, "
+                f"{usage.oom_kills} OOM kills",
+            ),
+            (
+                "disk",
+                f"{about_size(usage.read_bytes)} read, {about_size(usage.written_bytes)} written",
+            ),
+            ("processes", str(usage.processes)),
+            ("waits for", _pressures(usage)),
+        ]
+    return show.table(("WHAT", "VALUE"), rows)
+
+
+def _moment(at: float | None) -> str:
+    return "-" if at is None else f"{show.when(at)} ({show.age(at)} ago)"
+
+
+def _ending(end: api.Exit | None) -> str:
+    if end is None:
+        return "-"
+    how = f"exit code {end.code}" if end.code is not None else f"signal {end.signal or '-'}"
+    return f"{show.when(end.at)}: {end.result}, {how}"
+
+
+def _pressures(usage: TaskUsage) -> str:
+    return (
+        f"cpu {usage.cpu_pressure:.0%}, memory {usage.memory_pressure:.0%}, "
+        f"disk {usage.io_pressure:.0%} of the last 10 s"
+    )
+
+
+@click.command()
+@click.option(
+    "--interval", type=options.seconds(), default="2s", show_default=True, help="Between readings."
+)
+@output_option
+@click.pass_obj
+def top(config_path: Path | None, interval: float, output: str) -> None:
+    """Show what each task uses, the busiest first.
+
+    Rates are what lies between two readings, `--interval` apart.
+    """
+
+    async def read(client: AgentClient) -> tuple[Usages, Usages]:
+        first = await client.get_usage()
+        await asyncio.sleep(interval)
+        return first, await client.get_usage()
+
+    first, last = call(config_path, read)
+    if output == "json":
+        return show.json(last)
+    took_s = max(last.at_boot_s - first.at_boot_s, 1e-3)
+    before = {u.task_id: u for u in first.tasks}
+    rates = [(_rates(before.get(u.task_id, u), u, took_s), u) for u in last.tasks]
+    rows = [
+        (
+            u.task_id,
+            f"{cores:.2f}",
+            f"{u.cpu_pressure:.0%}",
+            about_size(u.memory_bytes),
+            about_size(u.memory_peak_bytes),
+            f"{about_size(int(read))}/s",
+            f"{about_size(int(written))}/s",
+            str(u.processes),
+        )
+        for (cores, read, written), u in sorted(rates, key=lambda r: (-r[0][0], r[1].task_id))
+    ]
+    head = ("TASK", "CPUS", "WAITS", "MEMORY", "PEAK", "READ", "WRITTEN", "PROCESSES")
+    return show.table(head, rows)
+
+
+def _rates(before: TaskUsage, after: TaskUsage, took_s: float) -> tuple[float, float, float]:
+    """Return CPUs in use, bytes read and written a second; a restart counts from zero."""
+    if after.cpu_s < before.cpu_s:
+        before = TaskUsage(task_id=after.task_id)
+    return (
+        (after.cpu_s - before.cpu_s) / took_s,
+        max(0, after.read_bytes - before.read_bytes) / took_s,
+        max(0, after.written_bytes - before.written_bytes) / took_s,
+    )

@@ -1,0 +1,72 @@
+"""What the processes of a cgroup use, from the kernel's files (cgroup-v2.rst)."""
+
+from __future__ import annotations
+
+from agent.errors import KernelFileError
+from agent.machine import Usage
+from agent.machine.kernelfs import KernelFs
+
+ROOT = "/sys/fs/cgroup"
+_USEC = 1_000_000
+
+
+class HostCgroups:
+    """The unified hierarchy of the host. Blocking: call it through a lane."""
+
+    def __init__(self, fs: KernelFs) -> None:
+        """Read below `fs`."""
+        self._fs = fs
+
+    def read(self, group: str) -> Usage | None:
+        """Return what a cgroup uses, None where it is gone; a controller that is off counts 0."""
+        folder = f"{ROOT}{group}"
+        try:
+            cpu = self._numbers(f"{folder}/cpu.stat")
+            if cpu is None:
+                return None
+            memory = self._numbers(f"{folder}/memory.events") or {}
+            read, written = self._io(f"{folder}/io.stat")
+            return Usage(
+                cpu_s=cpu.get("usage_usec", 0) / _USEC,
+                throttled_s=cpu.get("throttled_usec", 0) / _USEC,
+                memory_bytes=self._number(f"{folder}/memory.current"),
+                memory_peak_bytes=self._number(f"{folder}/memory.peak"),
+                oom_kills=memory.get("oom_kill", 0),
+                read_bytes=read,
+                written_bytes=written,
+                processes=self._number(f"{folder}/pids.current"),
+                cpu_pressure=self._pressure(f"{folder}/cpu.pressure"),
+                memory_pressure=self._pressure(f"{folder}/memory.pressure"),
+                io_pressure=self._pressure(f"{folder}/io.pressure"),
+            )
+        except KernelFileError as e:
+            if isinstance(e.__cause__, OSError) and not self._fs.exists(folder):
+                return None  # it went while it was read: ENODEV
+            raise
+
+    def _number(self, path: str) -> int:
+        return int(self._fs.find(path) or 0)
+
+    def _numbers(self, path: str) -> dict[str, int] | None:
+        """Return a flat keyed file."""
+        text = self._fs.find(path)
+        if text is None:
+            return None
+        return {key: int(value) for key, value in (line.split() for line in text.splitlines())}
+
+    def _io(self, path: str) -> tuple[int, int]:
+        """Return bytes read and written, over all devices of a nested keyed file."""
+        read = written = 0
+        for line in (self._fs.find(path) or "").splitlines():
+            fields = dict(f.split("=", 1) for f in line.split()[1:] if "=" in f)
+            read += int(fields.get("rbytes", 0))
+            written += int(fields.get("wbytes", 0))
+        return read, written
+
+    def _pressure(self, path: str) -> float:
+        """Return the share of the last 10 s in which some process waited (psi.rst)."""
+        for line in (self._fs.find(path) or "").splitlines():
+            kind, *fields = line.split()
+            if kind == "some":
+                return float(dict(f.split("=", 1) for f in fields)["avg10"]) / 100
+        return 0.0

@@ -1,0 +1,148 @@
+"""`twine-agent show | top | restart | events | image rm | profile`: what a person looks at."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import IMAGE, OTHER_IMAGE, FakeHost, unit
+from click import Group
+
+from agent.cli.root import cli
+from agent.machine import Usage
+from agent.machine.fake import FakeCgroups, ends_with
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def _start(host: FakeHost, run: Run, name: str = "web") -> str:
+    """Start a task; return its cgroup."""
+    assert run("run", name, f"--image={IMAGE}", "--", "/bin/server", host=host)[0] == 0
+    state = host.fake.systemd.find(unit(name))
+    assert state is not None
+    return state.control_group
+
+
+def test_all_that_is_known_of_a_task_is_shown(host: FakeHost, run: Run) -> None:
+    group = _start(host, run)
+    host.fake.cgroups.usage[group] = Usage(
+        cpu_s=2.25, memory_bytes=20 << 20, memory_peak_bytes=33 << 20, oom_kills=1, processes=4
+    )
+    code, out, _ = run("show", "web", host=host)
+    as_json = json.loads(run("show", "web", "-o", "json", host=host)[1])
+
+    rows = dict(line.split(maxsplit=1) for line in out.splitlines()[1:] if " " in line)
+    assert code == 0
+    assert (rows["state"], rows["health"], rows["unit"]) == ("running", "healthy", unit("web"))
+    assert rows["cpu"] == "2.2 s, throttled for 0.0 s"
+    assert rows["memory"] == "20MiB, at most 33MiB, 1 OOM kills"
+    assert as_json["task"]["task_id"] == as_json["usage"]["task_id"] == "web"
+
+
+def test_how_a_task_ended_last_is_shown(host: FakeHost, run: Run) -> None:
+    host.fake.systemd.programs["once"] = ends_with(7)
+    run("run", "job", f"--image={IMAGE}", "--restart=never", "--", "once", host=host)
+    _, out, _ = run("show", "job", host=host)
+
+    assert "exit-code, exit code 7" in out
+    assert "it ended with exit code 7" in out
+
+
+def test_the_busiest_task_is_on_top(
+    host: FakeHost, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, cpu_s in (("idle", 0.5), ("busy", 4.0)):
+        group = _start(host, run, name)
+        host.fake.cgroups.usage[group] = Usage(cpu_s=cpu_s, memory_bytes=4 << 20)
+    read, more = FakeCgroups.read, iter([0.0, 9.0])
+
+    def grows(self: FakeCgroups, group: str) -> Usage | None:
+        found = read(self, group)
+        if found is None or "busy" not in group:
+            return found
+        return dataclasses.replace(found, cpu_s=found.cpu_s + next(more))
+
+    monkeypatch.setattr(FakeCgroups, "read", grows)
+    code, out, _ = run("top", "--interval=10ms", host=host)
+
+    assert code == 0
+    assert out.splitlines()[0].split()[:4] == ["TASK", "CPUS", "WAITS", "MEMORY"]
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["busy", "idle"]
+    assert float(out.splitlines()[1].split()[1]) > 0.0
+    assert "4MiB" in out
+
+
+def test_a_task_is_restarted_and_waited_for(host: FakeHost, run: Run) -> None:
+    _start(host, run)
+    before = host.invocation("web")
+    code, out, _ = run("restart", "web", host=host)
+
+    assert (code, out) == (0, "web: running, healthy\n")
+    assert host.invocation("web") != before
+
+
+def test_what_happened_is_shown_in_order(host: FakeHost, run: Run) -> None:
+    _start(host, run)
+    run("stop", "web", host=host)
+    code, out, _ = run("events", host=host)
+    as_json = [json.loads(x) for x in run("events", "-o", "json", host=host)[1].splitlines()]
+
+    said = [line.split("  ", 1)[1] for line in out.splitlines()]
+    assert code == 0
+    assert said[0].startswith("agent ")
+    assert said[0].endswith(": ready")
+    assert "task web: running" in said
+    assert said[-1] == "task-removed web: stopped and torn down"
+    assert [e["sequence"] for e in as_json] == sorted(e["sequence"] for e in as_json)
+
+
+def test_an_image_is_removed_by_its_first_digits(host: FakeHost, run: Run) -> None:
+    host.give_image(OTHER_IMAGE)
+    digits = OTHER_IMAGE.removeprefix("sha256:")
+    removed = run("image", "rm", digits[:12], host=host)
+    again = run("image", "rm", digits[:12], host=host)
+
+    assert removed == (0, f"{OTHER_IMAGE}: removed\n", "")
+    assert again[0] == 3
+    assert OTHER_IMAGE not in run("images", host=host)[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("image", "rm", "11"), 64, "is no digest"),
+        (("image", "rm", "latest"), 64, "is no digest"),
+        (("show", "nothing"), 3, "there is no task nothing"),
+        (("restart", "nothing"), 3, "there is no task nothing"),
+    ],
+)
+def test_what_is_not_there_is_told(
+    host: FakeHost, run: Run, argv: tuple[str, ...], code: int, words: str
+) -> None:
+    ended, _, err = run(*argv, host=host)
+
+    assert ended == code
+    assert words in err
+
+
+def test_an_image_in_use_is_not_removed(host: FakeHost, run: Run) -> None:
+    _start(host, run)
+    code, _, err = run("image", "rm", IMAGE, host=host)
+
+    assert code == 5
+    assert "is used by 1 tasks: web" in err
+
+
+def test_a_host_without_a_profile_says_so(host: FakeHost, run: Run) -> None:
+    assert run("profile", host=host)[:2] == (0, "(none): none\n")
+
+
+def test_every_command_is_in_its_document() -> None:
+    said = (Path(__file__).parents[4] / "docs" / "agent.md").read_text()
+
+    for name, command in cli.commands.items():
+        names = [f"{name} {c}" for c in command.commands] if isinstance(command, Group) else [name]
+        assert all(f"| `twine-agent {n}" in said for n in names), names
