@@ -58,6 +58,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     those who were made operators by `twinectl role grant`, and whoever may open `socket`."""
     audit_entries: Annotated[int, Meta(ge=1000, le=10_000_000)] = 100_000
     """Entries of the audit log that are kept, some 300 bytes each."""
+    controller_networks: list[str] = []
+    """Networks in which TaskControllers may be, as `10.0.0.0/8`: only there, even on loopback if it
+    is listed. Empty: anywhere but on loopback, link-local, multicast, reserved, own addresses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     scheduler: SchedulerSettings = SchedulerSettings()
     portal: PortalSettings = PortalSettings()

@@ -108,12 +108,15 @@ async def _build(
     from control_plane.roles import ControlPlane
     from control_plane.runtime.garbage import heap_that_stays
     from control_plane.runtime.runtime import Runtime
+    from control_plane.task_control.caller import ControllerCaller
+    from control_plane.task_control.core.addresses import rules_of
 
     authority, identity = trust
     runtime, settings = Runtime(), config.scheduler
     patience = Patience(settings.poll_wait_s, settings.poll_patience_s)
 
     context = identity.agents_context()
+    rules = rules_of(config.controller_networks, config.reachable_at())
 
     def agent_client(machine: MachineRecord) -> PolledAgent:
         client = PolledAgent(
@@ -142,6 +145,7 @@ async def _build(
                 images.find,
                 config.portal,
                 broker_stores,
+                ControllerCaller(context, rules),
             )
         )
 

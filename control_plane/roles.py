@@ -41,6 +41,7 @@ from control_plane.scheduler.placing import Placing
 from control_plane.scheduler.scheduler import Scheduler
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
+from control_plane.task_control.controllers import CallController, Controllers, nobody
 
 
 class ControlPlane:
@@ -59,10 +60,12 @@ class ControlPlane:
         find_image: FindImage,
         portal: PortalSettings | None = None,
         broker_stores: Mapping[str, Store] | None = None,
+        call_controller: CallController = nobody,
     ) -> None:
         """Wire the services together; nothing is read or started yet.
 
-        `broker_stores` are the open stores of data centers that have one of their own (RB9).
+        `broker_stores` are the open stores of data centers that have one of their own (RB9),
+        `call_controller` makes the calls of jobs' TaskControllers.
         """
         self._store = store
         self._stores = [store, *(broker_stores or {}).values()]
@@ -96,10 +99,11 @@ class ControlPlane:
         self.health = HealthDesk(self._checker, self.inventory.outages)
         self._switcher = Switcher(region, self._dispatcher)
         self._events = EventLog(store)
-        self._scheduler = Scheduler(region, self._jobs, placing, self._dispatcher, self._events)
-        self.job_planner = JobPlanner(
-            self._jobs, placing, self._control, self._scheduler.second_copies
+        self._controllers = Controllers(runtime, call_controller)
+        self._scheduler = Scheduler(
+            region, self._jobs, placing, self._dispatcher, self._events, self._controllers
         )
+        self.job_planner = JobPlanner(self._jobs, placing, self._control, self._scheduler)
         sources = Sources(
             machines=self._broker.table,
             held=self._broker.held,
@@ -153,6 +157,7 @@ class ControlPlane:
         loops.start("dispatcher", lambda: self._dispatcher.run(epoch))
         loops.start("scheduler", lambda: self._scheduler.run(epoch))
         loops.start("profiles", self._switcher.run, Failing.BEGINS_ANEW)
+        loops.start("controllers", self._controllers.run)
         loops.start("allocator", self._allocator.run)
         loops.start("pool keeper", self._keeper.run, Failing.BEGINS_ANEW)
         loops.start("health", self._checker.run)

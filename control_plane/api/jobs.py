@@ -66,6 +66,22 @@ class UpdatePolicy(_Written, frozen=True, kw_only=True):
     """From "not listed in discovery any more" to SIGTERM, so that clients let go."""
 
 
+class ControllerRef(_Written, frozen=True, kw_only=True):
+    """Who is asked before anything is done to the job's tasks (docs/taskcontrol.md)."""
+
+    url: Annotated[
+        str,
+        Meta(
+            pattern=r"^https://(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\])(?::[0-9]{1,5})?$",
+            description="https://HOST:PORT, without a path",
+        ),
+    ]
+    name: Name
+    """Its certificate must be that of `/controller/<name>`."""
+    failure_wait_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 300.0
+    """A task whose machine failed is started elsewhere after this long, acknowledged or not."""
+
+
 class JobSpec(_Written, frozen=True, kw_only=True):
     """What an owner wants to run: the file given to `twinectl job apply`."""
 
@@ -104,6 +120,8 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     disconnect: Disconnect = Disconnect()
     """What a machine does to a task when it is cut off from the control plane. With `stop` the
     task is placed elsewhere only once it has certainly ended: never more than one copy."""
+    controller: ControllerRef | None = None
+    """Without one, `update` alone says what may be done when."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +209,10 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How many there have been so far; their ids are counted with it."""
     leaving: dict[str, list[str]] = {}
     """Machine → agent task ids that must be gone there (moved away while it was down)."""
+    asked: int = 0
+    """Numbers of calls of its controller that may have been used are not above this."""
+    told: int = 0
+    """Events of its log that its controller knows of are up to this number, or further."""
 
 
 class JobPhase(StrEnum):

@@ -55,6 +55,8 @@ class OperationState(StrEnum):
 
 WAITING = (OperationState.PROPOSED, OperationState.OFFERED, OperationState.ACKNOWLEDGED)
 """It has not begun: the task is as it was."""
+DEADLINE = "deadline"
+"""Nobody let it begin: its deadline came."""
 REASON_MAX = 160
 """Letters of a stored reason, so that a chunk of tasks has a bound."""
 
@@ -77,6 +79,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it was proposed, in seconds since 1970."""
     since: float = 0.0
     """When its state last changed."""
+    instead: str = ""
+    """What it is done as instead of its kind; empty: as its kind."""
+    approved: str = ""
+    """Who let it begin, where somebody is asked: `zk 17` (the controller zk, in its call 17), or
+    `deadline`."""
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,6 +104,8 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The version that the task ran at the end; 0: none."""
     start: float = 0.0
     end: float = 0.0
+    approved: str = ""
+    """Who let it begin, as in `Operation`."""
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):

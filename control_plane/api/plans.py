@@ -65,5 +65,9 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     spread: list[SpreadBin] = []
     uneven: str = ""
     """Where the job has two tasks more than elsewhere, and why they stay; empty: nowhere."""
+    controller: str = ""
+    """How the conversation with the job's controller goes; empty: it has none."""
+    operations: list[str] = []
+    """What waits to be done to which task, for whom, and since when."""
     second_copies: list[str] = []
     """Tasks that may run twice: on a machine that cannot be asked, too."""

@@ -59,6 +59,8 @@ class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float = 0.0
     generation: int = 0
     operations: int = 0
+    asked: int = 0
+    told: int = 0
 
 
 def intent_of(record: JobRecord) -> JobIntent:
@@ -72,6 +74,8 @@ def intent_of(record: JobRecord) -> JobIntent:
         created_at=record.created_at,
         generation=record.generation,
         operations=record.operations,
+        asked=record.asked,
+        told=record.told,
     )
 
 
@@ -80,6 +84,8 @@ def same_intent(one: JobRecord, other: JobRecord) -> bool:
     return (
         one.generation == other.generation
         and one.operations == other.operations
+        and one.asked == other.asked
+        and one.told == other.told
         and one.version == other.version
         and one.stopping == other.stopping
         and (one.spec is other.spec or one.spec == other.spec)
@@ -159,6 +165,8 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
         created_at=intent.created_at,
         generation=intent.generation,
         operations=intent.operations,
+        asked=intent.asked,
+        told=intent.told,
         leaving={machine: sorted(ids) for machine, ids in sorted(leaving.items())},
     )
 

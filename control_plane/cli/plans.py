@@ -98,7 +98,10 @@ def _print_explanation(found: JobExplanation) -> None:
 
 def _print_rest(found: JobExplanation) -> None:
     _print_spread(found.spread)
-    for line in filter(None, (found.uneven, *found.second_copies)):
+    shown = found.operations[:_MOST_ROWS]
+    if len(found.operations) > len(shown):
+        shown.append(f"… and {len(found.operations) - len(shown)} more (-o json shows all)")
+    for line in filter(None, (found.uneven, *found.second_copies, found.controller, *shown)):
         click.echo(show.printable(line))
 
 

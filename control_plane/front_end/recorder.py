@@ -26,7 +26,7 @@ _OBJECTS = ("job", "task", "entitlement", "machine", "group", "request", "digest
 _WORDS = {"request": "entitlement-request", "digest": "image", "who": "operator"}
 _TOLD = (
     *("entitlement", "tasks", "image", "machines", "rru", "per_type", "owners", "members"),
-    *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority"),
+    *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority", "controller"),
 )
 """Fields of a request that the audit log repeats; none of them may hold a secret."""
 

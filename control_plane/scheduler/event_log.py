@@ -40,14 +40,15 @@ class EventLog:
         record: JobRecord,
         events: Sequence[JobEvent],
         gone: Put | None = None,
-    ) -> None:
+    ) -> Sequence[JobEvent]:
         """Store a job with what there is to tell of it; with `gone` instead, the job is deleted.
 
-        The caller holds the job's lock.
+        Returns the events with their numbers. The caller holds the job's lock.
         """
-        name, rows, last = record.name, list[Operation](), self._last.get(record.name, [])
+        name, rows, numbered = record.name, list[Operation](), list[JobEvent]()
+        last = self._last.get(name, [])
         if events:
-            rows, last = await self._appended(name, events)
+            rows, last, numbered = await self._appended(name, events)
         try:
             after = None if gone is not None else record
             await jobs.commit(name, after, also=[*rows, *([gone] if gone is not None else [])])
@@ -58,6 +59,7 @@ class EventLog:
             self._last.pop(name, None)
         elif events:
             self._last[name] = last
+        return numbered
 
     async def page(self, jobs: JobTable, job: str, after: int, limit: int) -> JobEvents:
         """Return events with a number above `after`, oldest first."""
@@ -97,8 +99,8 @@ class EventLog:
 
     async def _appended(
         self, job: str, events: Sequence[JobEvent]
-    ) -> tuple[list[Operation], list[JobEvent]]:
-        """Return what is written for more events, and the last row as it is then.
+    ) -> tuple[list[Operation], list[JobEvent], list[JobEvent]]:
+        """Return what is written for more events, the last row as it is then, and the events.
 
         A decision with more events than a log keeps leaves a gap in their numbers.
         """
@@ -120,4 +122,4 @@ class EventLog:
         ]
         gone = range(max(0, first - ROWS + 1), min(first, newest - ROWS) + 1)
         operations += [Delete(event_row_key(job, n)) for n in gone if n not in rows_now]
-        return operations, rows_now[newest]
+        return operations, rows_now[newest], numbered

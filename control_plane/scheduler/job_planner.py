@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from control_plane.allocator.allocator import STEP
 from control_plane.allocator.core.demand import demand_for
@@ -13,6 +13,7 @@ from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.request import Allowance
 from control_plane.allocator.core.spread import unevenness
 from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.api.operations import WAITING, OperationState
 from control_plane.api.plans import JobExplanation, JobPlan, PlannedTask, SpreadBin
 from control_plane.broker.core.assignment import FREE
 from control_plane.runtime.table import Table
@@ -20,6 +21,7 @@ from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.rollout import is_quiet, wanted_tasks
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.placing import Placing
+from control_plane.scheduler.scheduler import Scheduler
 
 
 class JobPlanner:
@@ -30,10 +32,10 @@ class JobPlanner:
         jobs: Table[JobRecord],
         placing: Placing,
         control: JobControl,
-        second_copies: Callable[[JobRecord], list[str]],
+        scheduler: Scheduler,
     ) -> None:
         """Need nothing else."""
-        self._second_copies = second_copies
+        self._scheduler, self._runtime = scheduler, scheduler.runtime
         self._jobs = jobs
         self._placing = placing
         self._index = placing.index
@@ -104,7 +106,9 @@ class JobPlanner:
             fitting_free=free.fitting,
             spread=_spread(machines),
             uneven=await self._uneven(record),
-            second_copies=self._second_copies(record),
+            second_copies=self._scheduler.second_copies(record),
+            controller=self._scheduler.controller_note(record),
+            operations=_waiting(record, self._runtime.wall()),
         )
 
     async def _uneven(self, record: JobRecord) -> str:
@@ -150,6 +154,34 @@ class JobPlanner:
                 await asyncio.sleep(0)
         words = [f"{n} free machine{'s' if n > 1 else ''}: {why}" for why, n in kept.most_common()]
         return held, free, words
+
+
+def _waiting(record: JobRecord, now: float) -> list[str]:
+    """Return what waits to be done to which task, for whom, and since when."""
+    controller = record.spec.controller
+    found = []
+    for task in record.tasks:
+        operation = task.operation
+        if operation is None or operation.state not in WAITING:
+            continue
+        if operation.state is OperationState.OFFERED and controller is not None:
+            whom = f"for its controller {controller.name}"
+        elif operation.state is OperationState.ACKNOWLEDGED:
+            whom = (
+                f"for its turn (let by {operation.approved})"
+                if operation.approved
+                else "for its turn"
+            )
+        else:
+            whom = "for a place, its image or its turn"
+        until = ""
+        if operation.deadline is not None:
+            until = f", in {max(0.0, operation.deadline - now):.0f} s at the latest"
+        found.append(
+            f"task {task.index}: {operation.kind} because of {operation.cause} waits {whom}"
+            f" for {max(0.0, now - operation.since):.0f} s{until}"
+        )
+    return found
 
 
 def _is_limit(reason: str) -> bool:

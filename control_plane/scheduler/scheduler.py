@@ -29,6 +29,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
+from control_plane.scheduler.consultant import Consultant
 from control_plane.scheduler.core.copies import second_copies
 from control_plane.scheduler.core.decide import Decision, Found, Seen, decide, go_on, settle
 from control_plane.scheduler.core.moment import Moment
@@ -40,6 +41,8 @@ from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.placing import Placing
 from control_plane.store import Put
 from control_plane.store.records import retired_key
+from control_plane.task_control.controllers import Controllers
+from control_plane.task_control.core.talk import Heard
 
 log = logging.getLogger(__name__)
 _PAUSE_S = 0.05
@@ -60,11 +63,13 @@ class Scheduler:
         placing: Placing,
         dispatcher: Dispatcher,
         event_log: EventLog,
+        controllers: Controllers,
     ) -> None:
         """Run nothing yet."""
         self._jobs = jobs
         self._broker, self._sights = region.broker, region.sights
         self._settings, self._runtime = region.settings, region.runtime
+        self.runtime = region.runtime
         self._placing = placing
         self._allocator = placing.allocator
         self._dispatcher = dispatcher
@@ -86,6 +91,8 @@ class Scheduler:
         self._quiet_since: dict[str, float] = {}
         """Job → since when nothing goes on in it; a time in which we stood still is none."""
         self._log = event_log
+        self._consultant = Consultant(controllers, jobs, event_log)
+        controllers.listen(self._wake)
         jobs.listen(lambda name, *_: self._wake(name))
         region.broker.listen(self._machine_changed, loaded=ignore)
         region.sights.listen(self._machine_seen)
@@ -113,6 +120,10 @@ class Scheduler:
         more = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
         detail = "; ".join(filter(None, (status.detail, copies[0] + more)))
         return replace(status, detail=detail)
+
+    def controller_note(self, record: JobRecord) -> str:
+        """Return how the conversation with a job's controller goes; empty: it has none."""
+        return self._consultant.note(record.name)
 
     def second_copies(self, record: JobRecord) -> list[str]:
         """Return which tasks of a job may run twice, each with where."""
@@ -194,7 +205,8 @@ class Scheduler:
                 return None
             now = Moment(self._runtime.wall(), self._runtime.now())
             view = self._view(before, now)
-            seen, repairs = await self._seen(before, view, now)
+            heard = await self._consultant.join(before)
+            seen, repairs = await self._seen(before, view, now, heard)
             made = decide(before, seen)
             await self._runtime.breathe()
             if made.chosen or made.overdue:
@@ -207,8 +219,10 @@ class Scheduler:
                 return 0.0
             if answer is not None and request is not None and request.groups:
                 settle(made, self._placing.placed(made.record, view, answer), now)
+            made.record = self._consultant.noted(made.record, before)
             if made.record != before:
-                await self._log.commit(self._jobs, made.record, made.events)
+                events = await self._log.commit(self._jobs, made.record, made.events)
+                self._consultant.stored(made.record, before, events)
             self._details[name] = made.detail
         if answer is None and request is not None:
             self._ask(name, request)
@@ -219,6 +233,7 @@ class Scheduler:
             view = self._view(made.record, now)
         await self._runtime.breathe()
         self._send(made.record, view)
+        self._consultant.ask(made.record, view)
         look = next_look(made.record, now, view)
         resync_s = self._settings.resync_s
         return resync_s if look is None else min(resync_s, look - now.steady)
@@ -226,12 +241,13 @@ class Scheduler:
     def _forget(self, name: str) -> None:
         """Drop what is remembered of a job that is gone."""
         self._workers.forget(name)
+        self._consultant.forget(name)
         self._allocator.waiting.drop(name)
         for known in (self._details, self._answers, self._evened, self._quiet_since):
             known.pop(name, None)
 
     async def _seen(
-        self, record: JobRecord, view: View, now: Moment
+        self, record: JobRecord, view: View, now: Moment, heard: Heard
     ) -> tuple[Seen, Sequence[Repair]]:
         repairs = await self._repairs(record, view, now)
         seen = Seen(
@@ -240,6 +256,7 @@ class Scheduler:
             claims=self._placing.index.claims.get(record.name) or (),
             evened=self._placing.evened(record),
             repairs=tuple(repair.task for repair in repairs),
+            heard=heard,
         )
         return seen, repairs
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.api import TaskState, TaskStatus
+from control_plane.api.machines import UnavailabilityEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class SeenMachine:
     """It was lent and its owner wants it back: the reason of `leaving`."""
     deadline: float | None = None
     """When its tasks must be gone, in seconds since 1970."""
+    plans: tuple[UnavailabilityEvent, ...] = ()
+    """What is planned for it and has not ended, also what lies ahead."""
     tasks: Mapping[str, TaskStatus] = field(default_factory=dict)
     stopped: Mapping[str, int] = field(default_factory=dict)
     """Task id → generation of the last stop that the agent confirmed."""

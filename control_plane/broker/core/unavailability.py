@@ -69,6 +69,11 @@ def departure(record: MachineRecord, now: float) -> UnavailabilityEvent | None:
     return min(due, key=lambda e: (e.deadline is None, e.deadline or 0.0, e.start), default=None)
 
 
+def planned(record: MachineRecord) -> tuple[UnavailabilityEvent, ...]:
+    """Return what takes the machine away from its tasks, now or later."""
+    return tuple(_open(record, MOVING))
+
+
 def leaving(record: MachineRecord, now: float) -> bool:
     """Return whether the tasks of a machine must move away now."""
     return any(event.start <= now for event in _open(record, MOVING))

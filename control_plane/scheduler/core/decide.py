@@ -10,7 +10,7 @@ anyway may be replaced, as long as no more than the budget is under way at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -19,8 +19,20 @@ from control_plane.agents.core.seen import View
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.spread import fullest_first
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, spec_of
-from control_plane.api.operations import Cause, JobEvent, Operation, OperationKind, OperationState
+from control_plane.api.operations import (
+    DEADLINE,
+    Cause,
+    JobEvent,
+    Operation,
+    OperationKind,
+    OperationState,
+)
 from control_plane.api.policy import Property
+from control_plane.scheduler.core.consulting import (
+    OFFERED_MAX,
+    is_controlled,
+    take_in,
+)
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import Ledger, is_going, waits
 from control_plane.scheduler.core.reconcile import available, observe
@@ -36,6 +48,7 @@ from control_plane.scheduler.core.rollout import (
     take_down,
     wanted_tasks,
 )
+from control_plane.task_control.core.talk import Heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +63,8 @@ class Seen:
     """Over what the job is spread; None: it is not."""
     repairs: tuple[int, ...] = ()
     """Tasks whose move makes the spread more even."""
-    acknowledged: Callable[[Operation], bool] = lambda _: True
-    """Whether who may object does not. A job without a controller objects to nothing."""
+    heard: Heard = field(default_factory=Heard)
+    """What the job's controller said last, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,12 @@ class Decision:
     """Why nothing goes on, if so."""
     moving: frozenset[int] = field(default=frozenset())
     """Those of `chosen` that need another machine."""
+    serving: frozenset[int] = field(default=frozenset())
+    """Tasks that may not be missed: those of `chosen` go only within the budget."""
+    budget: int = 0
+    """How many of `serving` may go …"""
+    slots: int = 0
+    """… and how many that do not serve may be replaced."""
 
     @property
     def events(self) -> list[JobEvent]:
@@ -92,47 +111,51 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     """Return the decision as far as it can be made without asking for places."""
     made = Decision(record, Ledger(record, seen.now))
     made._took(observe(record, seen.view, seen.now))
+    made.record = _kept(made)
     made._took(_resized(made, seen))
     made.record = prune(made.record)
+    made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
+    made.record = _begin_removals(made, seen)
     _propose(made, seen)
     return made
 
 
 def go_on(made: Decision, found: Found, seen: Seen) -> None:
     """Begin what may begin now, in the decision."""
-    now, begun = seen.now, list[TaskRecord]()
-    generation = made.record.generation
-    chosen, overdue = frozenset(made.chosen), frozenset(made.overdue)
+    begun, generation = list[TaskRecord](), made.record.generation
+    asks, overdue = is_controlled(made.record), frozenset(made.overdue)
+    ready = frozenset(made.chosen) & found.ready
+    going = _going(made, ready, asks=asks) | overdue
     for task in made.record.tasks:
-        if task.index in overdue or (task.index in chosen and task.index in found.ready):
-            task = _acknowledged(made.ledger, task, seen)
-            operation = task.operation
-            assert operation is not None
-            if task.index in overdue or operation.state is OperationState.ACKNOWLEDGED:
-                generation += 1
-                task = made.ledger.to(task, OperationState.RUNNING)
-                task = take_down(task, generation, now)
+        if task.index in ready and task.index not in going:
+            task = _offered(made.ledger, task)
+        elif task.index in going:
+            generation += 1
+            approved = _approval(task, asks=asks, forced=task.index in overdue)
+            task = made.ledger.to(task, OperationState.RUNNING, approved=approved)
+            task = take_down(task, generation, seen.now)
         begun.append(task)
     made.record = replace(
         made.record, tasks=begun, generation=generation, operations=made.ledger.opened
     )
+    waiting = sum(1 for task in begun if _is_offered(task)) if asks else 0
+    if waiting and made.record.spec.controller is not None:
+        name, s = made.record.spec.controller.name, "" if waiting == 1 else "s"
+        made.detail = made.detail or f"{waiting} operation{s} wait for the controller {name}"
     made.detail = found.detail or made.detail
 
 
 def remaining(record: JobRecord, seen: Seen) -> tuple[int, ...]:
     """Return the indexes of the tasks that a job has once its size is what is wanted."""
-    after = _resized(Decision(record, Ledger(record, seen.now)), seen)
+    made = Decision(record, Ledger(record, seen.now))
+    made.record = _kept(made)
+    after = _resized(made, seen)
     return tuple(task.index for task in after.tasks if not is_going(task))
 
 
 def settle(made: Decision, placed: Placed, now: Moment) -> None:
     """Take the machines in that the allocator gave."""
     made._took(apply_plan(made.record, placed, now))
-
-
-def needs_place(made: Decision) -> bool:
-    """Return whether anything must be known of places before the decision can go on."""
-    return bool(made.chosen)
 
 
 # -- how many there shall be
@@ -159,6 +182,9 @@ def _resized(made: Decision, seen: Seen) -> JobRecord:
             if task.placement is None:
                 continue
             is_down = task.phase in (TaskPhase.DRAINING, TaskPhase.STOPPING)
+            if task.listed and is_controlled(record):
+                tasks.append(ledger.removing(task, record, OperationState.OFFERED))
+                continue
             task = ledger.removing(task, record)
             if not is_down:
                 generation += 1
@@ -172,22 +198,64 @@ def _with_newest(record: JobRecord) -> JobRecord:
 
     Nothing of them runs that an update would have to take down, and what they wait for is
     perhaps just what the newest version does not need (BUG-AL1). One whose machine was lost
-    does so, too, unless its old copy is to be handled by rules of its own.
+    does so, too, unless its old copy is to be handled by rules of its own, or a controller has
+    yet to say that it shall go. Its generation rises: should the old copy be back after all, it
+    is not taken for the newest version (BUG-TC1).
     """
     if all(task.version == record.version for task in record.tasks):
         return record
 
+    generation = record.generation
+
     def wants(task: TaskRecord) -> TaskRecord:
+        nonlocal generation
         if task.version == record.version or is_going(task):
             return task
         waits_here = task.phase is TaskPhase.PENDING
         is_lost = task.phase is TaskPhase.LOST and bool(task.reason)
         same = spec_of(record, task).disconnect == record.spec.disconnect
-        if waits_here or (is_lost and same):
-            return replace(task, version=record.version, reason="", attempts=0)
+        if waits_here or (is_lost and same and not _is_offered(task)):
+            generation += 1
+            changed = {"version": record.version, "generation": generation}
+            return replace(task, reason="", attempts=0, **changed)
         return task
 
-    return replace(record, tasks=[wants(task) for task in record.tasks])
+    tasks = [wants(task) for task in record.tasks]
+    return replace(record, tasks=tasks, generation=generation)
+
+
+def _begin_removals(made: Decision, seen: Seen) -> JobRecord:
+    """Return the record with removals begun that were asked about and may go now."""
+    record, ledger, generation = made.record, made.ledger, made.record.generation
+    asks, tasks = is_controlled(record), list[TaskRecord]()
+    for task in record.tasks:
+        if is_going(task) and waits(task):
+            forced = is_overdue(task, seen.view)
+            if _is_let(task) or forced:
+                generation += 1
+                approved = _approval(task, asks=asks, forced=forced)
+                task = ledger.to(task, OperationState.RUNNING, approved=approved)
+                task = take_down(task, generation, seen.now)
+        tasks.append(task)
+    if generation == record.generation:
+        return record
+    return replace(record, tasks=tasks, generation=generation)
+
+
+def _kept(made: Decision) -> JobRecord:
+    """Return the record without removals that have not begun, where the tasks are wanted again."""
+    record = made.record
+    waiting = [task for task in record.tasks if is_going(task) and waits(task)]
+    staying = sum(1 for task in record.tasks if not is_going(task))
+    kept = {task.index for task in waiting[: max(0, wanted_tasks(record) - staying)]}
+    if not kept:
+        return record
+    reason = "the task is wanted again"
+    tasks = [
+        made.ledger.close(task, OperationState.WITHDRAWN, reason) if task.index in kept else task
+        for task in record.tasks
+    ]
+    return replace(record, tasks=tasks)
 
 
 def _with_new(record: JobRecord, missing: int, now: Moment) -> list[TaskRecord]:
@@ -247,7 +315,11 @@ def _propose(made: Decision, seen: Seen) -> None:
     healthy = [task.index for task in first if task.index in serving]
     others_down = len(within) - len(serving) - len(broken)
     slots, budget = most - others_down, most - (len(within) - len(serving))
-    chosen = broken[: max(0, slots)] + healthy[: max(0, budget)]
+    made.serving, made.slots, made.budget = frozenset(serving), slots, budget
+    if is_controlled(record):  # who is asked chooses among all of them
+        chosen = (broken + healthy)[:OFFERED_MAX]
+    else:
+        chosen = broken[: max(0, slots)] + healthy[: max(0, budget)]
     made.overdue, made.chosen = tuple(sorted(late)), tuple(chosen)
     made.moving = frozenset(i for i in chosen if must_move(due[i], view) or i in repairs)
     picked = late | set(chosen)
@@ -263,9 +335,12 @@ def _propose(made: Decision, seen: Seen) -> None:
 
 def _is_due(task: TaskRecord, record: JobRecord, view: View) -> bool:
     """Return whether a task is outdated, or must move, and can be reached to do so."""
-    outdated = task.version != record.version or must_move(task, view)
     up = task.phase in (TaskPhase.STARTING, TaskPhase.RUNNING)
-    return outdated and up and is_reachable(task, view)
+    return _is_outdated(task, record, view) and up and is_reachable(task, view)
+
+
+def _is_outdated(task: TaskRecord, record: JobRecord, view: View) -> bool:
+    return task.version != record.version or must_move(task, view)
 
 
 def _proposed(
@@ -281,7 +356,9 @@ def _proposed(
         return task
     kind, cause, reason, deadline = _need(made.record, task, seen)
     if known is not None and waits(task) and _is_voluntary(known):
-        if task.index in due and known.kind is kind:
+        # one whose machine does not answer for a moment is needed as before
+        is_needed = task.index in due or _is_outdated(task, made.record, seen.view)
+        if is_needed and known.kind is kind:
             return task
         task = made.ledger.close(task, OperationState.WITHDRAWN, "it is not needed any more")
     if task.index not in picked:
@@ -310,13 +387,38 @@ def _is_voluntary(operation: Operation) -> bool:
     return operation.cause in causes and operation.kind is not OperationKind.START
 
 
-def _acknowledged(ledger: Ledger, task: TaskRecord, seen: Seen) -> TaskRecord:
-    """Return a task whose operation was offered, and acknowledged if nobody objects."""
-    assert task.operation is not None
-    if task.operation.state is OperationState.PROPOSED:
-        task = ledger.to(task, OperationState.OFFERED)
-    operation = task.operation
-    assert operation is not None
-    if operation.state is OperationState.OFFERED and seen.acknowledged(operation):
-        task = ledger.to(task, OperationState.ACKNOWLEDGED)
+# -- what begins
+
+
+def _going(made: Decision, ready: frozenset[int], *, asks: bool) -> frozenset[int]:
+    """Return which tasks go now: those that were acknowledged, as far as the budget allows."""
+    known = {task.index: task for task in made.record.tasks}
+    left = {True: made.budget, False: made.slots}
+    going = set[int]()
+    for index in made.chosen:
+        is_serving = index in made.serving
+        if index in ready and left[is_serving] > 0 and (not asks or _is_let(known[index])):
+            left[is_serving] -= 1
+            going.add(index)
+    return frozenset(going)
+
+
+def _is_let(task: TaskRecord) -> bool:
+    return task.operation is not None and task.operation.state is OperationState.ACKNOWLEDGED
+
+
+def _is_offered(task: TaskRecord) -> bool:
+    return task.operation is not None and task.operation.state is OperationState.OFFERED
+
+
+def _offered(ledger: Ledger, task: TaskRecord) -> TaskRecord:
+    """Return a task whose operation waits for who may object."""
+    if task.operation is not None and task.operation.state is OperationState.PROPOSED:
+        return ledger.to(task, OperationState.OFFERED)
     return task
+
+
+def _approval(task: TaskRecord, *, asks: bool, forced: bool) -> str:
+    """Return who let an operation begin; empty: nobody had to."""
+    known = task.operation.approved if task.operation is not None else ""
+    return known or (DEADLINE if asks and forced else "")

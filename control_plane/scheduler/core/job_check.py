@@ -74,6 +74,7 @@ def _per_task(spec: JobSpec) -> JobSpec:
         requires=[],
         preferences=None,
         admission=Admission.PARTIAL,
+        controller=None,
     )
 
 

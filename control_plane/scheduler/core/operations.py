@@ -35,6 +35,7 @@ class Ledger:
         self.events: list[JobEvent] = []
         self.opened = record.operations
         self._job, self._now = record.name, now
+        self._controller = None if record.stopping else record.spec.controller
 
     def open(
         self,
@@ -86,6 +87,7 @@ class Ledger:
                 version=task.version,
                 start=known.began,
                 end=self._now.wall,
+                approved=known.approved,
             )
         )
         return replace(task, operation=None)
@@ -131,9 +133,11 @@ class Ledger:
             waits = known.state in WAITING
             outcome = OperationState.WITHDRAWN if waits else OperationState.FAILED
             task = self.close(task, outcome, task.reason)
-        return self.open(
-            task, OperationKind.MOVE, Cause.FAILURE, task.reason, OperationState.PROPOSED
-        )
+        state, deadline = OperationState.PROPOSED, None
+        if self._controller is not None:  # it may rather wait for its machine
+            state = OperationState.OFFERED
+            deadline = self._now.wall + self._controller.failure_wait_s
+        return self.open(task, OperationKind.MOVE, Cause.FAILURE, task.reason, state, deadline)
 
     def _unplaced(self, old: TaskRecord, task: TaskRecord) -> TaskRecord:
         """A task without a machine: because of its operation, or because it lost it."""
@@ -175,11 +179,13 @@ class Ledger:
             old = self.removing(old, job)
         self.close(replace(old, placement=None), OperationState.DONE)
 
-    def removing(self, task: TaskRecord, job: JobRecord) -> TaskRecord:
+    def removing(
+        self, task: TaskRecord, job: JobRecord, state: OperationState = OperationState.RUNNING
+    ) -> TaskRecord:
         """Return a task that is not wanted any more; what else was being done is withdrawn."""
         task = self.close(task, OperationState.WITHDRAWN, "the task is not wanted any more")
         cause = Cause.STOP if job.stopping else Cause.RESIZE
-        return self.open(task, OperationKind.REMOVE, cause)
+        return self.open(task, OperationKind.REMOVE, cause, state=state)
 
 
 def is_going(task: TaskRecord) -> bool:

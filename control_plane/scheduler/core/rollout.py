@@ -19,7 +19,7 @@ from control_plane.api.jobs import (
     spec_of,
     task_id,
 )
-from control_plane.api.operations import Cause
+from control_plane.api.operations import Cause, OperationState
 from control_plane.scheduler.core.copies import ended_in_s
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going
@@ -81,7 +81,7 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
     def needs(task: TaskRecord) -> bool:
         if task.phase is TaskPhase.PENDING:
             return True
-        if task.phase is not TaskPhase.LOST or task.placement is None:
+        if task.phase is not TaskPhase.LOST or task.placement is None or _is_asked(record, task):
             return False
         machine = view.get(task.placement.machine)
         if machine is not None and machine.up:
@@ -90,6 +90,17 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
         return ended_in_s(spec_of(record, task), name, machine) == 0.0
 
     return tuple(task for task in record.tasks if needs(task))
+
+
+def _is_asked(record: JobRecord, task: TaskRecord) -> bool:
+    """Return whether a controller has not yet said that a lost task shall go elsewhere."""
+    operation = task.operation
+    return (
+        record.spec.controller is not None
+        and not record.stopping
+        and operation is not None
+        and operation.state is OperationState.OFFERED
+    )
 
 
 def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:

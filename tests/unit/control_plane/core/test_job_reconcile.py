@@ -226,3 +226,15 @@ def test_broken_tasks_go_first_and_use_up_the_budget():
 def test_an_update_waits_while_machines_do_not_answer():
     record = a_record(a_task(0), a_task(1), version=2)
     assert chosen(record, m1(answering=False)) == ()
+
+
+def test_a_lost_task_that_is_back_is_not_taken_for_a_version_that_it_never_ran():
+    """BUG-TC1: released while its machine was down; the machine returns with the old copy."""
+    lost = a_task(phase=TaskPhase.LOST, reason="machine m1 is not usable")
+    away = {"m1": SeenMachine(up=False, answering=False, ready=False)}
+    record = decide(a_record(lost, version=2), Seen(away, Moment(1000.0, 10.0))).record
+    back = {"m1": SeenMachine(up=True, answering=True, ready=True, tasks={"web-0": a_status()})}
+    (task,) = decide(record, Seen(back, Moment(1001.0, 11.0))).record.tasks
+    assert task.version == 2
+    assert task.phase is TaskPhase.STARTING
+    assert task.generation > 5

@@ -15,6 +15,7 @@ from control_plane.api.settings import SchedulerSettings
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
+from control_plane.task_control.controllers import CallController, nobody
 
 
 def a_region(machines: int = 3) -> Region:
@@ -48,11 +49,19 @@ class World:
         self.store = store or MemoryStore(strict=True)
         self.settings = SchedulerSettings(**({"join_grace_s": 0} | settings))
         self.runtime = SteppedRuntime(clock, seed=0)
+        self.controllers: CallController = nobody
         self.cp: ControlPlane
 
     def control_plane(self) -> ControlPlane:
         agent, runtime = self.region.agent, self.runtime
-        return ControlPlane(self.store, agent, runtime, self.settings, find_image)
+        return ControlPlane(
+            self.store,
+            agent,
+            runtime,
+            self.settings,
+            find_image,
+            call_controller=self.controllers,
+        )
 
     @asynccontextmanager
     async def running(self):

@@ -1,0 +1,116 @@
+"""One call of a controller, bounded in all that it may cost us and in where it may go.
+
+No byte of a request leaves before the other end proved with its certificate that it is the
+controller which the job names: whatever else listens at the address sees a broken handshake.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.helpers import is_ip_address
+from aiohttp.resolver import ThreadedResolver
+from yarl import URL
+
+from agent.errors import Forbidden, ProtocolError, TwineError
+from agent.wire.client import WireClient
+from agent.wire.tls import EXPECTED
+from control_plane.api.jobs import ControllerRef
+from control_plane.task_control.core.addresses import Rules
+from taskcontrol.api import TaskControlRequest, TaskControlResponse
+from taskcontrol.routes import PROCESS
+
+ANSWER_MAX_BYTES = 1 << 20
+"""Ids of 30,000 operations."""
+TIMEOUT_S = 5.0
+"""For all of a call: names, connection, handshake, question and answer."""
+
+
+class ControllerCaller:
+    """Calls controllers over mutual TLS."""
+
+    def __init__(self, context: ssl.SSLContext, rules: Rules, timeout_s: float = TIMEOUT_S) -> None:
+        """Take a context to call anybody of this cluster, and where that may be."""
+        self._context, self._rules, self._timeout_s = context, rules, timeout_s
+
+    async def __call__(
+        self, ref: ControllerRef, request: TaskControlRequest
+    ) -> TaskControlResponse:
+        """Return the answer; `TwineError` for everything that is none."""
+        client = _OneCall(ref, self._context, self._rules, self._timeout_s)
+        try:
+            async with client:
+                answer: TaskControlResponse = await client.call(PROCESS, request)
+                return answer
+        except TwineError:
+            raise
+        except (RecursionError, ValueError) as e:  # nested without end, no text, no number
+            raise ProtocolError(f"{ref.url} answered with something else than we understand") from e
+
+
+class _OneCall(WireClient):
+    """A connection for one call, to an address that was judged."""
+
+    max_answer_bytes = ANSWER_MAX_BYTES
+
+    def __init__(
+        self, ref: ControllerRef, tls: ssl.SSLContext, rules: Rules, timeout_s: float
+    ) -> None:
+        super().__init__(ref.url, tls, timeout_s=timeout_s)
+        self.expected = f"/controller/{ref.name}"
+        self._rules = rules
+
+    def _open(self) -> aiohttp.ClientSession:
+        EXPECTED.set(self.expected)
+        if self._session is None:
+            host = URL(self.endpoint).host or ""
+            if is_ip_address(host):  # no resolver is asked about these
+                _judge(self._rules, host, host)
+            connector = aiohttp.TCPConnector(
+                ssl=self._tls or True, resolver=_Judging(self._rules), force_close=True, limit=1
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Accept-Encoding": "identity"},
+            )
+        return self._session
+
+
+class _Judging(AbstractResolver):
+    """Resolves names to addresses that may be called; the connection goes to these very ones."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._resolver = ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the addresses of a name; `Forbidden` if any of them may not be called.
+
+        Not just the others: a name that stands for a forbidden address among good ones is no
+        honest one.
+        """
+        found = await self._resolver.resolve(host, port, family)
+        for address in found:
+            _judge(self._rules, host, address["host"])
+        return found
+
+    async def close(self) -> None:
+        """Need nothing."""
+        await self._resolver.close()
+
+
+def _judge(rules: Rules, host: str, address: str) -> None:
+    why = rules.refusal(address)
+    if why:
+        which = host if host == address else f"{host} ({address})"
+        raise Forbidden(
+            f"a controller at {which} is not called: the address {why}",
+            hint="an operator can list networks in `controller_networks` of the configuration",
+        )

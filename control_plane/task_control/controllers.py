@@ -1,0 +1,253 @@
+"""Conversations with the controllers of all jobs: one call at a time for each of them.
+
+Nothing here decides what may be done: the scheduler says what there is to ask, and reads what was
+answered. What is in memory only may be lost: then it is asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from agent.errors import TwineError, Unreachable
+from control_plane.api.jobs import ControllerRef
+from control_plane.api.operations import JobEvent
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.workers import Pace, Workers
+from control_plane.task_control.core.talk import Heard, Question
+from taskcontrol.api import (
+    Ack,
+    CompletedOperation,
+    TaskControlRequest,
+    TaskControlResponse,
+)
+
+log = logging.getLogger(__name__)
+CallController = Callable[[ControllerRef, TaskControlRequest], Awaitable[TaskControlResponse]]
+"""Makes one call, bounded in time and size; raises `TwineError`."""
+BLOCK = 1000
+"""Numbers of calls that are taken at once: one write for so many calls."""
+AGAIN_S = 10.0
+"""What waits is asked again after this long, even if nothing changed."""
+_GAP_S = 0.2
+_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+_TOLD_MAX = 1000
+"""Ended operations of one call; older ones are in the job's log."""
+_AT_ONCE = 32
+
+
+async def nobody(ref: ControllerRef, _: TaskControlRequest) -> TaskControlResponse:
+    """Call no controller: where this control plane has no way to."""
+    raise Unreachable(f"this control plane calls no controllers, and not {ref.name}")
+
+
+@dataclass(slots=True)
+class _Talk:
+    """The conversation with the controller of one job."""
+
+    ref: ControllerRef
+    question: Question | None = None
+    """What there is to ask now; None: the scheduler has not said since the last answer."""
+    said: Question = field(default_factory=Question)
+    """What it was asked last, and answered."""
+    completed: list[JobEvent] = field(default_factory=list)
+    heard: Heard = field(default_factory=Heard)
+    told: int = 0
+    """Number of the last event that it knows of."""
+    next: int = 0
+    end: int = 0
+    """Numbers of calls that may be used: from `next`, below `end`."""
+    answered_at: float = float("-inf")
+    since: float = 0.0
+    """Since when calls fail."""
+    failures: int = 0
+    trouble: str = ""
+    strays: int = 0
+    """Acknowledgements of what was not asked."""
+
+
+class Controllers:
+    """All conversations; `run` makes the calls."""
+
+    def __init__(self, runtime: Runtime, call: CallController) -> None:
+        """Call nobody yet."""
+        self._runtime, self._call = runtime, call
+        self._talks: dict[str, _Talk] = {}
+        self._listeners: list[Callable[[str], None]] = []
+        pace = Pace(limit=_AT_ONCE, gather_s=_GAP_S)
+        self._workers = Workers(runtime, "task control", self._work, pace)
+
+    def listen(self, answered: Callable[[str], None]) -> None:
+        """Call `answered(job)` when there is an answer."""
+        self._listeners.append(answered)
+
+    async def run(self) -> None:
+        """Make calls until cancelled."""
+        await self._workers.run()
+
+    # -- what the scheduler says and reads
+
+    def heard(self, job: str) -> Heard:
+        """Return what the controller of a job answered last."""
+        talk = self._talks.get(job)
+        return talk.heard if talk is not None else Heard()
+
+    def knows(self, job: str) -> bool:
+        """Return whether a conversation has begun, so that what ended is followed."""
+        return job in self._talks
+
+    def begin(self, job: str, ref: ControllerRef, told: int, missed: Sequence[JobEvent]) -> None:
+        """Begin a conversation; `missed` ended after event `told`, and may be news."""
+        self._talks[job] = _Talk(ref, told=told, completed=list(missed)[-_TOLD_MAX:])
+
+    def needs_numbers(self, job: str) -> bool:
+        """Return whether the next call has no number yet."""
+        talk = self._talks.get(job)
+        return talk is not None and talk.next >= talk.end
+
+    def number(self, job: str, first: int, end: int) -> None:
+        """Let calls of a job use the numbers from `first` on, below `end`; nobody else will."""
+        talk = self._talks[job]
+        talk.next, talk.end = first, end
+
+    def told(self, job: str) -> int:
+        """Return the number of the last event that the controller knows of."""
+        talk = self._talks.get(job)
+        return talk.told if talk is not None else 0
+
+    def ended(self, job: str, events: Sequence[JobEvent]) -> None:
+        """Take in that operations ended, to tell of them in the next call."""
+        talk = self._talks.get(job)
+        if talk is not None and events:
+            talk.completed = [*talk.completed, *events][-_TOLD_MAX:]
+
+    def ask(self, job: str, ref: ControllerRef, question: Question) -> None:
+        """Have the controller asked, if there is anything new or something waits."""
+        talk = self._talks[job]
+        if talk.ref != ref:  # somebody else: what the other one said does not count
+            talk.ref, talk.heard, talk.said = ref, Heard(), Question()
+            talk.failures, talk.trouble = 0, ""
+        talk.question = question
+        if talk.failures:
+            return  # the next try is due by itself
+        due_s = self._due_s(talk)
+        if due_s == 0.0:
+            self._workers.wake(job)
+        elif due_s is not None:
+            self._workers.wake_at(job, self._runtime.now() + due_s)
+
+    def forget(self, job: str) -> None:
+        """End a conversation."""
+        self._talks.pop(job, None)
+        self._workers.forget(job)
+
+    def note(self, job: str) -> str:
+        """Return how the conversation goes, for people; empty: there is none."""
+        talk = self._talks.get(job)
+        if talk is None:
+            return ""
+        who = f"controller {talk.ref.name} at {talk.ref.url}"
+        if talk.failures:
+            since_s = self._runtime.now() - talk.since
+            calls = f"{talk.failures} call{'s' if talk.failures > 1 else ''}"
+            return f"{who} did not answer {calls} in {since_s:.0f} s: {talk.trouble}"
+        if not talk.heard.by:
+            return f"{who} had nothing to be asked yet"
+        ago_s = self._runtime.now() - talk.answered_at
+        strays = f"; {talk.strays} acknowledgements were of nothing asked" if talk.strays else ""
+        return (
+            f"{who} answered {ago_s:.0f} s ago: {len(talk.heard.acks)} of"
+            f" {len(talk.said.request)} acknowledged{strays}"
+        )
+
+    # -- calls
+
+    def _due_s(self, talk: _Talk) -> float | None:
+        """Return in how long to call; None: there is nothing to say."""
+        if talk.question is None or talk.next >= talk.end:
+            return None
+        if talk.failures:
+            return 0.0
+        if talk.question != talk.said or talk.completed:
+            return 0.0
+        if talk.question.request:
+            return max(0.0, talk.answered_at + AGAIN_S - self._runtime.now())
+        return None
+
+    async def _work(self, job: str) -> float | None:
+        """Make a call, if one is due; return when to look again."""
+        talk = self._talks.get(job)
+        due_s = self._due_s(talk) if talk is not None else None
+        if talk is None or due_s is None or due_s > 0:
+            return due_s
+        question, completed, ref, number = talk.question, list(talk.completed), talk.ref, talk.next
+        assert question is not None
+        talk.next += 1
+        request = _request(job, question, completed, number, self._runtime.wall())
+        try:
+            response = await self._call(ref, request)
+        except TwineError as e:
+            return self._failed(job, talk, ref, str(e))
+        if self._talks.get(job) is not talk or talk.ref != ref:
+            return 0.0
+        self._answered(talk, request, response)
+        talk.said, talk.question = question, None
+        if completed:
+            talk.completed = talk.completed[len(completed) :]
+            talk.told = completed[-1].seq
+        for answered in self._listeners:
+            answered(job)
+        return None
+
+    def _failed(self, job: str, talk: _Talk, ref: ControllerRef, why: str) -> float:
+        if not talk.failures:
+            talk.since = self._runtime.now()
+            log.warning(
+                "a controller does not answer",
+                extra={"job": job, "controller": ref.name, "url": ref.url, "reason": why},
+            )
+        talk.failures, talk.trouble = talk.failures + 1, why
+        return min(_RETRY_S * 2.0 ** min(talk.failures - 1, 16), _RETRY_MAX_S)
+
+    def _answered(
+        self, talk: _Talk, request: TaskControlRequest, response: TaskControlResponse
+    ) -> None:
+        offered = {operation.id: operation for operation in request.request}
+        acks: dict[str, str] = {}
+        for ack in response.ack:
+            name, instead = (ack.operation, ack.instead) if isinstance(ack, Ack) else (ack, "")
+            operation = offered.get(name)
+            if operation is None or (instead and instead not in operation.instead):
+                talk.strays += 1
+            else:
+                acks[name] = instead
+        talk.heard = Heard(acks, request.down, f"{talk.ref.name} {request.sequence_number}")
+        talk.answered_at = self._runtime.now()
+        talk.failures, talk.trouble = 0, ""
+
+
+def _request(
+    job: str, question: Question, completed: Sequence[JobEvent], number: int, at: float
+) -> TaskControlRequest:
+    return TaskControlRequest(
+        job_handle=job,
+        request=list(question.request),
+        completed=[
+            CompletedOperation(
+                id=event.operation,
+                task=event.task,
+                kind=event.kind.value,
+                cause=event.cause.value,
+                outcome=event.outcome.value,
+                reason=event.reason,
+                machine=event.to_machine,
+            )
+            for event in completed
+        ],
+        advance_notices=list(question.notices),
+        all_unhealthy_tasks=list(question.unhealthy),
+        sequence_number=number,
+        tasks=question.tasks,
+        at=at,
+    )

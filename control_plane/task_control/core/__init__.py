@@ -1,0 +1,1 @@
+"""Decisions about calls, as pure functions."""

@@ -1,0 +1,93 @@
+"""Where the control plane may connect to because a job says so (F-82).
+
+Judged is the address that is connected to, after names were resolved: what a name, a number or a
+mapped address really means is known only then.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from agent.errors import ConfigError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_COMPATIBLE = ipaddress.IPv6Network("::/96")
+_SHARED = (
+    ipaddress.IPv4Network("0.0.0.0/8"),
+    ipaddress.IPv4Network("192.0.0.0/24"),
+    ipaddress.IPv6Network("fec0::/10"),
+)
+"""This network, protocol assignments, and the old site-local addresses: nobody serves there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which addresses may be connected to."""
+
+    networks: tuple[Network, ...] = ()
+    """Only these, if there are any; what is listed here may even be loopback."""
+    own: frozenset[Address] = frozenset()
+    """The control plane's own."""
+
+    def refusal(self, text: str) -> str:
+        """Return why an address is refused, as a predicate; empty: it is not."""
+        try:
+            address = ipaddress.ip_address(text.partition("%")[0])
+        except ValueError:
+            return "is no address"
+        address = meant(address)
+        if self.networks:
+            listed = any(address in n for n in self.networks if n.version == address.version)
+            return "" if listed else "is not in `controller_networks`"
+        for is_it, what in (
+            (address.is_loopback, "is this host's loopback"),
+            (address in self.own, "is the control plane's own"),
+            (address.is_link_local, "is link-local"),
+            (address.is_multicast, "is multicast"),
+            (address.is_unspecified or address.is_reserved or _is_odd(address), "is reserved"),
+        ):
+            if is_it:
+                return what
+        return ""
+
+
+def meant(address: Address) -> Address:
+    """Return the IPv4 address that one of IPv6 stands for, or the address itself."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    if address.teredo is not None:
+        return address.teredo[1]
+    if address in _NAT64 or (address in _COMPATIBLE and int(address) > 1):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def rules_of(networks: Iterable[str], own: Collection[str]) -> Rules:
+    """Return the rules of a configuration; names among `own` are passed over."""
+    try:
+        known = tuple(ipaddress.ip_network(text) for text in networks)
+    except ValueError as e:
+        raise ConfigError(
+            f"controller_networks: {e}", hint="for instance 10.0.0.0/8 or fd00::/8"
+        ) from e
+    return Rules(known, frozenset(_addresses(own)))
+
+
+def _addresses(texts: Iterable[str]) -> Iterable[Address]:
+    for text in texts:
+        try:
+            yield meant(ipaddress.ip_address(text))
+        except ValueError:
+            continue
+
+
+def _is_odd(address: Address) -> bool:
+    return any(address in n for n in _SHARED if n.version == address.version)

@@ -1,0 +1,378 @@
+"""TaskControl in the assembled control plane: who is asked what, and what follows from it."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from virtual_time import clock, run
+from world import World, a_job, a_region, scenario
+
+from agent.errors import Unreachable
+from control_plane.api.jobs import ControllerRef, JobSpec, UpdatePolicy
+from control_plane.api.machines import EventKind
+from control_plane.api.operations import JobEvent
+from taskcontrol.api import Ack, TaskControlRequest, TaskControlResponse
+
+REF = ControllerRef(url="https://10.0.0.9:7450", name="db")
+Rule = Callable[[TaskControlRequest], list[str | Ack]]
+
+
+def everything(request: TaskControlRequest) -> list[str | Ack]:
+    return [operation.id for operation in request.request]
+
+
+def nothing(_: TaskControlRequest) -> list[str | Ack]:
+    return []
+
+
+class Controller:
+    """A controller of the test: it answers by a rule, and remembers what it was asked."""
+
+    def __init__(self, w: World, rule: Rule = everything) -> None:
+        self.rule = rule
+        self.requests: list[TaskControlRequest] = []
+        self.delay_s = 0.05
+        self.is_down = False
+        w.controllers = w.cp._controllers._call = self
+
+    async def __call__(
+        self, ref: ControllerRef, request: TaskControlRequest
+    ) -> TaskControlResponse:
+        assert ref.name == REF.name
+        await asyncio.sleep(self.delay_s)
+        if self.is_down:
+            raise Unreachable("no connection")
+        if self.requests:  # TC2: also across restarts of the control plane
+            assert request.sequence_number > self.requests[-1].sequence_number
+        self.requests.append(request)
+        return TaskControlResponse(ack=self.rule(request))
+
+    @property
+    def last(self) -> TaskControlRequest:
+        """Return what it was asked last; an empty request before the first call."""
+        none = TaskControlRequest(job_handle="", sequence_number=0, tasks=0, at=0.0)
+        return self.requests[-1] if self.requests else none
+
+    def asked(self) -> list[tuple[list[int], list[int]]]:
+        """Return (request, completed) of each call in which they are others than before."""
+        found: list[tuple[list[int], list[int]]] = []
+        for r in self.requests:
+            told = ([o.task for o in r.request], [o.task for o in r.completed])
+            if not found or told != found[-1]:
+                found.append(told)
+        return found
+
+
+def a_controlled_job(tasks: int = 3, most: int = 3, ref: ControllerRef = REF, **changes) -> JobSpec:
+    update = UpdatePolicy(max_unavailable=most, drain_s=1)
+    return a_job(tasks, update=update, controller=ref, **changes)
+
+
+async def deployed(w: World, tasks: int = 3, rule: Rule = everything, **changes) -> Controller:
+    """Return the controller of a job that runs, as it was never asked anything."""
+    controller = Controller(w, rule)
+    await w.deployed(a_controlled_job(tasks, **changes))
+    await w.until(lambda: controller.requests and not controller.last.all_unhealthy_tasks)
+    controller.requests.clear()
+    return controller
+
+
+async def events(w: World) -> list[JobEvent]:
+    return (await w.cp.job_events("web", 0, 500)).events
+
+
+async def version(w: World, task: int) -> int:
+    return (await w.cp.get_job("web")).record.tasks[task].version
+
+
+@scenario()
+async def test_figure_8_call_by_call(w: World):
+    """TC4: request=[t0,t1] ack=[t1]; request=[t0] completed=[t1] ack=[t0]; completed=[t0]."""
+
+    def rule(request: TaskControlRequest) -> list[str | Ack]:
+        """One task stays available: t1 first, then t0."""
+        pending = sorted(request.request, key=lambda o: -o.task)
+        return [pending[0].id] if pending and not request.down else []
+
+    controller = await deployed(w, 2, rule)
+    await w.cp.apply_job(a_controlled_job(2, command=["/bin/other"]))
+    await w.until(lambda: controller.last.completed)
+    await w.stable()
+    await w.until(lambda: controller.asked()[-1] == ([], [0]))
+    assert controller.asked() == [
+        ([0, 1], []),  # S1; ack=[t1]
+        ([0], []),  # t1 is being updated, as allUnhealthyTasks says; nothing is acknowledged
+        ([0], [1]),  # S2; ack=[t0]
+        ([], []),
+        ([], [0]),  # S3
+    ]
+    numbers = [request.sequence_number for request in controller.requests]
+    assert numbers == sorted(set(numbers))
+    done = [event for event in await events(w) if event.kind == "update"]
+    assert [event.task for event in done] == [1, 0]
+    assert all(event.approved.startswith("db ") for event in done)
+
+
+@scenario()
+async def test_a_release_waits_for_ever_for_who_does_not_acknowledge_it(w: World):
+    """TC5, TC10, WH2: and everybody can see what waits for whom."""
+    controller = await deployed(w, rule=nothing)
+    await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))
+    await asyncio.sleep(7200)
+    assert [await version(w, task) for task in range(3)] == [1, 1, 1]
+    assert len(controller.requests) > 100
+    ids = {operation.id for r in controller.requests for operation in r.request}
+    assert len(ids) == 3  # the same three, again and again
+    status = await w.cp.get_job("web")
+    assert status.detail == "3 operations wait for the controller db"
+    explained = await w.cp.job_planner.explain("web")
+    assert "answered" in explained.controller
+    assert "0 of 3 acknowledged" in explained.controller
+    assert len(explained.operations) == 3
+    assert explained.operations[0].startswith("task 0: update because of release waits for its")
+    controller.rule = everything
+    await w.stable()
+    assert await version(w, 0) == 2
+
+
+@scenario()
+async def test_a_controller_that_approves_everything_does_not_exceed_the_budget(w: World):
+    """F-55: a lying or careless controller cannot take down more than its job allows."""
+    controller = await deployed(w, 6, most=2)
+    least = 6
+
+    async def watch() -> None:
+        nonlocal least
+        while True:
+            least = min(least, len(await w.endpoints()))
+            await asyncio.sleep(0.05)
+
+    watching = asyncio.create_task(watch())
+    await w.cp.apply_job(a_controlled_job(6, most=2, command=["/bin/other"]))
+    await w.until(lambda: any(r.completed for r in controller.requests))
+    await w.stable()
+    watching.cancel()
+    assert least == 4
+
+
+@scenario()
+async def test_acknowledgements_of_what_nobody_asked_count_and_have_no_effect(w: World):
+    """F-55: of unknown operations, of those that ended, twice, as what was not offered."""
+    ended = "web-0.1"
+
+    def liar(request: TaskControlRequest) -> list[str | Ack]:
+        wrong = [Ack(operation=o.id, instead="reboot") for o in request.request]
+        return [ended, ended, "web-0.999", "", "x" * 1000, *wrong]
+
+    controller = await deployed(w, 1, liar)
+    assert ended in {event.operation for event in await events(w)}
+    await w.cp.apply_job(a_controlled_job(1, command=["/bin/other"]))
+    await asyncio.sleep(60)
+    assert await version(w, 0) == 1
+    assert "of nothing asked" in (await w.cp.job_planner.explain("web")).controller
+    controller.rule = lambda request: everything(request) * 3
+    await w.stable()
+    assert len([event for event in await events(w) if event.kind == "update"]) == 1
+
+
+@scenario()
+async def test_a_controller_that_is_away_holds_up_voluntary_operations_alone(w: World):
+    """TC16, F-55: a failed task is replaced after its wait, a new one starts at once."""
+    controller = await deployed(w, 3)
+    controller.is_down = True
+    await w.cp.apply_job(a_controlled_job(4, command=["/bin/other"]))
+    await w.until(lambda: w.alive().total() == 4)
+    await asyncio.sleep(600)
+    assert [await version(w, task) for task in range(4)] == [1, 1, 1, 2]
+    assert "did not answer" in (await w.cp.job_planner.explain("web")).controller
+    controller.is_down = False
+    await w.stable()
+
+
+@scenario()
+async def test_a_failed_task_moves_once_it_is_acknowledged_or_its_wait_is_over(w: World):
+    """SC3, SC5, TC20: it is unlisted at once, and the controller may rebuild first."""
+    ref = ControllerRef(url=REF.url, name="db", failure_wait_s=900)
+    controller = Controller(w, nothing)
+    await w.deployed(a_controlled_job(3, ref=ref))
+    lost = (await w.cp.get_job("web")).record.tasks[0].placement.machine
+    down = [
+        t.index for t in (await w.cp.get_job("web")).record.tasks if t.placement.machine == lost
+    ]
+    w.region.machines[lost].power_off()
+    await w.until(lambda: controller.last.request)
+    asked = controller.last
+    assert [o.task for o in asked.request] == down
+    assert {(o.kind, o.cause) for o in asked.request} == {("move", "failure")}
+    assert asked.down == set(down)
+    assert not set(await w.endpoints()) & {f"web-{task}" for task in down}
+    await asyncio.sleep(120)
+    assert w.alive().total() == 3 - len(down)
+    controller.rule = everything
+    await w.stable()
+    moved = [e for e in await events(w) if e.kind == "move"]
+    assert moved
+    assert all(e.approved.startswith("db ") for e in moved)
+
+
+@scenario()
+async def test_a_failed_task_moves_after_its_wait_whoever_says_nothing(w: World):
+    """TC16: a controller that is away cannot keep a task from running for ever."""
+    controller = Controller(w, nothing)
+    await w.deployed(
+        a_controlled_job(3, ref=ControllerRef(url=REF.url, name="db", failure_wait_s=90))
+    )
+    lost = (await w.cp.get_job("web")).record.tasks[0].placement.machine
+    w.region.machines[lost].power_off()
+    await w.until(lambda: w.cp._jobs.get("web").tasks[0].phase == "lost")
+    controller.is_down, began = True, clock()
+    await w.until(lambda: w.cp._jobs.get("web").tasks[0].phase == "running", 300)
+    assert 90 <= clock() - began < 150
+    await w.stable()
+    moved = [e for e in await events(w) if e.kind == "move"]
+    assert [e.approved for e in moved] == ["deadline"] * len(moved)
+
+
+@scenario()
+async def test_a_task_whose_machine_returns_before_it_was_acknowledged_stays(w: World):
+    """TC20: nothing was moved, and nothing moves afterwards."""
+    controller = await deployed(w, 3, nothing)
+    lost = (await w.cp.get_job("web")).record.tasks[0].placement.machine
+    w.region.machines[lost].power_off()
+    await w.until(lambda: controller.last.request)
+    w.region.machines[lost].power_on()
+    await w.stable()
+    assert (await w.cp.get_job("web")).record.tasks[0].placement.machine == lost
+    assert [e.outcome for e in await events(w) if e.kind == "move"] == ["withdrawn"]
+
+
+@scenario()
+async def test_no_controller_can_block_a_maintenance_beyond_its_deadline(w: World):
+    """TC7, TC10: it is told in advance, offered the move, and stopped at the deadline."""
+    controller = await deployed(w, 3, nothing)
+    leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine
+    start, deadline = clock() + 300, clock() + 900
+    await w.cp.inventory.outages.plan_unavailability(
+        [leaving], EventKind.MAINTENANCE, "new switch", start=start, deadline=deadline
+    )
+    await w.until(lambda: controller.last.advance_notices)
+    (notice,) = controller.last.advance_notices
+    assert (notice.machine, notice.start, notice.deadline) == (leaving, start, deadline)
+    assert controller.last.request == []
+    await w.until(lambda: controller.last.request, 400)
+    assert clock() >= start
+    (offered,) = controller.last.request
+    assert (offered.notice, offered.deadline) == (notice.id, deadline)
+    await w.until(lambda: w.alive()[leaving] == 0, 700)
+    assert deadline <= clock() < deadline + 60
+    await w.stable()
+    (moved,) = [e for e in await events(w) if e.kind == "move"]
+    assert (moved.cause, moved.approved) == ("maintenance", "deadline")
+
+
+@scenario()
+async def test_what_a_smaller_job_gives_up_is_asked_first(w: World):
+    """TC6."""
+    controller = await deployed(w, 3, nothing)
+    await w.cp.apply_job(a_controlled_job(2))
+    await w.until(lambda: controller.last.request)
+    (offered,) = controller.last.request
+    assert (offered.kind, offered.cause) == ("remove", "resize")
+    await asyncio.sleep(120)
+    assert w.alive().total() == 3
+    await w.cp.apply_job(a_controlled_job(3))  # wanted again, after all
+    await w.until(lambda: not controller.last.request)
+    await w.stable()
+    await w.cp.apply_job(a_controlled_job(2))
+    controller.rule = everything
+    await w.until(lambda: w.alive().total() == 2)
+    await w.stable()
+    outcomes = [(e.outcome, bool(e.approved)) for e in await events(w) if e.kind == "remove"]
+    assert outcomes == [("withdrawn", False), ("done", True)]
+
+
+@scenario()
+async def test_a_whole_job_is_stopped_without_asking(w: World):
+    controller = await deployed(w, 3, nothing)
+    await w.cp.apply_job(a_controlled_job(2))
+    await w.until(lambda: controller.last.request)
+    await w.cp.stop_job("web")
+    await w.until(lambda: w.cp._jobs.find("web") is None)
+    assert w.alive().total() == 0
+
+
+@scenario()
+async def test_an_acknowledgement_lapses_when_something_fails_before_it_was_used(w: World):
+    """WH2: it was of other circumstances; what had not begun is asked again."""
+    controller = await deployed(w, 3, most=1)
+
+    def two(request: TaskControlRequest) -> list[str | Ack]:
+        return [o.id for o in request.request if o.task != 2] if not request.down else []
+
+    controller.rule = two
+    record = (await w.cp.get_job("web")).record
+    last = record.tasks[2].placement.machine
+    await w.cp.apply_job(a_controlled_job(3, most=1, command=["/bin/other"]))
+    await w.until(lambda: any(not r.down and r.request for r in controller.requests))
+    controller.rule = nothing
+
+    def states() -> dict[int, str]:
+        tasks = w.cp._jobs.get("web").tasks
+        return {t.index: t.operation.state.value for t in tasks if t.operation is not None}
+
+    await w.until(lambda: "acknowledged" in states().values())
+    w.region.machines[last].power_off()
+    await w.until(lambda: w.cp._jobs.get("web").tasks[2].phase == "lost")
+    await asyncio.sleep(60)
+    assert "acknowledged" not in states().values()
+    assert states()[2] == "offered"
+    controller.rule = everything
+    await w.stable()
+
+
+@pytest.mark.parametrize("after_s", [0.3, 1.0, 3.0])
+def test_the_conversation_goes_on_after_a_restart(after_s: float):
+    """TC2, TC16: numbers rise, what ended is told, nothing that was done is asked again."""
+
+    def one_by_one(request: TaskControlRequest) -> list[str | Ack]:
+        return [o.id for o in request.request[:1]] if not request.down else []
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            controller = await deployed(w, 3, one_by_one)
+            await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))
+            await asyncio.sleep(after_s)
+        for _ in range(3):
+            async with w.running():
+                await asyncio.sleep(after_s)
+        async with w.running():
+            await w.stable()
+            await w.until(lambda: not controller.last.request)
+            done = {
+                e.operation for e in await events(w) if e.kind == "update" and e.outcome == "done"
+            }
+            assert len(done) == 3
+            await w.until(lambda: done <= {o.id for r in controller.requests for o in r.completed})
+        assert w.region.broken_rules == []
+
+    run(main())
+
+
+@scenario()
+async def test_a_job_that_gives_up_its_controller_is_asked_about_no_more(w: World):
+    """TC11."""
+    controller = await deployed(w, 3, nothing)
+    await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))
+    await w.until(lambda: controller.last.request)
+    await w.cp.apply_job(a_job(3, command=["/bin/other"], update=UpdatePolicy(drain_s=1)))
+    await w.stable()
+    assert await version(w, 0) == 2
+    count = len(controller.requests)
+    await asyncio.sleep(60)
+    assert len(controller.requests) == count

@@ -1,0 +1,60 @@
+"""Where the control plane connects to because a job says so, and where never (F-82)."""
+
+import pytest
+
+from agent.errors import ConfigError
+from control_plane.task_control.core.addresses import rules_of
+
+OWN = ["cp.example", "192.168.7.1", "fd00::7"]
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1", "loopback"),
+        ("127.8.9.10", "loopback"),
+        ("::1", "loopback"),
+        ("::ffff:127.0.0.1", "loopback"),
+        ("::7f00:1", "loopback"),
+        ("64:ff9b::7f00:1", "loopback"),
+        ("2002:7f00:1::", "loopback"),
+        ("169.254.169.254", "link-local"),
+        ("::ffff:169.254.169.254", "link-local"),
+        ("64:ff9b::a9fe:a9fe", "link-local"),
+        ("fe80::1%eth0", "link-local"),
+        ("0.0.0.0", "reserved"),
+        ("0.1.2.3", "reserved"),
+        ("::", "reserved"),
+        ("255.255.255.255", "reserved"),
+        ("240.0.0.1", "reserved"),
+        ("192.0.0.192", "reserved"),
+        ("fec0::1", "reserved"),
+        ("224.0.0.1", "multicast"),
+        ("ff02::1", "multicast"),
+        ("192.168.7.1", "own"),
+        ("::ffff:192.168.7.1", "own"),
+        ("fd00::7", "own"),
+        ("localhost", "no address"),
+        ("2130706433", "no address"),
+        ("0x7f.1", "no address"),
+    ],
+)
+def test_an_address_that_nobodys_controller_has_is_refused(address: str, why: str) -> None:
+    """F-82."""
+    assert why in rules_of([], OWN).refusal(address)
+
+
+@pytest.mark.parametrize("address", ["10.1.0.9", "192.168.7.2", "203.0.113.9", "fd00::8"])
+def test_other_addresses_may_be_called(address: str) -> None:
+    assert rules_of([], OWN).refusal(address) == ""
+
+
+def test_networks_that_are_listed_are_the_only_ones() -> None:
+    rules = rules_of(["10.1.0.0/16", "127.0.0.0/8"], OWN)
+    assert rules.refusal("10.1.0.9") == ""
+    assert rules.refusal("127.0.0.1") == ""
+    assert rules.refusal("::ffff:10.1.0.9") == ""
+    assert "controller_networks" in rules.refusal("10.2.0.9")
+    assert "controller_networks" in rules.refusal("::1")
+    with pytest.raises(ConfigError, match="has host bits set"):
+        rules_of(["10.1.0.9/16"], OWN)
