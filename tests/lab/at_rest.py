@@ -8,7 +8,6 @@ whenever the machine it runs on is slower than its author's.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import Any
 
@@ -59,9 +58,8 @@ def _of_machine(machine: dict[str, Any]) -> list[str]:
     proved = record["profile"] if record["profile_state"] == "verified" else None
     if record["entitlement"] and proved != record["profile_wanted"]:
         found.append(f"profile {record['profile_wanted']}: {record['profile_state']}")
-    now = time.time()
     for event in record["unavailability"]:
-        if event["end"] is None or event["end"] > now:
+        if event["end"] is None:
             found.append(f"{event['kind']}: {event['reason']}")
     if record["hold"]:
         found.append(f"held for transaction {record['hold']['transaction']}")
