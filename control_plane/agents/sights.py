@@ -14,7 +14,7 @@ from control_plane.agents.core.seen import SeenMachine
 from control_plane.agents.protocol import EventStream
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.broker.brokers import Brokers
-from control_plane.broker.core.unavailability import departure, overdue, planned
+from control_plane.broker.core.unavailability import departure, excused, overdue, planned, returning
 from control_plane.runtime.big_map import BigMap
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import ignore
@@ -239,6 +239,8 @@ class Sights:
             called_back=event is not None and event.kind is EventKind.REVOKED,
             deadline=event.deadline if event is not None else None,
             plans=planned(record),
+            excused=excused(record, now),
+            returning=returning(record, now),
             tasks=sight.tasks,
             stopped=sight.stopped,
             refused=sight.refused,

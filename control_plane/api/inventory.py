@@ -95,6 +95,9 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     deadline_s: Seconds | None = None
     """When it begins whatever still runs there, after the start."""
     duration_s: Seconds | None = None
+    """How long it takes, from the deadline on."""
+    tasks_survive: bool = False
+    """Tasks run on meanwhile, only nobody reaches them: a switch is replaced."""
 
 
 class Undrain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

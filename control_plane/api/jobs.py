@@ -141,6 +141,8 @@ class TaskPhase(StrEnum):
     DRAINING = "draining"
     """Not listed in discovery any more, and not yet told to stop."""
     STOPPING = "stopping"
+    PARKED = "parked"
+    """Stopped, and waits on its machine for the end of a maintenance."""
     LOST = "lost"
     """Its machine is gone; it is placed elsewhere as soon as there is room."""
 

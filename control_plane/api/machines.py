@@ -46,6 +46,10 @@ class UnavailabilityEvent(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     """When it begins whatever still runs there (planned kinds), or ends at the latest."""
     expected_duration_s: float | None = None
+    """From the deadline on."""
+    tasks_survive: bool = False
+    """Tasks run on meanwhile, only nobody reaches them: a switch is replaced. They are not stopped
+    at the deadline, and for the expected duration silence moves none that stayed."""
     end: float | None = None
 
 

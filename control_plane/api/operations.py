@@ -55,6 +55,8 @@ class OperationState(StrEnum):
 
 WAITING = (OperationState.PROPOSED, OperationState.OFFERED, OperationState.ACKNOWLEDGED)
 """It has not begun: the task is as it was."""
+STOP = "stop"
+"""Instead of a move: the task stops, and starts again where it is after the maintenance."""
 DEADLINE = "deadline"
 """Nobody let it begin: its deadline came."""
 REASON_MAX = 160

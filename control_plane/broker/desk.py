@@ -140,6 +140,7 @@ class MachineDesk:
             start,
             None if wish.deadline_s is None else start + wish.deadline_s,
             wish.duration_s,
+            tasks_survive=wish.tasks_survive,
         )
         return Records(machines=changed)
 

@@ -54,10 +54,13 @@ class Outages:
         start: float | None = None,
         deadline: float | None = None,
         expected_duration_s: float | None = None,
+        *,
+        tasks_survive: bool = False,
     ) -> list[MachineRecord]:
         """Announce that machines will be away; a plan of the same kind is replaced.
 
         From `start` (None: now) on tasks move away, at `deadline` it begins whatever is left.
+        What is left is not stopped if `tasks_survive`.
         """
         if kind not in DRAINING:
             known = ", ".join(kind.value for kind in DRAINING)
@@ -66,6 +69,14 @@ class Outages:
         start = now if start is None else start
         if deadline is not None and deadline < start:
             raise InvalidInput("the deadline is before the start")
+        if tasks_survive and kind is not EventKind.MAINTENANCE:
+            raise InvalidInput(f"no task survives a {kind.value}")
+        if tasks_survive and (deadline is None or expected_duration_s is None):
+            raise InvalidInput(
+                "work that tasks survive needs a deadline and a duration: so long is their silence"
+                " expected",
+                hint="--deadline 10m --duration 3m",
+            )
 
         def change(record: MachineRecord) -> MachineRecord:
             event = UnavailabilityEvent(
@@ -75,6 +86,7 @@ class Outages:
                 start=start,
                 deadline=deadline,
                 expected_duration_s=expected_duration_s,
+                tasks_survive=tasks_survive,
             )
             return began(record, event)
 

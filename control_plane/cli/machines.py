@@ -216,6 +216,8 @@ def _event(event: UnavailabilityEvent) -> str:
         text += f", deadline {_at(event.deadline)}"
     if event.expected_duration_s is not None:
         text += f", takes {show.duration(event.expected_duration_s)}"
+    if event.tasks_survive:
+        text += ", tasks run on"
     return text
 
 
@@ -285,7 +287,8 @@ def _print_plans(records: Iterable[MachineRecord]) -> None:
 )
 @click.option("--start", type=seconds(), default="0s", help="When tasks begin to move, from now.")
 @click.option("--deadline", type=seconds(), help="It begins then whatever still runs there.")
-@click.option("--duration", type=seconds(), help="How long it is expected to take.")
+@click.option("--duration", type=seconds(), help="How long it takes, from the deadline on.")
+@click.option("--tasks-survive", is_flag=True, help="They run on meanwhile: a switch is replaced.")
 @output_option
 @click.pass_obj
 def machine_drain(
@@ -297,6 +300,7 @@ def machine_drain(
     start: float,
     deadline: float | None,
     duration: float | None,
+    tasks_survive: bool,
     output: str,
 ) -> None:
     """Announce that machines will be away: their tasks move, and no new ones come."""
@@ -309,6 +313,7 @@ def machine_drain(
         start_in_s=start,
         deadline_s=deadline,
         duration_s=duration,
+        tasks_survive=tasks_survive,
     )
     found: Records = target.ask(lambda client: client.drain_machines(wish))
     show.emit(output, found, lambda: _print_plans(found.machines))

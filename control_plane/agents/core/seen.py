@@ -32,6 +32,10 @@ class SeenMachine:
     """When its tasks must be gone, in seconds since 1970."""
     plans: tuple[UnavailabilityEvent, ...] = ()
     """What is planned for it and has not ended, also what lies ahead."""
+    excused: bool = False
+    """It cannot be reached because of work that was announced, and its tasks run on."""
+    returning: bool = False
+    """It is being taken for maintenance only: it will be there again."""
     tasks: Mapping[str, TaskStatus] = field(default_factory=dict)
     stopped: Mapping[str, int] = field(default_factory=dict)
     """Task id → generation of the last stop that the agent confirmed."""

@@ -82,7 +82,26 @@ def leaving(record: MachineRecord, now: float) -> bool:
 def overdue(record: MachineRecord, now: float) -> bool:
     """Return whether what was planned for the machine begins now, whatever still runs there."""
     events = _open(record, MOVING)
-    return any(event.deadline is not None and event.deadline <= now for event in events)
+    return any(
+        event.deadline is not None and event.deadline <= now and not event.tasks_survive
+        for event in events
+    )
+
+
+def excused(record: MachineRecord, now: float) -> bool:
+    """Return whether silence is expected of a machine whose tasks run on: work was announced."""
+    return any(
+        event.tasks_survive
+        and event.deadline is not None
+        and event.deadline <= now < event.deadline + (event.expected_duration_s or 0.0)
+        for event in _open(record, MOVING)
+    )
+
+
+def returning(record: MachineRecord, now: float) -> bool:
+    """Return whether a machine that tasks must leave now will be there again afterwards."""
+    due = [event for event in _open(record, MOVING) if event.start <= now]
+    return bool(due) and all(event.kind is EventKind.MAINTENANCE for event in due)
 
 
 def removable(record: MachineRecord, now: float) -> str:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from control_plane.agents.core.seen import SeenMachine, View
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.machines import UnavailabilityEvent
-from control_plane.api.operations import DEADLINE, Cause, OperationState
+from control_plane.api.operations import DEADLINE, STOP, Cause, OperationState
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import Ledger
 from control_plane.scheduler.core.reconcile import available
@@ -149,6 +149,7 @@ def _offered(task: TaskRecord, view: View) -> TaskOperation:
         machine=_machine(task),
         notice=event.event_id if event is not None else "",
         deadline=event.deadline if event is not None else operation.deadline,
+        instead=[STOP] if event is not None and machine is not None and machine.returning else [],
     )
 
 
@@ -172,6 +173,7 @@ def _notices(record: JobRecord, view: View) -> tuple[AdvanceNotice, ...]:
             start=event.start,
             deadline=event.deadline,
             expected_duration_s=event.expected_duration_s,
+            tasks_survive=event.tasks_survive,
             reason=event.reason,
         )
         for name, tasks in sorted(there.items())

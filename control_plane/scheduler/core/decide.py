@@ -21,6 +21,7 @@ from control_plane.allocator.core.spread import fullest_first
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, spec_of
 from control_plane.api.operations import (
     DEADLINE,
+    STOP,
     Cause,
     JobEvent,
     Operation,
@@ -124,10 +125,12 @@ def go_on(made: Decision, found: Found, seen: Seen) -> None:
     """Begin what may begin now, in the decision."""
     begun, generation = list[TaskRecord](), made.record.generation
     asks, overdue = is_controlled(made.record), frozenset(made.overdue)
-    ready = frozenset(made.chosen) & found.ready
+    chosen = frozenset(made.chosen)
+    ready = chosen & found.ready
     going = _going(made, ready, asks=asks) | overdue
     for task in made.record.tasks:
-        if task.index in ready and task.index not in going:
+        asked = task.index in ready or (asks and task.index in chosen and _may_stay(task))
+        if asked and task.index not in going:
             task = _offered(made.ledger, task)
         elif task.index in going:
             generation += 1
@@ -397,10 +400,23 @@ def _going(made: Decision, ready: frozenset[int], *, asks: bool) -> frozenset[in
     going = set[int]()
     for index in made.chosen:
         is_serving = index in made.serving
-        if index in ready and left[is_serving] > 0 and (not asks or _is_let(known[index])):
+        task = known[index]
+        may_go = index in ready or _stops(task)
+        if may_go and left[is_serving] > 0 and (not asks or _is_let(task)):
             left[is_serving] -= 1
             going.add(index)
     return frozenset(going)
+
+
+def _may_stay(task: TaskRecord) -> bool:
+    """Return whether an owner may choose otherwise than to move, for which there may be no room."""
+    causes = (Cause.MAINTENANCE, Cause.LOAN)
+    return task.operation is not None and task.operation.cause in causes
+
+
+def _stops(task: TaskRecord) -> bool:
+    """Return whether a task needs no place elsewhere: it stops, and starts again where it is."""
+    return task.operation is not None and task.operation.instead == STOP
 
 
 def _is_let(task: TaskRecord) -> bool:

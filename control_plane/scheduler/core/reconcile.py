@@ -25,7 +25,7 @@ from control_plane.api.jobs import (
     spec_of,
     task_id,
 )
-from control_plane.api.operations import Cause
+from control_plane.api.operations import STOP, Cause
 from control_plane.scheduler.core.copies import ended_in_s
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going
@@ -157,6 +157,8 @@ class _Fold:
                 if machine is None or not machine.up:
                     return self._left(task, machine)
                 return self._stopping(task, machine)
+            case TaskPhase.PARKED:
+                return self._parked(task, machine)
             case TaskPhase.LOST:
                 if machine is None or not machine.held:
                     return self._left(task, machine, keep_version=True)
@@ -247,12 +249,25 @@ class _Fold:
         if not machine.answering:
             return task
         if status is None:
-            confirmed = machine.stopped.get(name, 0) >= task.generation
-            return self._gone(task) if confirmed else task
+            if machine.stopped.get(name, 0) < task.generation:
+                return task
+            if _waits_here(task, machine) and not self._record.stopping:
+                return self._to(task, TaskPhase.PARKED, reason=machine.leaving_reason, state=None)
+            return self._gone(task)
         if status.generation > task.generation:
             self.generation = max(self.generation, status.generation)
             return replace(task, generation=self._next())
         return replace(task, state=status.state, health=status.health)
+
+    def _parked(self, task: TaskRecord, machine: SeenMachine | None) -> TaskRecord | None:
+        """A task that was stopped for a maintenance starts again there when that is over."""
+        if machine is None or not machine.held:
+            return self._gone(task)
+        if machine.leaving:  # for good, after all, or still for a while
+            return task if machine.returning else self._gone(task)
+        if not machine.up:
+            return self._gone(task)
+        return self._again(task, "the maintenance is over") if machine.answering else task
 
     def _back(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord | None:
         """A lost task whose machine may be back before it was placed elsewhere."""
@@ -318,6 +333,12 @@ def _avoided(task: TaskRecord) -> str:
     """Return the machine that a task left for the sake of the spread."""
     known = task.operation
     return known.from_machine if known is not None and known.cause is Cause.REBALANCE else ""
+
+
+def _waits_here(task: TaskRecord, machine: SeenMachine) -> bool:
+    """Return whether a task was stopped to start again where it is."""
+    known = task.operation
+    return known is not None and known.instead == STOP and machine.leaving and machine.returning
 
 
 def _unusable(task: TaskRecord) -> str:

@@ -84,7 +84,7 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
         if task.phase is not TaskPhase.LOST or task.placement is None or _is_asked(record, task):
             return False
         machine = view.get(task.placement.machine)
-        if machine is not None and machine.up:
+        if machine is not None and (machine.up or machine.excused):
             return False
         name = task_id(record.name, task.index)
         return ended_in_s(spec_of(record, task), name, machine) == 0.0

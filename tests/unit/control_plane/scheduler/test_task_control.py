@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from virtual_time import clock, run
 from world import World, a_job, a_region, scenario
 
-from agent.errors import Unreachable
+from agent.errors import InvalidInput, Unreachable
 from control_plane.api.jobs import ControllerRef, JobSpec, UpdatePolicy
 from control_plane.api.machines import EventKind
 from control_plane.api.operations import JobEvent
@@ -376,3 +376,130 @@ async def test_a_job_that_gives_up_its_controller_is_asked_about_no_more(w: Worl
     count = len(controller.requests)
     await asyncio.sleep(60)
     assert len(controller.requests) == count
+
+
+# -- a maintenance, in three ways
+
+
+async def planned(w: World, machine: str, **more) -> None:
+    """Announce work that begins in ten minutes, from now on."""
+    now = clock()
+    await w.cp.inventory.outages.plan_unavailability(
+        [machine], EventKind.MAINTENANCE, "kernel", start=now, deadline=now + 600, **more
+    )
+
+
+def stopping(request: TaskControlRequest) -> list[str | Ack]:
+    return [Ack(operation=o.id, instead="stop") for o in request.request if "stop" in o.instead]
+
+
+async def first_machine(w: World) -> str:
+    return (await w.cp.get_job("web")).record.tasks[0].placement.machine
+
+
+@scenario()
+async def test_way_one_a_task_moves_before_the_deadline(w: World):
+    """TC8."""
+    await deployed(w, 3, everything)
+    leaving = await first_machine(w)
+    await planned(w, leaving)
+    await w.until(lambda: w.alive()[leaving] == 0, 100)
+    await w.stable()
+    (moved,) = [e for e in await events(w) if e.kind == "move"]
+    assert moved.from_machine == leaving != moved.to_machine
+    assert moved.approved.startswith("db ")
+
+
+@scenario()
+async def test_way_two_a_task_stops_and_starts_again_after_the_maintenance(w: World):
+    """TC8: it keeps its place, whatever happens to the machine meanwhile."""
+    await deployed(w, 3, stopping)
+    leaving = await first_machine(w)
+    await planned(w, leaving)
+    await w.until(lambda: w.alive()[leaving] == 0, 100)
+    await w.until(lambda: w.cp._jobs.get("web").tasks[0].phase == "parked")
+    assert len(await w.endpoints()) == 2
+    await asyncio.sleep(700)
+    w.region.machines[leaving].power_off()
+    await asyncio.sleep(300)
+    assert w.cp._jobs.get("web").tasks[0].phase == "parked"
+    w.region.machines[leaving].power_on()
+    await asyncio.sleep(30)
+    assert w.alive()[leaving] == 0  # the machine is there, and still in the operators' hands
+    await w.cp.inventory.outages.undrain([leaving])
+    await w.stable()
+    assert await first_machine(w) == leaving
+    (done,) = [e for e in await events(w) if e.kind == "move"]
+    assert (done.outcome, done.from_machine, done.to_machine) == ("done", leaving, leaving)
+
+
+@pytest.mark.parametrize("kind", [EventKind.DECOMMISSION, EventKind.REFRESH])
+def test_a_parked_task_goes_elsewhere_when_its_machine_will_not_be_back(kind: EventKind):
+    """TC8."""
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            await deployed(w, 3, stopping)
+            leaving = await first_machine(w)
+            await planned(w, leaving)
+            await w.until(lambda: w.cp._jobs.get("web").tasks[0].phase == "parked")
+            now = clock()
+            await w.cp.inventory.outages.plan_unavailability(
+                [leaving], kind, "old", start=now, deadline=now + 600
+            )
+            await w.stable()
+            assert await first_machine(w) != leaving
+
+    run(main())
+
+
+@scenario()
+async def test_way_three_work_on_a_switch_moves_nothing_that_sits_it_out(w: World):
+    """TC8, TC9: no task of a stateful service moves, and none is stopped at the deadline."""
+    controller = await deployed(w, 3, nothing)
+    leaving = await first_machine(w)
+    before = w.region.where()
+    await planned(w, leaving, expected_duration_s=300.0, tasks_survive=True)
+    await w.until(lambda: controller.last.request)
+    (notice,) = controller.last.advance_notices
+    assert notice.tasks_survive
+    assert notice.expected_duration_s == 300.0
+    await asyncio.sleep(595)
+    assert w.region.where() == before
+    agent = w.region.machines[leaving]
+    agent.reachable = False  # the switch is out
+    await w.until(lambda: w.cp._jobs.get("web").tasks[0].phase == "lost")
+    assert len(await w.endpoints()) == 2
+    controller.rule = lambda request: [o.id for o in request.request if o.cause == "failure"]
+    await asyncio.sleep(200)
+    agent.reachable = True
+    await w.until(lambda: w.cp._jobs.get("web").tasks[0].phase == "running")
+    assert w.region.where() == before
+    assert [e for e in await events(w) if e.outcome == "done" and e.kind == "move"] == []
+
+
+@scenario()
+async def test_work_that_takes_longer_than_announced_is_a_failure(w: World):
+    """TC9: silence is excused for as long as was announced, and not longer."""
+    controller = await deployed(w, 3, lambda r: [o.id for o in r.request if o.cause == "failure"])
+    leaving = await first_machine(w)
+    await planned(w, leaving, expected_duration_s=120.0, tasks_survive=True)
+    await asyncio.sleep(601)
+    w.region.machines[leaving].reachable = False
+    await asyncio.sleep(100)
+    assert w.cp._jobs.get("web").tasks[0].placement.machine == leaving
+    await w.until(lambda: w.cp._jobs.get("web").tasks[0].phase == "running", 120)
+    assert await first_machine(w) != leaving
+    assert controller.requests
+
+
+@scenario()
+async def test_work_that_tasks_survive_says_how_long_it_takes(w: World):
+    await deployed(w, 3, nothing)
+    with pytest.raises(InvalidInput, match="needs a deadline and a duration"):
+        await planned(w, await first_machine(w), tasks_survive=True)
+    with pytest.raises(InvalidInput, match="no task survives a decommission"):
+        await w.cp.inventory.outages.plan_unavailability(
+            ["m1"], EventKind.DECOMMISSION, "old", deadline=clock() + 9, tasks_survive=True
+        )
