@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
-import msgspec
 
 from agent import log
 from agent.errors import Forbidden, ProgramError, TwineError
@@ -24,15 +23,18 @@ from agent.machine import Completed, Processes
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
+from sidekick import history, profile_commands
 from sidekick import status as standing
 from sidekick.apply import Run
 from sidekick.apply import resume as finish
 from sidekick.facts import read_facts
 from sidekick.plan import describe
 from sidekick.profile import Library, Profile
-from sidekick.report import Disruption, PlanReport, Report, exit_code
+from sidekick.profile_commands import output, profile_argument
+from sidekick.report import Report, exit_code
 from sidekick.setting import Host
-from sidekick.settings import SETTINGS
+from sidekick.settings import SETTINGS, setting_of
+from sidekick.shown import print_error, print_json, print_plan, print_report
 from sidekick.state import Disk, StateFolder, Target
 from sidekick.targets import target_of
 
@@ -103,13 +105,6 @@ def real_host(root: Path) -> Host:
     )
 
 
-output = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    help="Form of the result.",
-)
 wait = click.option(
     "--wait-s",
     type=click.FloatRange(0, 3600),
@@ -143,46 +138,12 @@ def cli(
     ctx.obj = Context(root, StateFolder(state), Library(profiles or PROFILES, SETTINGS), make_host)
 
 
-@cli.command("list")
-@output
-@click.pass_obj
-def list_(ctx: Context, output: str) -> None:
-    """Show the profiles of this host."""
-    host, rows = ctx.host(), []
-    for name in ctx.profiles.names():
-        try:
-            profile = ctx.profile(name, host)
-            rows.append((name, " <- ".join(profile.lineage[1:]) or "-", profile.description))
-        except TwineError as e:
-            rows.append((name, "?", f"broken: {e}"))
-    if output == "json":
-        keys = ("name", "extends", "description")
-        _print_json([dict(zip(keys, row, strict=True)) for row in rows])
-    else:
-        _print_table(("PROFILE", "EXTENDS", "DESCRIPTION"), rows)
+for command in profile_commands.COMMANDS:
+    cli.add_command(command)
 
 
 @cli.command()
-@click.argument("profile")
-@output
-@click.pass_obj
-def show(ctx: Context, profile: str, output: str) -> None:
-    """Show what a profile asks of this host, and which file says so."""
-    host = ctx.host()
-    found = ctx.profile(profile, host)
-    target = target_of(found, host)
-    if output == "json":
-        about = {"name": found.name, "description": found.description, "lineage": found.lineage}
-        _print_json(about | {"settings": target.wanted})
-        return
-    _print_table(
-        ("SETTING", "WANTED", "REQUIRED", "FROM"),
-        [(w.setting, w.value, "yes" if w.required else "no", w.source) for w in target.wanted],
-    )
-
-
-@cli.command()
-@click.argument("profile")
+@profile_argument
 @output
 @click.pass_obj
 def plan(ctx: Context, profile: str, output: str) -> None:
@@ -192,13 +153,14 @@ def plan(ctx: Context, profile: str, output: str) -> None:
     report = describe(profile, Run(host, ctx.state, target).sight.plan, target.wanted)
     ctx.code = 2 if report.changes or report.missing else 0
     if output == "json":
-        _print_json(report)
-    else:
-        _print_plan(report)
+        print_json(report)
+        return
+    absent = [w.setting for w in (*report.missing, *report.unsupported)]
+    print_plan(report, {name: setting_of(name).lacking(name) for name in absent})
 
 
 @cli.command("apply-profile")
-@click.argument("profile")
+@profile_argument
 @may_reboot
 @click.option(
     "--generation", type=click.IntRange(0), default=0, help="Of the request, as reported."
@@ -279,78 +241,28 @@ def resume(ctx: Context, wait_s: float, output: str) -> None:
 def status(ctx: Context, output: str) -> None:
     """Show how this host stands, without looking at each setting anew."""
     report = standing.status(ctx.host(), ctx.state)
-    _conclude(ctx, report, output)
     ctx.code = 0
+    if output == "json":
+        print_json(report)
+    else:
+        print_report(report)
 
 
 def _conclude(ctx: Context, report: Report, output: str) -> None:
     ctx.code = exit_code(report)
+    if report.command in ("apply", "rollback", "resume") and report.at:
+        history.note(ctx.state, report)
     if output == "json":
-        _print_json(report)
+        print_json(report)
     else:
-        _print_report(report)
-
-
-def _print_json(value: Any) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
-
-
-def _print_report(report: Report) -> None:
-    _print_table(
-        ("SETTING", "OUTCOME", "WANTED", "ACTUAL", "MS", "DETAIL"),
-        [
-            (s.setting, s.outcome, s.wanted, s.actual, f"{s.took_ms:.1f}", s.detail)
-            for s in report.settings
-        ],
-    )
-    name = report.name or "no profile"
-    before = f" (before it: {report.effective or 'no profile'})"
-    effective = before if report.effective != report.name else ""
-    detail = f": {report.detail}" if report.detail else ""
-    click.echo(f"{name}: {report.state}{effective}{detail}")
-
-
-def _print_plan(report: PlanReport) -> None:
-    rows: list[Sequence[str]] = [
-        (c.setting, c.before, c.after, "live" if c.needs is Disruption.LIVE else c.needs, c.why)
-        for c in report.changes
-    ]
-    rows += [(w.setting, "-", w.value, "not possible", w.source) for w in report.missing]
-    rows += [(w.setting, "-", w.value, "unsupported", w.source) for w in report.unsupported]
-    _print_table(("SETTING", "NOW", "WANTED", "HOW", "FROM"), rows)
-    needs = "" if report.needs is Disruption.LIVE else f", needs a {report.needs}"
-    click.echo(
-        f"{report.name}: {len(report.changes)} to change, {report.unchanged} as wanted{needs}"
-    )
-
-
-def _print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print columns: aligned and with a header on a terminal, else separated by tabs."""
-    lines = [[" ".join(str(cell).split()) for cell in row] for row in rows]
-    if not sys.stdout.isatty():
-        for line in lines:
-            click.echo("\t".join(line))
-        return
-    if not lines:
-        return
-    table = [list(header), *lines]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    for row in table:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
-
-
-def _print_error(error: TwineError) -> None:
-    click.echo(f"sidekick: {error}", err=True)
-    for each in error.errors:
-        click.echo(f"  {each.field}: {each.reason}", err=True)
-    if error.hint:
-        click.echo(f"  try: {error.hint}", err=True)
+        print_report(report)
 
 
 def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] | None = None) -> int:
     """Run a command and return its exit code. Tests pass a host of their own."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and profile_commands.COMPLETE in os.environ:
+        cli.main(prog_name="sidekick")  # answers the shell and exits
     try:
         with cli.make_context("sidekick", arguments, obj=make_host) as ctx:
             cli.invoke(ctx)
@@ -363,7 +275,7 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] | 
     except click.Abort:
         return 1
     except TwineError as e:
-        _print_error(e)
+        print_error(e)
         return e.exit_code
 
 

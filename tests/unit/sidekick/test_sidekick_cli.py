@@ -7,11 +7,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
+from click.shell_completion import ShellComplete
 from fake_host import FakeHost
 
 from agent.errors import ProgramError
 from sidekick.cli import NoProcesses, cli, main, real_host
+from sidekick.history import KEPT
+from sidekick.profile_commands import COMPLETE
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -70,6 +74,24 @@ CODES = [
     ("fresh", "show nope", 3),
     ("fresh", "show broken", 78),
     ("fresh", "show greedy", 5),
+    ("fresh", "facts", 0),
+    ("fresh", "lint base web", 0),
+    ("fresh", "lint", 78),
+    ("fresh", "lint nope", 3),
+    ("fresh", "explain vm.swappiness --profile web", 0),
+    ("fresh", "explain vm.swappiness", 3),
+    ("web", "explain sysctl.vm.swappiness", 0),
+    ("web", "explain vm.nothing", 3),
+    ("fresh", "diff base web", 0),
+    ("fresh", "diff base nope", 3),
+    ("fresh", "recommend", 0),
+    ("fresh", "history", 0),
+    ("web", "history -n 1", 0),
+    ("fresh", "import-tuned /", 3),
+    ("fresh", "import-tuned /nonexistent", 64),
+    ("fresh", "completion zsh", 0),
+    ("fresh", "completion tcsh", 64),
+    ("fresh", "man", 0),
     ("fresh", "plan web", 2),
     ("web", "plan web", 0),
     ("fresh", "plan nope", 3),
@@ -157,16 +179,22 @@ def test_what_is_piped_is_plain_and_what_is_shown_has_columns(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, piped, _ = run("plan", "web")
-    assert "sysctl.net.core.somaxconn\t4096\t6144\tlive\tweb:4\n" in piped
+    assert "sysctl.net.core.somaxconn\t4096\t6144\tlive\tnone\tweb:4\n" in piped
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     _, shown, _ = run("plan", "web")
-    assert shown.splitlines()[0].split() == ["SETTING", "NOW", "WANTED", "HOW", "FROM"]
+    shown = click.unstyle(shown)
+    assert shown.splitlines()[0].split() == ["SETTING", "NOW", "WANTED", "HOW", "RISK", "FROM"]
     assert "\t" not in shown
     assert shown.splitlines()[-1] == "web: 2 to change, 0 as wanted"
 
 
 @pytest.mark.parametrize(
-    "command", ["list", "show web", "plan web", "apply-profile web", "verify", "rollback", "status"]
+    "command",
+    [
+        *("list", "show web", "plan web", "facts", "lint", "recommend", "diff base web"),
+        *("explain vm.swappiness --profile web", "apply-profile web", "verify"),
+        *("rollback", "status"),
+    ],
 )
 def test_every_command_speaks_json(run: Run, command: str) -> None:
     _, out, _ = run(*command.split(), "-o", "json")
@@ -177,8 +205,8 @@ def test_a_broken_profile_does_not_hide_the_others(run: Run) -> None:
     _, out, _ = run("list")
     lines = [line.split("\t") for line in out.splitlines()]
     assert [line[0] for line in lines] == sorted(FILES)
-    assert dict(zip(sorted(FILES), lines, strict=True))["web"] == ["web", "base", "Web"]
-    assert "broken: " in dict(zip(sorted(FILES), lines, strict=True))["broken"][2]
+    assert dict(zip(sorted(FILES), lines, strict=True))["web"] == ["web", "1", "base", "Web"]
+    assert "broken: " in dict(zip(sorted(FILES), lines, strict=True))["broken"][3]
 
 
 def test_a_plan_names_what_needs_a_boot_and_what_is_missing(run: Run) -> None:
@@ -220,3 +248,99 @@ def test_a_tree_below_another_root_never_reaches_this_host(fake: FakeHost) -> No
         processes.run(["systemctl", "reboot"])
     with pytest.raises(ProgramError, match="only with --root /"):
         processes.lines(["journalctl"])
+
+
+def test_lint_tells_everything_that_is_wrong_with_all_profiles(run: Run) -> None:
+    code, out, _ = run("lint")
+    rows = [line.split("\t") for line in out.splitlines()[:-1]]
+    errors = {(row[0], row[2]) for row in rows if row[1] == "error"}
+    assert code == 78
+    assert errors == {
+        ("broken", "sysctl.vm.swappiness"),
+        ("wrong", "colour"),
+        ("wrong", "sysctl.vm.swappiness"),
+    }
+    notes = {row[0]: row[3] for row in rows if row[1] == "note"}
+    assert "MiB must stay" in notes["greedy"]
+    assert "cannot be applied here: this kernel lacks it" in notes["lacking"]
+    assert out.splitlines()[-1].startswith(f"{len(FILES)} profiles: 3 errors, ")
+
+
+def test_lint_finds_what_the_parent_says_already(fake: FakeHost, run: Run) -> None:
+    text = "description='W'\nextends='base'\n[sysctl]\n'vm.swappiness'=30\n'kernel.panic'=1\n"
+    (fake.root / "profiles" / "again.toml").write_text(text)
+    assert run("lint", "again")[1].splitlines() == [
+        "again\tnote\tsysctl.vm.swappiness\tsays what base:3 says already",
+        "1 profiles: 0 errors, 1 notes",
+    ]
+
+
+def test_a_setting_is_explained_by_the_words_of_whoever_wrote_it(fake: FakeHost, run: Run) -> None:
+    text = "description='W'\n[sysctl]\n\n# Heaps are hot,\n# caches are not.\n'vm.swappiness'=7\n"
+    (fake.root / "profiles" / "hot.toml").write_text(text)
+    run("apply-profile", "hot")
+    report = json.loads(run("explain", "vm.swappiness", "-o", "json")[1])
+    assert report["text"] == ["# Heaps are hot,", "# caches are not.", "'vm.swappiness'=7"]
+    assert (report["source"], report["now"], report["original"]) == ("hot:6", "7", "60")
+    assert report["documents"].endswith("admin-guide/sysctl/vm.rst, swappiness")
+    assert "vm.swappiness" in run("explain", "swappines", "--profile", "hot")[2]
+
+
+def test_history_tells_every_run_and_how_long_each_setting_took(fake: FakeHost, run: Run) -> None:
+    run("apply-profile", "web")
+    run("apply-profile", "einval")
+    run("rollback")
+    run("verify")
+    entries = json.loads(run("history", "-o", "json")[1])
+    assert [(e["command"], e["name"], e["rolled_back"]) for e in entries] == [
+        ("apply", "web", False),
+        ("apply", "einval", True),
+        ("rollback", "", False),
+    ]
+    assert set(entries[0]["changed"]) == {"sysctl.vm.swappiness", "sysctl.net.core.somaxconn"}
+    assert all(ms > 0 for ms in entries[0]["changed"].values())
+    with (fake.state.folder / "history.jsonl").open("a") as file:
+        file.write('{"torn')
+    assert len(json.loads(run("history", "-o", "json")[1])) == 3
+
+
+def test_history_does_not_grow_for_ever(fake: FakeHost, run: Run) -> None:
+    run("apply-profile", "web")
+    path = fake.state.folder / "history.jsonl"
+    path.write_text(path.read_text() * (2 * KEPT))
+    run("rollback")
+    assert len(path.read_text().splitlines()) == KEPT
+    assert json.loads(run("history", "-n", "1", "-o", "json")[1])[0]["command"] == "rollback"
+
+
+def test_profiles_are_told_apart(run: Run) -> None:
+    rows = json.loads(run("diff", "base", "web", "-o", "json")[1])
+    assert rows == [
+        {"setting": "sysctl.net.core.somaxconn", "base": "-", "web": "6144", "sources": "- web:4"}
+    ]
+
+
+def test_a_profile_is_recommended_to_hosts_that_it_was_made_for(fake: FakeHost, run: Run) -> None:
+    for name, fits in (("small", "memory.mib < 2048"), ("large", "memory.mib >= 2048")):
+        (fake.root / "profiles" / f"{name}.toml").write_text(f"description='D'\nfits='{fits}'\n")
+    rows = {row["name"]: row["fits"] for row in json.loads(run("recommend", "-o", "json")[1])}
+    assert rows["small"] == "yes"
+    assert rows["large"] == "no"
+    assert rows["web"] == "any host"
+    assert rows["lacking"] == rows["broken"] == "no"
+
+
+def test_a_shell_completes_the_names_of_profiles(fake: FakeHost, run: Run) -> None:
+    complete = ShellComplete(cli, {}, "sidekick", COMPLETE)
+    words = [f"--profiles={fake.root / 'profiles'}", "plan"]
+    assert [c.value for c in complete.get_completions(words, "b")] == ["base", "boot", "broken"]
+    assert COMPLETE in run("completion", "fish")[1]
+
+
+def test_the_manual_page_has_every_command_and_option(run: Run) -> None:
+    page = run("man")[1]
+    plain = page.replace("\\-", "-")
+    assert [name for name in cli.commands if f".SS sidekick {name}" not in plain] == []
+    options = [p.opts[-1] for c in cli.commands.values() for p in c.params if p.opts[0][0] == "-"]
+    assert [option for option in options if option not in plain] == []
+    assert all(line[0] == "." or line[0].isalnum() or line[0] == "[" for line in page.splitlines())

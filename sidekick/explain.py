@@ -1,0 +1,108 @@
+"""Why a setting is as it is: which line says so, in whose words, and what stood there before."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from agent.errors import NotFound
+from sidekick.profile import Library, Profile
+from sidekick.report import Disruption, Wanted
+from sidekick.setting import Host
+from sidekick.settings import SETTINGS
+from sidekick.state import Record
+
+SYSCTL_PAGES = {
+    "kernel": "admin-guide/sysctl/kernel.rst",
+    "vm": "admin-guide/sysctl/vm.rst",
+    "fs": "admin-guide/sysctl/fs.rst",
+    "user": "admin-guide/sysctl/user.rst",
+    "net.ipv4": "networking/ip-sysctl.rst",
+    "net.ipv6": "networking/ip-sysctl.rst",
+    "net": "admin-guide/sysctl/net.rst",
+}
+"""Below the kernel's Documentation, the longest beginning first where several fit."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of one setting under one profile."""
+
+    setting: str
+    profile: str
+    wanted: str
+    required: bool
+    source: str
+    """File and line."""
+    text: list[str]
+    """The comment above that line, and the line."""
+    now: str | None
+    """None where this host lacks it."""
+    lacking: str
+    """Why, then."""
+    original: str | None
+    """What it was before the first profile, None where no profile has set it."""
+    needs: Disruption
+    documents: str
+    """Where the kernel's own word on it is."""
+
+
+def explain(
+    host: Host,
+    library: Library,
+    profile: Profile,
+    wanted: Sequence[Wanted],
+    record: Record,
+    name: str,
+) -> Explanation:
+    """Return why a setting is as it is. Raises `NotFound` where the profile says nothing of it."""
+    found = next((w for w in wanted if w.setting in (name, f"sysctl.{name}")), None)
+    if found is None:
+        part = name.rpartition(".")[2]
+        near = sorted(w.setting for w in wanted if part and part in w.setting)
+        hint = (
+            f"near: {', '.join(near[:5])}" if near else f"`sidekick show {profile.name}` lists all"
+        )
+        raise NotFound(f"profile {profile.name} says nothing of {name}", hint=hint)
+    setting = next(s for s in SETTINGS if s.owns(found.setting))
+    now = setting.observe(host, [found.setting]).get(found.setting)
+    return Explanation(
+        setting=found.setting,
+        profile=profile.name,
+        wanted=found.value,
+        required=found.required,
+        source=found.source,
+        text=_said(library, found.source),
+        now=now,
+        lacking="" if now is not None else setting.lacking(found.setting),
+        original=record.originals.get(found.setting),
+        needs=setting.needs(found.setting),
+        documents=_documents(found.setting),
+    )
+
+
+def _said(library: Library, source: str) -> list[str]:
+    """Return the line of a profile that a source names, and the comment right above it."""
+    name, _, number = source.partition(":")
+    path = library.find(name)
+    if path is None or not number.isdigit():
+        return []
+    lines = path.read_text().splitlines()[: int(number)]
+    first = len(lines) - 1
+    while first > 0 and lines[first - 1].lstrip().startswith("#"):
+        first -= 1
+    return [line.strip() for line in lines[first:]]
+
+
+def _documents(setting: str) -> str:
+    kind, _, name = setting.partition(".")
+    if kind == "sysctl":
+        areas = sorted(SYSCTL_PAGES, key=len, reverse=True)
+        page = next((SYSCTL_PAGES[a] for a in areas if name.startswith(f"{a}.")), "")
+        return f"Linux, Documentation/{page}, {name.rpartition('.')[2]}" if page else ""
+    module = type(next(s for s in SETTINGS if s.owns(setting))).__module__
+    doc = " ".join((sys.modules[module].__doc__ or "").split())
+    found = re.search(r"Source(?: of [a-z ]+)?: (.*)$", doc)
+    return found[1] if found else ""

@@ -1,0 +1,96 @@
+"""Everything that is wrong with profiles, all at once, before any host is touched.
+
+Errors are what `apply-profile` would refuse on any host; what only this host cannot do is a
+note. A value that a parent says already is a note too: one of the two will be forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from agent.errors import ConfigError, TwineError, Unprocessable
+from sidekick.expression import Facts
+from sidekick.profile import Library, Profile
+from sidekick.setting import Host
+from sidekick.settings import SETTINGS
+from sidekick.targets import target_of
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    NOTE = "note"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to look at."""
+
+    profile: str
+    severity: Severity
+    field: str
+    reason: str
+
+
+def lint(library: Library, names: Sequence[str], facts: Facts, host: Host) -> list[Finding]:
+    """Return what is wrong with these profiles; those without parents of their own first."""
+    return [finding for name in names for finding in _of(library, name, facts, host)]
+
+
+def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
+    try:
+        profile = library.load(name, facts)
+        target = target_of(profile, host)
+    except ConfigError as e:
+        told = [(each.field, each.reason) for each in e.errors] or [("", str(e))]
+        return [_finding(name, Severity.ERROR, *each) for each in told]
+    except Unprocessable as e:
+        return [_finding(name, Severity.NOTE, "", f"not on this host: {e}")]
+    found = [
+        _finding(name, Severity.NOTE, setting, f"says what {source} says already")
+        for setting, source in _repeated(library, profile, facts)
+    ]
+    absent = {
+        w.setting: w
+        for setting in SETTINGS
+        for w in target.wanted
+        if setting.owns(w.setting) and setting.observe(host, [w.setting]).get(w.setting) is None
+    }
+    for each in absent.values():
+        setting = next(s for s in SETTINGS if s.owns(each.setting))
+        how = "cannot be applied here" if each.required else "unsupported here"
+        reason = f"{how}: {setting.lacking(each.setting)} ({each.source})"
+        found.append(_finding(name, Severity.NOTE, each.setting, reason))
+    return found
+
+
+def _repeated(library: Library, profile: Profile, facts: Facts) -> list[tuple[str, str]]:
+    """Return the settings that a profile says as its parent says them, with the parent's place."""
+    if len(profile.lineage) < 2:
+        return []
+    try:
+        parent = library.load(profile.lineage[1], facts)
+    except TwineError:
+        return []
+    found = []
+    for kind, table in profile.sections.items():
+        theirs = _pairs(parent.sections.get(kind))
+        for key, value in _pairs(table).items():
+            name = f"{kind}.{key}"
+            own = profile.sources.get(name, "").partition(":")[0] == profile.name
+            if own and name in parent.sources and theirs.get(key) == value:
+                found.append((name, parent.sources[name]))
+    return found
+
+
+def _pairs(table: object) -> dict[str, object]:
+    if isinstance(table, dict):
+        return table
+    return msgspec.structs.asdict(table) if isinstance(table, msgspec.Struct) else {}
+
+
+def _finding(profile: str, severity: Severity, field: str, reason: str) -> Finding:
+    return Finding(profile=profile, severity=severity, field=field, reason=reason)

@@ -1,0 +1,363 @@
+"""Commands about profiles: none of them changes the host."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import click
+import msgspec
+
+from agent.errors import NotFound, TwineError
+from sidekick import history as histories
+from sidekick.explain import explain as explanation
+from sidekick.facts import FACTS, read_facts
+from sidekick.lint import Severity
+from sidekick.lint import lint as findings
+from sidekick.plan import make_plan
+from sidekick.profile import Library, Profile
+from sidekick.setting import Host
+from sidekick.settings import SETTINGS
+from sidekick.shown import print_json, print_table
+from sidekick.state import StateFolder
+from sidekick.targets import target_of
+
+
+class Surroundings(Protocol):
+    """The global options, and the host they stand for."""
+
+    code: int
+    """What the command exits with."""
+
+    @property
+    def state(self) -> StateFolder:
+        """Where sidekick keeps what it must know."""
+
+    @property
+    def profiles(self) -> Library:
+        """The profiles of this host."""
+
+    def host(self) -> Host:
+        """Return the host; reads its hardware."""
+
+    def profile(self, name: str, host: Host) -> Profile:
+        """Return a profile as it is on the host."""
+
+
+class ProfileName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """The name of a profile; completed from those of the host."""
+
+    name = "profile"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Return the profiles that begin so."""
+        options = ctx.find_root().params
+        library = Library(
+            options.get("profiles") or ctx.meta.get("sidekick.profiles", ()), SETTINGS
+        )
+        return [
+            click.shell_completion.CompletionItem(name)
+            for name in library.names()
+            if name.startswith(incomplete)
+        ]
+
+
+output = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    help="Form of the result.",
+)
+profile_argument = click.argument("profile", type=ProfileName())
+
+
+@click.command("list")
+@output
+@click.pass_obj
+def list_(ctx: Surroundings, output: str) -> None:
+    """Show the profiles of this host."""
+    host, rows = ctx.host(), []
+    for name in ctx.profiles.names():
+        try:
+            profile = ctx.profile(name, host)
+            lineage = " <- ".join(profile.lineage[1:]) or "-"
+            rows.append((name, profile.version, lineage, profile.description))
+        except TwineError as e:
+            rows.append((name, 0, "?", f"broken: {e}"))
+    if output == "json":
+        keys = ("name", "version", "extends", "description")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+    else:
+        print_table(("PROFILE", "VERSION", "EXTENDS", "DESCRIPTION"), rows)
+
+
+@click.command()
+@profile_argument
+@output
+@click.pass_obj
+def show(ctx: Surroundings, profile: str, output: str) -> None:
+    """Show what a profile asks of this host, and which line of which file says so."""
+    host = ctx.host()
+    found = ctx.profile(profile, host)
+    wanted = target_of(found, host).wanted
+    if output == "json":
+        about: dict[str, Any] = {
+            "name": found.name,
+            "version": found.version,
+            "owner": found.owner,
+            "description": found.description,
+            "lineage": found.lineage,
+        }
+        print_json(about | {"settings": wanted})
+        return
+    print_table(
+        ("SETTING", "WANTED", "REQUIRED", "FROM"),
+        [(w.setting, w.value, "yes" if w.required else "no", w.source) for w in wanted],
+    )
+
+
+@click.command()
+@output
+@click.pass_obj
+def facts(ctx: Surroundings, output: str) -> None:
+    """Show what profiles may ask about this host."""
+    found = read_facts(ctx.host().fs)
+    if output == "json":
+        print_json(found)
+        return
+    rows = [
+        (name, FACTS[name], msgspec.json.encode(value).decode()) for name, value in found.items()
+    ]
+    print_table(("FACT", "MEANING", "VALUE"), rows)
+
+
+@click.command()
+@click.argument("profiles", nargs=-1, type=ProfileName())
+@output
+@click.pass_obj
+def lint(ctx: Surroundings, profiles: tuple[str, ...], output: str) -> None:
+    """Check profiles (all, if none is named); exit 78 if one cannot be used anywhere."""
+    host = ctx.host()
+    names = profiles or tuple(ctx.profiles.names())
+    for name in names:
+        if ctx.profiles.find(name) is None:
+            ctx.profile(name, host)  # says which there are
+    found = findings(ctx.profiles, names, read_facts(host.fs), host)
+    errors = [f for f in found if f.severity is Severity.ERROR]
+    ctx.code = 78 if errors else 0
+    if output == "json":
+        print_json(found)
+        return
+    print_table(
+        ("PROFILE", "SEVERITY", "SETTING", "REASON"),
+        [(f.profile, f.severity, f.field or "-", f.reason) for f in found],
+    )
+    notes = len(found) - len(errors)
+    click.echo(f"{len(names)} profiles: {len(errors)} errors, {notes} notes")
+
+
+@click.command()
+@click.argument("setting")
+@click.option("--profile", type=ProfileName(), help="Default: the one that is applied.")
+@output
+@click.pass_obj
+def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -> None:
+    """Show which line of which profile sets a setting, what it was, and who documents it."""
+    host, record = ctx.host(), ctx.state.load()
+    name = profile or (record.applied.name if record.applied else "")
+    if not name:
+        raise NotFound("no profile is applied here", hint="name one with --profile")
+    found = ctx.profile(name, host)
+    wanted = target_of(found, host).wanted
+    about = explanation(host, ctx.profiles, found, wanted, record, setting)
+    if output == "json":
+        print_json(about)
+        return
+    said = about.text or ["-"]
+    rows = [
+        ("setting", about.setting),
+        ("wanted", f"{about.wanted}{'' if about.required else ' (if the host has it)'}"),
+        ("now", about.lacking if about.now is None else about.now),
+        ("original", about.original or "not changed by any profile"),
+        ("said by", f"{about.source}, for profile {about.profile}"),
+        *(("" if n else "words", line) for n, line in enumerate(said)),
+        ("costs", about.needs),
+        ("see", about.documents or "-"),
+    ]
+    for label, text in rows:
+        click.echo(f"{label:10}{text}")
+
+
+@click.command()
+@click.argument("one", type=ProfileName())
+@click.argument("other", type=ProfileName())
+@output
+@click.pass_obj
+def diff(ctx: Surroundings, one: str, other: str, output: str) -> None:
+    """Show in which settings two profiles differ on this host."""
+    host = ctx.host()
+    both = [
+        {w.setting: w for w in target_of(ctx.profile(n, host), host).wanted} for n in (one, other)
+    ]
+    names = sorted(both[0].keys() | both[1].keys())
+    rows = []
+    for name in names:
+        values = [w[name].value if name in w else "-" for w in both]
+        if values[0].split() != values[1].split():
+            sources = [w[name].source if name in w else "-" for w in both]
+            rows.append((name, *values, " ".join(sources)))
+    if output == "json":
+        keys = ("setting", one, other, "sources")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+        return
+    print_table(("SETTING", one.upper(), other.upper(), "FROM"), rows)
+    click.echo(f"{len(rows)} of {len(names)} settings differ")
+
+
+@click.command()
+@output
+@click.pass_obj
+def recommend(ctx: Surroundings, output: str) -> None:
+    """Show which profiles were made for hosts like this one, and what it could not do of each."""
+    host, rows = ctx.host(), []
+    for name in ctx.profiles.names():
+        try:
+            profile = ctx.profile(name, host)
+            wanted = target_of(profile, host).wanted
+        except TwineError as e:
+            rows.append((name, "no", 0, 0, str(e)))
+            continue
+        observed: dict[str, str | None] = {}
+        for setting in SETTINGS:
+            observed |= setting.observe(host, [w.setting for w in wanted])
+        plan = make_plan(SETTINGS, wanted, observed, {})
+        fits = {True: "yes", False: "no", None: "any host"}[profile.fits]
+        fits = "no" if plan.missing else fits
+        lacks = ", ".join(w.setting for w in (*plan.missing, *plan.unsupported))
+        rows.append((name, fits, len(wanted), len(plan.changes), lacks or "-"))
+    rows.sort(key=lambda row: (["yes", "any host", "no"].index(row[1]), row[0]))
+    if output == "json":
+        keys = ("name", "fits", "settings", "changes", "lacks")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+    else:
+        print_table(("PROFILE", "FITS", "SETTINGS", "CHANGES", "THIS HOST LACKS"), rows)
+
+
+@click.command()
+@click.option("-n", "--last", type=click.IntRange(1), default=20, help="So many runs.")
+@output
+@click.pass_obj
+def history(ctx: Surroundings, last: int, output: str) -> None:
+    """Show what was done to this host, the newest last."""
+    entries = histories.read(ctx.state)[-last:]
+    if output == "json":
+        print_json(entries)
+        return
+    print_table(
+        ("WHEN", "COMMAND", "PROFILE", "STATE", "CHANGED", "MS", "DETAIL"),
+        [
+            (
+                time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(e.at)),
+                e.command,
+                e.name or "-",
+                f"{e.state}, undone" if e.rolled_back else e.state,
+                len(e.changed),
+                f"{e.took_ms:.0f}",
+                e.detail or "-",
+            )
+            for e in entries
+        ],
+    )
+
+
+@click.command("import-tuned")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--into", type=click.Path(path_type=Path), help="Folder for the files; else printed.")
+@output
+@click.pass_obj
+def import_tuned(ctx: Surroundings, folder: Path, into: Path | None, output: str) -> None:
+    """Convert TuneD's profiles; exit 2 and say precisely what could not be converted."""
+    from sidekick import tuned
+
+    converted = tuned.convert(folder, _refusal)
+    if into:
+        into.mkdir(parents=True, exist_ok=True)
+        taken = [c.name for c in converted if (into / f"{c.name}.toml").exists()]
+        if taken:
+            raise click.UsageError(f"{into} has these already: {', '.join(taken)}")
+        for each in converted:
+            (into / f"{each.name}.toml").write_text(each.text)
+    left = [each for c in converted for each in c.left]
+    ctx.code = 2 if left else 0
+    if output == "json":
+        print_json([{"name": c.name, "text": c.text, "left": c.left} for c in converted])
+        return
+    for each in () if into else converted:
+        click.echo(f"# {each.name}.toml\n{each.text}")
+    print_table(("WHERE", "NOT CONVERTED", "WHY"), [(e.where, e.line, e.reason) for e in left])
+    click.echo(f"{len(converted)} profiles, {len(left)} lines not converted")
+
+
+def _refusal(kind: str, word: str) -> str:
+    """Return why a profile may not say a key or a word of a table, as its kind says it."""
+    sections: dict[str, Any] = {
+        "sysctl": {word: 1},
+        "kernel": {"cmdline": [word]},
+        "modules": {"load": [word.replace("-", "_")]},
+        "services": {"running": [word]},
+    }
+    setting = next(s for s in SETTINGS if s.kind == kind)
+    try:
+        decoded = msgspec.convert(sections[kind], setting.section)
+    except msgspec.ValidationError:
+        return "is not a name that a profile takes"
+    errors = setting.check(Profile(name="imported", sections={kind: decoded}))
+    return errors[0].reason.removesuffix("(in imported)").strip() if errors else ""
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print what makes a shell complete commands, options and profiles."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    made = kind(ctx.find_root().command, {}, "sidekick", COMPLETE)
+    click.echo(made.source_template % made.source_vars())
+
+
+@click.command()
+@click.pass_context
+def man(ctx: click.Context) -> None:
+    """Print the manual page, in the form that man(1) reads."""
+    from sidekick.manual import page
+
+    root = ctx.find_root()
+    assert isinstance(root.command, click.Group)
+    click.echo(page(root.command), nl=False)
+
+
+COMPLETE = "_SIDEKICK_COMPLETE"
+"""The variable by which a shell asks for what could come next."""
+COMMANDS = (
+    list_,
+    show,
+    facts,
+    lint,
+    explain,
+    diff,
+    recommend,
+    history,
+    import_tuned,
+    completion,
+    man,
+)

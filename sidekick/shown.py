@@ -1,0 +1,129 @@
+"""What commands print: tables and colour on a terminal, tabs in a pipe, JSON on request.
+
+In a pipe every line is a row and nothing else is printed but the line at the end, so that
+`sidekick plan web | cut -f1` goes on working.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from agent.errors import TwineError
+from sidekick.report import Disruption, Outcome, PlanReport, ProfileState, Report, Wanted
+
+RISKS = {
+    Disruption.LIVE: "none",
+    Disruption.RESTART: "a service",
+    Disruption.DRAIN: "tasks",
+    Disruption.KEXEC: "the host",
+    Disruption.REBOOT: "the host",
+}
+"""Who notices a change."""
+COLOURS: dict[str, str] = {
+    Disruption.LIVE: "green",
+    Disruption.RESTART: "yellow",
+    Disruption.DRAIN: "yellow",
+    Disruption.KEXEC: "red",
+    Disruption.REBOOT: "red",
+    Outcome.APPLIED: "green",
+    Outcome.ALREADY: "green",
+    Outcome.UNDONE: "green",
+    Outcome.PARTIAL: "yellow",
+    Outcome.UNSUPPORTED: "yellow",
+    Outcome.PENDING_REBOOT: "yellow",
+    Outcome.DRIFTED: "red",
+    Outcome.FAILED: "red",
+    ProfileState.VERIFIED: "green",
+    ProfileState.DEGRADED: "red",
+    "not possible": "red",
+}
+
+
+def print_json(value: Any) -> None:
+    """Print a value as a document of several lines."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print columns: aligned, coloured and with a header on a terminal, else tabs.
+
+    The last column is cut to the width of the terminal, the others never.
+    """
+    lines = [[" ".join(str(cell).split()) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in lines:
+            click.echo("\t".join(line))
+        return
+    if not lines:
+        return
+    widths = [max(len(row[i]) for row in [list(header), *lines]) for i in range(len(header))]
+    room = shutil.get_terminal_size((200, 24)).columns
+    left = max(12, room - sum(widths[:-1]) - 2 * (len(widths) - 1))
+    _print_row(
+        [click.style(name.ljust(w), bold=True) for name, w in zip(header, widths, strict=True)]
+    )
+    for line in lines:
+        if len(line[-1]) > left:
+            line[-1] = line[-1][: left - 1] + "…"
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        _print_row([_coloured(cell) for cell in cells])
+
+
+def _coloured(cell: str) -> str:
+    colour = COLOURS.get(cell.rstrip())
+    return click.style(cell, fg=colour) if colour else cell
+
+
+def _print_row(cells: Sequence[str]) -> None:
+    click.echo("  ".join(cells).rstrip())
+
+
+def print_report(report: Report) -> None:
+    """Print how each setting stands, and the host."""
+    print_table(
+        ("SETTING", "OUTCOME", "WANTED", "ACTUAL", "MS", "DETAIL"),
+        [
+            (s.setting, s.outcome, s.wanted, s.actual, f"{s.took_ms:.1f}", s.detail)
+            for s in report.settings
+        ],
+    )
+    name = report.name or "no profile"
+    before = f" (before it: {report.effective or 'no profile'})"
+    effective = before if report.effective != report.name else ""
+    detail = f": {report.detail}" if report.detail else ""
+    click.echo(f"{name}: {_coloured(report.state)}{effective}{detail}")
+
+
+def print_plan(report: PlanReport, why: dict[str, str]) -> None:
+    """Print what would change, how, and who would notice; `why` says what a host lacks."""
+    rows: list[Sequence[object]] = [
+        (c.setting, c.before, c.after, c.needs, RISKS[c.needs], c.why) for c in report.changes
+    ]
+    rows += [_absent(w, "not possible", why) for w in report.missing]
+    rows += [_absent(w, "unsupported", why) for w in report.unsupported]
+    print_table(("SETTING", "NOW", "WANTED", "HOW", "RISK", "FROM"), rows)
+    needs = "" if report.needs is Disruption.LIVE else f", needs a {report.needs}"
+    counts = [f"{len(report.changes)} to change", f"{report.unchanged} as wanted"]
+    counts += [f"{len(report.unsupported)} unsupported"] if report.unsupported else []
+    counts += [f"{len(report.missing)} not possible"] if report.missing else []
+    click.echo(f"{report.name}: {', '.join(counts)}{needs}")
+
+
+def _absent(wanted: Wanted, how: str, why: dict[str, str]) -> Sequence[object]:
+    reason = why.get(wanted.setting, "")
+    return (wanted.setting, "-", wanted.value, how, "-", f"{wanted.source}: {reason}")
+
+
+def print_error(error: TwineError) -> None:
+    """Print what went wrong, everything that is wrong, and what to try."""
+    click.echo(f"{click.style('sidekick:', fg='red')} {error}", err=True)
+    for each in error.errors:
+        click.echo(f"  {each.field}: {each.reason}", err=True)
+    if error.hint:
+        click.echo(f"  try: {error.hint}", err=True)

@@ -1,0 +1,337 @@
+"""Profiles of TuneD turned into ours, with every line that could not be.
+
+A line is converted only if ours then does the same on every host; anything else is told with its
+file, its line and the reason, so that nobody believes in a setting that is not there. TuneD goes
+on where a kernel lacks something, so all that is converted may be lacking here too.
+Source of the format: TuneD, tuned.conf(5) and tuned-profiles(7).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.errors import NotFound
+
+FILE = "tuned.conf"
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+
+REASONS = {
+    "acpi": "firmware's platform profile is no setting of ours",
+    "audio": "power saving of audio devices is none of a server's",
+    "eeepc_she": "is for one laptop",
+    "irqbalance": "stop irqbalance.service in [services] and divide processors in [affinity]",
+    "mounts": "mount options are not a profile's yet",
+    "rtentsk": "keeps a socket open, which only a daemon can",
+    "scheduler": "changes running processes one by one, which a profile cannot undo",
+    "scsi_host": "power saving of SATA links is no setting of ours",
+    "script": "runs programs as root; what they set cannot be undone",
+    "selinux": "weakens or changes the host's policy",
+    "systemd": "use [affinity], whose processors tasks are told",
+    "uncore": "uncore frequencies are no setting of ours",
+    "usb": "power saving of USB devices is none of a server's",
+    "video": "power saving of graphics is none of a server's",
+}
+"""Why nothing of a section is converted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One `key = value` of a file."""
+
+    number: int
+    section: str
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A line that could not be converted."""
+
+    where: str
+    """File and line."""
+    line: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Converted:
+    """One profile: our text, and what is not in it."""
+
+    name: str
+    text: str = ""
+    left: list[Left] = field(default_factory=list)
+
+
+class _CannotConvertError(Exception):
+    """A line has no counterpart; the message says why."""
+
+
+Tables = dict[str, dict[str, Any]]
+Refusal = Callable[[str, str], str]
+"""Says of a table and a key or word of it why a profile may not say so, "" if it may."""
+
+
+def convert(folder: Path, refusal: Refusal) -> list[Converted]:
+    """Return every profile below a folder of TuneD's, or the one that it is."""
+    paths = [folder / FILE] if (folder / FILE).is_file() else sorted(folder.glob(f"*/{FILE}"))
+    if not paths:
+        raise NotFound(f"{folder} holds no {FILE}", hint="try /usr/lib/tuned")
+    known = {path.parent.name for path in paths}
+    return [_convert(path, known, refusal) for path in paths]
+
+
+def read(text: str) -> list[Line]:
+    """Return the lines of a file that say something; those before any section are of "main"."""
+    section, lines = "main", []
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if line.startswith("[") and line.endswith("]"):
+            section = line[1:-1].strip()
+        elif line and line[0] not in "#;" and "=" in line:
+            key, _, value = line.partition("=")
+            lines.append(Line(number, section, key.strip(), value.strip()))
+    return lines
+
+
+def _convert(path: Path, known: set[str], refusal: Refusal) -> Converted:
+    done = Converted(_name(path.parent.name))
+    lines = read(path.read_text(errors="replace"))
+    variables = {line.key: line.value for line in lines if line.section == "variables"}
+    types = {line.section: line.value for line in lines if line.key == "type"}
+    tables: Tables = {}
+    head: dict[str, str] = {"description": f"Converted from TuneD's {path.parent.name}"}
+    for line in lines:
+        kind = types.get(line.section, line.section)
+        if kind == "variables" or line.key in ("type", "enabled"):
+            continue
+        try:
+            value = _substituted(line.value, variables)
+            if kind == "main":
+                _of_main(line.key, value, head, known)
+            else:
+                _of_section(kind, line.key, value, tables, refusal)
+        except _CannotConvertError as e:
+            said = f"[{line.section}] {line.key} = {line.value}"
+            done.left.append(Left(f"{path}:{line.number}", said, str(e)))
+    done.text = _toml(head, tables)
+    return done
+
+
+def _substituted(value: str, variables: dict[str, str]) -> str:
+    for _ in range(8):
+        value = _VARIABLE.sub(lambda m: variables.get(m[1], m[0]), value)
+    if "${" in value:
+        raise _CannotConvertError("computed by TuneD: write an expression of facts instead")
+    return value.strip("\"'")
+
+
+def _of_main(key: str, value: str, head: dict[str, str], known: set[str]) -> None:
+    if key == "summary":
+        head["description"] = value
+    elif key == "include":
+        names = [name.strip() for name in value.split(",")]
+        head["extends"] = _name(names[0])
+        if names[1:]:
+            raise _CannotConvertError(
+                f"a profile has one parent; {', '.join(names[1:])} is left out"
+            )
+        if names[0] not in known:
+            raise _CannotConvertError(f"{names[0]} is not in this folder: convert it too")
+    else:
+        raise _CannotConvertError("is no setting")
+
+
+def _of_section(kind: str, key: str, value: str, tables: Tables, refusal: Refusal) -> None:
+    match kind:
+        case "sysctl":
+            _sysctl(key, value, tables, refusal)
+        case "vm" if key in ("transparent_hugepages", "transparent_hugepage"):
+            _put(tables, "thp", "enabled", value)
+        case "vm" if key.startswith("dirty_"):
+            _sysctl(f"vm.{key}", value, tables, refusal)
+        case "cpu":
+            _cpu(key, value, tables)
+        case "disk":
+            _disk(key, value, tables)
+        case "net":
+            _net(key, value, tables)
+        case "sysfs":
+            _sysfs(key, value, tables)
+        case "bootloader":
+            _bootloader(key, value, tables, refusal)
+        case "modules":
+            if value.replace("+r", "").strip():
+                raise _CannotConvertError("parameters of modules are not a profile's")
+            _allowed(refusal, "modules", key)
+            _append(tables, "modules", "load", [key.replace("-", "_")])
+        case "service":
+            _service(key, value, tables, refusal)
+        case _:
+            raise _CannotConvertError(REASONS.get(kind, "there is no such setting"))
+
+
+def _sysctl(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
+    _allowed(refusal, "sysctl", key)
+    if value[:1] in "<>":
+        raise _CannotConvertError("sets it only if it is lower or higher: write an expression")
+    number: object = int(value) if re.fullmatch(r"-?\d+", value) else value
+    parts = value.split()
+    if len(parts) > 1 and all(part.isdigit() for part in parts):
+        number = [int(part) for part in parts]
+    _put(tables, "sysctl", key, {"value": number, "required": False})
+
+
+def _cpu(key: str, value: str, tables: Tables) -> None:
+    words = [word.strip() for word in value.split("|")]
+    if key == "governor":
+        _put(tables, "power", "governor", words)
+    elif key == "energy_performance_preference":
+        _put(tables, "power", "energy_preference", words)
+    elif key in ("no_turbo", "boost") and value in ("0", "1"):
+        _put(tables, "turbo", "mode", "on" if (value == "1") is (key == "boost") else "off")
+    elif key == "force_latency" and value.isdigit():
+        _put(tables, "cstates", "max_latency_us", int(value))
+    elif key == "force_latency":
+        raise _CannotConvertError("names idle states: give the time to wake up in microseconds")
+    else:
+        raise _CannotConvertError("has no counterpart")
+
+
+def _disk(key: str, value: str, tables: Tables) -> None:
+    if key == "elevator":
+        pair: dict[str, object] = {"scheduler": value}
+    elif key == "readahead" and value.isdigit():
+        pair = {"read_ahead_kb": int(value)}
+    elif key == "readahead":
+        raise _CannotConvertError("sets it only if it is lower, or in sectors: give KiB")
+    else:
+        raise _CannotConvertError("has no counterpart")
+    for disks in ("flash", "rotating"):
+        _put(tables, "block", disks, {**tables.get("block", {}).get(disks, {}), **pair})
+
+
+_NET = {
+    "ring": {"rx": "rx_ring", "tx": "tx_ring"},
+    "channels": {"combined": "queues"},
+    "coalesce": {
+        "adaptive-rx": "adaptive_rx",
+        "adaptive-tx": "adaptive_tx",
+        "rx-usecs": "rx_usecs",
+        "tx-usecs": "tx_usecs",
+        "rx-frames": "rx_frames",
+        "tx-frames": "tx_frames",
+    },
+    "features": {
+        "rx": "rx_checksum",
+        "tx": "tx_checksum",
+        "sg": "scatter_gather",
+        "tso": "tso",
+        "gso": "gso",
+        "gro": "gro",
+        "lro": "lro",
+        "rxhash": "rxhash",
+    },
+}
+
+
+def _net(key: str, value: str, tables: Tables) -> None:
+    words = value.replace(",", " ").split()
+    if key not in _NET or len(words) % 2:
+        raise _CannotConvertError("has no counterpart")
+    unknown = []
+    for name, wanted in zip(words[::2], words[1::2], strict=True):
+        ours = _NET[key].get(name)
+        if ours is None:
+            unknown.append(name)
+        else:
+            _put(tables, "nic", ours, int(wanted) if wanted.isdigit() else wanted)
+    if unknown:
+        raise _CannotConvertError(f"{', '.join(unknown)} has no counterpart; the rest is converted")
+
+
+_SYSFS = {
+    "/sys/kernel/mm/transparent_hugepage/enabled": ("thp", "enabled"),
+    "/sys/kernel/mm/transparent_hugepage/defrag": ("thp", "defrag"),
+    "/sys/kernel/mm/transparent_hugepage/shmem_enabled": ("thp", "shmem_enabled"),
+    "/sys/devices/system/cpu/smt/control": ("smt", "mode"),
+}
+
+
+def _sysfs(key: str, value: str, tables: Tables) -> None:
+    if key == "/sys/devices/system/cpu/intel_pstate/no_turbo" and value in ("0", "1"):
+        _put(tables, "turbo", "mode", "off" if value == "1" else "on")
+    elif key in _SYSFS:
+        _put(tables, *_SYSFS[key], value)
+    else:
+        raise _CannotConvertError("no kind of setting owns this file")
+
+
+def _bootloader(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
+    if not key.startswith("cmdline"):
+        raise _CannotConvertError("has no counterpart")
+    refused = {}
+    for argument in value.lstrip("+-").split():
+        name = argument.partition("=")[0]
+        reason = refusal("kernel", argument) if not value.startswith("-") else "is to be removed"
+        if reason:
+            refused[name] = reason
+        else:
+            _append(tables, "kernel", "cmdline", [argument])
+    if refused:
+        raise _CannotConvertError("; ".join(f"{name} {why}" for name, why in refused.items()))
+
+
+def _service(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
+    name = key.removeprefix("service.")
+    unit = name if name.endswith(".service") else f"{name}.service"
+    words = [word.strip() for word in value.split(",")]
+    for word, into in (("start", "running"), ("stop", "stopped")):
+        if word in words:
+            _allowed(refusal, "services", unit)
+            _append(tables, "services", into, [unit])
+    rest = [w for w in words if w not in ("start", "stop")]
+    if rest:
+        raise _CannotConvertError(f"{', '.join(rest)}: services are started and stopped only")
+
+
+def _allowed(refusal: Refusal, table: str, key: str) -> None:
+    reason = refusal(table, key)
+    if reason:
+        raise _CannotConvertError(reason)
+
+
+def _put(tables: Tables, table: str, key: str, value: object) -> None:
+    tables.setdefault(table, {})[key] = value
+
+
+def _append(tables: Tables, table: str, key: str, values: list[str]) -> None:
+    before = tables.setdefault(table, {}).setdefault(key, [])
+    before += [value for value in values if value not in before]
+
+
+def _name(name: str) -> str:
+    return re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:63]
+
+
+def _toml(head: dict[str, str], tables: Tables) -> str:
+    lines = [f"{key} = {_value(value)}" for key, value in head.items()]
+    for table, pairs in tables.items():
+        lines += ["", f"[{table}]"]
+        lines += [f"{_key(key)} = {_value(value)}" for key, value in pairs.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False)
