@@ -463,6 +463,8 @@ class Certificate(_Reported, frozen=True, kw_only=True):
     """Leaf first, then the issuing authority."""
     ca_pem: Pem
     not_after: Moment
+    cluster: Id = ""
+    """Trust domain; empty from a control plane of an earlier release."""
 
 
 class RenewRequest(_Reported, frozen=True, kw_only=True):

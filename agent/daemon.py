@@ -172,6 +172,7 @@ class Agent:
             facts=facts,
             pull=lambda request: self._pull(images, request),
             spawn=spawn,
+            domain=self.identity.domain,
         )
 
     def _name(self) -> str:

@@ -52,10 +52,14 @@ class Services:
     """Fetches an image from the control plane this host has joined."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a coroutine beside the request, in the daemon's task group."""
+    domain: Callable[[], str] = lambda: ""
+    """Returns the trust domain of this host; empty: not known."""
     ready: bool = False
 
 
-def authorize_with(socket_group: str) -> Callable[[web.Request, Route], Peer]:
+def authorize_with(
+    socket_group: str, domain: Callable[[], str] = lambda: ""
+) -> Callable[[web.Request, Route], Peer]:
     """Return the rule of the agent: local root and group, or a component of the cluster.
 
     On the unix socket the kernel says who calls (SO_PEERCRED); on TCP only a certificate of
@@ -72,7 +76,7 @@ def authorize_with(socket_group: str) -> Callable[[web.Request, Route], Peer]:
                 f"user {uid} may not call {route.name}",
                 hint=f"be root or a member of group {socket_group}",
             )
-        peer = tls_peer(request.transport)
+        peer = tls_peer(request.transport, domain())
         if peer is None:
             raise Unauthenticated("the connection proves no identity")
         if peer.role != "component":
@@ -113,7 +117,7 @@ def application(services: Services, socket_group: str) -> web.Application:
         "Twine agent",
         ROUTES,
         handlers(services),
-        authorize_with(socket_group),
+        authorize_with(socket_group, services.domain),
         version=agent_version(),
         metrics=lambda: generate_latest(registry),
     )

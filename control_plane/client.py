@@ -37,7 +37,17 @@ from control_plane.api.inventory import (
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machines import MachineRecord, Machines, MachineView, Token, TokenRequest
 from control_plane.api.operations import JobEvents, TaskStory
-from control_plane.api.people import AuditPage, Grant, Grants, Group, Groups, GroupSpec, Myself
+from control_plane.api.people import (
+    AuditPage,
+    Grant,
+    Grants,
+    Group,
+    Groups,
+    GroupSpec,
+    Myself,
+    Revocation,
+    Users,
+)
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
 
@@ -316,6 +326,19 @@ class ControlPlaneClient(WireClient):
     async def delete_group(self, name: str) -> None:
         """Remove a group."""
         await self.call(_ROUTE["delete_group"], group=name)
+
+    async def list_users(self) -> Users:
+        """Return who has a credential, and whose was revoked."""
+        return _as(Users, await self.call(_ROUTE["list_users"]))
+
+    async def revoke_user(self, user: str) -> Revocation:
+        """Let no credential count that a user has now."""
+        return _as(Revocation, await self.call(_ROUTE["revoke_user"], user=user))
+
+    async def revoke_machine_identity(self, machine: str) -> Revocation:
+        """Let no certificate count that a host has now."""
+        answer = await self.call(_ROUTE["revoke_machine_identity"], machine=machine)
+        return _as(Revocation, answer)
 
     async def list_audit(self, **query: float | str | None) -> AuditPage:
         """Return a part of the audit log: `before`, `limit`, `since`, `who`, `object`."""

@@ -46,9 +46,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Group that may use the socket besides root and the daemon's own user."""
     cluster: Name = "twine"
     """Trust domain of all certificates; it cannot be changed later."""
-    leaf_life_s: Annotated[float, Meta(ge=300, le=90 * 86_400)] = 86_400.0
-    """Life of certificates: a host that is off for longer has to join again. The minimum
-    leaves time to renew."""
+    leaf_life_s: Annotated[float, Meta(ge=300, le=90 * 86_400)] = 45 * 86_400.0
+    """Life of certificates of hosts, which renew them each day: one that is away for longer has
+    to join again. The minimum leaves time to renew."""
     image_max_bytes: Annotated[int, Meta(ge=1)] = 16 << 30
     """Largest image that may be pushed."""
     broker_stores: dict[Name, Folder] = {}

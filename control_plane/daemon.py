@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from control_plane.api.machines import MachineRecord
+    from control_plane.api.people import IssuedCredential
     from control_plane.identity.authority import Authority, OwnIdentity
     from control_plane.roles import ControlPlane
     from control_plane.store import Store
@@ -66,7 +67,10 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         control_plane, app = await _build(
             stack, config, store, broker_stores, (authority, identity), url
         )
-        await stack.enter_async_context(serving(app, tcp, identity.server_context(), local))
+        doors = serving(
+            app, tcp, identity.server_context(), local, is_void=lambda *who: identity.is_void(*who)
+        )
+        await stack.enter_async_context(doors)
         log.info("serving", extra={"url": url, "socket": config.socket})
         started(url)
         await _until(stopping, control_plane.wait_failed(), identity.renew_forever())
@@ -102,6 +106,8 @@ async def _build(
     from control_plane.front_end.access import Access
     from control_plane.front_end.frontend import FrontEnd
     from control_plane.front_end.trail import Trail
+    from control_plane.identity.issued import FOLDER
+    from control_plane.identity.issued import read as read_issued
     from control_plane.identity.people import People
     from control_plane.identity.registrar import Registrar
     from control_plane.images.store import ImageStore
@@ -152,8 +158,15 @@ async def _build(
     with heap_that_stays():
         control_plane = await _despite_damage(load, [store, *broker_stores.values()])
     registrar = Registrar(store, authority, control_plane, url, runtime)
-    front_end = FrontEnd(control_plane, registrar, images, people, trail)
-    return control_plane, front_end.app(Access(os.getuid(), config.socket_group), version())
+    identity.is_void = people.is_void
+    control_plane.identity_ends = identity.ends
+
+    async def issued() -> list[IssuedCredential]:
+        return await runtime.offload(read_issued, config.state_path / FOLDER, time.time())
+
+    front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, identity.ending)
+    access = Access(os.getuid(), config.socket_group, config.cluster)
+    return control_plane, front_end.app(access, version())
 
 
 async def _despite_damage(
@@ -385,12 +398,14 @@ def _write_credential(
 ) -> None:
     """Issue a credential for (role, name, hosts) and write it."""
     from agent.wire import tls
+    from control_plane.api.people import IssuedCredential
     from control_plane.identity.authority import (
         Subject,
         check_host,
         check_user_name,
         open_authority,
     )
+    from control_plane.identity.issued import FOLDER, note
 
     role, name, hosts = subject
     check_user_name(name)
@@ -404,7 +419,11 @@ def _write_credential(
             hint="start the control plane once, and pass the same --state or --config here",
         )
     authority = open_authority(config.authority_path, config.cluster)
-    tls.save(authority.credential(Subject(role, name, hosts), url, life_s), out)
+    held = authority.credential(Subject(role, name, hosts), url, life_s)
+    tls.save(held, out)
+    if role == "user":
+        issued = IssuedCredential(name=name, issued_at=held.issued_at, not_after=held.not_after)
+        note(config.state_path / FOLDER, issued)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,8 @@ class ControlPlane:
             used=self._used,
         )
         self.capacity = CapacityDesk(self._portal, sources, runtime)
+        self.identity_ends: Mapping[str, float] = {}
+        """Machine → when the certificate of its agent ends, in seconds since 1970."""
         self.quarantined: list[str] = []
         """Stored records that cannot be used: an alarm while there are any."""
         self._loops: Loops | None = None
@@ -300,4 +302,5 @@ class ControlPlane:
             ready=sight.answering,
             last_seen_s=None if sight.heard_at is None else now - sight.heard_at,
             health=self._checker.note(record.machine),
+            identity_not_after=self.identity_ends.get(record.machine),
         )

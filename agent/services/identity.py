@@ -33,6 +33,7 @@ DEFAULT_FOLDER = Path("/var/lib/twine/identity")
 RENEW_FROM, RENEW_TO = 0.5, 0.66
 """Share of a certificate's life after which the next one is fetched, drawn at random so that
 hosts that joined together do not come back together."""
+RENEW_EVERY_S = 86_400.0
 _RETRY_S = 30.0
 _LOOK_S = 60.0
 """A clock that was set, or a host that slept, is noticed after this long."""
@@ -81,6 +82,7 @@ class HostIdentity:
         """Read nothing yet."""
         self._path = folder / "identity.json"
         self._clock = clock
+        self._domain: str | None = None
         self._contexts: weakref.WeakSet[ssl.SSLContext] = weakref.WeakSet()
 
     def find(self) -> Identity | None:
@@ -122,10 +124,17 @@ class HostIdentity:
             ca_pem=ca_pem,
             issued_at=self._clock(),
             not_after=answer.not_after,
+            cluster=answer.cluster,
         )
         self._keep(held)
         log.info("joined", extra={"machine": held.name, "url": held.url})
         return Identity(held.name, held.url, held.not_after)
+
+    def domain(self) -> str:
+        """Return the trust domain of this host; empty before it joined, or of an old file."""
+        if self._domain is None and self._path.exists():
+            self._domain = tls.load(self._path).cluster
+        return self._domain or ""
 
     def server_context(self) -> ssl.SSLContext:
         """Return the context of the agent's TCP port; it follows every renewal."""
@@ -151,6 +160,7 @@ class HostIdentity:
             certificate_pem=answer.certificate_pem,
             issued_at=self._clock(),
             not_after=answer.not_after,
+            cluster=answer.cluster or held.cluster,
         )
         self._keep(fresh)
         for in_use in self._contexts:
@@ -212,6 +222,7 @@ class HostIdentity:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.parent.chmod(0o700)
         tls.save(credential, self._path)
+        self._domain = None
 
     def _followed(self, context: ssl.SSLContext) -> ssl.SSLContext:
         self._contexts.add(context)
@@ -219,5 +230,8 @@ class HostIdentity:
 
 
 def renewal_time(issued_at: float, not_after: float, share: float) -> float:
-    """Return when to renew a certificate of this life, after this share of it."""
-    return issued_at + (not_after - issued_at) * share
+    """Return when to renew a certificate of this life: after this share of it, or of a day.
+
+    So all the rest of its life is left for a control plane that is away (docs/adr/0037).
+    """
+    return issued_at + min(not_after - issued_at, RENEW_EVERY_S) * share

@@ -20,13 +20,13 @@ import ssl
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from aiohttp import web
 
-from agent.wire.visitor import Visitor, expires_at
+from agent.wire.visitor import Visitor, begins_at, ends_at
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,9 @@ _UCRED = struct.Struct("3i")
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SHARE = 4
 """Of the process' descriptors a door takes at most one in four."""
+
+
+IsVoid = Callable[[str, float], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +124,12 @@ class Door:
         tls: ssl.SSLContext | None,
         limits: Limits,
         logger: logging.Logger,
+        is_void: IsVoid = lambda _name, _valid_from: False,
     ) -> None:
         """Let nobody in yet; the socket listens already and becomes the door's."""
         self.limits = limits
         self._runner, self._listener, self._tls = runner, listener, tls
-        self._logger = logger
+        self._logger, self._is_void = logger, is_void
         self._loop = asyncio.get_running_loop()
         self._guests: dict[_Guest, None] = {}
         self._visitors: dict[Visitor, None] = {}
@@ -285,7 +289,7 @@ class Door:
         visitor = Visitor(
             self._runner, self._logger, self._left, guest.address, guest.network, name
         )
-        visitor.not_after = expires_at(certificate)
+        visitor.valid_from, visitor.not_after = begins_at(certificate), ends_at(certificate)
         if name and self._of_peer[name] >= self.limits.per_peer:
             self._ended["one identity has too many"] += 1
             transport.abort()
@@ -350,7 +354,9 @@ class Door:
             if guest.task is None and now - guest.since > limits.first_byte_s:
                 self._end(guest, "nothing was said")
         for visitor in list(self._visitors):
-            if why := visitor.overdue(now, wall, limits.header_s, limits.idle_s, limits.write_s):
+            if visitor.name and self._is_void(visitor.name, visitor.valid_from):
+                self._end(visitor, "the identity was revoked")
+            elif why := visitor.overdue(now, wall, limits.header_s, limits.idle_s, limits.write_s):
                 self._end(visitor, why)
         if self._ended:
             fields = {"connections": self.count()[0], "strangers": self._stranger_count}
@@ -365,9 +371,13 @@ async def open_door(
     tls: ssl.SSLContext | None,
     limits: Limits,
     logger: logging.Logger,
+    is_void: IsVoid = lambda _name, _valid_from: False,
 ) -> AsyncIterator[Door]:
-    """Serve the runner's application on a listening socket until left."""
-    door = Door(runner, listener, tls, limits, logger)
+    """Serve the runner's application on a listening socket until left.
+
+    `is_void` says of a certificate's name and beginning whether it was revoked.
+    """
+    door = Door(runner, listener, tls, limits, logger, is_void)
     door.open()
     try:
         yield door

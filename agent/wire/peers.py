@@ -12,11 +12,13 @@ import asyncio
 import re
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from agent.errors import Forbidden, Unauthenticated
 from agent.wire.server import Peer
+from agent.wire.visitor import begins_at, ends_at
 
 _URI = re.compile(
     r"spiffe://(?P<cluster>[a-z0-9][a-z0-9.-]{0,253})"
@@ -26,10 +28,11 @@ _UCRED = struct.Struct("3i")
 """pid, uid, gid: `struct ucred` of unix(7)."""
 
 
-def peer_of(certificate: Mapping[str, Any] | None) -> Peer:
+def peer_of(certificate: Mapping[str, Any] | None, domain: str = "") -> Peer:
     """Return who holds a verified certificate (as `getpeercert()` returns it).
 
-    Raises `Unauthenticated` where there is none, or none of ours.
+    Raises `Unauthenticated` where there is none, none of ours, one of another trust domain than
+    `domain` (empty: any), or one that has ended since the connection was made.
     """
     if not certificate:
         raise Unauthenticated(
@@ -39,7 +42,16 @@ def peer_of(certificate: Mapping[str, Any] | None) -> Peer:
     match = _URI.fullmatch(uris[0]) if len(uris) == 1 else None
     if match is None:
         raise Unauthenticated(f"the certificate names no identity of ours: {uris[:2]!r}")
-    return Peer(name=uris[0], role=match["role"])
+    if domain and match["cluster"] != domain:
+        raise Unauthenticated(
+            f"the certificate is of trust domain {match['cluster']!r}, this is {domain!r}"
+        )
+    if time.time() >= ends_at(certificate):
+        raise Unauthenticated(
+            f"the certificate of {match['role']} {match['name']} has expired",
+            hint="call with a new one, on a new connection",
+        )
+    return Peer(name=uris[0], role=match["role"], valid_from=begins_at(certificate))
 
 
 def principal(peer: Peer) -> str:
@@ -47,20 +59,20 @@ def principal(peer: Peer) -> str:
     return peer.name.rpartition("/")[2]
 
 
-def expect_peer(certificate: Mapping[str, Any] | None, path: str) -> None:
+def expect_peer(certificate: Mapping[str, Any] | None, path: str, domain: str = "") -> None:
     """Raise `Forbidden` unless the certificate is that of `path`, such as `/host/vm1`."""
-    found = "/" + peer_of(certificate).name.removeprefix("spiffe://").partition("/")[2]
+    found = "/" + peer_of(certificate, domain).name.removeprefix("spiffe://").partition("/")[2]
     if found != path:
         raise Forbidden(f"expected to reach {path}, but {found} answered")
 
 
-def tls_peer(transport: asyncio.BaseTransport | None) -> Peer | None:
+def tls_peer(transport: asyncio.BaseTransport | None, domain: str = "") -> Peer | None:
     """Return who proved an identity on a TLS connection; None on a connection without TLS.
 
     Raises `Unauthenticated` where TLS is used and no certificate was shown.
     """
     ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
-    return None if ssl_object is None else peer_of(ssl_object.getpeercert())
+    return None if ssl_object is None else peer_of(ssl_object.getpeercert(), domain)
 
 
 def local_user(transport: asyncio.BaseTransport | None) -> tuple[int, int] | None:

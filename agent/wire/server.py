@@ -50,6 +50,8 @@ class Peer:
     """`local`, or what stands behind the trust domain: `component`, `host`, `user`, …"""
     address: str = ""
     """IP address it calls from; empty on a unix socket."""
+    valid_from: float = 0.0
+    """When its certificate begins, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)

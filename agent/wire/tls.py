@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import ssl
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     issued_at: float
     """Seconds since 1970, by the clock of the holder."""
     not_after: float
+    cluster: str = ""
+    """Trust domain of its authority; empty in a file of an earlier release."""
 
     def __repr__(self) -> str:
         """Keep the key out of logs and tracebacks."""
@@ -88,15 +91,24 @@ EXPECTED: ContextVar[str] = ContextVar("expected peer", default="")
 takes 30 KiB and is renewed in 2 ms, which is too much for one per machine."""
 
 
+Judge = Callable[[Mapping[str, Any]], None]
+"""Looks at a verified certificate, and raises `TwineError` where it is not to be believed."""
+
+
 class _CheckedObject(ssl.SSLObject):
     """Ends the handshake in an error if somebody else than expected is at the other end."""
 
     expected: str = ""
+    domain: str = ""
+    judge: Judge | None = None
 
     def do_handshake(self) -> None:
         super().do_handshake()
         try:
-            expect_peer(self.getpeercert(), self.expected or "nobody")
+            certificate = self.getpeercert()
+            expect_peer(certificate, self.expected or "nobody", self.domain)
+            if self.judge is not None:
+                self.judge(certificate or {})
         except TwineError as e:
             raise ssl.SSLCertVerificationError(1, str(e)) from e
 
@@ -107,18 +119,22 @@ class _ClientContext(ssl.SSLContext):
     sslobject_class = _CheckedObject
     expected: str = ""
     """Who must answer; empty: whom the task that connects says in `EXPECTED`, or nobody."""
+    domain: str = ""
+    """Trust domain of who answers; empty: any of this authority's."""
+    judge: Judge | None = None
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
         wrapped = super().wrap_bio(*args, **kwargs)
         assert isinstance(wrapped, _CheckedObject)
         wrapped.expected = self.expected or EXPECTED.get()
+        wrapped.domain, wrapped.judge = self.domain, self.judge
         return wrapped
 
 
 def unverified_context() -> ssl.SSLContext:
     """Return a context that believes anybody: only to fetch what is then compared with a pin."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
@@ -132,18 +148,23 @@ def pinned_context(ca_pem: str, expected: str) -> ssl.SSLContext:
     """
     context = _ClientContext(ssl.PROTOCOL_TLS_CLIENT)
     context.expected = expected
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     _trust(context, ca_pem)
     return context
 
 
-def client_context(credential: Credential, expected: str) -> ssl.SSLContext:
+def client_context(
+    credential: Credential, expected: str, judge: Judge | None = None
+) -> ssl.SSLContext:
     """Return a context to call `expected` as the holder of the credential.
 
-    If that is empty, each connection says in `EXPECTED` whom it is for.
+    If that is empty, each connection says in `EXPECTED` whom it is for. `judge` looks at each
+    certificate that is shown.
     """
     context = pinned_context(credential.ca_pem, expected)
+    assert isinstance(context, _ClientContext)
+    context.domain, context.judge = credential.cluster, judge
     install(context, credential)
     return context
 
@@ -152,10 +173,12 @@ def server_context(credential: Credential, *, require_client: bool) -> ssl.SSLCo
     """Return a context to serve as the holder; only clients of the same authority get in.
 
     With `require_client` false a client may come without a certificate (a host that joins
-    has none yet), but none that comes with a bad one.
+    has none yet), but none that comes with a bad one. There are no tickets: each connection
+    proves anew who is at its other end, so nobody resumes an identity that has ended.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
     context.verify_mode = ssl.CERT_REQUIRED if require_client else ssl.CERT_OPTIONAL
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     context.options |= ssl.OP_NO_RENEGOTIATION

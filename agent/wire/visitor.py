@@ -40,6 +40,7 @@ class Visitor(web.RequestHandler):
         "name",
         "network",
         "not_after",
+        "valid_from",
     )
 
     def __init__(
@@ -64,8 +65,8 @@ class Visitor(web.RequestHandler):
             logger=logger,
         )
         self.address, self.network, self.name = address, network, name
-        self.not_after = float("inf")
-        """When its certificate ends, in seconds since 1970."""
+        self.valid_from, self.not_after = 0.0, float("inf")
+        """When its certificate begins and ends, in seconds since 1970."""
         self._left = left
         self._request: web.Request | None = None
         self._rested_at = loop.time()
@@ -210,10 +211,16 @@ async def prepare(request: web.Request, response: web.StreamResponse) -> None:
         response.force_close()
 
 
-def expires_at(certificate: Mapping[str, Any]) -> float:
+def ends_at(certificate: Mapping[str, Any]) -> float:
     """Return when a certificate ends, in seconds since 1970; infinity for none."""
     text = certificate.get("notAfter")
     return float("inf") if not text else _seconds_of(text)
+
+
+def begins_at(certificate: Mapping[str, Any]) -> float:
+    """Return when a certificate begins, in seconds since 1970; 0 for none."""
+    text = certificate.get("notBefore")
+    return 0.0 if not text else _seconds_of(text)
 
 
 @lru_cache(maxsize=4096)

@@ -144,6 +144,8 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since its agent last answered; None: never since this process started."""
     health: str = ""
     """Why its silence has no consequence yet, or its answers: it is not trusted again yet."""
+    identity_not_after: float | None = None
+    """When the certificate that its agent showed last ends, in seconds since 1970."""
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,6 +83,44 @@ class Grants(msgspec.Struct, frozen=True, kw_only=True):
     """Named in the configuration: `operators`."""
 
 
+class Revocation(msgspec.Struct, frozen=True, kw_only=True):
+    """That no certificate of somebody counts that was issued up to a moment, as it is stored."""
+
+    schema: int = 1
+    role: str
+    """`user` or `host`."""
+    name: str
+    at: float
+    """Seconds since 1970: what is issued later counts."""
+    by: str = ""
+
+
+class IssuedCredential(msgspec.Struct, frozen=True, kw_only=True):
+    """A credential that was written for a user."""
+
+    name: str
+    issued_at: float
+    not_after: float
+
+
+class UserView(msgspec.Struct, frozen=True, kw_only=True):
+    """A user, as far as credentials go."""
+
+    name: str
+    issued_at: float | None = None
+    """When the newest credential was written; None: none that has not ended."""
+    not_after: float | None = None
+    """When the last of their credentials ends by itself."""
+    revoked_at: float | None = None
+    """What was issued until then does not count."""
+
+
+class Users(msgspec.Struct, frozen=True, kw_only=True):
+    """All users that have a credential, or of whom one was revoked, by name."""
+
+    users: list[UserView]
+
+
 class Myself(msgspec.Struct, frozen=True, kw_only=True):
     """The caller, as the front end knows them."""
 

@@ -13,6 +13,8 @@ from control_plane.api.people import (
     GroupSpec,
     Myself,
     Needs,
+    Revocation,
+    Users,
 )
 
 _OPERATOR = "/v1/operators/{who}"
@@ -75,6 +77,30 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         response=Ack,
         needs=Needs.OPERATOR,
         summary="Remove a group: its members own nothing through it any more",
+    ),
+    Route(
+        "list_users",
+        "GET",
+        "/v1/users",
+        response=Users,
+        needs=Needs.OPERATOR,
+        summary="Who has a credential, until when, and whose was revoked",
+    ),
+    Route(
+        "revoke_user",
+        "POST",
+        "/v1/users/{user}:revoke",
+        response=Revocation,
+        needs=Needs.OPERATOR,
+        summary="Let no credential count that a user has now; a new one does",
+    ),
+    Route(
+        "revoke_machine_identity",
+        "POST",
+        "/v1/machines/{machine}:revoke-identity",
+        response=Revocation,
+        needs=Needs.OPERATOR,
+        summary="Let no certificate count that a host has now; it has to join again",
     ),
     Route(
         "list_audit",

@@ -39,6 +39,7 @@ from control_plane.cli.show import output_option
 
 _KINDS = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
 _LEVELS = ("region", "datacenter", "msb", "row", "rack")
+_SOON_S = 7 * 86_400.0
 _SCOPE = (*_LEVELS, "machine_type", "entitlement", "cluster", "where")
 
 
@@ -99,7 +100,7 @@ def machine_list(
     rows = [
         (
             view.record.machine,
-            view.record.state.value + (", held back" if view.health else ""),
+            view.record.state.value + (", held back" if view.health else "") + _identity(view),
             "yes" if view.ready else "no",
             view.record.machine_type,
             view.record.location.datacenter,
@@ -127,6 +128,13 @@ def _summary(records: Sequence[MachineRecord]) -> str:
     parts += [f"{free} free", f"{len(records) - free} in {owners} entitlement(s)"]
     parts += [f"{lent} on loan"] if (lent := sum(1 for r in records if r.loan)) else []
     return f"{len(records)} machine(s): {', '.join(parts)}"
+
+
+def _identity(view: MachineView) -> str:
+    """Return a warning where the certificate of a host is not renewed."""
+    ends = view.identity_not_after
+    left_s = float("inf") if ends is None else ends - time.time()
+    return f", identity ends in {max(0.0, left_s) / 86_400:.1f} d" if left_s < _SOON_S else ""
 
 
 @machine.command("show")

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
-from control_plane.api.people import Grant, Grants, Group, Groups, GroupSpec, Myself
+from control_plane.api.people import (
+    Grant,
+    Grants,
+    Group,
+    Groups,
+    GroupSpec,
+    Myself,
+    Revocation,
+    Users,
+)
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -93,6 +104,52 @@ def group_remove(target: Target, name: str, output: str) -> None:
     target.ask(lambda client: client.delete_group(name))
     line = f"group {name}: removed"
     show.emit(output, {"removed": name}, lambda: click.echo(show.printable(line)))
+
+
+@click.group()
+def user() -> None:
+    """Who has a credential. `twine-control-plane user add` writes one."""
+
+
+@user.command("list")
+@output_option
+@click.pass_obj
+def user_list(target: Target, output: str) -> None:
+    """Show who has a credential, until when, and whose was revoked."""
+    found: Users = target.ask(lambda client: client.list_users())
+    rows = [
+        (
+            one.name,
+            "-" if one.issued_at is None else show.ago(one.issued_at),
+            "-" if one.not_after is None else f"in {show.duration(one.not_after - time.time())}",
+            "-" if one.revoked_at is None else show.ago(one.revoked_at),
+        )
+        for one in found.users
+    ]
+    show.emit(output, found, lambda: show.table(("user", "issued", "ends", "revoked"), rows))
+
+
+@user.command("revoke")
+@click.argument("name")
+@output_option
+@click.pass_obj
+def user_revoke(target: Target, name: str, output: str) -> None:
+    """Let no credential count that NAME has now; one that is written later does."""
+    found: Revocation = target.ask(lambda client: client.revoke_user(name))
+    line = f"user {found.name}: what they have now does not count any more"
+    show.emit(output, found, lambda: click.echo(show.printable(line)))
+
+
+@click.command("revoke-identity")
+@click.argument("name")
+@output_option
+@click.pass_obj
+def machine_revoke_identity(target: Target, name: str, output: str) -> None:
+    """Let no certificate count that machine NAME has now: its host has to join again."""
+    found: Revocation = target.ask(lambda client: client.revoke_machine_identity(name))
+    line = f"machine {found.name}: its certificate does not count any more"
+    hint = f"to take it back: twinectl token create --host {found.name}"
+    show.emit(output, found, lambda: click.echo(show.printable(f"{line}\n{hint}")))
 
 
 @click.command()

@@ -16,7 +16,7 @@ from control_plane.cli.machine_health import machine_confirm_down, machine_held_
 from control_plane.cli.machine_labels import machine_label
 from control_plane.cli.machines import machine, token
 from control_plane.cli.offline import plan_offline
-from control_plane.cli.people import group, role, whoami
+from control_plane.cli.people import group, machine_revoke_identity, role, user, whoami
 from control_plane.cli.plans import explain, plan
 from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
 
@@ -48,13 +48,14 @@ def main(context: click.Context, endpoint: str | None, credential: Path | None) 
 
 _COMMANDS = (
     *(job, task, plan_offline, machine, entitlement, capacity, image, token),
-    *(role, group, whoami, audit),
+    *(role, user, group, whoami, audit),
 )
 for _command in _COMMANDS:
     main.add_command(_command)
 machine.add_command(machine_label)
 machine.add_command(machine_held_back)
 machine.add_command(machine_confirm_down)
+machine.add_command(machine_revoke_identity)
 job.add_command(plan)
 job.add_command(explain)
 job.add_command(events)

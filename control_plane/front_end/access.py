@@ -32,6 +32,8 @@ class Access:
 
     owner_uid: int
     socket_group: str = ""
+    domain: str = ""
+    """Trust domain of those who may call; empty: any of our authority's."""
 
     def __call__(self, request: web.Request, route: Route) -> Peer:
         """Return who calls, or raise `Unauthenticated` or `Forbidden`."""
@@ -52,7 +54,7 @@ class Access:
         certificate = ssl_object.getpeercert()
         if not certificate:
             return Peer(name=ANYONE, role=ANYONE, address=address)
-        return dataclasses.replace(peer_of(certificate), address=address)
+        return dataclasses.replace(peer_of(certificate, self.domain), address=address)
 
     def _local(self, uid: int) -> Peer:
         if uid not in (0, self.owner_uid) and not _is_member(uid, self.socket_group):

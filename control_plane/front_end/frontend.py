@@ -5,7 +5,7 @@ Handlers translate; they decide nothing. Who may call what is in `access` and `g
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -26,6 +26,7 @@ from agent.wire.server import Call, Handler, Peer, make_app
 from control_plane.api.jobs import Endpoints, Jobs, JobStatus
 from control_plane.api.machines import Token
 from control_plane.api.operations import JobEvents, TaskStory
+from control_plane.api.people import IssuedCredential, Revocation
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
 from control_plane.front_end.access import Access
@@ -34,7 +35,7 @@ from control_plane.front_end.guard import Guard
 from control_plane.front_end.health_handlers import HealthHandlers
 from control_plane.front_end.machine_handlers import MachineHandlers
 from control_plane.front_end.metrics import Metrics
-from control_plane.front_end.people_handlers import PeopleHandlers
+from control_plane.front_end.people_handlers import Issued, PeopleHandlers
 from control_plane.front_end.recorder import Recorder
 from control_plane.front_end.trail import Trail
 from control_plane.identity.people import People
@@ -47,6 +48,10 @@ MAX_WAIT_S = 60.0
 MAX_TAIL_LINES = 100_000
 
 
+async def _nothing_issued() -> list[IssuedCredential]:
+    return []
+
+
 class FrontEnd(CapacityHandlers, MachineHandlers, HealthHandlers, PeopleHandlers):
     """A handler for each row of the table."""
 
@@ -57,12 +62,17 @@ class FrontEnd(CapacityHandlers, MachineHandlers, HealthHandlers, PeopleHandlers
         images: ImageStore,
         people: People,
         trail: Trail,
+        issued: Issued = _nothing_issued,
+        ending: Callable[[], Sequence[str]] = list,
     ) -> None:
-        """Take what the handlers call."""
+        """Take what the handlers call.
+
+        `ending` tells the machines whose certificates end within a week.
+        """
         self._guard = Guard(people, control_plane)
         self._trail = trail
         CapacityHandlers.__init__(self, control_plane.capacity, self._guard)
-        PeopleHandlers.__init__(self, self._guard, trail)
+        PeopleHandlers.__init__(self, self._guard, trail, issued)
         MachineHandlers.__init__(self, control_plane.inventory)
         HealthHandlers.__init__(self, control_plane.health)
         self._control_plane = control_plane
@@ -74,6 +84,7 @@ class FrontEnd(CapacityHandlers, MachineHandlers, HealthHandlers, PeopleHandlers
             control_plane.census,
             control_plane.health,
             control_plane.quarantined,
+            ending,
         )
 
     def app(self, access: Access, version: str) -> web.Application:
@@ -83,6 +94,7 @@ class FrontEnd(CapacityHandlers, MachineHandlers, HealthHandlers, PeopleHandlers
 
         def authorize(request: web.Request, route: Route) -> Peer:
             peer = access(request, route)
+            self._guard.people.check(peer)
             self._guard.check_early(peer, route)
             return peer
 
@@ -129,6 +141,12 @@ class FrontEnd(CapacityHandlers, MachineHandlers, HealthHandlers, PeopleHandlers
     async def renew(self, call: Call) -> Certificate:
         """Give a host its next certificate: for the name in its present one, no other."""
         return await self._registrar.renew(principal(call.peer), call.body.csr_pem)
+
+    async def revoke_machine_identity(self, call: Call) -> Revocation:
+        """Let a host's certificates count no more."""
+        machine = self._inventory.get(call.path["machine"]).record.machine
+        people = self._guard.people
+        return await people.revoke_identity("host", machine, principal(call.peer))
 
     async def create_token(self, call: Call) -> Token:
         """Make a join token."""

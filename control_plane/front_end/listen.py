@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import web
 
 from agent.errors import ConfigError
-from agent.wire.door import LOCAL, Door, Limits, open_door, raise_descriptor_limit
+from agent.wire.door import LOCAL, Door, IsVoid, Limits, open_door, raise_descriptor_limit
 from agent.wire.server import http_log
 
 BACKLOG = 512
@@ -32,6 +32,7 @@ async def serving(
     tls: ssl.SSLContext,
     local: socket.socket | None,
     limits: Limits | None = None,
+    is_void: IsVoid = lambda _name, _valid_from: False,
 ) -> AsyncIterator[list[Door]]:
     """Serve an application on a TCP socket with TLS and on a unix socket, until left.
 
@@ -42,9 +43,8 @@ async def serving(
     await runner.setup()
     try:
         async with AsyncExitStack() as stack:
-            doors = [
-                await stack.enter_async_context(open_door(runner, tcp, tls, limits, _http_log))
-            ]
+            door = open_door(runner, tcp, tls, limits, _http_log, is_void)
+            doors = [await stack.enter_async_context(door)]
             if local is not None:
                 door = open_door(runner, local, None, LOCAL, _http_log)
                 doors.append(await stack.enter_async_context(door))

@@ -33,6 +33,7 @@ class Metrics:
         census: Census,
         health: HealthDesk,
         quarantined: Sequence[str] = (),
+        ending: Callable[[], Sequence[str]] = list,
     ) -> None:
         """Declare the metrics."""
         self._names = {(r.method, r.path): r.name for r in routes}
@@ -56,6 +57,11 @@ class Metrics:
             "Stored records that cannot be used and were set aside (check-store).",
             registry=self._registry,
         ).set_function(lambda: len(quarantined))
+        Gauge(
+            "twine_identities_ending",
+            "Hosts whose certificates end within a week because they do not renew them.",
+            registry=self._registry,
+        ).set_function(lambda: len(ending()))
         self._registry.register(_AllocatorMetrics(allocations))
 
     @web.middleware

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from agent.api import Ack
 from agent.wire.peers import principal
 from agent.wire.server import Call
-from control_plane.api.people import AuditPage, Grant, Grants, Group, Groups, Myself
+from control_plane.api.people import (
+    AuditPage,
+    Grant,
+    Grants,
+    Group,
+    Groups,
+    IssuedCredential,
+    Myself,
+    Revocation,
+    Users,
+)
 from control_plane.front_end.guard import Guard
 from control_plane.front_end.trail import PAGE, Query, Trail
+from control_plane.identity.authority import check_user_name
+from control_plane.identity.issued import users
+
+Issued = Callable[[], Awaitable[list[IssuedCredential]]]
 
 
 class PeopleHandlers:
     """A handler for each of `PEOPLE_ROUTES`."""
 
-    def __init__(self, guard: Guard, trail: Trail) -> None:
+    def __init__(self, guard: Guard, trail: Trail, issued: Issued) -> None:
         """Take what the handlers call."""
+        self._issued = issued
         self._known = guard
         self._log = trail
 
@@ -47,6 +64,17 @@ class PeopleHandlers:
         """Remove a group."""
         await self._known.people.delete_group(call.path["group"])
         return Ack()
+
+    async def list_users(self, _: Call) -> Users:
+        """Show who has a credential."""
+        issued = await self._issued()
+        return users(issued, self._known.people.revocations())
+
+    async def revoke_user(self, call: Call) -> Revocation:
+        """Let a user's credentials count no more."""
+        name = call.path["user"]
+        check_user_name(name)
+        return await self._known.people.revoke_identity("user", name, principal(call.peer))
 
     async def list_audit(self, call: Call) -> AuditPage:
         """Show a part of the audit log."""

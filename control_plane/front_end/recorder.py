@@ -21,7 +21,7 @@ from control_plane.api.people import AuditEntry, Outcome
 from control_plane.front_end.access import Access
 from control_plane.front_end.trail import Trail
 
-_OBJECTS = ("job", "task", "entitlement", "machine", "group", "request", "digest", "who")
+_OBJECTS = ("job", "task", "entitlement", "machine", "group", "request", "digest", "who", "user")
 """Parameters of paths that name what a call is about, the first one found."""
 _WORDS = {"request": "entitlement-request", "digest": "image", "who": "operator"}
 _TOLD = (

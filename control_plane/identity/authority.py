@@ -1,6 +1,7 @@
 """The cluster's certificate authority, and the control plane's own identity made from it.
 
-A root key in one file (0600), and leaves that live a day: revocation is "not renewed". The
+A root key in one file (0600), and leaves. A leaf that must not count any more is revoked
+(`people.py`), which each request and each call looks at. The
 identity of a leaf is the URI of its subject alternative name (`agent.wire.peers`); what a
 requester writes into its own request counts for nothing, only its public key is taken.
 """
@@ -15,10 +16,11 @@ import re
 import ssl
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -26,19 +28,25 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from agent.errors import ConfigError, InvalidInput
+from agent.errors import ConfigError, Forbidden, InvalidInput
 from agent.wire import durable, tls
+from agent.wire.peers import peer_of, principal
 from agent.wire.tls import Credential
+from agent.wire.visitor import ends_at
 
 log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
 ROOT_LIFE_S = 10 * 365 * 86_400.0
-LEAF_LIFE_S = 86_400.0
+LEAF_LIFE_S = 45 * 86_400.0
+"""Of hosts: a control plane may be away for a month and no host joins again (docs/adr/0037)."""
+OWN_LIFE_S = 86_400.0
 LEAF_LIFE_MIN_S = 300.0
 SKEW_S = 3_600.0
 """Leaves are valid from an hour ago on, so that a host whose clock is behind accepts them."""
+WARN_S = 7 * 86_400.0
+"""Hosts renew each day: one with a week left has failed to for a month."""
 MAX_REQUEST_CHARS = 16_384
 RENEW_FROM, RENEW_TO = 0.5, 0.66
 _LOOK_S = 60.0
@@ -81,7 +89,7 @@ class Authority:
         """Take a root that exists; `open_authority` finds or makes it."""
         self._key = key
         self._certificate = certificate
-        self._leaf_life_s = leaf_life_s
+        self.leaf_life_s = leaf_life_s
         self._clock = clock
         self.cluster = cluster
         self.ca_pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
@@ -94,7 +102,7 @@ class Authority:
         """Return a certificate that says: the holder of this key is this subject."""
         now = self._clock()
         root_ends = self._certificate.not_valid_after_utc.timestamp()
-        not_after = min(now + (life_s or self._leaf_life_s), root_ends)
+        not_after = min(now + (life_s or self.leaf_life_s), root_ends)
         common_name = f"{subject.role} {subject.name}"[:64]
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if subject.hosts:
@@ -130,6 +138,7 @@ class Authority:
             ca_pem=self.ca_pem,
             issued_at=self._clock(),
             not_after=leaf.not_after,
+            cluster=self.cluster,
         )
 
     def _names(self, subject: Subject) -> list[x509.GeneralName]:
@@ -231,7 +240,12 @@ class OwnIdentity:
         self._subject = Subject("component", "control-plane", tuple(hosts))
         self._clock = clock
         self._contexts: weakref.WeakSet[ssl.SSLContext] = weakref.WeakSet()
-        self._held = authority.credential(self._subject, "")
+        self._life_s = min(OWN_LIFE_S, authority.leaf_life_s)
+        self._held = authority.credential(self._subject, "", self._life_s)
+        self.is_void: Callable[[str, float], bool] = lambda _name, _valid_from: False
+        """Says of a name and the beginning of its certificate whether it was revoked."""
+        self.ends: dict[str, float] = {}
+        """Machine → when the certificate ends that its agent showed last."""
 
     def server_context(self) -> ssl.SSLContext:
         """Return the front end's context; a client may come without a certificate, to join."""
@@ -239,7 +253,23 @@ class OwnIdentity:
 
     def agents_context(self) -> ssl.SSLContext:
         """Return one context to call all agents: each call says in `tls.EXPECTED` whom."""
-        return self._followed(tls.client_context(self._held, ""))
+        return self._followed(tls.client_context(self._held, "", self._judge))
+
+    def ending(self) -> list[str]:
+        """Return the machines whose certificates end within a week: they cannot renew."""
+        soon = self._clock() + WARN_S
+        return sorted(machine for machine, ends in self.ends.items() if ends < soon)
+
+    def _judge(self, certificate: Mapping[str, Any]) -> None:
+        """Believe no agent whose identity was revoked, and warn of one that ends soon."""
+        peer = peer_of(certificate)
+        machine, ends = principal(peer), ends_at(certificate)
+        if self.is_void(peer.name, peer.valid_from):
+            raise Forbidden(f"the identity of {machine} was revoked; it has to join again")
+        if ends < self._clock() + WARN_S and self.ends.get(machine) != ends:
+            fields = {"machine": machine, "ends_in_s": round(ends - self._clock())}
+            log.warning("the certificate of a host ends soon and is not renewed", extra=fields)
+        self.ends[machine] = ends
 
     @property
     def not_after(self) -> float:
@@ -248,7 +278,7 @@ class OwnIdentity:
 
     def renew(self) -> None:
         """Replace key and certificate in every context; standing connections go on."""
-        self._held = self._authority.credential(self._subject, "")
+        self._held = self._authority.credential(self._subject, "", self._life_s)
         for context in self._contexts:
             tls.install(context, self._held)
         log.info("own certificate renewed", extra={"not_after": self._held.not_after})

@@ -13,13 +13,24 @@ from typing import Any
 
 import msgspec
 
-from agent.errors import Conflict, InvalidInput, NotFound
+from agent.errors import Conflict, InvalidInput, NotFound, Unauthenticated
+from agent.wire.peers import principal
+from agent.wire.server import Peer
 from agent.wire.violations import violations
-from control_plane.api.people import Grant, Grants, Group, Groups, GroupSpec, Principal
+from control_plane.api.people import (
+    Grant,
+    Grants,
+    Group,
+    Groups,
+    GroupSpec,
+    Principal,
+    Revocation,
+)
+from control_plane.identity.authority import SKEW_S
 from control_plane.identity.core.standing import Caller
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Operation, Put, Store
-from control_plane.store.records import GROUPS, OPERATORS, decode
+from control_plane.store.records import GROUPS, OPERATORS, REVOKED, decode
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +55,8 @@ class People:
         self._groups: dict[str, Group] = {}
         self._grants: dict[str, Grant] = {}
         self._revisions: dict[str, int] = {}
+        self._revoked: dict[str, Revocation] = {}
+        """By the last two parts of the identity: `user/ann`, `host/vm1`."""
         self._lock = asyncio.Lock()
 
     async def load(self) -> None:
@@ -55,6 +68,42 @@ class People:
             who = entry.key.removeprefix(OPERATORS)
             self._grants[who] = decode(entry.value, Grant, entry.key)
             self._revisions[entry.key] = entry.revision
+        for entry in (await self._store.list_prefix(REVOKED)).entries:
+            self._revoked[entry.key.removeprefix(REVOKED)] = decode(
+                entry.value, Revocation, entry.key
+            )
+            self._revisions[entry.key] = entry.revision
+
+    def is_void(self, name: str, valid_from: float) -> bool:
+        """Return whether a certificate was revoked, by its identity and when it began."""
+        found = self._revoked.get("/".join(name.split("/")[-2:])) if self._revoked else None
+        return found is not None and int(valid_from + SKEW_S) <= int(found.at)
+
+    def check(self, peer: Peer) -> None:
+        """Raise `Unauthenticated` for somebody whose identity was revoked."""
+        if peer.valid_from and self.is_void(peer.name, peer.valid_from):
+            raise Unauthenticated(
+                f"the certificate of {principal(peer)} was revoked",
+                hint="ask an operator for a new one",
+            )
+
+    def revocations(self) -> list[Revocation]:
+        """Return whose certificates were revoked, and when."""
+        return [self._revoked[key] for key in sorted(self._revoked)]
+
+    async def revoke_identity(self, role: str, name: str, by: str) -> Revocation:
+        """Let no certificate count that somebody has now; standing connections end, too.
+
+        A certificate says when it was issued to the second: what is issued within this second
+        does not count either.
+        """
+        key = f"{role}/{name}"
+        async with self._lock:
+            revocation = Revocation(role=role, name=name, at=self._runtime.wall(), by=by)
+            await self._write(REVOKED + key, msgspec.json.encode(revocation))
+            self._revoked[key] = revocation
+        log.warning("an identity was revoked", extra={"role": role, "name_": name, "by": by})
+        return revocation
 
     def user(self, name: str) -> Caller:
         """Return what is known about a user."""

@@ -145,6 +145,7 @@ class Registrar:
             certificate_pem=pem,
             ca_pem=self._authority.ca_pem,
             not_after=not_after,
+            cluster=self._authority.cluster,
         )
 
     async def _burn(self, request: JoinRequest) -> None:

@@ -19,7 +19,7 @@ from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.operations import EventRow
-from control_plane.api.people import Grant, Group
+from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
 from control_plane.store.protocol import Delete, Entry, Operation, Put, Store
 from control_plane.store.records import (
@@ -35,6 +35,7 @@ from control_plane.store.records import (
     OPERATORS,
     QUARANTINE,
     REQUESTS,
+    REVOKED,
     TASKS,
     DamagedRecord,
     decode,
@@ -56,6 +57,7 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     JOB_EVENTS: EventRow,
     GROUPS: Group,
     OPERATORS: Grant,
+    REVOKED: Revocation,
 }
 """What is below each prefix; `jobs/` may hold records of the release before, too."""
 _HEARSAY = ("facts", "hardware")

@@ -16,7 +16,7 @@ from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.operations import EventRow
-from control_plane.api.people import Grant, Group
+from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
 
 SCHEMAS: dict[type, int] = {
@@ -35,6 +35,7 @@ SCHEMAS: dict[type, int] = {
     ImportDecision: 1,
     Group: 1,
     Grant: 1,
+    Revocation: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
 
@@ -49,6 +50,7 @@ IMPORTS = "imports/"
 IMPORT_DECISIONS = "import-decisions/"
 JOB_EVENTS = "job-events/"
 GROUPS, OPERATORS = "people/groups/", "people/operators/"
+REVOKED = "people/revoked/"
 QUARANTINE = "quarantine/"
 """Records that cannot be used, each under its whole name (`quarantine.py`)."""
 USES = "entitlement-uses/"

@@ -96,6 +96,9 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "list_groups": USERS,
     "put_group": OPERATORS,
     "delete_group": OPERATORS,
+    "list_users": OPERATORS,
+    "revoke_user": OPERATORS,
+    "revoke_machine_identity": OPERATORS,
     "list_audit": OPERATORS,
     "healthz": ALL,
     "readyz": ALL,
@@ -103,7 +106,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
 OWNED = {"web": ["user:ann", "group:web"], "other": ["user:otto"]}
 DIGEST = "sha256:" + "0" * 64
 PATH = {"index": "0", "machine": "no", "datacenter": "no", "request": "no", "digest": DIGEST}
-ELSEWHERE = {"group": "new", "who": "user:new"}
+ELSEWHERE = {"group": "new", "who": "user:new", "user": "new"}
 
 
 def spec_of(entitlement: str) -> JobSpec:

@@ -71,7 +71,7 @@ async def test_without_the_group_the_socket_is_for_its_owner_only(host: FakeHost
 
 def _request(monkeypatch: pytest.MonkeyPatch, user: Any, peer: Peer | None) -> Any:
     monkeypatch.setattr(server, "local_user", lambda _: user)
-    monkeypatch.setattr(server, "tls_peer", lambda _: peer)
+    monkeypatch.setattr(server, "tls_peer", lambda *_: peer)
     return SimpleNamespace(transport=None)
 
 

@@ -72,7 +72,7 @@ def _as(monkeypatch: pytest.MonkeyPatch, role: str) -> Iterator[None]:
         if role == "component":
             patch.setattr(server, "local_user", lambda _: None)
             peer = Peer(name="spiffe://c/component/cp", role="component")
-            patch.setattr(server, "tls_peer", lambda _: peer)
+            patch.setattr(server, "tls_peer", lambda *_: peer)
         yield
 
 

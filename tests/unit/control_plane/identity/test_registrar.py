@@ -20,6 +20,7 @@ from agent.errors import Busy, ConfigError, Forbidden, InvalidInput, Unauthentic
 from agent.wire.peers import expect_peer, peer_of, principal
 from control_plane.api.machines import MachineRecord, MachineView, TokenRequest
 from control_plane.identity.authority import (
+    LEAF_LIFE_S,
     Authority,
     OwnIdentity,
     Subject,
@@ -171,7 +172,7 @@ def test_the_certificate_is_what_the_authority_says_not_what_was_asked_for(desk:
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.UniformResourceIdentifier) == ["spiffe://twine/host/vm1"]
     assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["10.77.0.11"]
-    assert leaf.not_valid_after_utc.timestamp() == desk.now + 86_400
+    assert leaf.not_valid_after_utc.timestamp() == desk.now + LEAF_LIFE_S
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 

@@ -1,0 +1,55 @@
+"""Which credentials were written for users: `twine-control-plane user add` notes each.
+
+It runs beside the control plane, which owns the store; so these are files, one for each credential,
+and go once it has ended.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from agent.wire import durable
+from control_plane.api.people import IssuedCredential, Revocation, Users, UserView
+
+FOLDER = "credentials"
+_MAX = 100_000
+
+
+def note(folder: Path, issued: IssuedCredential) -> None:
+    """Remember a credential."""
+    name = f"{issued.name}@{issued.issued_at:.6f}.json"
+    durable.write(folder / name, msgspec.json.encode(issued))
+
+
+def read(folder: Path, now: float) -> list[IssuedCredential]:
+    """Return the credentials that have not ended, and drop the notes of those that have."""
+    found: list[IssuedCredential] = []
+    for path in sorted(folder.glob("*.json"))[:_MAX]:
+        try:
+            issued = msgspec.json.decode(path.read_bytes(), type=IssuedCredential)
+        except (OSError, msgspec.DecodeError):
+            continue  # a note tells people something; nothing depends on it
+        if issued.not_after > now:
+            found.append(issued)
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def users(issued: list[IssuedCredential], revoked: list[Revocation]) -> Users:
+    """Return the users of these credentials and revocations, by name."""
+    views: dict[str, UserView] = {}
+    for one in issued:
+        known = views.get(one.name, UserView(name=one.name))
+        views[one.name] = msgspec.structs.replace(
+            known,
+            issued_at=max(one.issued_at, known.issued_at or 0.0),
+            not_after=max(one.not_after, known.not_after or 0.0),
+        )
+    for gone in revoked:
+        if gone.role == "user":
+            known = views.get(gone.name, UserView(name=gone.name))
+            views[gone.name] = msgspec.structs.replace(known, revoked_at=gone.at)
+    return Users(users=[views[name] for name in sorted(views)])
