@@ -124,7 +124,7 @@ def state(index: RegionIndex) -> object:
         m.name: (
             m.pool,
             m.blocked,
-            (m.free_cpu, m.free_memory, m.free_gpus, m.free_network),
+            (m.free_cpu, m.free_memory, m.free_gpus, m.free_network, m.free_disk),
             sorted(claims.job for claims in m.jobs),
             frozenset(m.ports.taken) if m.ports else frozenset(),
         )
@@ -180,12 +180,14 @@ def _check_machine(machine: Machine, charged: list[Any], *, spent_twice: bool) -
     assert machine.free_cpu >= 0
     assert machine.free_gpus >= 0
     assert machine.free_network >= 0
+    assert machine.free_disk >= 0
     if spent_twice:  # what changes free is theirs until they are settled
         return
     assert machine.free_cpu == capacity.cpu_room - sum(d.cpu_on(capacity) for d in demands)
     assert machine.free_memory == capacity.memory_bytes - sum(d.memory_bytes for d in demands)
     assert machine.free_gpus == capacity.gpus - sum(d.gpus for d in demands)
     assert machine.free_network == capacity.network_mbps - sum(d.network_mbps for d in demands)
+    assert machine.free_disk == capacity.disk_bytes - sum(d.disk_bytes for d in demands)
 
 
 __all__ = ["FREE", "Allowance", "Group", "Machine", "RegionIndex", "Request", "plan"]

@@ -13,8 +13,9 @@ class StoredDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     memory_bytes: int = 0
     cpus: float = 0.0
     rru: float = 0.0
-    gpus: int = 0
+    gpus: float = 0
     network_mbps: int = 0
+    disk_bytes: int = 0
     ports: tuple[str, ...] = ()
     requires: tuple[tuple[Property, tuple[str, ...]], ...] = ()
     where: tuple[str, ...] = ()

@@ -114,8 +114,12 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     to, and of a job without a limit what the settings say (`default_cpu_cores`)."""
     rru: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """Computing power per task where `limits.cpu_max_cores` would depend on the machine."""
-    gpus: Annotated[int, Meta(ge=0, le=64)] = 0
+    gpus: Annotated[float, Meta(ge=0, le=64, multiple_of=0.125)] = 0
+    """A whole number, or 1/2, 1/4 or 1/8 of one that tasks of the entitlement share; these parts
+    always add up to whole ones. Which kind, and what machines have, is said in `requires`."""
     network_mbps: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    disk_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    """What a task keeps on its machine's own disk: claimed, and not enforced."""
     update: UpdatePolicy = UpdatePolicy()
     disconnect: Disconnect = Disconnect()
     """What a machine does to a task when it is cut off from the control plane. With `stop` the

@@ -70,6 +70,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gpus: Few = 0
     gpu_type: Id = ""
     network_mbps: Count = 0
+    disk_bytes: Bytes = 0
+    """Of the file system that holds images and tasks."""
     power_w: Count = 0
     """Nominal draw, for which its row and MSB are provisioned."""
 

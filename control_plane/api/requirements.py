@@ -36,6 +36,7 @@ NUMBERS: dict[str, str] = {
     "memory": "memory that tasks may use, a size",
     "gpus": "GPUs",
     "network_mbps": "network, Mbit/s",
+    "disk": "disk that tasks may use, a size",
     "power_w": "nominal draw, watts",
 }
 """Properties that are numbers, of the whole machine and not of what is left."""
@@ -46,7 +47,7 @@ OF_RECORDS: dict[str, str] = {
     "profile": "the host profile that it last proved to run",
 }
 """Words that change while tasks run: only lists of machines may ask for them."""
-SIZES = ("memory",)
+SIZES = ("memory", "disk")
 PLACES = frozenset({"msb", "row", "rack"})
 """Properties whose values are paths, of which a person may write the end."""
 WORDS = frozenset({"and", "or", "not", "in", "exists", "because"})

@@ -25,6 +25,8 @@ MAX_JOB_FILE_BYTES = 256 << 10
 _PLACEHOLDER = re.compile(r"\$\{([^}$]*)\}")
 """Without `$` inside, so that no text makes it start again and again (`${${${…`)."""
 MAX_LISTED = 16
+GPU_PARTS = (0.125, 0.25, 0.5)
+"""Of each a whole number makes the next one, so parts on one machine waste nothing."""
 
 
 def job_errors(document: Any) -> list[FieldError]:
@@ -55,6 +57,10 @@ def job_relations(document: Any) -> list[FieldError]:
     port = probe.get("port") if isinstance(probe, dict) else None
     if isinstance(port, str) and port not in ports:
         found.append(FieldError(field="probe.port", reason=_no_port(port, ports)))
+    gpus = document.get("gpus")
+    if isinstance(gpus, float) and gpus > 0 and gpus % 1 and gpus not in GPU_PARTS:
+        reason = f"{gpus:g} is not valid; whole GPUs, or one of 0.125, 0.25 and 0.5 of one"
+        found.append(FieldError(field="gpus", reason=reason))
     known = frozenset(ports)
     for field, text in _texts(document):
         if len(found) >= MAX_ERRORS:

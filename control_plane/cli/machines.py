@@ -187,6 +187,7 @@ def _hardware(hardware: Hardware | None) -> list[tuple[str, object]]:
         (about_size(hardware.memory_bytes) if hardware.memory_bytes else "", "memory "),
         (f"{hardware.gpus} x {hardware.gpu_type}" if hardware.gpus else "", "GPUs "),
         (f"{hardware.network_mbps} Mbit/s" if hardware.network_mbps else "", ""),
+        (about_size(hardware.disk_bytes) if hardware.disk_bytes else "", "disk "),
         (f"{hardware.power_w} W" if hardware.power_w else "", ""),
     ]
     return [("hardware", ", ".join(f"{word}{value}" for value, word in parts if value) or "-")]

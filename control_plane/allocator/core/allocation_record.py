@@ -73,6 +73,7 @@ def _stored(demand: Demand) -> StoredDemand:
         rru=demand.rru,
         gpus=demand.gpus,
         network_mbps=demand.network_mbps,
+        disk_bytes=demand.disk_bytes,
         ports=demand.ports,
         requires=tuple(
             (Property(t[0]), tuple(sorted(t[1])))
@@ -90,6 +91,7 @@ def _demand(stored: StoredDemand) -> Demand:
         rru=stored.rru,
         gpus=stored.gpus,
         network_mbps=stored.network_mbps,
+        disk_bytes=stored.disk_bytes,
         ports=stored.ports,
         requires=(
             *(In(p, frozenset(values)) for p, values in stored.requires),

@@ -23,8 +23,9 @@ class Demand:
     memory_bytes: int = 0
     cpus: float = 0.0
     rru: float = 0.0
-    gpus: int = 0
+    gpus: float = 0
     network_mbps: int = 0
+    disk_bytes: int = 0
     ports: tuple[str, ...] = ()
     requires: tuple[Term, ...] = ()
     micro_cpus: int = field(init=False, compare=False, hash=False, repr=False)
@@ -37,7 +38,8 @@ class Demand:
         object.__setattr__(self, "micro_cpus", micro(self.cpus))
         object.__setattr__(self, "micro_rru", micro(self.rru))
         size = (self.memory_bytes, self.cpus, self.rru, self.gpus, self.network_mbps)
-        object.__setattr__(self, "size", (*size, len(self.ports), self.requires))
+        rest = (self.disk_bytes, len(self.ports), self.requires)
+        object.__setattr__(self, "size", (*size, *rest))
 
     def cpu_on(self, capacity: Capacity) -> int:
         """Return the grains of CPU that the task claims on such a machine."""
@@ -51,6 +53,7 @@ class Demand:
             and self.cpus >= other.cpus
             and self.gpus >= other.gpus
             and self.network_mbps >= other.network_mbps
+            and self.disk_bytes >= other.disk_bytes
             and len(self.ports) >= len(other.ports)
             and (not other.requires or self.requires == other.requires)
         )
@@ -69,6 +72,7 @@ def demand_of(spec: JobSpec, datacenter: str | None = None, requires: Iterable[s
         rru=_shared(spec.rru or 0.0, cpu),
         gpus=spec.gpus,
         network_mbps=spec.network_mbps,
+        disk_bytes=spec.disk_bytes,
         ports=tuple(spec.ports),
         requires=tuple(
             sorted(_requirements(spec, datacenter, requires), key=lambda term: not is_pair(term))

@@ -38,9 +38,12 @@ class Lack(IntFlag):
     GPUS = 16
     NETWORK = 32
     PORTS = 64
+    DISK = 128
 
 
-_EXCLUDED, _BLOCKED, _MEMORY, _CPU, _GPUS, _NETWORK, _PORTS = (int(lack) for lack in list(Lack))
+_EXCLUDED, _BLOCKED, _MEMORY, _CPU, _GPUS, _NETWORK, _PORTS, _DISK = (
+    int(lack) for lack in list(Lack)
+)
 
 
 class Room(Protocol):
@@ -49,8 +52,9 @@ class Room(Protocol):
     free_cpu: int
     """In grains of the machine's capacity."""
     free_memory: int
-    free_gpus: int
+    free_gpus: float
     free_network: int
+    free_disk: int
 
     @property
     def free_ports(self) -> int:
@@ -96,6 +100,8 @@ def judge(demand: Demand, machine: Candidate, room: Room) -> int:
         lacks |= _NETWORK
     if demand.ports and len(demand.ports) > room.free_ports:
         lacks |= _PORTS
+    if demand.disk_bytes > room.free_disk:
+        lacks |= _DISK
     return lacks
 
 
@@ -167,6 +173,8 @@ class Tally:
             self._note("network", room.free_network)
         if lacks & _PORTS:
             self._note("ports", 0.0)
+        if lacks & _DISK:
+            self._note("disk", room.free_disk)
         return lacks
 
     def _note(self, key: str, free: float) -> None:
@@ -196,10 +204,12 @@ class Tally:
             f" at most {_mib(most.get('memory', 0))} free",
             "cpu": f"CPU: {_number(demand.rru or demand.cpus)} {unit} wanted,"
             f" at most {_number(most.get('cpu', 0))} {unit} free",
-            "gpus": f"GPUs: {demand.gpus} wanted, at most {most.get('gpus', 0):g} free",
+            "gpus": f"GPUs: {demand.gpus:g} wanted, at most {most.get('gpus', 0):g} free",
             "network": f"network: {demand.network_mbps} Mbit/s wanted,"
             f" at most {most.get('network', 0):g} free",
             "ports": "no free ports",
+            "disk": f"disk: {_mib(demand.disk_bytes)} wanted,"
+            f" at most {_mib(most.get('disk', 0))} free",
         }
 
 

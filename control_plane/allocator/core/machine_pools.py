@@ -93,6 +93,7 @@ class Machine:
         "bucket",
         "capacity",
         "free_cpu",
+        "free_disk",
         "free_gpus",
         "free_memory",
         "free_network",
@@ -111,8 +112,9 @@ class Machine:
         self.blocked = blocked
         self.free_cpu = capacity.cpu_room
         self.free_memory = capacity.memory_bytes
-        self.free_gpus = capacity.gpus
+        self.free_gpus: float = capacity.gpus
         self.free_network = capacity.network_mbps
+        self.free_disk = capacity.disk_bytes
         self.jobs: tuple[Holder, ...] = ()
         """The jobs with tasks here, once per task."""
         self.ports: Ports | None = None
@@ -135,7 +137,7 @@ class Machine:
 class Space:
     """A copy of a machine's room, in which a plan takes and frees before it is sure."""
 
-    __slots__ = ("free_cpu", "free_gpus", "free_memory", "free_network", "ports")
+    __slots__ = ("free_cpu", "free_disk", "free_gpus", "free_memory", "free_network", "ports")
 
     def __init__(self, machine: Machine) -> None:
         """Copy what is left on a machine."""
@@ -143,6 +145,7 @@ class Space:
         self.free_memory = machine.free_memory
         self.free_gpus = machine.free_gpus
         self.free_network = machine.free_network
+        self.free_disk = machine.free_disk
         ports = machine.ports
         self.ports = Ports(ports.taken, ports.next) if ports else None
 
@@ -162,6 +165,7 @@ class Space:
         self.free_memory -= demand.memory_bytes * times
         self.free_gpus -= demand.gpus * times
         self.free_network -= demand.network_mbps * times
+        self.free_disk -= demand.disk_bytes * times
 
     def pick_ports(self, names: Iterable[str]) -> dict[str, int]:
         """Take the ports of one task."""

@@ -90,6 +90,7 @@ class RegionIndex:
         machine.free_memory += capacity.memory_bytes - old.memory_bytes
         machine.free_gpus += capacity.gpus - old.gpus
         machine.free_network += capacity.network_mbps - old.network_mbps
+        machine.free_disk += capacity.disk_bytes - old.disk_bytes
         machine.place, machine.blocked = place, blocked
         self._enter(machine, pool)
         if not same:
@@ -245,6 +246,8 @@ class RegionIndex:
             machine.free_memory -= demand.memory_bytes
             machine.free_gpus -= demand.gpus
             machine.free_network -= demand.network_mbps
+            if demand.disk_bytes:
+                machine.free_disk -= demand.disk_bytes
             machine.jobs = machine.jobs + only if machine.jobs else only
         for machine in dict.fromkeys(placed):
             self._reshelve(machine)
@@ -397,6 +400,8 @@ class RegionIndex:
             machine.free_gpus -= demand.gpus
         if demand.network_mbps:
             machine.free_network -= demand.network_mbps
+        if demand.disk_bytes:
+            machine.free_disk -= demand.disk_bytes
         machine.jobs += job
         if claim.ports:
             if machine.ports is None:
@@ -413,6 +418,8 @@ class RegionIndex:
         machine.free_memory += demand.memory_bytes
         machine.free_gpus += demand.gpus
         machine.free_network += demand.network_mbps
+        if demand.disk_bytes:
+            machine.free_disk += demand.disk_bytes
         machine.free_cpu += demand.cpu_on(machine.capacity)
         self._gained(machine.bucket)
 

@@ -112,4 +112,4 @@ class Plan:
 
 def same_claim(one: Demand, other: Demand) -> bool:
     """Return whether two demands claim the same room, whatever machines they are for."""
-    return one is other or (one.size[:5] == other.size[:5] and set(one.ports) == set(other.ports))
+    return one is other or (one.size[:6] == other.size[:6] and set(one.ports) == set(other.ports))

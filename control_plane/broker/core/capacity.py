@@ -25,6 +25,8 @@ class Capacity:
     """Usable by tasks."""
     gpus: int = 0
     network_mbps: int = 0
+    disk_bytes: int = 0
+    """Usable by tasks."""
     generation: str = ""
     sku: str = ""
     gpu_type: str = ""
@@ -92,6 +94,11 @@ def usable_memory(memory_bytes: int) -> int:
     return max(0, memory_bytes - max(_RESERVE_MIN_BYTES, int(memory_bytes * _RESERVE_SHARE)))
 
 
+def usable_disk(disk_bytes: int) -> int:
+    """Return what tasks may keep on a disk: all but a fifth, for images and what they share."""
+    return disk_bytes - disk_bytes // 5
+
+
 def capacity_of(record: MachineRecord) -> Capacity:
     """Return what a machine offers: as its agent says, else as the inventory says.
 
@@ -99,6 +106,7 @@ def capacity_of(record: MachineRecord) -> Capacity:
     """
     hardware, facts = record.hardware, record.facts
     memory = facts.memory_bytes if facts else hardware.memory_bytes if hardware else 0
+    disk = facts.disk_bytes if facts else hardware.disk_bytes if hardware else 0
     cpus = facts.cpus if facts else hardware.cpus if hardware else 0
     rru = hardware.rru if hardware and hardware.rru else float(cpus)
     return Capacity(
@@ -108,6 +116,7 @@ def capacity_of(record: MachineRecord) -> Capacity:
         memory_bytes=usable_memory(memory),
         gpus=hardware.gpus if hardware else 0,
         network_mbps=hardware.network_mbps if hardware else 0,
+        disk_bytes=usable_disk(disk),
         generation=hardware.generation if hardware else "",
         sku=hardware.sku if hardware else "",
         gpu_type=hardware.gpu_type if hardware else "",

@@ -41,7 +41,7 @@ _COUNTS = ("cpus", "gpus", "network_mbps", "power_w")
 REQUIRED = ("machine", "datacenter", "msb", "row", "rack", "machine_type")
 COLUMNS = (
     *("machine", *_PLACE, "machine_type", "generation", "sku", "rru", "cpus", "memory"),
-    *("gpus", "gpu_type", "network_mbps", "power_w", "cluster", "address", "labels"),
+    *("gpus", "gpu_type", "network_mbps", "power_w", "cluster", "address", "labels", "disk"),
 )
 _NAME = re.compile(ID_PATTERN)
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,126}[^\s\x00-\x1f\x7f])?")
@@ -281,9 +281,7 @@ class _Rows:
         kind = tuple(values.get(field) for field in _HARDWARE)
         if kind not in self._kinds:
             given = {
-                "memory_bytes" if field == "memory" else field: values[field]
-                for field in _HARDWARE
-                if field in values
+                _SIZES.get(field, field): values[field] for field in _HARDWARE if field in values
             }
             self._kinds[kind] = Hardware(**given)
         return InventoryMachine(
@@ -346,18 +344,19 @@ def _rru(value: Any) -> float:
     return number
 
 
-def _memory(value: Any) -> int:
+def _size(value: Any) -> int:
     return _count(size_of(value) if isinstance(value, str) else value)
 
 
-_HARDWARE = (*_WORDS, *_COUNTS, "rru", "memory")
+_SIZES = {"memory": "memory_bytes", "disk": "disk_bytes"}
+_HARDWARE = (*_WORDS, *_COUNTS, "rru", *_SIZES)
 _NAMES: Iterable[str] = ("machine", *_PLACE, "machine_type", "cluster")
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     **{n: _matching(_NAME, "must be 1 to 63 of a-z, 0-9 and -") for n in _NAMES},
     **{n: _matching(_WORD, "must be at most 128 printable characters") for n in _WORDS},
     **{n: _up_to(_MOST.get(n, COUNT_MAX)) for n in _COUNTS},
     "rru": _rru,
-    "memory": _memory,
+    **dict.fromkeys(_SIZES, _size),
     "address": _matching(_ADDRESS, "must be HOST:PORT"),
     "labels": read_labels,
 }

@@ -74,6 +74,7 @@ _NUMBERS: Mapping[str, Callable[[Subject], float]] = {
     "memory": lambda m: m.capacity.memory_bytes,
     "gpus": lambda m: m.capacity.gpus,
     "network_mbps": lambda m: m.capacity.network_mbps,
+    "disk": lambda m: m.capacity.disk_bytes,
     "power_w": lambda m: m.capacity.power_w,
 }
 _OF_RECORDS: Mapping[str, Callable[[MachineRecord], str]] = {

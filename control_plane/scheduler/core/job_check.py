@@ -175,6 +175,7 @@ _FIELDS = {
     "cpu": "limits.cpu_max_cores",
     "gpus": "gpus",
     "network": "network_mbps",
+    "disk": "disk_bytes",
     "ports": "ports",
     "excluded": "requires",
 }

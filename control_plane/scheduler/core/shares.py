@@ -131,5 +131,6 @@ def parts(demand: Demand, capacity: Capacity) -> dict[str, float]:
         "memory": (demand.memory_bytes, capacity.memory_bytes),
         "GPUs": (demand.gpus, capacity.gpus),
         "network": (demand.network_mbps, capacity.network_mbps),
+        "disk": (demand.disk_bytes, capacity.disk_bytes),
     }
     return {name: need / there if there else 0.0 for name, (need, there) in claimed.items()}

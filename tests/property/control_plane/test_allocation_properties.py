@@ -22,14 +22,15 @@ PLACES = [a_place(f"msb{1 + i % 3}", f"dc{1 + i // 3}", f"rack{r}") for i in ran
 CAPACITIES = [
     a_capacity("small", memory_bytes=4),
     a_capacity("small", memory_bytes=6, rru=5.3, generation="new"),
-    a_capacity("large", memory_bytes=9, cpus=8.0, rru=11.1, gpus=1),
+    a_capacity("large", memory_bytes=9, cpus=8.0, rru=11.1, gpus=1, disk_bytes=9),
 ]
 DEMANDS = st.builds(
     Demand,
     memory_bytes=st.integers(0, 4),
     cpus=st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.5]),
     rru=st.sampled_from([0.0, 0.0, 0.7]),
-    gpus=st.sampled_from([0, 0, 0, 1]),
+    gpus=st.sampled_from([0, 0, 0, 0.25, 0.5, 1]),
+    disk_bytes=st.sampled_from([0, 0, 0, 1, 5]),
     ports=st.sampled_from([(), (), ("http",)]),
     requires=st.sampled_from(
         [

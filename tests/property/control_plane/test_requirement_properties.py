@@ -23,13 +23,14 @@ from control_plane.broker.core.matching import Listed, holds, may_hold
 WORDS = st.text("ab1 ().,-_\"\\=<>'", min_size=1, max_size=6)
 LABELS = st.sampled_from(["label.a", "label.b-2", "label.x.y_z"])
 NAMES = st.sampled_from(sorted(TEXTS)) | LABELS
+SIZES = {"memory", "disk"}
 COUNTS = st.sampled_from([0.0, 1.0, 2.5, 8.0, 64.0])
 SIGNS = st.sampled_from(["=", "<", "<=", ">", ">="])
 SOME = st.frozensets(WORDS, min_size=1, max_size=3)
 LEAVES = (
     st.builds(In, NAMES, SOME)
-    | st.builds(Compare, st.sampled_from(sorted({*NUMBERS} - {"memory"})), SIGNS, COUNTS)
-    | st.builds(Compare, st.just("memory"), SIGNS, st.integers(0, 1 << 60).map(float))
+    | st.builds(Compare, st.sampled_from(sorted({*NUMBERS} - SIZES)), SIGNS, COUNTS)
+    | st.builds(Compare, st.sampled_from(sorted(SIZES)), SIGNS, st.integers(0, 1 << 60).map(float))
     | st.builds(Compare, LABELS, st.sampled_from(["<", ">="]), COUNTS)
     | st.builds(Exists, NAMES | st.sampled_from(sorted(NUMBERS)))
 )

@@ -25,6 +25,8 @@ PLAIN = {
     bool: st.booleans(),
     type(None): st.none(),
 }
+IN_RANGE = {int: st.integers(0, 1 << 16), float: st.sampled_from([0.0, 0.5, 1.0, 1e9])}
+"""Of fields whose type says from where to where they go."""
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
@@ -33,7 +35,9 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if kind in PLAIN:
         return PLAIN[kind]
     if typing.get_origin(kind) is typing.Annotated:
-        return st.sampled_from(["a", "dc1", "msb-2"])  # a name
+        if inside[0] is str:
+            return st.sampled_from(["a", "dc1", "msb-2"])  # a name
+        return values(inside[0]) if inside[0] not in PLAIN else IN_RANGE[inside[0]]
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         return st.one_of(*map(values, inside))
     if typing.get_origin(kind) is tuple:

@@ -30,7 +30,8 @@ MIB = 1 << 20
 
 
 def a_machine(name: str = "m1", **fields) -> Machine:
-    defaults = {"gpus": 2, "network_mbps": 1000, "gpu_type": "h100", "generation": "skylake"}
+    room = {"gpus": 2, "disk_bytes": 10 * GIB, "network_mbps": 1000}
+    defaults = room | {"gpu_type": "h100", "generation": "skylake"}
     return add(
         RegionIndex(),
         name,
@@ -70,6 +71,11 @@ ALL_PORTS = tuple(f"p{i}" for i in range(PORTS + 1))
             Lack.NETWORK,
             "1 machine: network: 1001 Mbit/s wanted, at most 1000 free",
         ),
+        (
+            Demand(gpus=0.5, disk_bytes=11 * GIB),
+            Lack.DISK,
+            "1 machine: disk: 11264 MiB wanted, at most 10240 MiB free",
+        ),
         (Demand(ports=ALL_PORTS), Lack.PORTS, "1 machine: no free ports"),
     ],
 )
@@ -89,15 +95,16 @@ def test_all_lacks_of_a_machine_are_found_at_once():
         cpus=5,
         gpus=3,
         network_mbps=2000,
+        disk_bytes=11 * GIB,
         ports=ALL_PORTS,
         requires=((Property.DATACENTER, frozenset({"dc2"})),),
     )
     assert judge(demand, machine, machine) == sum(Lack)
     tally = Tally(demand)
     tally.add(machine, machine)
-    assert len(tally.reasons()) == 7
+    assert len(tally.reasons()) == 8
     assert "1 machine: is in maintenance" in tally.reasons()
-    assert tally.lacks() >= {"excluded", "memory", "cpu", "gpus", "network", "ports"}
+    assert tally.lacks() >= {"excluded", "memory", "cpu", "gpus", "network", "ports", "disk"}
 
 
 def test_reasons_are_counted_over_machines_the_most_frequent_first():

@@ -6,6 +6,7 @@ import pytest
 from agent.api import Location
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.broker.core.capacity import capacity_of
 from control_plane.broker.core.inventory import (
     COLUMNS,
     NOT_JOINED,
@@ -23,7 +24,7 @@ from control_plane.broker.core.unavailability import blocking
 HEADER = ",".join(COLUMNS)
 ROW = (
     "m1,prn,prn1,msb1,row1,rack1,web,skylake,web-1s-64g,1.5,36,64G,0,,25000,300,c1,"
-    "m1.example:7443,disk=nvme zone=a"
+    "m1.example:7443,disk=nvme zone=a,500G"
 )
 
 
@@ -36,6 +37,8 @@ def test_every_column_reaches_the_record() -> None:  # MO17 MO18 RB5
     hardware = machine.hardware
     assert (hardware.generation, hardware.sku, hardware.rru) == ("skylake", "web-1s-64g", 1.5)
     assert (hardware.cpus, hardware.memory_bytes) == (36, 64 << 30)
+    assert hardware.disk_bytes == 500 << 30
+    assert capacity_of(imported(machine, 10.0, simulated=True)).disk_bytes == 400 << 30
     assert (hardware.network_mbps, hardware.power_w) == (25000, 300)
     assert (machine.machine_type, machine.cluster) == ("web", "c1")
     assert imported(machine, 10.0, simulated=True).labels == {"disk": "nvme", "zone": "a"}
@@ -81,7 +84,7 @@ def test_all_errors_are_told_at_once_with_their_lines() -> None:
         ("line 4: machine", "must be 1 to 63 of a-z"),
         ("line 4: datacenter", "is missing"),
         ("line 5: memory", "must be a size such as 64G"),
-        ("line 6", "has 2 values for 19 columns"),
+        ("line 6", "has 2 values for 20 columns"),
         ("line 7: cpus", "must be a whole number from 0 to 65536"),
     ]
 

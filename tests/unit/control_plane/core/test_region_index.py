@@ -124,6 +124,28 @@ def test_a_change_uses_the_room_that_it_frees_on_a_full_machine():  # AL4
     assert index.machines["dc1-msb1-0"].free_memory == 0
 
 
+def test_disk_and_parts_of_gpus_are_freed_and_used_by_one_change():
+    index = a_region(msbs=1, machines=1, gpus=2, disk_bytes=8 * GIB)
+    half = Demand(GIB, gpus=0.5, disk_bytes=2 * GIB)
+    allocate(index, a_request(2, demand=half))
+    allocate(index, a_request(2, "other", demand=half))
+    (machine,) = index.machines.values()
+    assert (machine.free_gpus, machine.free_disk) == (0, 0)
+    assert plan(index, a_request(1, "third", demand=Demand(gpus=0.125)), Allowance()).unplaced
+    assert plan(index, a_request(1, "third", demand=Demand(disk_bytes=1)), Allowance()).unplaced
+    grown = plan(index, a_request(1, demand=Demand(GIB, gpus=1, disk_bytes=4 * GIB)), Allowance())
+    assert grown.unplaced == ()
+    assert index.reserve(grown.change) == ()
+    index.rollback(grown.change)
+    check(index)
+    settle(index, grown)
+    check(index)
+    assert (machine.free_gpus, machine.free_disk) == (0, 0)
+    allocate(index, a_request(0))
+    assert (machine.free_gpus, machine.free_disk) == (1, 4 * GIB)
+    check(index)
+
+
 def test_what_a_change_frees_nobody_else_gets_before_it_is_settled():
     index = a_region(msbs=1, machines=1)
     allocate(index, a_request(4))

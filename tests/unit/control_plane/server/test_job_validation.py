@@ -54,6 +54,18 @@ def test_every_mistake_in_requirements_is_listed_with_the_others() -> None:
     assert "only `machine list --where`" in error.reason
 
 
+@pytest.mark.parametrize("gpus", [0, 1, 8, 0.5, 0.25, 0.125, 2.0])
+def test_gpus_are_whole_or_shared_so_that_parts_add_up(gpus: float) -> None:
+    assert job_errors(GOOD | {"gpus": gpus}) == []
+    assert demand_of(job_spec(GOOD | {"gpus": gpus}, "web")).gpus == gpus
+
+
+@pytest.mark.parametrize("gpus", [0.3, 0.375, 1.5, 65, -1, "half"])
+def test_other_parts_of_gpus_are_refused(gpus: object) -> None:
+    (error, *_) = job_errors(GOOD | {"gpus": gpus})
+    assert error.field == "gpus"
+
+
 def test_jobs_of_before_are_read_as_they_were() -> None:
     old = GOOD | {"requires": [{"property": "rack", "values": ["r1", "r2"]}]}
     new = GOOD | {"requires": ["rack in (r2, r1)"]}
