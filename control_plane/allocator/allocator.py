@@ -276,6 +276,7 @@ class Allocator:
             pool=pool_of(spec.entitlement, entitlement.spec),
             groups=(Group(demand, tuple(range(spec.tasks)), running=False),) if spec.tasks else (),
             preferences=preferences_of(spec, entitlement.spec),
+            fit=spec.fit,
             gang=spec.admission is Admission.GANG,
         )
         self._asked[spec.name] = (spec, entitlement, made)

@@ -26,7 +26,7 @@ from agent.api import (
     TaskState,
 )
 from control_plane.api.operations import Operation
-from control_plane.api.policy import Admission, Expression, Overcommit, Preference, Requirement
+from control_plane.api.policy import Admission, Expression, Fit, Overcommit, Preference, Requirement
 
 JobName = Annotated[
     str,
@@ -106,6 +106,8 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     (docs/requirements-grammar.md), or tables with a property and its values."""
     preferences: Annotated[list[Preference], Meta(max_length=16)] | None = None
     """Soft preferences, most important first; None: those of the entitlement."""
+    fit: Fit = Fit.EVEN
+    """Which machine is best among those that the preferences find equal."""
     admission: Admission = Admission.PARTIAL
     overcommit: Overcommit = Overcommit()
     """Opt in to less than the limits per task; the entitlement must allow it (AL21)."""

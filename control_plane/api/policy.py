@@ -79,6 +79,15 @@ class Strategy(StrEnum):
     """To the bins named in `values` only when no other has room."""
 
 
+class Fit(StrEnum):
+    """Which machine is best among those that the preferences find equal."""
+
+    EVEN = "even"
+    """The one with the fewest tasks of the job, then with most room: load is even."""
+    TIGHT = "tight"
+    """The one with least room that will do: few machines are used."""
+
+
 class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One soft preference; the first in a list matters most."""
 

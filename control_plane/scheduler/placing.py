@@ -128,6 +128,7 @@ class Placing:
             self.pool_of(record),
             tuple(groups),
             preferences_of(record.spec, entitlement),
+            record.spec.fit,
         )
         found = await self.allocator.targets(request)
         return Targets(found.of | staying, found.reasons)
@@ -147,7 +148,7 @@ class Placing:
         groups = (Group(demand_for(record.spec, entitlement), tasks, running=False),)
         preferences = preferences_of(record.spec, entitlement)
         gang = record.spec.admission is Admission.GANG
-        request = Request(record.name, pool, groups, preferences, gang)
+        request = Request(record.name, pool, groups, preferences, record.spec.fit, gang)
         steps = planning(self.index, request, self.allocator.quotas.allowance(request))
         made = await self.allocator.allocations.in_steps(steps)
         return made.change, made.unplaced, made.reasons

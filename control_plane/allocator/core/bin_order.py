@@ -9,28 +9,31 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import TypeVar
 
-from control_plane.allocator.core.machine_pools import Bins, Partition
+from control_plane.allocator.core.machine_pools import Binned, Bins, Partition
 from control_plane.allocator.core.preferences import Ranking, Scores
 
 _Entry = tuple[int, int, int, Bins]
-"""(score by the first preference, 1: machines must be taken there, tie, bins)."""
-_Key = tuple[int, Scores | int, int, int, int, list[_Entry]]
-"""The same of the best entry of a heap, with the score by the other preferences; the heap."""
+"""(score by the finest preference, 1: machines must be taken there, tie, bins)."""
+_Key = tuple[Scores, int, int, int, list[_Entry]]
+"""The best entry of a heap: (scores, 1: machines must be taken, tie, id of the heap, the heap)."""
 T = TypeVar("T")
 
 
-def bin_order(
-    ranking: Ranking, own: Partition, free: Partition, begin: int, *, growing: int
-) -> BinOrder:
+def bin_order(ranking: Ranking, own: Binned, free: Binned, begin: int, *, growing: int) -> BinOrder:
     """Return the order of the bins of a pool, and of free machines that it may take.
 
     `begin` decides between equals, so that not every job begins at the same bin.
     `growing` (0 or 1): whether bins where the pool has nothing come after its own.
     """
-    if ranking.begins_evenly and (growing or not free):
+    if (
+        isinstance(own, Partition)
+        and isinstance(free, Partition)
+        and ranking.begins_evenly
+        and (growing or not free)
+    ):
         return EvenOrder(ranking, own, free, begin)
     found = [(0, bins) for bins in own]
     found += [(growing, bins) for bins in free if bins not in own]
@@ -44,25 +47,43 @@ def _from(items: Sequence[T], begin: int) -> list[T]:
 
 
 class HeapOrder:
-    """The bins of a plan, best first.
+    """The bins of a plan, best first, by all preferences in their order.
 
-    Bins that differ by the first preference only lie in one heap; these heaps lie in another
-    one, ordered by their best bin. A task that goes to a bin then moves two entries and not
-    every bin of its data center.
+    Bins that differ by the finest preference only lie in one heap, where its score alone tells
+    them apart; these heaps lie in another one, ordered by all scores of their best bin. A task
+    that goes to a bin then moves two entries, and not every bin of its data center or MSB.
     """
 
-    __slots__ = ("_first", "_heaps", "_rest", "_score_all_again", "bins", "growing")
+    __slots__ = (
+        "_by_group",
+        "_finest",
+        "_heaps",
+        "_ranking",
+        "_score",
+        "_ties",
+        "_with",
+        "bins",
+        "growing",
+    )
 
     def __init__(self, ranking: Ranking, found: Iterable[tuple[int, Bins]]) -> None:
         """Order bins by the tasks that are counted already; 1: machines must be taken there."""
-        self._first, self._rest = ranking.score_first, ranking.score_rest
-        self._score_all_again = ranking.improves
-        heaps: dict[Bins, list[_Entry]] = defaultdict(list)
-        for tie, (growing, bins) in enumerate(found):
-            heaps[bins[1:]].append((self._first(bins), growing, tie, bins))
-        for heap in heaps.values():
+        self._ranking, self._score, self._finest = ranking, ranking.score, ranking.score_finest
+        by_group: dict[Bins, list[_Entry]] = defaultdict(list)
+        self._ties = 0
+        for self._ties, (growing, bins) in enumerate(found, 1):
+            entry = (self._finest(bins), growing, self._ties, bins)
+            by_group[ranking.group(bins)].append(entry)
+        self._by_group = by_group
+        self._with: dict[str, list[list[_Entry]]] = defaultdict(list)
+        """Finest bin → the heaps that it is in, where tasks may make it better."""
+        if ranking.improves:
+            for heap in by_group.values():
+                for name in {entry[3][ranking.finest] for entry in heap}:
+                    self._with[name].append(heap)
+        for heap in by_group.values():
             heapify(heap)
-        self._heaps = [self._key(heap) for heap in heaps.values()]
+        self._heaps = [self._key(heap) for heap in by_group.values()]
         heapify(self._heaps)
         self.bins: Bins | None
         """The best ones; None: none is left."""
@@ -74,13 +95,20 @@ class HeapOrder:
         """Order anew after a task came to the best bins and was counted."""
         heap = self._heaps[0][-1]
         _, _, tie, bins = heap[0]
-        heapreplace(heap, (self._first(bins), 0, tie, bins))
-        if self._score_all_again:
-            for _, _, _, _, _, heap in self._heaps:
-                heap[:] = [(self._first(b), growing, tie, b) for _, growing, tie, b in heap]
-                heapify(heap)
-            self._heaps = [self._key(heap) for *_, heap in self._heaps if heap]
-            heapify(self._heaps)
+        heapreplace(heap, (self._finest(bins), 0, tie, bins))
+        if self._ranking.improves:
+            self._score_again(heap, bins)
+        self._next()
+
+    def add(self, bins: Bins) -> None:
+        """Order bins, too, that a machine of the pool has of its own from now on."""
+        self._ties += 1
+        heap = self._by_group[self._ranking.group(bins)]
+        heappush(heap, (self._finest(bins), 0, self._ties, bins))
+        self._with[bins[self._ranking.finest]].append(heap)
+        self._heaps = [key for key in self._heaps if key[-1] is not heap]
+        self._heaps.append(self._key(heap))
+        heapify(self._heaps)
         self._next()
 
     def must_grow(self) -> None:
@@ -95,19 +123,29 @@ class HeapOrder:
         heappop(self._heaps[0][-1])
         self._next()
 
+    def _score_again(self, placed: list[_Entry], bins: Bins) -> None:
+        """Score all that a task may have made better, by strategies that do so."""
+        finest = self._ranking.finest
+        for heap in self._with[bins[finest]]:
+            if heap is not placed:
+                heap[:] = [(self._finest(b), growing, tie, b) for _, growing, tie, b in heap]
+                heapify(heap)
+        self._heaps = [self._key(heap) for heap in self._by_group.values() if heap]
+        heapify(self._heaps)
+
     def _next(self) -> None:
         while self._heaps:
             heap = self._heaps[0][-1]
             if not heap:
                 heappop(self._heaps)
                 continue
-            first, growing, tie, bins = heap[0]
-            now = self._first(bins)
-            if now != first:  # tasks came to the same bin by way of another heap
+            finest, growing, tie, bins = heap[0]
+            now = self._finest(bins)
+            if now != finest:  # tasks came to the same bin by way of another heap
                 heapreplace(heap, (now, growing, tie, bins))
                 continue
-            key = (first, self._rest(bins), growing, tie)
-            if key > self._heaps[0]:
+            key = (self._score(bins), growing, tie)
+            if key > self._heaps[0][:3]:
                 heapreplace(self._heaps, (*key, id(heap), heap))
                 continue
             self.bins, self.growing = bins, growing
@@ -115,8 +153,8 @@ class HeapOrder:
         self.bins = None
 
     def _key(self, heap: list[_Entry]) -> _Key:
-        first, growing, tie, bins = heap[0]
-        return first, self._rest(bins), growing, tie, id(heap), heap
+        _, growing, tie, bins = heap[0]
+        return self._score(bins), growing, tie, id(heap), heap
 
 
 class _Datacenter:
@@ -171,6 +209,10 @@ class EvenOrder:
         self._at += 1
         self._done.append((0, (datacenter.own or datacenter.growing).pop()))
         self._next()
+
+    def add(self, bins: Bins) -> None:
+        """Never asked: a job that is spread like this has no wishes about single machines."""
+        raise AssertionError(bins)
 
     def must_grow(self) -> None:
         """Try the best bins again later, then by taking machines."""

@@ -21,6 +21,8 @@ class Draft:
         """Plan nothing yet."""
         self.request = request
         self.allowance = allowance
+        self.index = index
+        self.totals = index.totals()
         self.pool = index.pool(request.pool)
         self.free = index.pool(FREE)
         self.ranking = Ranking(request.preferences)
@@ -33,10 +35,14 @@ class Draft:
         self.taken: set[Machine] = set()
         self.gained: set[Bucket] = set()
         """Where the request itself frees room."""
-        self.mine_in: dict[Bucket, list[Machine]] = {}
-        """The machines in `mine`: all for preferences about single ones, else those taken."""
+        self.taken_in: dict[Bucket, list[Machine]] = {}
+        """The machines that were taken for other tasks of the request."""
+        self.apart: set[Machine] = set()
+        """Machines with bins of their own, because a preference is about single ones."""
         self.gave_up = False
         """Whether machines were passed over that may fit."""
+        self.was_refused = False
+        """Whether single machines were refused, which is a matter of the moment."""
         self.reasons: list[str] = []
         self.claims = index.claims.get(request.job)
         self.moving: dict[int, Claim] = {}
@@ -72,4 +78,6 @@ class Draft:
     def refuses(self, machine: Machine) -> str:
         """Return why the entitlement would not have this free machine; empty: it would."""
         refuses = self.allowance.refuses
-        return refuses(machine) if refuses is not None else ""
+        why = refuses(machine) if refuses is not None else ""
+        self.was_refused = self.was_refused or bool(why)
+        return why

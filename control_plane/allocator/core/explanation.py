@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator
 from itertools import islice
 
 from control_plane.allocator.core.draft import Draft
-from control_plane.allocator.core.feasibility import Tally, bin_of
-from control_plane.allocator.core.machine_pools import Bins, Bucket, Machine
+from control_plane.allocator.core.feasibility import Tally
+from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.request import Group
 
-_Machines = Iterator[tuple[Bins, Machine]]
-_EXPLAINED = 2_000
+_EXPLAINED = 1_000
 """Machines of one pool that are judged for it; `twinectl job explain` judges all of them."""
 _PAUSE_AFTER = 1_000
 """Machines that are judged between two chances for others to run."""
@@ -35,53 +34,44 @@ def explaining(work: Draft, group: Group) -> Generator[None, None, list[str]]:
 
 
 def _judge(
-    work: Draft, group: Group, machines: _Machines, tally: Tally, limits: Counter[str]
+    work: Draft, group: Group, machines: Iterator[Machine], tally: Tally, limits: Counter[str]
 ) -> Generator[None, None, None]:
-    for number, (bins, machine) in enumerate(islice(machines, _EXPLAINED)):
+    for number, machine in enumerate(islice(machines, _EXPLAINED)):
         if number % _PAUSE_AFTER == _PAUSE_AFTER - 1:
             yield
         tally.add(machine, work.room(machine))
-        full = work.ranking.is_full(bins) or work.ranking.is_single_full(machine)
+        full = work.ranking.is_full(work.ranking.bins(machine)) if work.ranking.capped else None
         if full is not None and full.at_most is not None:
             limits[f"{full.property} would get {full.at_most + 1} tasks > {full.at_most}"] += 1
         if machine.name in group.leave:
             limits["is to be left"] += 1
 
 
-def _held(work: Draft) -> _Machines:
+def _held(work: Draft) -> Iterator[Machine]:
     """Yield the machines of the entitlement, those of this plan too."""
-    yield from _all(work.pool.partition(work.ranking.properties))
-    for machine in work.change.takes:
-        yield tuple(bin_of(p, machine) for p in work.ranking.properties), machine
+    yield from work.pool.machines()
+    yield from work.change.takes
 
 
-def _free(work: Draft, limits: Counter[str]) -> _Machines:
+def _free(work: Draft, limits: Counter[str]) -> Iterator[Machine]:
     """Yield the free machines that the entitlement may take, and count the others.
 
     Quotas are the same for all machines of a bucket, so most of them are counted as one.
     """
-    for bins, buckets in list(work.free.partition(work.ranking.properties).items()):
-        for bucket in buckets:
-            sample = next(bucket.machines(), None)
-            if sample is not None and (why := work.allowance.lacks(sample)):
-                others = bucket.size - sum(machine.bucket is bucket for machine in work.taken)
-                if others > 0:
-                    limits[why] += others
+    for bucket in list(work.free.buckets.values()):
+        sample = next(bucket.machines(), None)
+        if sample is not None and (why := work.allowance.lacks(sample)):
+            others = bucket.size - sum(machine.bucket is bucket for machine in work.taken)
+            if others > 0:
+                limits[why] += others
+            continue
+        for machine in bucket.machines():
+            if machine in work.taken:
                 continue
-            for machine in bucket.machines():
-                if machine in work.taken:
-                    continue
-                if refusal := work.refuses(machine):
-                    limits[refusal] += 1
-                else:
-                    yield bins, machine
-
-
-def _all(partition: Mapping[Bins, Sequence[Bucket]]) -> _Machines:
-    for bins, buckets in list(partition.items()):
-        for bucket in buckets:
-            for machine in bucket.machines():
-                yield bins, machine
+            if refusal := work.refuses(machine):
+                limits[refusal] += 1
+            else:
+                yield machine
 
 
 def _counted(limits: Counter[str], what: str) -> list[str]:

@@ -13,67 +13,35 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
 from control_plane.allocator.core.demand import Demand
-from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT, PORTS, bin_of
+from control_plane.allocator.core.feasibility import (
+    PORTS,
+    admits_any_of,
+    bin_of,
+)
+from control_plane.allocator.core.misses import Misses
+from control_plane.allocator.core.ports import Ports as Ports
+from control_plane.allocator.core.shelves import (
+    BLOCKED,
+    BY_GPUS,
+    BY_TIGHTNESS,
+    CUTS,
+    EMPTY,
+    MOST_GPUS,
+    ORDERS,
+    QUARTERS,
+    SHELF_OF,
+)
 from control_plane.api.policy import Property
 from control_plane.broker.core.capacity import Capacity, Place, micro
 
 FREE = ""
 """The name of the free pool."""
-_CUTS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
-"""Shares of a machine's room between which it is on one shelf."""
-_CLASSES = len(_CUTS) + 1
-_BY_ROOM = sorted(
-    ((rru, memory) for rru in range(_CLASSES) for memory in range(_CLASSES)),
-    key=lambda c: (min(c), sum(c)),
-    reverse=True,
-)
-"""Classes of RRU and memory left, most room first."""
-_SHELF = {classes: 1 + place for place, classes in enumerate(_BY_ROOM)}
-_SHELF_OF = [[_SHELF[rru, memory] for memory in range(_CLASSES)] for rru in range(_CLASSES)]
-_EMPTY, _BLOCKED = 0, 1 + len(_BY_ROOM)
-"""Shelves are numbered as they are looked at: the machines without tasks, those with room by
-its classes, the unusable."""
-_ORDERS = {
-    (rru, memory): (
-        _EMPTY,
-        *(shelf for (r, m), shelf in _SHELF.items() if r >= rru and m >= memory),
-    )
-    for rru, memory in _BY_ROOM
-}
-"""By the least classes of RRU and memory that may do: the shelves to look at."""
-
-
 _NOWHERE = Place("", "", "", "", "")
-
-
-class Ports:
-    """Ports of one machine; made when the first task asks for one."""
-
-    __slots__ = ("next", "taken")
-
-    def __init__(self, taken: Iterable[int] = (), next_: int = FIRST_PORT) -> None:
-        """Begin the search for free ports at `next_`, so that old ones are not reused soon."""
-        self.taken = set(taken)
-        self.next = next_
-
-    def pick(self, names: Iterable[str]) -> dict[str, int]:
-        """Take a free port for each name; the caller judged that there are enough."""
-        found = {}
-        for name in names:
-            while self.next in self.taken:
-                self._advance()
-            found[name] = self.next
-            self.taken.add(self.next)
-            self._advance()
-        return found
-
-    def _advance(self) -> None:
-        self.next = FIRST_PORT if self.next >= LAST_PORT else self.next + 1
 
 
 class Holder(Protocol):
@@ -181,7 +149,7 @@ class Bucket:
     """
 
     __slots__ = (
-        "_missed_at",
+        "_cells",
         "_misses",
         "capacity",
         "gain",
@@ -193,28 +161,30 @@ class Bucket:
         "size",
     )
     name = blocked = ""
+    is_apart = False
 
     def __init__(self, pool: Pool, capacity: Capacity, place: Place) -> None:
         """Make an empty bucket for machines like this."""
+        self._cells: list[Cell] | None = None
+        """Made when somebody asks, and again when machines came or went."""
         self.pool = pool
         self.capacity = capacity
         self.place = place
         self.size = 0
         self.most_memory = 1
         """Of any machine that was ever here; those of one type differ by a little."""
-        self.shelves: list[list[Machine] | None] = [None] * (_BLOCKED + 1)
+        self.shelves: list[list[Machine] | None] = [None] * (BLOCKED + 1)
         self.gain = 0
         """Rises whenever a machine here gets more room or becomes usable."""
         self.moves = 0
         """Rises before and after a machine changes shelves: odd while it does."""
-        self._misses: list[Demand] | None = None
-        """Demands for which no machine here had room …"""
-        self._missed_at = 0
-        """… when `gain` was this."""
+        self._misses: Misses | None = None
+        """Made when a demand found no room for the first time."""
 
     def put_all(self, machines: list[Machine]) -> None:
         """Put machines that come into this bucket on the shelf where all of them belong."""
         sample = machines[0]
+        self._cells = None
         shelf = shelf_of(sample)
         self.most_memory = max(self.most_memory, sample.capacity.memory_bytes)
         row = self.shelves[shelf]
@@ -225,6 +195,11 @@ class Bucket:
         row += machines
 
     def drop(self, machine: Machine) -> None:
+        """Take a machine out of the bucket."""
+        self._cells = None
+        self._take_off(machine)
+
+    def _take_off(self, machine: Machine) -> None:
         """Take a machine off its shelf: the last one there takes its position."""
         row = self.shelves[machine.shelf]
         assert row is not None
@@ -238,7 +213,7 @@ class Bucket:
         shelf = shelf_of(machine)
         if shelf != machine.shelf:
             self.moves += 1
-            self.drop(machine)
+            self._take_off(machine)
             self._put(machine, shelf)
             self.moves += 1
 
@@ -257,24 +232,58 @@ class Bucket:
                     return machine
         return None
 
-    def usable(
-        self, demand: Demand | None = None, *, fullest_first: bool = False
-    ) -> Iterator[Machine]:
-        """Return the machines that take tasks, most room first, while others change it.
+    @property
+    def bucket(self) -> Bucket:
+        """Return itself: it may stand where a part of it would."""
+        return self
 
-        Shelves whose machines cannot have room for the demand are left out.
+    @property
+    def is_scarce(self) -> bool:
+        """Whether its machines have what most do not: then they are filled one by one."""
+        return self.capacity.gpus > 0
+
+    def usable(self, demand: Demand | None = None, *, tight: bool = False) -> Iterator[Machine]:
+        """Return the machines that take tasks, while others change the bucket.
+
+        Most room first; if `tight`, least room first. Where there are GPUs, those with fewest
+        left come first, and machines without tasks last. Shelves whose machines cannot have
+        room for the demand are left out.
         """
-        order = _ORDERS[(0, 0) if demand is None else self._least(demand)]
-        if fullest_first:
-            order = order[::-1]
+        if self.is_scarce:
+            gpus = 0 if demand is None else min(demand.gpus, MOST_GPUS)
+            rru = 0 if demand is None else bisect_right(QUARTERS, self._share(demand) - _ROUNDING)
+            return self._on(BY_GPUS[gpus, rru])
+        least = (0, 0) if demand is None else self._least(demand)
+        return self._tightest(least) if tight else self._on(ORDERS[least])
+
+    def _on(self, order: Iterable[int]) -> Iterator[Machine]:
         return chain.from_iterable(filter(None, map(self.shelves.__getitem__, order)))
+
+    def _tightest(self, least: tuple[int, int]) -> Iterator[Machine]:
+        for alike in BY_TIGHTNESS[least]:
+            yield from sorted(self._on(alike), key=tightness)
+        yield from self._on((EMPTY,))
+
+    def cells(self) -> list[Cell]:
+        """Return its machines by rack, and by whatever else may differ between them."""
+        cells = self._cells
+        if cells is None:
+            found: dict[object, list[Machine]] = {}
+            for machine in self.machines():
+                key = (machine.place.rack, machine.capacity.labels)
+                found.setdefault(key, []).append(machine)
+            cells = self._cells = [Cell(self, machines) for machines in found.values()]
+        return cells
+
+    def _share(self, demand: Demand) -> float:
+        capacity = self.capacity
+        return demand.cpu_on(capacity) / capacity.cpu_room if capacity.cpu_room else 0.0
 
     def _least(self, demand: Demand) -> tuple[int, int]:
         """Return the classes of RRU and memory below which no machine has room."""
-        capacity = self.capacity
-        rru = demand.cpu_on(capacity) / capacity.cpu_room if capacity.cpu_room else 0.0
+        rru = self._share(demand)
         memory = demand.memory_bytes / self.most_memory
-        return bisect_right(_CUTS, rru - _ROUNDING), bisect_right(_CUTS, memory - _ROUNDING)
+        return bisect_right(CUTS, rru - _ROUNDING), bisect_right(CUTS, memory - _ROUNDING)
 
     def machines(self) -> Iterator[Machine]:
         """Yield all machines, also those that take no tasks."""
@@ -283,42 +292,108 @@ class Bucket:
 
     def is_hopeless(self, demand: Demand) -> bool:
         """Return whether this demand or a smaller one found no room since anything got better."""
-        if self._misses is not None and self._missed_at == self.gain:
-            for missed in self._misses:
-                if demand.is_no_less_than(missed):
-                    return True
-        return False
+        return self._misses is not None and self._misses.include(demand, self.gain)
 
     def missed(self, demand: Demand, gain: int, moves: int) -> None:
         """Remember that no machine had room while `gain` and `moves` were as given.
 
         Where machines changed shelves meanwhile, one may have been passed over unseen.
         """
-        if moves != self.moves or moves % 2:
-            return
-        if self._misses is None or self._missed_at != gain:
-            self._misses, self._missed_at = [], gain
-        kept = [missed for missed in self._misses if not missed.is_no_less_than(demand)]
-        self._misses = [demand, *kept[: _MISSES_KEPT - 1]]
+        if moves == self.moves and not moves % 2:
+            if self._misses is None:
+                self._misses = Misses()
+            self._misses.add(demand, gain)
 
 
-_MISSES_KEPT = 8
 _ROUNDING = 1e-5
+
+
+class Cell:
+    """Some machines of a bucket that have more in common: their rack and labels, or a name."""
+
+    __slots__ = ("bucket", "capacity", "is_apart", "machines", "name", "place", "size")
+    blocked = ""
+
+    def __init__(self, bucket: Bucket, machines: list[Machine], *, is_apart: bool = False) -> None:
+        """Take machines that are alike, at least one; `is_apart`: one on which a preference is."""
+        self.bucket = bucket
+        self.machines = machines
+        self.size = len(machines)
+        self.is_apart = is_apart
+        sample = machines[0]
+        self.capacity, self.place = sample.capacity, sample.place
+        self.name = sample.name if is_apart else ""
+
+    @staticmethod
+    def of(bucket: Bucket, cells: list[Cell]) -> Bucket | Cell:
+        """Return several cells of a bucket as one."""
+        if sum(cell.size for cell in cells) == bucket.size:
+            return bucket
+        if len(cells) == 1:
+            return cells[0]
+        return Cell(bucket, [machine for cell in cells for machine in cell.machines])
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether its machines have what most do not."""
+        return self.bucket.is_scarce
+
+    def usable(self, demand: Demand | None = None, *, tight: bool = False) -> Iterator[Machine]:
+        """Return the machines that take tasks, in the order of `Bucket.usable`."""
+        gpus = 0 if demand is None else demand.gpus
+        there = [
+            machine
+            for machine in self.machines
+            if machine.shelf != BLOCKED
+            and machine.bucket is self.bucket
+            and machine.free_gpus >= gpus
+        ]
+        if self.is_scarce or not tight:
+            last = BLOCKED if self.is_scarce else EMPTY
+            there.sort(key=lambda m: m.shelf or last)
+        else:
+            there.sort(key=lambda m: (not m.jobs, tightness(m)))
+        return iter(there)
+
+
+Part = Bucket | Cell
+"""Machines of one bucket: all, or some."""
+
+
+def scarcity(machine: Machine) -> tuple[int, bool, int]:
+    """Return the place of a machine with GPUs among all of them, as shelves order them."""
+    return min(machine.free_gpus, MOST_GPUS), not machine.jobs, machine.shelf
+
+
+def tightness(machine: Machine) -> tuple[float, float]:
+    """Return how much is left of a machine; the less, the tighter a task sits there."""
+    rru, memory = _shares(machine)
+    return min(rru, memory), rru + memory
 
 
 def shelf_of(machine: Machine) -> int:
     """Return the shelf on which a machine belongs."""
     if machine.blocked:
-        return _BLOCKED
+        return BLOCKED
     if not machine.jobs:
-        return _EMPTY
+        return EMPTY
+    rru, memory = _shares(machine)
+    if machine.capacity.gpus:
+        return 1 + 4 * max(0, min(machine.free_gpus, MOST_GPUS)) + bisect_right(QUARTERS, rru)
+    return SHELF_OF[bisect_right(CUTS, rru)][bisect_right(CUTS, memory)]
+
+
+def _shares(machine: Machine) -> tuple[float, float]:
+    """Return which parts of its RRU and memory are left."""
     capacity = machine.capacity
     memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
     rru = machine.free_cpu / capacity.cpu_room if capacity.cpu_room else 1.0
-    return _SHELF_OF[bisect_right(_CUTS, rru)][bisect_right(_CUTS, memory)]
+    return rru, memory
 
 
 Bins = tuple[str, ...]
+Binned = Mapping[Bins, Sequence[Part]]
+"""Machines of a pool by their bins."""
 _SAME: dict[Bins, Bins] = {}
 """Bins → the one object for them in all pools; a region has some thousand."""
 
@@ -351,7 +426,17 @@ NOTHING = Partition()
 class Pool:
     """The machines of one entitlement, or the free ones."""
 
-    __slots__ = ("_partitions", "buckets", "gain", "micro_rru", "name", "per_type", "size")
+    __slots__ = (
+        "_missed_at",
+        "_misses",
+        "_partitions",
+        "buckets",
+        "gain",
+        "micro_rru",
+        "name",
+        "per_type",
+        "size",
+    )
 
     def __init__(self, name: str) -> None:
         """Hold nothing yet."""
@@ -363,6 +448,23 @@ class Pool:
         self.per_type: Counter[str] = Counter()
         self.buckets: dict[tuple[object, ...], Bucket] = {}
         self._partitions: dict[tuple[Property, ...], Partition] = {}
+        self._misses: set[tuple[object, ...]] = set()
+        """Sizes of demands for which no bucket had room when `gain` was …"""
+        self._missed_at = 0
+
+    def is_hopeless(self, demand: Demand) -> bool:
+        """Return whether this demand found no room in any bucket since anything got better."""
+        return self._missed_at == self.gain and demand.size in self._misses
+
+    def missed(self, demand: Demand) -> None:
+        """Note that a demand found no room, if that is so for every bucket."""
+        if self._missed_at != self.gain:
+            self._misses, self._missed_at = set(), self.gain
+        if all(
+            not bucket.size or bucket.is_hopeless(demand) or not admits_any_of(demand, bucket)
+            for bucket in list(self.buckets.values())
+        ):
+            self._misses.add(demand.size)
 
     def bucket(self, machine: Machine) -> Bucket:
         """Return the bucket of a machine's kind and MSB; makes it if need be."""

@@ -12,13 +12,20 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 
 from control_plane.allocator.core.bin_order import BinOrder, bin_order
-from control_plane.allocator.core.bin_source import LOOK_AHEAD, Search, Source
+from control_plane.allocator.core.bin_source import Search, Source
 from control_plane.allocator.core.claims import Claim, Claims
-from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.explanation import explaining
 from control_plane.allocator.core.feasibility import judge
-from control_plane.allocator.core.machine_pools import NOTHING, Bins, Bucket, Machine
+from control_plane.allocator.core.machine_pools import (
+    NOTHING,
+    Binned,
+    Bins,
+    Bucket,
+    Cell,
+    Machine,
+    Part,
+)
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request, same_claim
 
@@ -103,37 +110,66 @@ class Planning(Draft):
     def place(self, group: Group, tasks: list[int]) -> Generator[None, None, list[int]]:
         """Place tasks that are alike; return those for which nothing was found."""
         self.gave_up = False
-        left = yield from self._search(group, tasks, thorough=False)
-        if left and self.gave_up:
-            left = yield from self._search(group, left, thorough=True)
+        search = Search(self, group, self.totals)
+        may_grow = bool(self.taken) or self.allowance.may_take_from(self.free)
+        pools = (self.pool, self.free) if may_grow else (self.pool,)
+        plain = search.plain and not self.gained
+        left = tasks
+        if not plain or not all(pool.is_hopeless(group.demand) for pool in pools):
+            left = yield from self._search(search, tasks, may_grow=may_grow)
+            if left and self.gave_up:
+                search = Search(self, group, self.totals, may_be_avoided=True)
+                left = yield from self._search(search, left, may_grow=may_grow)
+            if left and plain:
+                for pool in pools:
+                    pool.missed(group.demand)
         if left:
-            reasons = yield from explaining(self, group)
+            reasons = yield from self._explained(group, may_grow=may_grow, plain=plain)
             self.reasons += [reason for reason in reasons if reason not in self.reasons]
         return left
 
+    def _explained(
+        self, group: Group, *, may_grow: bool, plain: bool
+    ) -> Generator[None, None, Sequence[str]]:
+        """Return why tasks have no machine; the same for all that are alike until room is gained.
+
+        To judge thousands of machines takes longer than to plan: a full region would be slow
+        just when many ask.
+        """
+        alike = plain and not self.ranking.capped
+        key = (self.pool.name, group.demand, may_grow)
+        gains = self.index.gains(self.pool.name)
+        known = self.index.reasons.get(key) if alike else None
+        if known is not None and known[0] == gains:
+            return known[1]
+        reasons = yield from explaining(self, group)
+        if alike and not self.was_refused:
+            self.index.remember_reasons(key, gains, reasons)
+        return reasons
+
     def _search(
-        self, group: Group, tasks: list[int], *, thorough: bool
+        self, search: Search, tasks: list[int], *, may_grow: bool
     ) -> Generator[None, None, list[int]]:
         ranking = self.ranking
-        own = self.pool.partition(ranking.properties)
-        may_grow = self.taken or self.allowance.may_take_from(self.free)
-        free = self.free.partition(ranking.properties) if may_grow else NOTHING
+        if ranking.is_plain:
+            own: Binned = self.pool.partition(ranking.properties)
+            free: Binned = self.free.partition(ranking.properties) if may_grow else NOTHING
+        else:
+            own, free = yield from self._binned(may_grow=may_grow)
         order = bin_order(ranking, own, free, self.tie, growing=0 if self.taken else 1)
-        self.mine_in = {}
-        for known in self.mine if ranking.single else self.change.takes:
-            self.mine_in.setdefault(known.bucket, []).append(known)
-        search = Search(self, group, thorough=thorough)
+        self.taken_in = {}
+        for known in self.change.takes:
+            self.taken_in.setdefault(known.bucket, []).append(known)
         sources: dict[Bins, Source] = {}
-        step = STEP // LOOK_AHEAD if ranking.looks_ahead else STEP
         position = done = 0
         while position < len(tasks) and order.bins is not None:
-            if position - done >= step:
+            if position - done >= STEP:
                 done = position
                 yield
             if search.is_simple:
-                some = tasks[position : done + step]
-                position += self._place_at_sight(search.demand, some, order, own, sources)
-                if position == len(tasks) or position - done >= step or order.bins is None:
+                some = tasks[position : done + STEP]
+                position += self._place_at_sight(search, some, order, own, sources)
+                if position == len(tasks) or position - done >= STEP or order.bins is None:
                     continue
             bins, growing = order.bins, order.growing
             if ranking.capped and ranking.is_full(bins) is not None:
@@ -141,8 +177,7 @@ class Planning(Draft):
                 continue
             source = sources.get(bins)
             if source is None:
-                buckets = own.get(bins, ()), free.get(bins, ())
-                source = sources[bins] = Source(self, search, *buckets)
+                source = sources[bins] = Source(self, search, own.get(bins, ()), free.get(bins, ()))
             machine = source.take_free() if growing else source.pick()
             if source.paused:
                 yield
@@ -153,24 +188,72 @@ class Planning(Draft):
                 else:
                     order.drop()
                 continue
-            self._claim(group, tasks[position], machine, bins)
+            self._claim(search.group, tasks[position], machine, bins)
             source.used(machine)
             order.placed()
+            if ranking.counts_machines and machine not in self.apart:
+                order.add(self._set_apart(machine, own))
             position += 1
         return tasks[position:]
 
+    def _binned(
+        self, *, may_grow: bool
+    ) -> Generator[None, None, tuple[dict[Bins, list[Part]], dict[Bins, list[Part]]]]:
+        """Part the machines by bins that are finer than buckets, or that are the job's own."""
+        found: list[dict[Bins, list[Part]]] = []
+        for pool in (self.pool, self.free):
+            binned: dict[Bins, list[Part]] = {}
+            found.append(binned)
+            if pool is self.free and not may_grow:
+                break
+            for bucket in list(pool.buckets.values()):
+                if not self.ranking.is_fine:
+                    binned.setdefault(self.ranking.bins_of_many(bucket), []).append(bucket)
+                elif bucket.size:
+                    self._part(bucket, binned)
+                    yield
+        own, free = found
+        self.apart = set()
+        for name in self.ranking.named:
+            machine = self.index.machines.get(name)
+            if machine is not None and machine.bucket.pool is self.pool:
+                self._set_apart(machine, own)
+            elif machine is not None and machine.bucket.pool is self.free and may_grow:
+                self._set_apart(machine, own if machine in self.taken else free)
+        if self.ranking.counts_machines:
+            for machine in self.mine:
+                if machine not in self.apart:
+                    self._set_apart(machine, own)
+        return own, free
+
+    def _part(self, bucket: Bucket, binned: dict[Bins, list[Part]]) -> None:
+        alike: dict[Bins, list[Cell]] = {}
+        for cell in bucket.cells():
+            alike.setdefault(self.ranking.bins_of_many(cell), []).append(cell)
+        for bins, cells in alike.items():
+            binned.setdefault(bins, []).append(Cell.of(bucket, cells))
+
+    def _set_apart(self, machine: Machine, binned: Binned) -> Bins:
+        """Give a machine bins of its own; return them."""
+        self.apart.add(machine)
+        bins = self.ranking.bins(machine)
+        assert isinstance(binned, dict)
+        binned.setdefault(bins, []).append(Cell(machine.bucket, [machine], is_apart=True))
+        return bins
+
     def _place_at_sight(
         self,
-        demand: Demand,
+        search: Search,
         tasks: list[int],
         order: BinOrder,
-        own: Mapping[Bins, Sequence[Bucket]],
+        own: Binned,
         sources: Mapping[Bins, Source],
     ) -> int:
         """Place tasks while the first machine of each bin will do; return how many.
 
         That is most of the work, and so it is one loop without calls that can be left out.
         """
+        demand = search.demand
         if self.moving or demand.ports:
             return 0
         mine, spaces, lone = self.mine, self.spaces, self.lone
@@ -180,12 +263,14 @@ class Planning(Draft):
             if (bins := order.bins) is None or bins in sources:
                 break
             machine = None
-            for bucket in own.get(bins, ()):
-                machine = bucket.first()
+            parts = own.get(bins, ())
+            for part in parts if len(parts) < 2 else search.ordered(parts):
+                machine = part.bucket.first()
                 if machine is not None:
                     break
             if (
                 machine is None
+                or machine.capacity.gpus  # the first one has most left, and is not the best
                 or machine in mine
                 or judge(demand, machine, spaces.get(machine, machine))
             ):

@@ -1,9 +1,9 @@
 """Soft preferences: a machine property that parts machines into bins, and a strategy over bins.
 
 To add a strategy, add a member to `api.policy.Strategy` and its score here. To add a
-property, add it to `api.policy.Property` and to `feasibility.bin_of`; it belongs in
-`SHARED` there if all machines of one type in one MSB have it in common: then whole buckets
-are ordered by it.
+property, add it to `api.policy.Property` and to `matching.bin_of`; it belongs in
+`feasibility.SHARED` if all machines of one type in one MSB have it in common: then whole
+buckets are ordered by it.
 """
 
 from __future__ import annotations
@@ -39,96 +39,149 @@ SCORES: Mapping[Strategy, Score] = {
 IMPROVING = frozenset({Strategy.PACK})
 """Strategies by which a bin gets better as tasks come to it; others never do."""
 
+STATIC = frozenset({Strategy.PREFER, Strategy.AVOID})
+"""Strategies by which a bin is as good as it is, however many tasks it has."""
+
 Scores = tuple[int, ...]
-Scorer = Callable[[Sequence[str]], int]
+Bins = tuple[str, ...]
+"""In which bin a machine is by each preference."""
+
+_FINENESS = {
+    Property.REGION: 1,
+    Property.DATACENTER: 2,
+    Property.MSB: 3,
+    Property.ROW: 4,
+    Property.RACK: 5,
+    Property.MACHINE: 6,
+}
+
+
+class _Slot:
+    """One preference while tasks are placed: in which bin a machine is, and how good that is."""
+
+    __slots__ = ("counts", "is_machine", "is_static", "nobody", "preference", "property")
+
+    def __init__(self, preference: Preference) -> None:
+        self.preference = preference
+        self.property = preference.property
+        self.is_machine = preference.property is Property.MACHINE
+        self.is_static = preference.strategy in STATIC and preference.at_most is None
+        """Bins that are equally good are one: their position among `values` is its name."""
+        self.nobody = str(len(preference.values)) if self.is_static else ""
+        """The bin of machines that nobody names."""
+        self.counts: dict[str, int] = defaultdict(int)
+        """Tasks of the job by bin."""
+
+    def bin(self, machine: Candidate) -> str:
+        found = bin_of(self.property, machine)
+        return str(self.position(found)) if self.is_static else found
+
+    def position(self, bin_: str) -> int:
+        values = self.preference.values
+        return next((i for i, value in enumerate(values) if names(bin_, value)), len(values))
+
+    def score(self, bin_: str) -> int:
+        values = self.preference.values
+        position = int(bin_) if self.is_static else self.position(bin_) if values else 0
+        return SCORES[self.preference.strategy](self.counts[bin_], position, len(values))
 
 
 class Ranking:
-    """The preferences of one job while its tasks are placed: counts per bin, and scores."""
+    """The preferences of one job while its tasks are placed: counts per bin, and scores.
+
+    Machines are ordered by the first preference, those that it finds equal by the second, and
+    so on, whatever their properties are. The *bins* of a machine say for each preference, in
+    order, in which bin it is; machines of equal bins are equally good. A machine without tasks
+    of the job that no preference names has an empty bin where machines are told apart:
+    otherwise there would be as many bins as machines.
+    """
 
     def __init__(self, preferences: Sequence[Preference]) -> None:
         """Count no task yet."""
-        self.shared = [p for p in preferences if p.property in SHARED]
-        self.single = [p for p in preferences if p.property not in SHARED]
-        self.properties = tuple(p.property for p in self.shared)
+        self._slots = [_Slot(preference) for preference in preferences]
+        self.properties = tuple(p.property for p in preferences)
+        self.by_machine = Property.MACHINE in self.properties
+        """Whether single machines differ, by the tasks that they have or by their names."""
+        self.counts_machines = any(s.is_machine and not s.is_static for s in self._slots)
+        """Whether they do by the tasks that they have."""
+        self.named = frozenset(
+            value for p in preferences if p.property is Property.MACHINE for value in p.values
+        )
+        """Machines that a preference names."""
+        self.is_fine = any(p not in SHARED and p is not Property.MACHINE for p in self.properties)
+        """Whether machines of one type in one MSB differ."""
+        self.is_plain = not (
+            self.by_machine or self.is_fine or any(slot.is_static for slot in self._slots)
+        )
+        """Whether bins are those of whole buckets, by their own names."""
         self.packs_machines = any(
-            p.property is Property.MACHINE and p.strategy is Strategy.PACK for p in self.single
+            p.property is Property.MACHINE and p.strategy is Strategy.PACK for p in preferences
         )
-        self.looks_ahead = any(p.property is not Property.MACHINE or p.values for p in self.single)
-        """Whether single machines differ by more than the job's tasks on them."""
-        self.improves = any(p.strategy in IMPROVING for p in self.shared)
-        self.limited = any(p.at_most is not None for p in self.single)
-        self.capped = any(p.at_most is not None for p in self.shared)
+        self.improves = any(p.strategy in IMPROVING for p in preferences)
+        self.capped = any(p.at_most is not None for p in preferences)
         self._is_default = self.properties == _DEFAULT_PROPERTIES and all(
-            p.strategy is Strategy.EVEN and p.at_most is None for p in self.shared
+            p.strategy is Strategy.EVEN and p.at_most is None for p in preferences
         )
-        self._shared_counts: list[dict[str, int]] = [defaultdict(int) for _ in self.shared]
-        self._single_counts: list[dict[str, int]] = [defaultdict(int) for _ in self.single]
-        self.score_first = self._scorer(0)
-        """How well bins of `properties` suit by the first preference; lower is better."""
-        self.score_rest = self._rest_scorer()
-        """How well they suit by the other ones."""
+        changing = [n for n, slot in enumerate(self._slots) if not slot.is_static]
+        self.finest = max(changing, key=lambda n: _FINENESS.get(self.properties[n], 0), default=0)
+        """The preference whose bins part those of all others: between bins that differ in no
+        other, its score decides (`bin_order`)."""
+        self.score = self._scorer()
+        """How well bins suit, by each preference; lower is better."""
+        self.score_finest = self._scorer_of(self.finest)
 
     @property
     def begins_evenly(self) -> bool:
         """Whether tasks spread over MSBs, then data centers, and none is counted yet."""
-        return self._is_default and not any(self._shared_counts[0].values())
+        return self._is_default and not any(self._slots[0].counts.values())
 
-    def add(self, machine: Candidate, tasks: int = 1) -> None:
-        """Count tasks of the job on a machine; a negative number takes them out again."""
-        for preference, counts in zip(self.shared, self._shared_counts, strict=True):
-            counts[bin_of(preference.property, machine)] += tasks
-        for preference, counts in zip(self.single, self._single_counts, strict=True):
-            counts[bin_of(preference.property, machine)] += tasks
+    def bins(self, machine: Candidate) -> Bins:
+        """Return the bins of a machine, by its name too."""
+        return tuple([slot.bin(machine) for slot in self._slots])
 
-    def add_bins(self, bins: Sequence[str], machine: Candidate) -> None:
-        """Count one task on a machine whose bins of shared properties are known."""
-        for number, counts in enumerate(self._shared_counts):
-            counts[bins[number]] += 1
-        if self.single:
-            for preference, counts in zip(self.single, self._single_counts, strict=True):
-                counts[bin_of(preference.property, machine)] += 1
-
-    def _scorer(self, number: int) -> Scorer:
-        if number >= len(self.shared):
-            return lambda _bins: 0
-        preference, counts = self.shared[number], self._shared_counts[number]
-        if preference.strategy is Strategy.EVEN:
-            return lambda bins: counts[bins[number]]  # the default; asked thrice per task
-        return lambda bins: self._score(preference, counts, bins[number])
-
-    def _rest_scorer(self) -> Callable[[Sequence[str]], Scores | int]:
-        if len(self.shared) <= 2:
-            return self._scorer(1)
-        scorers = [self._scorer(number) for number in range(1, len(self.shared))]
-        return lambda bins: tuple([scorer(bins) for scorer in scorers])
-
-    def _score(self, preference: Preference, counts: Mapping[str, int], bin_: str) -> int:
-        position, values = 0, preference.values
-        if values:
-            found = (i for i, value in enumerate(values) if names(bin_, value))
-            position = next(found, len(values))
-        return SCORES[preference.strategy](counts[bin_], position, len(values))
-
-    def is_full(self, bins: Sequence[str]) -> Preference | None:
-        """Return the preference by whose `at_most` no more tasks may go to these bins."""
-        for p, counts, bin_ in zip(self.shared, self._shared_counts, bins, strict=True):
-            if p.at_most is not None and counts[bin_] >= p.at_most:
-                return p
-        return None
-
-    def score_single(self, machine: Candidate) -> Scores:
-        """Return how well one machine suits among those with equal bins."""
+    def bins_of_many(self, sample: Candidate) -> Bins:
+        """Return the bins of machines without tasks that no preference names."""
         return tuple(
-            self._score(p, counts, bin_of(p.property, machine))
-            for p, counts in zip(self.single, self._single_counts, strict=True)
+            [slot.bin(sample) if not slot.is_machine else slot.nobody for slot in self._slots]
         )
 
-    def is_single_full(self, machine: Candidate) -> Preference | None:
-        """Return the preference by whose `at_most` this machine may get no more tasks."""
-        for p, counts in zip(self.single, self._single_counts, strict=True):
-            if p.at_most is not None and counts[bin_of(p.property, machine)] >= p.at_most:
-                return p
+    def add(self, machine: Candidate) -> None:
+        """Count a task of the job on a machine."""
+        for slot in self._slots:
+            if not slot.is_static:
+                slot.counts[bin_of(slot.property, machine)] += 1
+
+    def add_bins(self, bins: Bins, machine: Candidate) -> None:
+        """Count a task on a machine whose bins are known, but perhaps for its name."""
+        for number, slot in enumerate(self._slots):
+            slot.counts[machine.name if slot.is_machine else bins[number]] += 1
+
+    def _scorer_of(self, number: int) -> Callable[[Bins], int]:
+        if number >= len(self._slots):
+            return lambda _bins: 0
+        slot = self._slots[number]
+        if slot.preference.strategy is Strategy.EVEN:
+            counts = slot.counts
+            return lambda bins: counts[bins[number]]  # the default; asked thrice per task
+        return lambda bins: slot.score(bins[number])
+
+    def _scorer(self) -> Callable[[Bins], Scores]:
+        scorers = [self._scorer_of(number) for number in range(len(self._slots))]
+        if len(scorers) == 2:
+            first, second = scorers
+            return lambda bins: (first(bins), second(bins))
+        return lambda bins: tuple([scorer(bins) for scorer in scorers])
+
+    def group(self, bins: Bins) -> Bins:
+        """Return the bins but the finest one."""
+        return bins[: self.finest] + bins[self.finest + 1 :]
+
+    def is_full(self, bins: Bins) -> Preference | None:
+        """Return the preference by whose `at_most` no more tasks may go to these bins."""
+        for slot, bin_ in zip(self._slots, bins, strict=True):
+            most = slot.preference.at_most
+            if most is not None and slot.counts[bin_] >= most:
+                return slot.preference
         return None
 
 

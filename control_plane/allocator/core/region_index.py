@@ -16,6 +16,7 @@ from control_plane.allocator.core.credit import Credit
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT, admits_any_of, judge
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool, Ports
+from control_plane.allocator.core.stranding import Totals
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.runtime.big_map import BigMap
@@ -25,6 +26,7 @@ __all__ = ["STEP", "Change", "Claim", "Claims", "IndexedMachine", "RegionIndex"]
 T = TypeVar("T")
 IndexedMachine = tuple[str, Capacity, Place, str, str]
 """Name, capacity, place, pool, and why it takes no tasks (empty: it does)."""
+_REASONS_KEPT = 1_000
 STEP = 500
 """Tasks that are charged between two chances for others to run."""
 
@@ -39,6 +41,7 @@ class RegionIndex:
         self.claims: dict[str, Claims] = {}
         self.gain = 0
         """Rises whenever any machine gets more room or becomes usable."""
+        self._totals: Totals | None = None
         self._kinds: Counter[tuple[Capacity, Place]] = Counter()
         """How many machines are alike, in one MSB."""
         self._taking: dict[str, str] = {}
@@ -47,6 +50,16 @@ class RegionIndex:
         """Machine that is being taken → the pool that its broker named meanwhile."""
         self._moved: dict[Bucket, int] = {}
         """By how many machines buckets have grown since somebody asked."""
+
+        self.reasons: dict[object, tuple[int, Sequence[str]]] = {}
+        """Kind of request → why it found no room, and the gains of its pool then."""
+
+    def remember_reasons(self, kind: object, gains: int, reasons: Sequence[str]) -> None:
+        """Keep why requests of a kind found no room; the oldest are forgotten."""
+        self.reasons.pop(kind, None)
+        self.reasons[kind] = gains, reasons
+        if len(self.reasons) > _REASONS_KEPT:
+            del self.reasons[next(iter(self.reasons))]
 
     def pool(self, name: str) -> Pool:
         """Return a pool; one that holds nothing is made."""
@@ -191,11 +204,18 @@ class RegionIndex:
         """
         return [Machine("", capacity, place, "") for capacity, place in self._kinds]
 
+    def totals(self) -> Totals:
+        """Return what all machines offer together."""
+        if self._totals is None:
+            self._totals = Totals.of((kind, n) for (kind, _), n in self._kinds.items())
+        return self._totals
+
     def _count(self, capacity: Capacity, place: Place, number: int) -> None:
         """Note that the region has more or fewer machines like this."""
         if capacity.labels:
             capacity = replace(capacity, labels=())
         key = (capacity, Place(place.region, place.datacenter, place.msb, "", ""))
+        self._totals = None
         self._kinds[key] += number
         if not self._kinds[key]:
             del self._kinds[key]

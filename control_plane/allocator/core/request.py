@@ -9,7 +9,8 @@ from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.machine_pools import Machine, Pool
 from control_plane.allocator.core.preferences import DEFAULT
-from control_plane.api.policy import Preference
+from control_plane.api.policy import Fit, Preference
+from control_plane.api.requirements import Term
 from control_plane.broker.core.capacity import micro
 
 
@@ -26,6 +27,8 @@ class Group:
     running: bool = True
     """They run where their claims are. Otherwise a claim on a machine that takes no tasks
     now is only kept for want of another."""
+    among: tuple[Term, ...] = ()
+    """What else a machine must meet for these tasks now; it is no part of what they claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Request:
     pool: str
     groups: tuple[Group, ...] = ()
     preferences: tuple[Preference, ...] = DEFAULT
+    fit: Fit = Fit.EVEN
     gang: bool = False
     """All tasks that have no machine get one, or none of them does."""
 

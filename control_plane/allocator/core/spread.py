@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
 
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.feasibility import bin_of
 from control_plane.allocator.core.machine_pools import Machine
-from control_plane.allocator.core.request import Group, Plan, Request
+from control_plane.allocator.core.request import Plan, Request
 from control_plane.api.policy import Preference, Property, Strategy
 
 _Most = tuple[int, int, str]
@@ -134,10 +134,10 @@ def trying(request: Request, tasks: Iterable[int], machines: Iterable[str]) -> R
         staying = tuple(task for task in group.tasks if task not in tried)
         moving = tuple(task for task in group.tasks if task in tried)
         if staying:
-            groups.append(Group(group.demand, staying, group.leave, group.avoid))
+            groups.append(replace(group, tasks=staying, running=True))
         if moving:
-            groups.append(Group(group.demand, moving, group.leave | left, group.avoid))
-    return Request(request.job, request.pool, tuple(groups), request.preferences)
+            groups.append(replace(group, tasks=moving, leave=group.leave | left, running=True))
+    return Request(request.job, request.pool, tuple(groups), request.preferences, request.fit)
 
 
 def targets_of(request: Request, plan: Plan, claims: Iterable[Claim]) -> Targets:

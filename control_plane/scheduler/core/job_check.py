@@ -13,7 +13,7 @@ from control_plane.allocator.core.feasibility import Tally, judge, of_kind
 from control_plane.allocator.core.machine_pools import Machine, Space
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, UpdatePolicy
-from control_plane.api.policy import Admission
+from control_plane.api.policy import Admission, Fit
 from control_plane.scheduler.core.task_spec import RESERVED_PREFIX, unknown_templates
 
 
@@ -75,6 +75,7 @@ def _per_task(spec: JobSpec) -> JobSpec:
         preferences=None,
         admission=Admission.PARTIAL,
         controller=None,
+        fit=Fit.EVEN,
     )
 
 

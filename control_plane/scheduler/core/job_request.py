@@ -69,6 +69,7 @@ def request_of(
         pool=pool,
         groups=groups,
         preferences=preferences_of(record.spec, entitlement),
+        fit=record.spec.fit,
         gang=record.spec.admission is Admission.GANG,
     )
 

@@ -24,6 +24,7 @@ from regions import (
     where,
 )
 
+from control_plane.allocator.core import bin_source, feasibility, planner
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import DEFAULT
@@ -465,3 +466,35 @@ def test_what_is_hopeless_for_one_allocation_is_not_for_another():
     index = a_region(msbs=1, machines=1)
     assert plan(index, a_request(5), NONE).unplaced == (4,)
     assert plan(index, a_request(4, "other"), NONE).unplaced == ()
+
+
+# -- refusals
+
+
+def test_a_refusal_judges_no_machine_twice_for_requests_that_are_alike(monkeypatch):  # AL17
+    """The reasons are found once per kind of request, and again once room was gained."""
+    index = a_region(msbs=3, machines=50)
+    allocate(index, a_request(600, "all"))
+    first = plan(index, a_request(5, "one"), Allowance())
+    judged = []
+
+    def counting(demand, machine, room, judge=feasibility.judge):
+        judged.append(machine)
+        return judge(demand, machine, room)
+
+    for module in (feasibility, bin_source, planner):
+        monkeypatch.setattr(module, "judge", counting)
+    again = plan(index, a_request(7, "two"), Allowance())
+    assert (again.unplaced, again.reasons) == (tuple(range(7)), first.reasons)
+    assert judged == []
+    allocate(index, a_request(599, "all"))
+    assert len(plan(index, a_request(7, "two"), Allowance()).unplaced) == 6
+    assert judged
+
+
+def test_what_was_refused_for_the_moment_is_not_remembered():  # CP6
+    index = RegionIndex()
+    add(index, "f1 f2", pool=FREE)
+    kept = Allowance(refuses=lambda machine: "kept for others")
+    assert "2 free machines: kept for others" in plan(index, a_request(1), kept).reasons
+    assert not plan(index, a_request(1), Allowance()).unplaced
