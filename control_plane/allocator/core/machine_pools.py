@@ -56,20 +56,8 @@ class Machine:
     """What allocations know of one machine. Only `RegionIndex` changes it."""
 
     __slots__ = (
-        "at",
-        "blocked",
-        "bucket",
-        "capacity",
-        "free_cpu",
-        "free_disk",
-        "free_gpus",
-        "free_memory",
-        "free_network",
-        "jobs",
-        "name",
-        "place",
-        "ports",
-        "shelf",
+        *("at", "blocked", "bucket", "capacity", "free_cpu", "free_disk", "free_gpus"),
+        *("free_memory", "free_network", "jobs", "name", "place", "ports", "shelf"),
     )
 
     def __init__(self, name: str, capacity: Capacity, place: Place, blocked: str) -> None:
@@ -250,7 +238,7 @@ class Bucket:
         room for the demand are left out.
         """
         if self.is_scarce:
-            gpus = 0 if demand is None else min(demand.gpus, MOST_GPUS)
+            gpus = 0 if demand is None else min(int(demand.gpus), MOST_GPUS)
             rru = 0 if demand is None else bisect_right(QUARTERS, self._share(demand) - _ROUNDING)
             return self._on(BY_GPUS[gpus, rru])
         least = (0, 0) if demand is None else self._least(demand)
@@ -362,7 +350,7 @@ Part = Bucket | Cell
 
 def scarcity(machine: Machine) -> tuple[int, bool, int]:
     """Return the place of a machine with GPUs among all of them, as shelves order them."""
-    return min(machine.free_gpus, MOST_GPUS), not machine.jobs, machine.shelf
+    return min(int(machine.free_gpus), MOST_GPUS), not machine.jobs, machine.shelf
 
 
 def tightness(machine: Machine) -> tuple[float, float]:
@@ -379,7 +367,7 @@ def shelf_of(machine: Machine) -> int:
         return EMPTY
     rru, memory = _shares(machine)
     if machine.capacity.gpus:
-        return 1 + 4 * max(0, min(machine.free_gpus, MOST_GPUS)) + bisect_right(QUARTERS, rru)
+        return 1 + 4 * max(0, min(int(machine.free_gpus), MOST_GPUS)) + bisect_right(QUARTERS, rru)
     return SHELF_OF[bisect_right(CUTS, rru)][bisect_right(CUTS, memory)]
 
 
