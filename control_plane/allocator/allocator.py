@@ -34,6 +34,7 @@ from control_plane.allocator.core.spread import (
     trying,
 )
 from control_plane.allocator.counted import CountedMachines
+from control_plane.allocator.neighbours import Neighbours
 from control_plane.allocator.quotas import Quotas
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocation, Allocations
@@ -99,6 +100,7 @@ class Allocator:
         self._quarantined: dict[str, float] = {}
         """Machine → until when it is kept from a profile that it did not reach."""
         self._promises = self.quotas.promises
+        self._neighbours = Neighbours(self.index)
         self._asked: dict[str, tuple[JobSpec, EntitlementRecord, Request]] = {}
         """Job → what `place` was asked for last, by which terms, and what that is as a request."""
         self._loaded = False
@@ -280,16 +282,29 @@ class Allocator:
             gang=spec.admission is Admission.GANG,
         )
         self._asked[spec.name] = (spec, entitlement, made)
+        self._neighbours.note(spec.name, spec)
         return made
 
     async def allocate(self, request: Request) -> Allocation:
         """Do what a request asks for; durable when this returns (`transactions`)."""
-        pool = request.pool
+        neighbours = self._neighbours
+        if neighbours.begins_alone(request.job):
+            try:
+                return await self._allocate(request)
+            finally:
+                neighbours.ended(request.job)
+        async with neighbours.turn(request):
+            return await self._allocate(neighbours.bound(request))
+
+    async def _allocate(self, request: Request) -> Allocation:
         if self.waiting.begin(request.job):
             self.allocations.forget_answer(request.job)
+        before = self._neighbours.placed(request.job)
         allocation = await self.allocations.allocate(
-            request, lambda: self.quotas.allowance(request), self.quotas.profile(pool)
+            request, lambda: self.quotas.allowance(request), self.quotas.profile(request.pool)
         )
+        if before is not None and before != self._neighbours.placed(request.job):
+            self.index.loosened(request.pool)
         if allocation.unplaced:
             self.waiting.put(request.job, request, allocation.gain)
         else:
@@ -300,6 +315,7 @@ class Allocator:
         """Return the answer to a request that says the same as the last one, if it still holds."""
         if self.waiting.begin(request.job):
             return None
+        request = self._neighbours.bound(request)
         allocation = self.allocations.known(request)
         if allocation is not None and not allocation.unplaced:
             self.waiting.drop(request.job)
@@ -327,6 +343,7 @@ class Allocator:
         return gaining(claims, over, await self._planned(trying(request, tried, left)), most)
 
     async def _planned(self, request: Request) -> Plan:
+        request = self._neighbours.bound(request)
         steps = planning(self.index, request, self.quotas.allowance(request))
         return await self.allocations.in_steps(steps)
 
@@ -334,6 +351,7 @@ class Allocator:
         """Give back everything that a job claims."""
         self.waiting.drop(job)
         self._asked.pop(job, None)
+        self._neighbours.note(job, None)
         claims = self.index.claims.get(job)
         if claims is not None:
             await self.allocations.allocate(Request(job, claims.pool), Allowance)
@@ -473,5 +491,6 @@ class Allocator:
             self._by_entitlement[before.spec.entitlement].pop(name, None)
         if after is not None:
             self._by_entitlement[after.spec.entitlement][name] = None
+        self._neighbours.note(name, after.spec if after is not None else None)
         for machine in changed:
             self._machine_seen(machine)

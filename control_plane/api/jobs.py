@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import (
-    ID_PATTERN,
     Argument,
     DigestStr,
     Disconnect,
@@ -26,17 +25,16 @@ from agent.api import (
     TaskState,
 )
 from control_plane.api.operations import Operation
-from control_plane.api.policy import Admission, Expression, Fit, Overcommit, Preference, Requirement
-
-JobName = Annotated[
-    str,
-    Meta(
-        pattern=ID_PATTERN,
-        max_length=56,
-        description="1 to 56 of a-z, 0-9 and -, neither first nor last a dash",
-    ),
-]
-"""Leaves room for `-<index>` within the 63 characters of a task id."""
+from control_plane.api.policy import (
+    Admission,
+    Expression,
+    Fit,
+    Neighbour,
+    Overcommit,
+    Preference,
+    Requirement,
+)
+from control_plane.api.policy import JobName as JobName
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,6 +106,10 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     """Soft preferences, most important first; None: those of the entitlement."""
     fit: Fit = Fit.EVEN
     """Which machine is best among those that the preferences find equal."""
+    apart_from: Annotated[list[Neighbour], Meta(max_length=16)] = []
+    """Jobs of the entitlement near which no task of this one is placed, nor theirs near its."""
+    together_with: Annotated[list[Neighbour], Meta(max_length=16)] = []
+    """Jobs of the entitlement near which alone tasks of this one are placed."""
     admission: Admission = Admission.PARTIAL
     overcommit: Overcommit = Overcommit()
     """Opt in to less than the limits per task; the entitlement must allow it (AL21)."""

@@ -13,9 +13,21 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from agent.api import ID_PATTERN
+
 Value = Annotated[str, Meta(min_length=1, max_length=255)]
 """A bin: `skylake`, `msb3`, or a place as a path from any level on: `dc1/msb3`."""
 
+
+JobName = Annotated[
+    str,
+    Meta(
+        pattern=ID_PATTERN,
+        max_length=56,
+        description="1 to 56 of a-z, 0-9 and -, neither first nor last a dash",
+    ),
+]
+"""Leaves room for `-<index>` within the 63 characters of a task id."""
 
 LABEL_NAME = r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 LABEL_VALUE = r"[A-Za-z0-9]([A-Za-z0-9._:+-]{0,61}[A-Za-z0-9])?"
@@ -104,6 +116,14 @@ class Requirement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     property: Property
     values: Annotated[list[Value], Meta(min_length=1, max_length=1000)]
+
+
+class Neighbour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another job of the same entitlement, and what near it means."""
+
+    job: JobName
+    property: Property = Property.MACHINE
+    """Near is: the same machine, rack, MSB, …"""
 
 
 Factor = Annotated[float, Meta(ge=1, le=10)]

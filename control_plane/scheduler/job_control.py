@@ -18,7 +18,7 @@ from control_plane.images.store import FindImage
 from control_plane.portal.portal import Portal
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
-from control_plane.scheduler.core.job_check import check_job, claiming, same_tasks
+from control_plane.scheduler.core.job_check import check_job, check_neighbours, claiming, same_tasks
 from control_plane.scheduler.core.shares import check_share, is_shared
 from control_plane.store import Put
 from control_plane.store.records import USES, retired_key
@@ -88,6 +88,7 @@ class JobControl:
             machines=self._index.kinds(),
             known=self._jobs.find(spec.name),
         )
+        errors = (*errors, *check_neighbours(spec, self._jobs.find))
         if errors:
             count = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
             listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)

@@ -10,6 +10,8 @@ from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.feasibility import Tally
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.request import Group
+from control_plane.api.requirements import Because, text_of
+from control_plane.broker.core.matching import holds
 
 _EXPLAINED = 1_000
 """Machines of one pool that are judged for it; `twinectl job explain` judges all of them."""
@@ -45,6 +47,9 @@ def _judge(
             limits[f"{full.property} would get {full.at_most + 1} tasks > {full.at_most}"] += 1
         if machine.name in group.leave:
             limits["is to be left"] += 1
+        for term in group.among:
+            if not holds(term, machine):
+                limits[term.reason if isinstance(term, Because) else text_of(term)] += 1
 
 
 def _held(work: Draft) -> Iterator[Machine]:

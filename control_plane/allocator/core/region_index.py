@@ -400,9 +400,9 @@ class RegionIndex:
             self._enter(machine, pool)
             self._invalidate(machine)
 
-    def loosened(self) -> None:
-        """Note that more may fit than before for another reason than room: a larger quota."""
-        self.pools[FREE].gain += 1
+    def loosened(self, pool: str = FREE) -> None:
+        """Note that more may fit in a pool than before for another reason than room."""
+        self.pool(pool).gain += 1
         self.gain += 1
 
     def _is_takeable(self, machine: Machine) -> bool:

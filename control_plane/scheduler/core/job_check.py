@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -48,6 +48,30 @@ def check_job(
     return tuple(errors)
 
 
+def check_neighbours(
+    spec: JobSpec, find: Callable[[str], JobRecord | None]
+) -> Iterator[FieldError]:
+    """Yield what is wrong with the jobs that a job names; one that is not there yet may come."""
+    apart = {(neighbour.job, neighbour.property) for neighbour in spec.apart_from}
+    for field in ("apart_from", "together_with"):
+        for i, neighbour in enumerate(getattr(spec, field)):
+            where, name = f"{field}[{i}].job", neighbour.job
+            if name == spec.name:
+                hint = "a preference with at_most or pack says how its own tasks go"
+                yield _error(where, f"{name!r} is the job itself; {hint}")
+                continue
+            other = find(name)
+            if other is not None and other.spec.entitlement != spec.entitlement:
+                reason = f"{name!r} runs in {other.spec.entitlement!r}; only jobs of"
+                yield _error(where, f"{reason} {spec.entitlement!r} can be named")
+            if field == "apart_from":
+                continue
+            if (name, neighbour.property) in apart:
+                yield _error(where, f"{name!r} is in apart_from with the same property, too")
+            if other is not None and any(n.job == spec.name for n in other.spec.together_with):
+                yield _error(where, f"{name!r} waits for this job already: one has to come first")
+
+
 def claiming(spec: JobSpec, known: JobSpec | None, default_cpus: float) -> JobSpec:
     """Return the specification with what its tasks claim of CPU, also where it does not say.
 
@@ -73,6 +97,8 @@ def _per_task(spec: JobSpec) -> JobSpec:
         machine_types=[],
         requires=[],
         preferences=None,
+        apart_from=[],
+        together_with=[],
         admission=Admission.PARTIAL,
         controller=None,
         fit=Fit.EVEN,

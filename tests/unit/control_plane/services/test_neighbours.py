@@ -1,0 +1,166 @@
+"""Jobs that keep apart from each other, or go where others are."""
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from test_growing_and_shrinking import SMALL, entitle, job, on, region_of
+from test_growing_and_shrinking import hosts as hosts_of
+from world import World
+
+from agent.api import Limits, Location
+from agent.errors import InvalidInput
+from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.transactions import Allocation
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobSpec
+from control_plane.api.machines import Hardware, MachineRecord
+from control_plane.api.policy import Neighbour, Preference, Property, Strategy
+
+GIB = 1 << 30
+
+FRONT = {"front": EntitlementSpec(machines=99)}
+BIG = {"cpus": 64, "rru": 64.0, "memory_bytes": 640 * GIB}
+PACK = [Preference(property=Property.MACHINE, strategy=Strategy.PACK)]
+
+
+def machines(msbs: int, each: int, **fields: Any) -> list[MachineRecord]:
+    """Machines with room for four tasks each."""
+    hardware = Hardware(**({"cpus": 4, "rru": 4.0, "memory_bytes": 10 * GIB} | fields))
+    return [
+        MachineRecord(
+            machine=f"msb{msb}-{number}",
+            location=Location(msb=f"msb{msb}"),
+            machine_type="web",
+            hardware=hardware,
+        )
+        for msb in range(msbs)
+        for number in range(each)
+    ]
+
+
+def a_job(tasks: int, name: str, **fields: Any) -> JobSpec:
+    return JobSpec(
+        name=name,
+        entitlement="front",
+        tasks=tasks,
+        image="sha256:" + "1" * 64,
+        command=["/bin/server"],
+        limits=Limits(memory_max_bytes=2 * GIB, cpu_max_cores=1.0),
+        **fields,
+    )
+
+
+def near(job: str, level: Property = Property.MACHINE) -> list[Neighbour]:
+    return [Neighbour(job=job, property=level)]
+
+
+def hosts(made: Allocation) -> set[str]:
+    return {claim.machine.name for claim in made.claims or ()}
+
+
+def msbs(made: Allocation) -> set[str]:
+    return {claim.machine.place.msb for claim in made.claims or ()}
+
+
+@pytest.mark.parametrize("first_says_it", [True, False])
+async def test_jobs_keep_apart_whoever_of_them_said_so_and_came_first(first_says_it: bool):
+    said: dict[str, Any] = {"apart_from": near("b" if first_says_it else "a")}
+    async with Allocator.of(machines(2, 2), FRONT) as allocator:
+        if not first_says_it:  # what is asked for later is known before, as job files are
+            allocator._neighbours.note("b", a_job(1, "b", **said))
+        one = await allocator.place(a_job(3, "a", **(said if first_says_it else {})))
+        other = await allocator.place(a_job(9, "b", **({} if first_says_it else said)))
+        assert len(hosts(one)) == len(hosts(other)) == 2
+        assert not hosts(one) & hosts(other)
+        assert len(other.unplaced) == 1
+        assert "2 machines: in the machine of a task of a" in other.reasons
+
+
+async def test_apart_may_mean_another_part_of_the_region():
+    async with Allocator.of(machines(3, 2, **BIG), FRONT) as allocator:
+        one = await allocator.place(a_job(2, "a", preferences=PACK))
+        other = await allocator.place(a_job(6, "b", apart_from=near("a", Property.MSB)))
+        assert len(msbs(one)) == 1
+        assert len(msbs(other)) == 2
+        assert not msbs(one) & msbs(other)
+
+
+async def test_a_job_goes_where_the_other_is_and_waits_until_it_is_there():
+    async with Allocator.of(machines(4, 2, **BIG), FRONT) as allocator:
+        spec = a_job(3, "b", together_with=near("a", Property.MSB))
+        early = await allocator.place(spec)
+        assert early.unplaced == (0, 1, 2)
+        assert "8 free machines: not in the msb of a task of a" in early.reasons
+        assert allocator.waiting.take_due() == []
+        one = await allocator.place(a_job(1, "a"))
+        assert allocator.waiting.take_due() == ["b"]
+        late = await allocator.place(spec)
+        assert late.unplaced == ()
+        assert msbs(late) == msbs(one)
+        again = await allocator.place(a_job(1, "a"))  # it is where it was: nobody is woken
+        assert hosts(again) == hosts(one)
+        assert allocator.waiting.take_due() == []
+
+
+async def test_tasks_stay_whoever_comes_and_nothing_of_it_is_stored():
+    async with Allocator.of(machines(1, 1, **BIG), FRONT) as allocator:
+        one = await allocator.place(a_job(2, "a"))
+        other = await allocator.place(a_job(1, "b", apart_from=near("a")))
+        assert other.unplaced == (0,)
+        assert hosts(await allocator.place(a_job(2, "a"))) == hosts(one)
+        await allocator.forget("b")
+        assert (await allocator.place(a_job(3, "a"))).unplaced == ()
+        (claims,) = allocator.index.claims.values()
+        assert {claim.demand.requires for claim in claims} == {()}
+
+
+async def test_jobs_that_are_placed_at_the_same_time_keep_apart_too():
+    async with Allocator.of(machines(3, 3), FRONT) as allocator:
+        names = "abcdef"
+        specs = {
+            name: a_job(4, name, apart_from=[Neighbour(job=o) for o in names if o < name])
+            for name in names
+        }
+        made = await asyncio.gather(*(allocator.place(spec) for spec in specs.values()))
+        there = defaultdict[str, set[str]](set)
+        for name, allocation in zip(names, made, strict=True):
+            for host in hosts(allocation):
+                there[host].add(name)
+        assert there
+        assert all(len(jobs) == 1 for jobs in there.values())
+
+
+@on(region_of("dc1/msb1", "dc1/msb2", "dc1/msb3"))
+async def test_job_files_say_it_and_restart_nothing(w: World):
+    await entitle(w, "front", 3)
+    await w.cp.apply_job(job("a", 1, limits=SMALL))
+    await w.cp.apply_job(job("b", 1, limits=SMALL, apart_from=near("a")))
+    await asyncio.sleep(60)
+    await w.cp.apply_job(job("a", 4, limits=SMALL))  # does not say it, and keeps to it
+    await asyncio.sleep(60)
+    assert len(hosts_of(w, "a")) == 4
+    assert not set(hosts_of(w, "a").values()) & set(hosts_of(w, "b").values())
+    version = (await w.cp.get_job("b")).record.version
+    await w.cp.apply_job(job("b", 1, limits=SMALL, together_with=near("a", Property.REGION)))
+    assert (await w.cp.get_job("b")).record.version == version
+
+
+@on(region_of("dc1/msb1", "dc1/msb2"))
+async def test_what_cannot_be_meant_is_refused_all_at_once(w: World):  # FE4
+    await entitle(w, "front", 1)
+    await entitle(w, "back", 1)
+    await w.cp.apply_job(job("far", 1, "back", limits=SMALL))
+    await w.cp.apply_job(job("b", 1, limits=SMALL, together_with=near("a")))
+    wrong = job(
+        "a", 1, apart_from=near("a") + near("far") + near("c"), together_with=near("b") + near("c")
+    )
+    with pytest.raises(InvalidInput) as refused:
+        await w.cp.apply_job(wrong)
+    assert {e.field: e.reason.split(";")[0] for e in refused.value.errors} == {
+        "apart_from[0].job": "'a' is the job itself",
+        "apart_from[1].job": "'far' runs in 'back'",
+        "together_with[0].job": "'b' waits for this job already: one has to come first",
+        "together_with[1].job": "'c' is in apart_from with the same property, too",
+    }
