@@ -314,6 +314,8 @@ class MachineFacts(_Reported, frozen=True, kw_only=True):
     sockets: Few
     numa_nodes: Few
     memory_bytes: Bytes
+    hugepages_bytes: Bytes = 0
+    """Taken as huge pages, and so no memory that a task could be promised."""
     disk_bytes: Bytes
     """Size of the file system that holds images and tasks."""
     disk_free_bytes: Bytes
@@ -383,6 +385,8 @@ class ProfileStatus(_Reported, frozen=True, kw_only=True):
     took_ms: Milliseconds = 0.0
     boot_id: Id = ""
     """Boot of the host in which this was read back."""
+    uptime_s: Moment = 0.0
+    """When in that boot it was read back; 0 where an earlier sidekick did not say."""
 
 
 class Event(_Reported, frozen=True, kw_only=True):

@@ -65,7 +65,7 @@ def real_machine() -> Machine:
     """Return the host this process runs on."""
     from agent.machine.btrfs import HostBtrfs
     from agent.machine.cgroups import HostCgroups
-    from agent.machine.hardware import read_hardware
+    from agent.machine.hardware import hugepages_bytes, read_hardware
     from agent.machine.kernelfs import KernelFs
     from agent.machine.process import HostProcesses
     from agent.machine.systemd_apart import ApartSystemd
@@ -76,6 +76,7 @@ def real_machine() -> Machine:
         processes=HostProcesses(),
         hardware=lambda: read_hardware(KernelFs()),
         cgroups=HostCgroups(KernelFs()),
+        hugepages_bytes=lambda: hugepages_bytes(KernelFs()),
     )
 
 
@@ -158,7 +159,13 @@ class Agent:
         def spawn(work: Coroutine[Any, Any, None]) -> None:
             group.create_task(_logged(work))
 
-        tasks = Tasks(host, hardware, group, reserve_bytes=config.reserve_memory_bytes)
+        tasks = Tasks(
+            host,
+            hardware,
+            group,
+            reserve_bytes=config.reserve_memory_bytes,
+            hugepages_bytes=machine.hugepages_bytes,
+        )
         return Services(
             tasks=tasks,
             usage=UsageReader(machine.cgroups, tasks, lanes, machine.boottime_s).read,
@@ -167,7 +174,12 @@ class Agent:
             events=events,
             contact=host.contact,
             profile=HostProfile(
-                units, events, Path(config.sidekick), sidekick_state, hardware.boot_id
+                units,
+                events,
+                Path(config.sidekick),
+                sidekick_state,
+                hardware.boot_id,
+                machine.boottime_s,
             ),
             facts=facts,
             pull=lambda request: self._pull(images, request),
@@ -184,6 +196,7 @@ class Agent:
         replay = await lanes.run("journal", self._host.journal.replay)
         await services.tasks.adopt(replay)
         services.spawn(services.profile.adopt())
+        services.spawn(services.profile.watch())
         services.ready = True
         services.events.add("agent", self._name() or "agent", "ready")
         log.info("ready", extra={"tasks": len(replay.tasks)})

@@ -14,5 +14,6 @@ observe   one look at the host: wanted, found, and what leads from one to the ot
 reboot    whether and how the host can be rebooted into a new kernel command line
 status    how the host stands: verify, status; nothing is changed
 apply     one run: claim, journal, change, read back; on failure undo in reverse
+trial     a profile that goes by itself unless somebody confirms it
 cli       the commands
 """

@@ -36,7 +36,7 @@ from sidekick.state import (
     Undone,
     Wrote,
 )
-from sidekick.status import state_of
+from sidekick.status import state_of, verify
 
 log = logging.getLogger(__name__)
 
@@ -392,6 +392,7 @@ class Run:
             effective=applied.name if applied else "",
             command=self._command,
             boot_id=self._host.hardware.boot_id,
+            uptime_s=self._host.monotonic(),
         )
 
     def _note(self, step: Step) -> None:
@@ -410,10 +411,33 @@ def resume(host: Host, state: StateFolder) -> Report:
         target = unfinished.began.target
     if record.trial and is_over(record.trial, host):
         target = record.trial.back
+    elif record.trial:  # finished as the trial that it was
+        until = record.trial.until
+        return Run(host, state, target or Target(), trial_until=until).carry_out()
     if target is None:
         state.end()
         return Report(command="resume", at=host.now(), boot_id=host.hardware.boot_id)
     return Run(host, state, target, command="resume").carry_out()
+
+
+def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
+    """Look whether the host is still as its profile wants it; bring back what is not, if told to.
+
+    For the timer: a trial whose own timer was lost ends here, too.
+    """
+    trial = state.load().trial
+    if trial and is_over(trial, host):
+        return Run(host, state, trial.back, command="revert").carry_out()
+    report = verify(host, state)
+    record = state.load()
+    drifted = report.state is ProfileState.DRIFTED and state.unfinished() is None
+    if repair and drifted and record.applied and not record.trial:
+        repaired = Run(host, state, record.applied, command="repair").carry_out()
+        found = [f"{s.setting} {s.detail}" for s in report.settings if s.outcome is Outcome.DRIFTED]
+        repaired = replace(repaired, detail=repaired.detail or f"repaired: {'; '.join(found)}")
+        state.write_status(repaired)
+        return repaired
+    return report
 
 
 def is_over(trial: Trial, host: Host) -> bool:

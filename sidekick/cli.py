@@ -8,6 +8,7 @@ profile · 4 failed and rolled back · 5 refused (the host cannot give that) · 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,18 +20,19 @@ import click
 
 from agent import log
 from agent.errors import Forbidden, ProgramError, TwineError
-from agent.machine import Completed, Processes
+from agent.machine import Completed, Processes, boottime_s
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
-from sidekick import history, profile_commands
+from sidekick import history, profile_commands, trial
 from sidekick import status as standing
-from sidekick.apply import Run
+from sidekick.apply import Run, watch
 from sidekick.apply import resume as finish
 from sidekick.facts import read_facts
 from sidekick.plan import describe
 from sidekick.profile import Library, Profile
 from sidekick.profile_commands import output, profile_argument
+from sidekick.reboot import read_config
 from sidekick.report import Report, exit_code
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS, setting_of
@@ -100,7 +102,7 @@ def real_host(root: Path) -> Host:
         disk=Disk(),
         hardware=read_hardware(fs),
         now=time.time,
-        monotonic=time.monotonic,
+        monotonic=boottime_s,
         sleep=time.sleep,
     )
 
@@ -195,15 +197,23 @@ def apply_profile(
 
 
 @cli.command()
+@click.option(
+    "--timer",
+    is_flag=True,
+    help="Also end a trial that is over, and repair drift if /etc/twine/sidekick.toml says so.",
+)
 @wait
 @output
 @click.pass_obj
-def verify(ctx: Context, wait_s: float, output: str) -> None:
+def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
     """Compare this host with its profile; exit 2 if it drifted."""
     ctx.need_root()
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
-        report = standing.verify(host, ctx.state)
+        if timer:
+            report = watch(host, ctx.state, repair=read_config(host).repair_drift)
+        else:
+            report = standing.verify(host, ctx.state)
     _conclude(ctx, report, output)
     if ctx.code == 1:
         ctx.code = 2
@@ -248,9 +258,66 @@ def status(ctx: Context, output: str) -> None:
         print_report(report)
 
 
+@cli.command("try")
+@profile_argument
+@click.option(
+    "--for",
+    "for_",
+    metavar="SPAN",
+    default="60s",
+    callback=lambda _ctx, _param, text: _seconds(text),
+    help="How long, such as 90s or 10m.",
+)
+@wait
+@output
+@click.pass_obj
+def try_(ctx: Context, profile: str, for_: float, wait_s: float, output: str) -> None:
+    """Apply a profile that goes by itself unless `sidekick confirm` keeps it."""
+    ctx.need_root()
+    host = ctx.host()
+    target = target_of(ctx.profile(profile, host), host)
+    program = [str(Path(sys.prefix, "bin/sidekick")), f"--state={ctx.state.folder}"]
+    revert = [*program, "revert", "--due", "--wait-s=600"]
+    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+        _conclude(ctx, trial.begin(host, ctx.state, target, for_, revert), output)
+
+
+@cli.command()
+@wait
+@output
+@click.pass_obj
+def confirm(ctx: Context, wait_s: float, output: str) -> None:
+    """Keep the profile that is on trial."""
+    ctx.need_root()
+    host = ctx.host()
+    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+        _conclude(ctx, trial.confirm(host, ctx.state), output)
+
+
+@cli.command()
+@click.option("--due", is_flag=True, help="Only a trial whose time is over (for its timer).")
+@wait
+@output
+@click.pass_obj
+def revert(ctx: Context, due: bool, wait_s: float, output: str) -> None:
+    """End a trial now: what was before it comes back."""
+    ctx.need_root()
+    host = ctx.host()
+    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+        _conclude(ctx, trial.revert(host, ctx.state, due_only=due), output)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    seconds = float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1) if found else 0.0
+    if not 1 <= seconds <= 86400:
+        raise click.BadParameter(f"{text!r} is no span from 1s to 24h, such as 90s or 10m")
+    return seconds
+
+
 def _conclude(ctx: Context, report: Report, output: str) -> None:
     ctx.code = exit_code(report)
-    if report.command in ("apply", "rollback", "resume") and report.at:
+    if report.command in ("apply", "rollback", "resume", "try", "revert", "repair") and report.at:
         history.note(ctx.state, report)
     if output == "json":
         print_json(report)

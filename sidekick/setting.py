@@ -222,6 +222,10 @@ class Setting:
                 f"cannot bring {change.setting} back to {change.before!r}: it reads {actual!r}"
             )
 
+    def blame(self, host: Host, report: SettingReport) -> str:  # noqa: ARG002
+        """Return who may have changed what drifted, "" where nothing tells."""
+        return ""
+
     # names
 
     def owns(self, setting: str) -> bool:

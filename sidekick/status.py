@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
 from agent.errors import TwineError
+from sidekick.boot import LINE
 from sidekick.observe import Sight
 from sidekick.report import Outcome, ProfileState, Report, SettingReport
 from sidekick.setting import Host
+from sidekick.settings import setting_of
 from sidekick.state import Failure, Record, StateFolder, Target
 
 
@@ -30,7 +33,10 @@ def verify(host: Host, state: StateFolder) -> Report:
     began = host.monotonic()
     record = state.load()
     target = record.applied or Target()
-    report = _judged(host, state, record, Sight(host, record, target).verify())
+    last = state.read_status()
+    found = Sight(host, record, target).verify()
+    reports = [_blamed(host, report, last) for report in found]
+    report = _judged(host, state, record, reports)
     report = replace(report, took_ms=round((host.monotonic() - began) * 1000, 3))
     state.write_status(report)
     return report
@@ -73,6 +79,25 @@ def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) ->
     return report
 
 
+def _blamed(host: Host, report: SettingReport, last: Report | None) -> SettingReport:
+    """Say of what drifted since when, and who, as far as the host can tell.
+
+    Of what had drifted before, what was said then stays.
+    """
+    if report.outcome is not Outcome.DRIFTED or report.detail:
+        return report
+    before = next((s for s in last.settings if s.setting == report.setting), None) if last else None
+    if before and before.outcome is Outcome.DRIFTED and before.actual == report.actual:
+        return replace(report, detail=before.detail)
+    who = "" if report.setting == LINE else setting_of(report.setting).blame(host, report)
+    since = f"changed after {_clock(last.at)}" if last and last.at else ""
+    return replace(report, detail=", ".join(filter(None, (since, who))))
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def _judged(
     host: Host, state: StateFolder, record: Record, reports: Sequence[SettingReport]
 ) -> Report:
@@ -88,6 +113,9 @@ def _judged(
         standing, detail = ProfileState.DEGRADED, record.failure.reason
         failure = record.failure
         target = Target(name=failure.name, generation=failure.generation, epoch=failure.epoch)
+    elif record.trial and record.trial.boot_id == host.hardware.boot_id:
+        left_s = max(0.0, record.trial.until - host.monotonic())
+        detail = f"on trial for {left_s:.0f} s more: `sidekick confirm` keeps it"
     elif record.boot_id and record.boot_id != host.hardware.boot_id:
         detail = "the host was rebooted since and has not resumed its profile"
         if target.name and standing in (ProfileState.VERIFIED, ProfileState.PENDING_REBOOT):
@@ -103,4 +131,5 @@ def _judged(
         effective=record.applied.name if record.applied else "",
         command="verify",
         boot_id=host.hardware.boot_id,
+        uptime_s=host.monotonic(),
     )

@@ -84,6 +84,7 @@ def install(root: Path, now: bool) -> None:
         processes.run(["systemd-sysusers"])
         processes.run(["systemctl", "daemon-reload"])
         processes.run(["systemctl", "enable", "sidekick-resume.service"])
+        processes.run(["systemctl", "enable", "--now", "sidekick-verify.timer"])
         processes.run(["systemctl", "enable", "--now", "twine-agent.service"])
         click.echo("twine-agent.service is enabled and runs")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -172,6 +172,8 @@ class Hardware:
     hostname: str
     nics: tuple[str, ...]
     cgroup_controllers: tuple[str, ...]
+    hugepages_bytes: int = 0
+    """Taken out of `memory_bytes` as huge pages of all sizes, now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,3 +218,5 @@ class Machine:
     hardware: Callable[[], Hardware]
     cgroups: Cgroups
     boottime_s: Callable[[], float] = boottime_s
+    hugepages_bytes: Callable[[], int] = field(kw_only=True)
+    """What `Hardware.hugepages_bytes` says, without looking at all the rest."""

@@ -259,6 +259,7 @@ class FakeMachine:
             lambda: self.hardware,
             self.cgroups,
             self.boottime_s,
+            hugepages_bytes=lambda: self.hardware.hugepages_bytes,
         )
 
     def reboot(self) -> None:

@@ -11,6 +11,7 @@ from agent.machine.kernelfs import KernelFs
 
 CPUS = "/sys/devices/system/cpu"
 NODES = "/sys/devices/system/node"
+HUGEPAGES = "/sys/kernel/mm/hugepages"
 _MODEL_KEYS = ("model name", "Processor", "cpu model")
 """Lines of /proc/cpuinfo that name the processor: x86, old Arm, MIPS; arm64 has none."""
 
@@ -27,6 +28,7 @@ def read_hardware(fs: KernelFs) -> Hardware:
         boot_id=fs.read("/proc/sys/kernel/random/boot_id"),
         hostname=fs.read("/proc/sys/kernel/hostname"),
         nics=tuple(name for name in fs.names("/sys/class/net") if _is_nic(fs, name)),
+        hugepages_bytes=hugepages_bytes(fs),
         cgroup_controllers=tuple((fs.find("/sys/fs/cgroup/cgroup.controllers") or "").split()),
     )
 
@@ -68,6 +70,16 @@ def _memory_bytes(fs: KernelFs) -> int:
     if not found:
         raise KernelFileError("cannot read the memory size: /proc/meminfo has no MemTotal line")
     return int(found[1]) * 1024
+
+
+def hugepages_bytes(fs: KernelFs) -> int:
+    """Return how much memory is taken as huge pages (admin-guide/mm/hugetlbpage.rst)."""
+    taken = 0
+    for name in fs.names(HUGEPAGES):
+        size = re.fullmatch(r"hugepages-(\d+)kB", name)
+        pages = fs.find(f"{HUGEPAGES}/{name}/nr_hugepages") if size else None
+        taken += int(size[1]) * 1024 * int(pages) if size and pages else 0
+    return taken
 
 
 def _is_nic(fs: KernelFs, name: str) -> bool:

@@ -55,6 +55,7 @@ def machine_facts(machine: Machine, name: str, state_dir: str, systemd: int) -> 
         sockets=hardware.cpu.sockets,
         numa_nodes=hardware.cpu.numa_nodes,
         memory_bytes=hardware.memory_bytes,
+        hugepages_bytes=hardware.hugepages_bytes,
         disk_bytes=size,
         disk_free_bytes=free,
         nics=list(hardware.nics),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,16 +22,32 @@ log = logging.getLogger(__name__)
 UNIT = "twine-sidekick.service"
 SWITCH_TIMEOUT_S = 600.0
 """A switch with hugepages took 244 s at the 90th percentile (paper, Figure 17)."""
+BELIEVED_S = 600.0
+"""How long a report is taken for how the host is: `sidekick-verify.timer` looks every two
+minutes, and one that does not must not vouch for a host for ever (HP15)."""
+WATCH_S = 5.0
+"""How often it is looked whether there is another report: one stat of a small file."""
 
 
 class HostProfile:
     """The host's profile, as sidekick brings it about."""
 
     def __init__(
-        self, units: Units, events: EventLog, sidekick: Path, state: Path, boot_id: str
+        self,
+        units: Units,
+        events: EventLog,
+        sidekick: Path,
+        state: Path,
+        boot_id: str,
+        uptime_s: Callable[[], float],
     ) -> None:
-        """`sidekick` is the program, `state` the folder of its reports."""
+        """`sidekick` is the program, `state` the folder of its reports; `uptime_s` is the time
+        since the boot `boot_id`, which no step of the clock moves.
+        """
         self._boot_id = boot_id
+        self._uptime_s = uptime_s
+        self._told: tuple[str, int, str] | None = None
+        """What the last event said."""
         self._units = units
         self._events = events
         self._sidekick = sidekick
@@ -62,7 +79,7 @@ class HostProfile:
         try:
             data = (self._state / "status.json").read_bytes()
             report = msgspec.json.decode(data, type=ProfileStatus)
-            return _believable(report, self._boot_id, running=self._running)
+            return _believable(report, self._boot_id, self._uptime_s(), running=self._running)
         except FileNotFoundError:
             return ProfileStatus()
         except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as e:
@@ -97,8 +114,7 @@ class HostProfile:
                 except TwineError as e:
                     log.warning("sidekick failed", extra={"why": str(e)})
                 self._running = False
-                status = self.status()
-                self._events.add("profile", status.name, f"{status.state}: {status.detail}")
+                self._tell()
 
     async def apply(self) -> None:
         """Run sidekick for the latest request; its report then tells what came of it."""
@@ -119,8 +135,26 @@ class HostProfile:
                 self._running = False
             if self._asked is spec:
                 self._finish(failure)
-            status = self.status()
-            self._events.add("profile", spec.name, f"{status.state}: {status.detail}")
+            self._tell()
+
+    async def watch(self) -> None:
+        """Tell whoever follows the events when the host is found to be otherwise than before.
+
+        Nobody asked for that: somebody changed a setting, or nobody looks any more.
+        """
+        while True:
+            if not self._running and self._key() != self._told:
+                self._tell()
+            await asyncio.sleep(WATCH_S)
+
+    def _tell(self) -> None:
+        status = self.status()
+        self._told = self._key()
+        self._events.add("profile", status.name, f"{status.state}: {status.detail}")
+
+    def _key(self) -> tuple[str, int, str]:
+        status = self.status()
+        return status.name, status.generation, status.state
 
     def _finish(self, failure: str) -> None:
         reported, asked = self._reported(), self._asked
@@ -137,6 +171,7 @@ class HostProfile:
             spec.name,
             f"--generation={spec.generation}",
             f"--epoch={spec.epoch}",
+            "--wait-s=60",  # the one that looks for drift holds the lock for an instant
             "-o",
             "json",
         ]
@@ -154,15 +189,21 @@ class HostProfile:
         await self._units.run(UNIT, properties, timeout_s=SWITCH_TIMEOUT_S + 30.0)
 
 
-def _believable(report: ProfileStatus, boot_id: str, *, running: bool) -> ProfileStatus:
+def _believable(
+    report: ProfileStatus, boot_id: str, uptime_s: float, *, running: bool
+) -> ProfileStatus:
     """Return the report, unless it cannot be true any more.
 
     What was verified in an earlier boot proves nothing in this one (`sidekick resume` reports
-    anew at each boot; this is for when it did not), and a switch that nobody is at was
-    interrupted. Either is drift: asking again brings the host back.
+    anew at each boot; this is for when it did not), nor does what nobody has looked at for
+    long; and a switch that nobody is at was interrupted. All is drift: asking again brings
+    the host back.
     """
+    age_s = uptime_s - report.uptime_s
     if report.state is ProfileState.VERIFIED and report.boot_id not in ("", boot_id):
         detail = "verified in an earlier boot only: did sidekick-resume.service run?"
+    elif report.state is ProfileState.VERIFIED and report.uptime_s and age_s > BELIEVED_S:
+        detail = f"not looked at for {age_s:.0f} s: does sidekick-verify.timer run?"
     elif report.state is ProfileState.APPLYING and not running:
         detail = f"sidekick was interrupted: {report.detail}"
     else:

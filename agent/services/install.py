@@ -20,6 +20,8 @@ _TARGETS = {
     ("agent", "workload.slice"): "etc/systemd/system/workload.slice",
     ("agent", "twine.sysusers.conf"): "etc/sysusers.d/twine.conf",
     ("sidekick", "sidekick-resume.service"): "etc/systemd/system/sidekick-resume.service",
+    ("sidekick", "sidekick-verify.service"): "etc/systemd/system/sidekick-verify.service",
+    ("sidekick", "sidekick-verify.timer"): "etc/systemd/system/sidekick-verify.timer",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -33,12 +34,23 @@ class Tasks:
     """The tasks, each with its loop; loops run in the daemon's task group."""
 
     def __init__(
-        self, host: Host, hardware: Hardware, group: asyncio.TaskGroup, *, reserve_bytes: int
+        self,
+        host: Host,
+        hardware: Hardware,
+        group: asyncio.TaskGroup,
+        *,
+        reserve_bytes: int,
+        hugepages_bytes: Callable[[], int],
     ) -> None:
-        """Know no task yet; see `adopt`. `reserve_bytes` of memory are kept for the host."""
+        """Know no task yet; see `adopt`. `reserve_bytes` of memory are kept for the host, and
+        what `hugepages_bytes` reads is taken, which changes with the profile.
+        """
         self._host = host
         self._group = group
         self._usable_bytes = hardware.memory_bytes - reserve_bytes
+        self._hugepages_bytes = hugepages_bytes
+        self._taken_bytes = 0
+        """As huge pages, when last looked."""
         self._cpus = hardware.cpu.online
         self._loops: dict[str, TaskLoop] = {}
         self._tombstones: dict[str, Tombstone] = {}
@@ -91,6 +103,7 @@ class Tasks:
 
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Take a desired state; when this returns it survives any crash."""
+        self._taken_bytes = await self._host.lanes.run("journal", self._hugepages_bytes)
         loop = self._loops.get(task_id)
         if loop is None:
             async with self._door:
@@ -154,7 +167,8 @@ class Tasks:
         }
         specs.pop(task_id, None)
         others = sum(other.limits.memory_max_bytes for other in specs.values())
-        if why := too_big(spec, self._usable_bytes, self._cpus, others):
+        usable = self._usable_bytes - self._taken_bytes
+        if why := too_big(spec, usable, self._cpus, others):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
 
     async def delete(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.errors import FieldError, KernelFileError
 from sidekick.profile import Profile
-from sidekick.report import Change, Wanted
+from sidekick.report import Change, SettingReport, Wanted
 from sidekick.setting import Host, Observed, Setting
 
 Value = int | str | bool | list[int]
@@ -43,6 +43,8 @@ TWINS = {PREFIX + a: PREFIX + b for a, b in (*_TWINS.items(), *((b, a) for a, b 
 """Two names of one limit: writing one makes the other read 0, and 0 cannot be written to it
 (sysctl/vm.rst: "only one of them may be specified at a time")."""
 
+CONFIGURED = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
+"""Where others keep sysctls (sysctl.d(5)): whoever loads those again changes ours."""
 REFUSED = (
     (r"vm/nr_hugepages.*", "belongs into [hugepages]"),
     (r"vm/(drop_caches|compact_memory|stat_refresh)", "is an action, not a value"),
@@ -157,6 +159,20 @@ class SysctlSetting(Setting):
                 change = replace(change, undo_setting=twin, undo_value=inverse)
             changes += [] if follows else [change]
         return changes
+
+    def blame(self, host: Host, report: SettingReport) -> str:
+        """Return the file of sysctl.d(5) that sets the value that was found."""
+        path = _below_proc_sys(report.setting.removeprefix(PREFIX))
+        for folder in CONFIGURED:
+            names = [n for n in host.fs.names(folder) if n.endswith(".conf")]
+            for name in names:
+                text = host.fs.find(f"{folder}/{name}") or ""
+                for number, line in enumerate(text.splitlines(), 1):
+                    key, equals, value = line.strip().lstrip("-").partition("=")
+                    same_name = equals and _below_proc_sys(key.strip()) == path
+                    if same_name and self.same(value, report.actual):
+                        return f"to what {folder}/{name}:{number} says"
+        return ""
 
     def undo(self, host: Host, change: Change) -> None:
         """Write the earlier value, through the twin where only that one can bring it back."""

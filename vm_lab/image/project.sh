@@ -46,7 +46,7 @@ if [ -n "$lower_tar" ]; then
     chroot "$root" env PYTHONDONTWRITEBYTECODE=1 /opt/twine/bin/twine-agent install --root /
     chroot "$root" systemd-sysusers
     if [ -e "$root/etc/systemd/system/sidekick-resume.service" ]; then
-        chroot "$root" systemctl --quiet enable sidekick-resume.service
+        chroot "$root" systemctl --quiet enable sidekick-resume.service sidekick-verify.timer
     fi
 fi
 

@@ -107,13 +107,15 @@ def capacity_of(record: MachineRecord) -> Capacity:
     hardware, facts = record.hardware, record.facts
     memory = facts.memory_bytes if facts else hardware.memory_bytes if hardware else 0
     disk = facts.disk_bytes if facts else hardware.disk_bytes if hardware else 0
+    # huge pages are for programs that ask for them: no memory that a task's limit is of
+    taken = facts.hugepages_bytes if facts else 0
     cpus = facts.cpus if facts else hardware.cpus if hardware else 0
     rru = hardware.rru if hardware and hardware.rru else float(cpus)
     return Capacity(
         machine_type=record.machine_type,
         rru=rru,
         cpus=cpus,
-        memory_bytes=usable_memory(memory),
+        memory_bytes=max(0, usable_memory(memory) - taken),
         gpus=hardware.gpus if hardware else 0,
         network_mbps=hardware.network_mbps if hardware else 0,
         disk_bytes=usable_disk(disk),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import KernelFileError
-from agent.machine.hardware import count_list, read_hardware
+from agent.machine.hardware import count_list, hugepages_bytes, read_hardware
 from agent.machine.kernelfs import KernelFs
 
 
@@ -82,3 +82,11 @@ def test_a_kernel_that_hides_its_memory_is_an_error_that_says_so(tmp_path: Path)
 @pytest.mark.parametrize(("text", "count"), [("0", 1), ("0-3", 4), ("0-3,8", 5), ("1,3,5-6", 4)])
 def test_a_kernel_list_counts_each_number(text: str, count: int) -> None:
     assert count_list(text) == count
+
+
+def test_memory_taken_as_huge_pages_of_any_size_is_known(tmp_path: Path) -> None:  # BUG-AG4
+    pools = "sys/kernel/mm/hugepages/hugepages"
+    fs = a_host(
+        tmp_path, {f"{pools}-2048kB/nr_hugepages": "3\n", f"{pools}-1048576kB/nr_hugepages": "2\n"}
+    )
+    assert hugepages_bytes(fs) == read_hardware(fs).hugepages_bytes == (3 << 21) + (2 << 30)

@@ -182,6 +182,8 @@ def test_install_puts_units_group_and_configuration_below_a_root(
         "etc/systemd/system/hostcritical.slice",
         "etc/systemd/system/init.scope.d/twine.conf",
         "etc/systemd/system/sidekick-resume.service",
+        "etc/systemd/system/sidekick-verify.service",
+        "etc/systemd/system/sidekick-verify.timer",
         "etc/systemd/system/twine-agent.service",
         "etc/systemd/system/twine-fence.service",
         "etc/systemd/system/workload.slice",

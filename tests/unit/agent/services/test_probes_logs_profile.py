@@ -15,6 +15,7 @@ import pytest
 from builders import FakeHost, a_spec, running, unit, until
 
 from agent.api import (
+    Event,
     Health,
     Probe,
     ProbeKind,
@@ -27,6 +28,7 @@ from agent.client import AgentClient
 from agent.errors import Conflict, NotFound, ProgramError
 from agent.machine import Completed, boottime_s
 from agent.machine.fake import Ended
+from agent.services import host_profile
 from agent.services.host_profile import UNIT
 from agent.services.journal import Journal
 from agent.services.logs import Logs, journal_command
@@ -376,6 +378,49 @@ async def test_what_was_verified_in_an_earlier_boot_is_not_verified_now(host: Fa
 
     assert (status.state, status.generation) == (ProfileState.DRIFTED, 3)
     assert "earlier boot" in status.detail
+
+
+async def test_a_report_that_nobody_renewed_is_not_believed(host: FakeHost) -> None:
+    # HP15 BUG-SK3: by the time since the boot, so a step of the clock makes nothing old
+    (host.folder / "sidekick").mkdir()
+    path = host.folder / "sidekick" / "status.json"
+    now = [5000.0]
+    host.fake.boottime_s = lambda: now[0]
+    report = {"name": "web", "generation": 3, "state": "verified", "uptime_s": 4500.0}
+    path.write_text(json.dumps(report))
+    async with host.agent() as client:
+        assert (await client.get_profile()).state is ProfileState.VERIFIED
+        now[0] = 5200.0
+        status = await client.get_profile()
+        path.write_text(json.dumps(report | {"uptime_s": 5100.0}))
+        again = await client.get_profile()
+
+    assert status.state is ProfileState.DRIFTED
+    assert "not looked at for 700 s" in status.detail
+    assert again.state is ProfileState.VERIFIED
+
+
+async def test_drift_that_the_timer_found_is_an_event(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:  # BUG-SK3 F-72
+    monkeypatch.setattr(host_profile, "WATCH_S", 0.01)
+    (host.folder / "sidekick").mkdir()
+    path = host.folder / "sidekick" / "status.json"
+    report = {"name": "web", "generation": 3, "state": "verified"}
+    path.write_text(json.dumps(report))
+    async with host.agent() as client:
+        await _profile(client, ProfileState.VERIFIED, 3)
+        after = (await client.get_events(0)).latest
+        detail = "vm.swappiness changed after 12:00"
+        path.write_text(json.dumps(report | {"state": "drifted", "detail": detail}))
+        async with asyncio.timeout(120):
+            found: list[Event] = []
+            while not any("drifted" in event.message for event in found):
+                news = await client.get_events(after, wait_s=5)
+                after = news.latest
+                found = [event for event in news.events if event.kind == "profile"]
+
+    assert f"drifted: {detail}" in [event.message for event in found]
 
 
 async def test_a_switch_that_was_interrupted_is_drift_until_it_is_asked_for_again(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,18 @@ async def test_a_task_that_cannot_run_here_is_refused_and_changes_nothing(
         with pytest.raises(Unprocessable, match=why):
             await client.put_task("web", spec)
         assert (await client.list_tasks()).tasks == []
+
+
+async def test_memory_taken_as_huge_pages_is_promised_to_no_task(host: FakeHost) -> None:
+    # BUG-AG4: what a profile takes while the agent runs counts from then on
+    large = a_spec(limits=Limits(memory_max_bytes=1 << 30))
+    async with host.agent() as client:
+        host.fake.hardware = replace(host.fake.hardware, hugepages_bytes=1 << 30)
+        with pytest.raises(Unprocessable, match="does not fit"):
+            await client.put_task("large", large)
+        assert (await client.get_machine()).hugepages_bytes == 1 << 30
+        host.fake.hardware = replace(host.fake.hardware, hugepages_bytes=0)
+        await client.put_task("large", large)
 
 
 async def test_tasks_asked_for_at_once_do_not_get_more_than_there_is(host: FakeHost) -> None:

@@ -286,6 +286,13 @@ def test_a_reserve_stays_with_the_host():
     assert capacity_of(a_record(facts=none)).memory_bytes == 0
 
 
+def test_memory_taken_as_huge_pages_is_promised_to_no_task():  # BUG-AG4
+    facts = replace_facts(hugepages_bytes=10 * GIB)
+    assert capacity_of(a_record(facts=facts)).memory_bytes == 8 * GIB
+    greedy = replace_facts(hugepages_bytes=19 * GIB)
+    assert capacity_of(a_record(facts=greedy)).memory_bytes == 0
+
+
 def replace_facts(**fields) -> MachineFacts:
     return MachineFacts(**{f: getattr(FACTS, f) for f in FACTS.__struct_fields__} | fields)
 

@@ -97,6 +97,7 @@ class FakeMachine:
         self.last_generation: dict[str, int] = {}
         self.epoch = 0
         self.images: set[str] = set()
+        self.hugepages_bytes = 0
         self.profile = api.ProfileStatus()
         self.wanted = api.ProfileSpec(name="none")
         self.events: list[api.Event] = []
@@ -116,6 +117,7 @@ class FakeMachine:
             sockets=1,
             numa_nodes=1,
             memory_bytes=self.memory_bytes,
+            hugepages_bytes=self.hugepages_bytes,
             disk_bytes=1 << 34,
             disk_free_bytes=1 << 33,
             agent_version="0",

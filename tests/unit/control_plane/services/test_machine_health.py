@@ -422,3 +422,18 @@ async def test_answers_to_commands_are_signs_of_life_too(w: World):
         sights.saw_profile("m1", sights.sight("m1").profile)
         assert await down(w) == []
     await w.until(lambda: down(w), within_s=30)
+
+
+@scenario()
+async def test_pages_that_a_profile_took_are_known_before_it_counts_as_in_force(w: World):
+    """BUG-AG4: capacity follows a switch of profiles, not the next time everything is listed."""
+    await w.deployed()
+    machine = w.region.machines["m1"]
+    machine.hugepages_bytes = 1 << 28
+    machine.say("profile", machine.profile.name)
+
+    async def known() -> bool:
+        facts = w.cp._broker.table.get("m1").facts
+        return facts is not None and facts.hugepages_bytes == 1 << 28
+
+    await w.until(known, within_s=5)

@@ -1,0 +1,69 @@
+"""A profile on trial: it goes by itself unless somebody confirms it in time.
+
+What comes back is on the disk before the first write, and so is the timer that brings it back:
+a crash of sidekick, of the shell it was typed into, or of the host ends the trial like silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from msgspec.structs import replace
+
+from agent.errors import Conflict, HostError
+from sidekick.apply import Run, is_over
+from sidekick.report import ProfileState, Report
+from sidekick.setting import Host
+from sidekick.state import StateFolder, Target
+from sidekick.status import verify
+
+UNIT = "twine-sidekick-revert"
+
+
+def begin(
+    host: Host, state: StateFolder, target: Target, for_s: float, revert: list[str]
+) -> Report:
+    """Apply a profile for a while; `revert` is the command that a timer runs at its end.
+
+    Raises what `Run` raises; the host is then as it was.
+    """
+    run = Run(host, state, target, command="try", trial_until=host.monotonic() + for_s)
+    run.heed_others()
+    _stop_timer(host)
+    options = [f"--unit={UNIT}", f"--on-active={for_s:g}s", "--timer-property=AccuracySec=1s"]
+    host.processes.run(["systemd-run", "--collect", *options, *revert])
+    report = run.carry_out()
+    if report.state is not ProfileState.VERIFIED:
+        _stop_timer(host)
+        return report
+    report = replace(report, detail=f"on trial for {for_s:g} s: `sidekick confirm` keeps it")
+    state.write_status(report)
+    return report
+
+
+def confirm(host: Host, state: StateFolder) -> Report:
+    """Keep the profile that is on trial. Raises `Conflict` where none is, or no longer."""
+    record = state.load()
+    if record.trial is None or is_over(record.trial, host):
+        raise Conflict("no profile is on trial", hint="`sidekick status` tells what is in force")
+    if state.unfinished() is not None:
+        raise Conflict("the trial was interrupted", hint="`sidekick revert` ends it")
+    state.save(replace(record, trial=None))
+    _stop_timer(host)
+    return verify(host, state)
+
+
+def revert(host: Host, state: StateFolder, *, due_only: bool = False) -> Report:
+    """End a trial now: what was before it comes back. Without one, report how the host stands."""
+    trial = state.load().trial
+    if trial is None or (due_only and not is_over(trial, host)):
+        return verify(host, state)
+    report = Run(host, state, trial.back, command="revert").carry_out()
+    _stop_timer(host)
+    return report
+
+
+def _stop_timer(host: Host) -> None:
+    """Stop the timer of a trial; one that does not stop finds nothing to do."""
+    with contextlib.suppress(HostError):
+        host.processes.run(["systemctl", "stop", f"{UNIT}.timer"], check=False)

@@ -1,0 +1,192 @@
+"""A profile on trial, and drift: what nobody confirms or wanted goes by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_host import Crash, FakeHost, a_target
+
+from agent.errors import Conflict, Unprocessable
+from sidekick import trial
+from sidekick.apply import watch
+from sidekick.report import Outcome, ProfileState, Report
+from sidekick.settings.hugepages import Hugepages
+from sidekick.state import Target
+from sidekick.status import status, verify
+
+WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144}
+CACHE = {"vm.swappiness": 1, "vm.max_map_count": 262144}
+REVERT = ["sidekick", "revert", "--due"]
+
+
+def web(fake: FakeHost) -> Target:
+    return a_target(fake, "web", sysctl=WEB)
+
+
+def cache(fake: FakeHost) -> Target:
+    return a_target(fake, "cache", sysctl=CACHE, hugepages=Hugepages(pages_2m=16))
+
+
+def begin(fake: FakeHost, for_s: float = 60.0) -> Report:
+    return trial.begin(fake.host(), fake.state, cache(fake), for_s, REVERT)
+
+
+def the_timer(fake: FakeHost) -> Report:
+    """Do what the timer does at its end."""
+    fake.time_s += 61.0
+    return trial.revert(fake.host(), fake.state, due_only=True)
+
+
+@pytest.fixture
+def on_web(fake: FakeHost) -> FakeHost:
+    """A host that runs the profile web."""
+    fake.apply(web(fake))
+    fake.processes.ran.clear()
+    return fake
+
+
+def test_a_trial_that_nobody_confirms_comes_back_by_itself(on_web: FakeHost) -> None:
+    before = on_web.live()
+    report = begin(on_web)
+    assert (report.state, report.name) == (ProfileState.VERIFIED, "cache")
+    assert "`sidekick confirm` keeps it" in report.detail
+    assert on_web.processes.ran[1] == [
+        *("systemd-run", "--collect", "--unit=twine-sidekick-revert", "--on-active=60s"),
+        *("--timer-property=AccuracySec=1s", *REVERT),
+    ]
+    early = trial.revert(on_web.host(), on_web.state, due_only=True)
+    assert (early.name, on_web.pages()) == ("cache", 16)
+    assert "on trial for" in early.detail
+    report = the_timer(on_web)
+    assert (report.state, report.name) == (ProfileState.VERIFIED, "web")
+    assert on_web.live() == before
+    assert on_web.state.load().trial is None
+
+
+def test_a_confirmed_trial_stays(on_web: FakeHost) -> None:
+    begin(on_web)
+    assert trial.confirm(on_web.host(), on_web.state).state is ProfileState.VERIFIED
+    assert on_web.processes.commands()[-1] == "systemctl stop"
+    assert the_timer(on_web).name == "cache"
+    assert on_web.pages() == 16
+    with pytest.raises(Conflict, match="no profile is on trial"):
+        trial.confirm(on_web.host(), on_web.state)
+
+
+def test_what_is_over_cannot_be_confirmed(on_web: FakeHost) -> None:
+    begin(on_web)
+    on_web.time_s += 61.0
+    with pytest.raises(Conflict, match="no profile is on trial"):
+        trial.confirm(on_web.host(), on_web.state)
+
+
+def test_a_second_trial_goes_back_to_what_was_before_the_first(on_web: FakeHost) -> None:
+    before = on_web.live()
+    begin(on_web)
+    trial.begin(on_web.host(), on_web.state, a_target(on_web, "third"), 60, REVERT)
+    the_timer(on_web)
+    assert on_web.live() == before
+
+
+def test_a_trial_ends_where_no_timer_was_left_to_end_it(on_web: FakeHost) -> None:
+    before = on_web.live()
+    begin(on_web)
+    on_web.time_s += 61.0
+    assert watch(on_web.host(), on_web.state, repair=False).name == "web"
+    assert on_web.live() == before
+
+
+@pytest.mark.parametrize("end", ["timer", "boot", "crashed sidekick resumes"])
+def test_a_trial_that_is_killed_at_any_point_comes_back(tmp_path: Path, end: str) -> None:  # F-65
+    whole = FakeHost(tmp_path / "whole")
+    whole.apply(web(whole))
+    before, first = whole.live(), whole.points.passed
+    begin(whole)
+    for point in range(first + 1, whole.points.passed + 1):
+        fake = FakeHost(tmp_path / f"{point}")
+        fake.apply(web(fake))
+        fake.points.at = point
+        with pytest.raises(Crash):
+            begin(fake)
+        fake.points.at = None
+        if end == "boot":
+            fake.boot()
+            assert fake.resume().name == "web"
+        elif end == "timer":
+            the_timer(fake)
+        else:
+            fake.resume()
+            the_timer(fake)
+        assert fake.live() == before, f"at point {point}"
+        assert fake.state.load().trial is None
+        assert (
+            verify(fake.host(), fake.state).state is ProfileState.VERIFIED
+            or fake.state.unfinished()
+        )
+
+
+def test_a_trial_that_fails_leaves_nothing_to_end(on_web: FakeHost) -> None:
+    before = on_web.live()
+    bad = a_target(on_web, "bad", sysctl={"kernel.panic": 9, "vm.swappiness": 300})
+    report = trial.begin(on_web.host(), on_web.state, bad, 60, REVERT)
+    assert report.rolled_back
+    assert on_web.live() == before
+    assert on_web.state.load().trial is None
+
+
+def test_what_needs_a_boot_is_not_tried(on_web: FakeHost) -> None:
+    before = on_web.everything()
+    target = a_target(on_web, "batch", cmdline=("nosmt",))
+    with pytest.raises(Unprocessable, match="the boot ends the trial"):
+        trial.begin(on_web.host(), on_web.state, target, 60, REVERT)
+    assert on_web.everything() == before
+    assert on_web.processes.ran == []
+
+
+def test_a_trial_shows_in_the_status(on_web: FakeHost) -> None:
+    begin(on_web)
+    verify(on_web.host(), on_web.state)
+    assert "on trial for" in status(on_web.host(), on_web.state).detail
+
+
+def test_drift_says_since_when_and_who_where_that_is_known(on_web: FakeHost) -> None:
+    # BUG-SK3 F-72
+    on_web.put("/etc/sysctl.d/99-other.conf", "# mine\n-vm/swappiness = 77")
+    on_web.fs.write("/proc/sys/vm/swappiness", "77")
+    on_web.fs.write("/proc/sys/net/core/somaxconn", "1")
+    report = watch(on_web.host(), on_web.state, repair=False)
+    assert report.state is ProfileState.DRIFTED
+    details = {s.setting: s.detail for s in report.settings}
+    when = "changed after 2023-11-14 22:13:20 UTC"
+    assert details["sysctl.vm.swappiness"] == f"{when}, to what /etc/sysctl.d/99-other.conf:2 says"
+    assert details["sysctl.net.core.somaxconn"] == when
+    again = watch(on_web.host(), on_web.state, repair=False)
+    assert {s.setting: s.detail for s in again.settings} == details
+    assert on_web.sysctl("vm.swappiness") == "77", "reported, not repaired"
+
+
+def test_drift_is_repaired_where_the_policy_says_so(on_web: FakeHost) -> None:  # BUG-SK3 F-72
+    on_web.fs.write("/proc/sys/vm/swappiness", "77")
+    report = watch(on_web.host(), on_web.state, repair=True)
+    assert report.state is ProfileState.VERIFIED
+    assert report.detail.startswith("repaired: sysctl.vm.swappiness changed after")
+    assert on_web.sysctl("vm.swappiness") == "10"
+    outcomes = {s.setting: s.outcome for s in report.settings}
+    assert outcomes["sysctl.net.core.somaxconn"] is Outcome.ALREADY
+    assert watch(on_web.host(), on_web.state, repair=True).detail == ""
+
+
+def test_a_look_at_a_host_that_is_as_it_should_be_writes_nothing_to_it(on_web: FakeHost) -> None:
+    on_web.fs.writes.clear()
+    assert watch(on_web.host(), on_web.state, repair=True).state is ProfileState.VERIFIED
+    assert on_web.fs.writes == []
+    assert on_web.processes.ran == []
+
+
+def test_a_daemon_that_ends_takes_nothing_back(on_web: FakeHost) -> None:  # F-74
+    """There is no daemon: after the run nothing of sidekick is left that could end."""
+    before = on_web.live()
+    verify(on_web.host(), on_web.state)
+    assert on_web.live() == before
+    assert not on_web.state.is_locked()
