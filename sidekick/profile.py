@@ -378,14 +378,10 @@ def _decode(file: _File, raw: Any, kind: Any, at: tuple[str | int, ...]) -> Any:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
-        _note(file, e, at)
+        reason, _, inside = str(e).partition(" - at `$")
+        names = re.findall(r"\[(\d+)\]|\.(\w+)", inside)
+        file.wrong((*at, *(int(n) if n else name for n, name in names)), reason)
         return None
-
-
-def _note(file: _File, error: msgspec.ValidationError, at: tuple[str | int, ...]) -> None:
-    reason, _, inside = str(error).partition(" - at `$")
-    names = re.findall(r"\[(\d+)\]|\.(\w+)", inside)
-    file.wrong((*at, *(int(n) if n else name for n, name in names)), reason)
 
 
 def _decode_struct(
@@ -396,31 +392,12 @@ def _decode_struct(
     for name in raw.keys() - fields.keys():
         file.wrong((*at, name), f"unknown; known are {', '.join(fields)}")
     values = {}
-    alone = not any(about.required for about in fields.values())
     for name, about in fields.items():
-        if name not in raw:
-            if about.required:
-                file.wrong((*at, name), "is required")
-        elif alone and not isinstance(raw[name], dict):
-            values[name] = _decode_alone(file, name, raw[name], kind, at)
-        else:
+        if name in raw:
             values[name] = _decode(file, raw[name], about.type, (*at, name))
+        elif about.required:
+            file.wrong((*at, name), "is required")
     return kind(**values) if len(file.errors) == before else None
-
-
-def _decode_alone(
-    file: _File, name: str, raw: Any, kind: type[msgspec.Struct], at: tuple[str | int, ...]
-) -> Any:
-    """Return one field, decoded as a Struct that has nothing else.
-
-    Not as the field's own type: msgspec 0.22 frees wrongly what it makes of a type such as
-    `str | list[str]` with patterns, and the process dies. What it makes of a Struct is kept.
-    """
-    try:
-        return getattr(msgspec.convert({name: raw}, kind), name)
-    except msgspec.ValidationError as e:
-        _note(file, e, at)
-        return None
 
 
 def _without_none(kind: Any) -> Any:

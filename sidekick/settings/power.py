@@ -8,17 +8,17 @@ Documentation/admin-guide/pm/cpufreq.rst and intel_pstate.rst (energy performanc
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import msgspec
-from msgspec import Meta
 
+from agent.errors import FieldError
 from sidekick.cpulists import CPUS, joined, parted
 from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Host, Setting
 
-Word = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,31}\Z")]
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
 FILES = {
     "governor": ("scaling_governor", "scaling_available_governors"),
     "energy_preference": (
@@ -31,9 +31,11 @@ FILES = {
 class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The [power] table."""
 
-    governor: Word | list[Word] | None = None
+    # Words are checked by `check` and not by their type: msgspec 0.22 frees a type `W | list[W]`
+    # wrongly where W has a pattern, and the process dies at its end, if not before.
+    governor: str | list[str] | None = None
     """Who chooses the frequency, or several of them, best first."""
-    energy_preference: Word | list[Word] | None = None
+    energy_preference: str | list[str] | None = None
     """What the processor itself leans to, between `performance` and `power`."""
     required: bool = False
     """Whether a host that offers none of them cannot run the profile."""
@@ -44,6 +46,19 @@ class PowerSetting(Setting):
 
     kind: ClassVar[str] = "power"
     section: ClassVar[type[Power]] = Power
+
+    def check(self, profile: Profile) -> list[FieldError]:
+        """Return the words that are none."""
+        found: Power | None = profile.section(self.kind)
+        errors = []
+        for key in FILES if found else ():
+            given = getattr(found, key)
+            words = [given] if isinstance(given, str) else given
+            if words is not None and not (words and all(_WORD.fullmatch(w) for w in words)):
+                where = profile.source_of(f"power.{key}")
+                reason = f"{given!r} is no word, and no list of words ({where})"
+                errors.append(FieldError(field=f"power.{key}", reason=reason))
+        return errors
 
     def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
         """Return the first of the values that this host offers.

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import pytest
 from fake_host import PROFILES, FakeHost, shipped
-from msgspec import Meta
 
 from agent.errors import ConfigError, NotFound, Unprocessable
 from sidekick.expression import Fact
 from sidekick.facts import FACTS as KNOWN
 from sidekick.facts import read_facts
-from sidekick.profile import MAX_BYTES, Library, Table
+from sidekick.profile import MAX_BYTES, Library
 from sidekick.report import Wanted
 from sidekick.settings import SETTINGS
 from sidekick.settings.sysctl import values_of
@@ -294,35 +290,3 @@ def test_a_value_wanted_knows_the_file_that_says_so(fake: FakeHost) -> None:
     )
     assert wanted["sysctl.kernel.panic"].source == "base:9"
     assert not wanted["sysctl.kernel.numa_balancing"].required
-
-
-Word = Annotated[str, Meta(pattern=r"^[a-z]+\Z")]
-
-
-class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table whose field, decoded by its own type alone, ended the process (msgspec 0.22)."""
-
-    word: Word | list[Word] | None = None
-
-
-class WordsSetting:
-    kind = "words"
-    section = Words
-
-    def merge(self, parent: Table, child: Table) -> Table:
-        return parent | child
-
-
-def test_a_field_of_one_word_or_several_is_decoded_many_times(tmp_path: Path) -> None:
-    folder = library(
-        tmp_path,
-        good="description='g'\n[words]\nword=['ab', 'c']\n",
-        bad="description='b'\n[words]\nword=['ab', 'C']\n",
-    )
-    words = Library(folder.folders, [WordsSetting()])
-    for _ in range(20):
-        assert words.load("good", FACTS).section("words").word == ["ab", "c"]
-        with pytest.raises(ConfigError) as caught:
-            words.load("bad", FACTS)
-        assert [e.field for e in caught.value.errors] == ["words.word[1]"]
-        gc.collect()

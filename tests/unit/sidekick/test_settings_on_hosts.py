@@ -319,6 +319,8 @@ def test_a_controller_that_systemd_enables_again_is_not_off(fake: RecordedHost) 
         ("[services]\nstopped=['twine-agent.service']\n", "services"),
         ("[services]\nstopped=['a.service']\nrunning=['a.service']\n", "services"),
         ("[modules]\nload=['netconsole']\n", "modules.load"),
+        ("[power]\ngovernor=['performance', 'a/../b']\n", "power.governor"),
+        ("[power]\ngovernor=[]\n", "power.governor"),
     ],
 )
 def test_what_is_not_a_profiles_is_refused_by_name(

@@ -1,0 +1,223 @@
+"""How long does a switch of host profiles take, beside TuneD's, and what does a no-op cost?
+
+On a recorded Intel host (a tree of files, real fsyncs): the whole command, the engine alone, a
+repeated apply beside `plan`, and CPU Turbo on and off. With --inside, which runs as root in a
+guest that has TuneD: TuneD's `throughput-performance` and `latency-performance`, converted by
+`sidekick import-tuned`, against `tuned-adm profile` with its daemon warm, in turns; and huge pages
+on fragmented memory, by sidekick and by a plain write.
+
+Keys: `command_ms`, `engine_ms`, `noop_ratio` (repeated apply / plan, whole commands),
+`turbo_p90_ms`, `tuned_adm_ms`, `ratio_command`, `ratio_engine` (TuneD / ours),
+`hugepages_reached`, `hugepages_plain_reached` (shares of attempts). Null is what was not measured
+in this run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import mmap
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sidekick.apply import Run
+from sidekick.cli import main as sidekick
+from sidekick.cli import real_host
+from sidekick.facts import read_facts
+from sidekick.profile import Library
+from sidekick.settings import SETTINGS
+from sidekick.state import StateFolder
+from sidekick.targets import target_of
+
+HERE = Path(__file__).resolve()
+ROOT = HERE.parents[2]
+PAIR = ("throughput-performance", "latency-performance")
+SHAPES = {
+    "throughput-performance": "description='t'\n[power]\ngovernor='performance'\n"
+    "[thp]\nenabled='always'\n[block]\nflash={read_ahead_kb=4096}\nrotating={read_ahead_kb=4096}\n"
+    "[sysctl]\n'vm.dirty_ratio'=40\n'vm.dirty_background_ratio'=10\n'vm.swappiness'=10\n"
+    "'net.core.somaxconn'=8192\n",
+    "latency-performance": "description='l'\n[power]\ngovernor='performance'\n"
+    "energy_preference='performance'\n[cstates]\nmax_latency_us=1\n[thp]\nenabled='madvise'\n"
+    "[sysctl]\n'vm.dirty_ratio'=10\n'vm.dirty_background_ratio'=3\n'vm.swappiness'=10\n",
+    "turbo-on": "description='on'\n[turbo]\nmode='on'\nrequired=true\n",
+    "turbo-off": "description='off'\n[turbo]\nmode='off'\nrequired=true\n",
+}
+"""What the two do in TuneD 2.20, as far as the recorded host has it."""
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Return how long something took, in ms."""
+    began = time.perf_counter()
+    act()
+    return (time.perf_counter() - began) * 1000
+
+
+def run(argv: Sequence[str], codes: Sequence[int] = (0,)) -> None:
+    """Run a program to its end; anything but these exit codes ends the bench."""
+    done = subprocess.run(argv, capture_output=True, check=False, text=True, cwd=ROOT)
+    if done.returncode not in codes:
+        raise SystemExit(
+            f"bench: {' '.join(argv)}: {done.returncode}: {done.stderr or done.stdout}"
+        )
+
+
+def on_a_tree(folder: Path, n: int) -> dict[str, float | None]:
+    """Measure on the recorded Intel host."""
+    sys.path.insert(0, str(ROOT / "tests" / "unit" / "sidekick"))
+    from recorded import RecordedHost
+
+    tree, profiles = folder / "tree", folder / "profiles"
+    RecordedHost(tree, "intel")
+    profiles.mkdir()
+    for name, text in SHAPES.items():
+        (profiles / f"{name}.toml").write_text(text)
+    options = [f"--root={tree}", f"--state={folder / 'state'}", f"--profiles={profiles}"]
+    program = [sys.executable, "-m", "sidekick.cli", *options]
+    library = Library([profiles], SETTINGS)
+
+    def engine(name: str) -> None:
+        host = real_host(tree)
+        target = target_of(library.load(name, read_facts(host.fs)), host)
+        report = Run(host, StateFolder(folder / "state"), target).carry_out()
+        assert report.state == "verified", report
+
+    figures: dict[str, list[float]] = {
+        k: [] for k in ("command", "engine", "noop", "plan", "turbo")
+    }
+    for turn in range(2 * (n + 1)):
+        name = PAIR[turn % 2]
+        taken = {
+            "command": timed(lambda name=name: run([*program, "apply-profile", name])),
+            "noop": timed(lambda name=name: run([*program, "apply-profile", name])),
+            "plan": timed(lambda name=name: run([*program, "plan", name])),
+        }
+        taken["engine"] = timed(lambda turn=turn: engine(PAIR[(turn + 1) % 2]))
+        engine(name)
+        mode = ("turbo-on", "turbo-off")[turn % 2]
+        taken["turbo"] = timed(lambda mode=mode: run([*program, "apply-profile", mode]))
+        for kind, took in taken.items() if turn > 1 else ():
+            figures[kind].append(took)
+    median = {kind: statistics.median(values) for kind, values in figures.items()}
+    return {
+        "command_ms": round(median["command"], 1),
+        "engine_ms": round(median["engine"], 1),
+        "noop_ratio": round(median["noop"] / median["plan"], 2),
+        "turbo_p90_ms": round(percentile(figures["turbo"], 90), 1),
+    }
+
+
+def percentile(values: Sequence[float], p: float) -> float:
+    """Return the smallest value that p percent do not exceed (nearest rank)."""
+    return sorted(values)[max(0, math.ceil(len(values) * p / 100) - 1)]
+
+
+def beside_tuned(folder: Path, n: int) -> dict[str, float | None]:
+    """Measure in a guest: our switches and TuneD's in turns, of the same profiles."""
+    profiles = folder / "converted"
+    for name in PAIR:
+        code = _quiet(["import-tuned", f"/usr/lib/tuned/{name}", "--into", str(profiles)])
+        assert code in (0, 2), f"import-tuned {name}: {code}"
+    program = [sys.executable, "-m", "sidekick.cli", f"--profiles={profiles}"]
+    library = Library([profiles], SETTINGS)
+    run(["systemctl", "start", "tuned"])
+
+    def engine(name: str) -> None:
+        host = real_host(Path("/"))
+        target = target_of(library.load(name, read_facts(host.fs)), host)
+        Run(host, StateFolder(Path("/var/lib/twine/sidekick")), target).carry_out()
+
+    ours: list[float] = []
+    inside: list[float] = []
+    theirs: list[float] = []
+    for turn in range(2 * (n + 1)):
+        name, other = PAIR[turn % 2], PAIR[(turn + 1) % 2]
+        theirs.append(timed(lambda name=name: run(["tuned-adm", "profile", name])))
+        run(["tuned-adm", "off"], (0, 1))
+        ours.append(timed(lambda name=name: run([*program, "apply-profile", name])))
+        inside.append(timed(lambda other=other: engine(other)))
+        run([*program, "rollback"])
+    command, engine_ms, tuned = (statistics.median(v[2:]) for v in (ours, inside, theirs))
+    return {
+        "command_ms": round(command, 1),
+        "engine_ms": round(engine_ms, 1),
+        "tuned_adm_ms": round(tuned, 1),
+        "ratio_command": round(tuned / command, 2),
+        "ratio_engine": round(tuned / engine_ms, 2),
+    }
+
+
+def _quiet(argv: list[str]) -> int:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return sidekick(argv)
+
+
+def on_fragmented_memory(folder: Path, n: int) -> dict[str, float | None]:
+    """Return how often the target was reached without a boot, by sidekick and by a plain write."""
+    pool = Path("/proc/sys/vm/nr_hugepages")
+    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    pages = total // 4 // (2 << 20)
+    (folder / "pages.toml").write_text(
+        f"description='p'\n[hugepages]\npages_2m={pages}\nif_short='undo'\n"
+    )
+    program = [sys.executable, "-m", "sidekick.cli", f"--profiles={folder}"]
+    reached = {"hugepages_reached": 0, "hugepages_plain_reached": 0}
+    for _ in range(n):
+        for key in reached:
+            held = fragments(total * 3 // 5)
+            if key == "hugepages_reached":
+                run([*program, "apply-profile", "pages"], (0, 4))
+            else:
+                pool.write_text(f"{pages}\n")
+            reached[key] += int(pool.read_text()) >= pages
+            if key == "hugepages_reached":
+                run([*program, "rollback"])
+            pool.write_text("0\n")
+            held.close()
+    return {key: round(count / n, 3) for key, count in reached.items()}
+
+
+def fragments(size: int) -> mmap.mmap:
+    """Return memory of which every other page was given back: free, and nowhere two together."""
+    held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    held.madvise(mmap.MADV_NOHUGEPAGE)
+    for at in range(0, size, mmap.PAGESIZE):
+        held[at] = 1
+    for at in range(0, size, 2 * mmap.PAGESIZE):
+        held.madvise(mmap.MADV_DONTNEED, at, mmap.PAGESIZE)
+    return held
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("-n", type=int, default=10, help="pairs of switches; attempts")
+    parser.add_argument("--inside", action="store_true", help="this is a guest with TuneD; as root")
+    options = parser.parse_args()
+    keys = "command_ms engine_ms tuned_adm_ms ratio_command ratio_engine noop_ratio"
+    more = "hugepages_reached hugepages_plain_reached turbo_p90_ms n"
+    figures: dict[str, float | None] = dict.fromkeys(f"{keys} {more}".split())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        figures |= on_a_tree(folder, options.n)
+        if options.inside:
+            figures |= beside_tuned(folder, options.n)
+            figures |= on_fragmented_memory(folder, options.n)
+    figures["n"] = options.n
+    if options.json:
+        print(json.dumps(figures))
+        return
+    for key, value in figures.items():
+        print(f"{key:26}{'not measured' if value is None else value}")
+
+
+if __name__ == "__main__":
+    main()
