@@ -1,0 +1,299 @@
+"""How full do mixes get that are hard to pack: jobs with GPUs, and jobs with much memory?
+
+    python -m tests.bench.traces [--machines 1200] [--json]
+
+Two mixes are generated, each on one MSB and on twelve. Jobs come in one order, a tenth more than
+there is room for, and are placed by four packers:
+
+    twine       the product's planner as it is by default: even over MSBs
+    tight       the same with `fit = "tight"`
+    best_fit    each task to the machine with fewest GPUs left, then least CPU and memory (as parts
+                of the largest machine's), that will do
+    first_fit   each task to the first machine that will do
+
+Of each: the share of the scarce thing (GPUs, or memory) that is claimed in the end, and when the
+first task found no room; `spread` is the most by which two MSBs differ in tasks of one job that
+was placed whole while half of it was free. The last two packers know no MSBs and keep nothing
+durable; they are floors for quality, not for speed. `small` compares with the most that could be
+placed (HiGHS), or with a bound of it where that was not `proved` in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.api import Location
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.planner import plan
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allowance, Group, Request
+from control_plane.api.policy import Fit
+from control_plane.broker.core.capacity import Capacity, Place
+
+GIB = 1 << 30
+SOLVE_S = 10.0
+_MORE = 1.1
+"""What jobs want of the scarce thing, as a part of what there is."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of machine, and how many of a hundred are like it."""
+
+    name: str
+    share: int
+    cpus: int
+    memory_gib: int
+    gpus: int = 0
+
+    @property
+    def capacity(self) -> Capacity:
+        """What it offers."""
+        memory = self.memory_gib * GIB
+        return Capacity(self.name, float(self.cpus), float(self.cpus), memory, self.gpus)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Machines, and jobs that come to them."""
+
+    name: str
+    kinds: tuple[Kind, ...]
+    scarce: str
+    """`gpus` or `memory`: what is counted."""
+
+
+MIXES = (
+    Mix(
+        "gpu",
+        (
+            Kind("gpu8", 30, 96, 768, 8),
+            Kind("gpu2", 30, 48, 256, 2),
+            Kind("web", 40, 64, 256),
+        ),
+        "gpus",
+    ),
+    Mix(
+        "memory",
+        (Kind("small", 50, 64, 128), Kind("large", 30, 64, 512), Kind("huge", 20, 64, 2048)),
+        "memory",
+    ),
+)
+Job = tuple[Demand, int]
+"""What one task claims, and how many there are."""
+
+
+def a_job(mix: Mix, chance: random.Random) -> Job:
+    """Return a job of a mix: most are small, a few have dozens of tasks."""
+    tasks = chance.choice((1, 1, 1, 2, 3, 6, 12, 24))
+    if mix.name == "gpu" and chance.random() < 0.25:
+        gpus = chance.choice((0.5, 1, 1, 1, 2, 4, 8))
+        tasks = min(tasks, int(16 / gpus))  # training is gangs of a machine or two
+        cpus = max(1, round(gpus * chance.choice((4, 6, 8, 11))))
+        return Demand(round(gpus * chance.choice((16, 32, 64)) * GIB), cpus, gpus=gpus), tasks
+    cpus = chance.choice((1, 2, 4, 8))
+    if mix.name == "gpu":
+        return Demand(cpus * chance.choice((2, 4)) * GIB, cpus), tasks
+    return Demand(round(cpus * min(chance.lognormvariate(2.0, 1.4), 200) * GIB), cpus), tasks
+
+
+def jobs_of(mix: Mix, machines: Sequence[Capacity], chance: random.Random) -> list[Job]:
+    """Return jobs that want `_MORE` of the scarce thing, and of the rest what comes with it."""
+    limit, wanted = _MORE * sum(_scarce(mix, capacity) for capacity in machines), 0.0
+    cores, room = 0.0, sum(capacity.cpus for capacity in machines)
+    found: list[Job] = []
+    while wanted < limit:
+        demand, tasks = a_job(mix, chance)
+        plain = mix.scarce == "gpus" and not demand.gpus
+        if plain and cores > 0.6 * room:  # or tasks without GPUs would fill everything
+            continue
+        cores += demand.cpus * tasks if plain else 0
+        wanted += tasks * (demand.gpus if mix.scarce == "gpus" else demand.memory_bytes)
+        found.append((demand, tasks))
+    return found
+
+
+def _scarce(mix: Mix, capacity: Capacity) -> float:
+    return capacity.gpus if mix.scarce == "gpus" else capacity.memory_bytes
+
+
+def machines_of(mix: Mix, count: int) -> list[Capacity]:
+    """Return machines of all kinds, mixed, the same for each multiple of twelve."""
+    kinds = [kind.capacity for kind in mix.kinds]
+    shares = [kind.share for kind in mix.kinds]
+    return random.Random(f"{mix.name} machines").choices(kinds, shares, k=count)
+
+
+@dataclass
+class Outcome:
+    """What a packer made of a mix."""
+
+    claimed: float = 0.0
+    first_failure: float | None = None
+    """What was claimed when the first task found no room."""
+    spread: int = 0
+
+    def failed(self) -> None:
+        """Note that a task found no room."""
+        if self.first_failure is None:
+            self.first_failure = self.claimed
+
+
+def by_twine(
+    mix: Mix, machines: Sequence[Capacity], msbs: int, jobs: Sequence[Job], fit: Fit
+) -> Outcome:
+    """Place the jobs by the product's planner, in an entitlement that holds all machines."""
+    index, outcome = RegionIndex(), Outcome()
+    there = sum(_scarce(mix, capacity) for capacity in machines)
+    for number, capacity in enumerate(machines):
+        place = Place.of(Location(msb=f"msb{number % msbs}", rack=f"rack{number // msbs // 20}"))
+        index.put(f"m{number}", capacity, place, "e", "")
+    for number, (demand, tasks) in enumerate(jobs):
+        request = Request(f"job{number}", "e", (Group(demand, tuple(range(tasks))),), fit=fit)
+        made = plan(index, request, Allowance(machines=0))
+        if index.reserve(made.change):
+            raise SystemExit("a plan that nobody disturbed was refused")
+        index.settle(made.change)
+        outcome.claimed += (tasks - len(made.unplaced)) * _wants(mix, demand)
+        if made.unplaced:
+            outcome.failed()
+        elif outcome.claimed <= there / 2:
+            per_msb = Counter(claim.machine.place.msb for claim in made.change.claims)
+            least = min(per_msb.values()) if len(per_msb) == msbs else 0
+            outcome.spread = max(outcome.spread, max(per_msb.values()) - least)
+    return outcome
+
+
+def _wants(mix: Mix, demand: Demand) -> float:
+    return demand.gpus if mix.scarce == "gpus" else demand.memory_bytes
+
+
+def by_fit(mix: Mix, machines: Sequence[Capacity], jobs: Sequence[Job], *, best: bool) -> Outcome:
+    """Place the jobs task by task on the best machine that will do, or on the first one."""
+    outcome = Outcome()
+    whole = np.array([(m.cpus, m.memory_bytes, m.gpus) for m in machines], dtype=float)
+    largest = whole[:, :2].max(axis=0)
+    free: NDArray[np.float64] = whole.copy()
+    for demand, tasks in jobs:
+        wanted = np.array((demand.cpus, demand.memory_bytes, demand.gpus), dtype=float)
+        for _ in range(tasks):
+            fits = np.flatnonzero((free >= wanted).all(axis=1))
+            if not fits.size:
+                outcome.failed()
+                break
+            at = fits[0]
+            if best:
+                left = free[fits] - wanted
+                rest = (left[:, :2] / largest).sum(axis=1)
+                at = fits[np.lexsort((rest, left[:, 2]))[0]]
+            free[at] -= wanted
+            outcome.claimed += _wants(mix, demand)
+    return outcome
+
+
+def at_best(mix: Mix, machines: Sequence[Capacity], jobs: Sequence[Job]) -> tuple[float, bool]:
+    """Return the most of the scarce thing that could be claimed, and whether that is proved."""
+    import highspy  # 29 MB that only this needs
+
+    model = highspy.Highs()
+    model.setOptionValue("output_flag", False)
+    model.setOptionValue("time_limit", SOLVE_S)
+    rooms: list[list[dict[int, float]]] = [[{}, {}, {}] for _ in machines]
+    for demand, tasks in jobs:
+        own: dict[int, float] = {}
+        for at, capacity in enumerate(machines):
+            needs = (demand.cpus, demand.memory_bytes / GIB, demand.gpus)
+            has = (capacity.cpus, capacity.memory_bytes / GIB, capacity.gpus)
+            if any(need > there for need, there in zip(needs, has, strict=True)):
+                continue
+            model.addCol(-_wants(mix, demand), 0, tasks, 0, [], [])
+            column = model.getNumCol() - 1
+            model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
+            own[column] = 1.0
+            for room, need in zip(rooms[at], needs, strict=True):
+                room[column] = need
+        model.addRow(0, tasks, len(own), list(own), list(own.values()))
+    for capacity, room in zip(machines, rooms, strict=True):
+        has = (capacity.cpus, capacity.memory_bytes / GIB, capacity.gpus)
+        for there, terms in zip(has, room, strict=True):
+            model.addRow(0, there, len(terms), list(terms), list(terms.values()))
+    model.run()
+    proved = model.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    bound = max(model.getInfo().mip_dual_bound, -sum(_scarce(mix, m) for m in machines))
+    return -(model.getInfo().objective_function_value if proved else bound), proved
+
+
+def outcomes(
+    mix: Mix, machines: Sequence[Capacity], msbs: int, jobs: Sequence[Job]
+) -> Iterator[tuple[str, Outcome]]:
+    """Yield what each packer made of it."""
+    yield "twine", by_twine(mix, machines, msbs, jobs, Fit.EVEN)
+    yield "tight", by_twine(mix, machines, msbs, jobs, Fit.TIGHT)
+    yield "best_fit", by_fit(mix, machines, jobs, best=True)
+    yield "first_fit", by_fit(mix, machines, jobs, best=False)
+
+
+def measured(count: int, seed: int) -> dict[str, Any]:
+    """Return all figures; shares are of what the machines have."""
+    found: dict[str, Any] = {"machines": count}
+    for mix in MIXES:
+        machines = machines_of(mix, count)
+        there = sum(_scarce(mix, capacity) for capacity in machines)
+        jobs = jobs_of(mix, machines, random.Random(f"{seed} {mix.name}"))
+        for msbs in (1, 12):
+            case: dict[str, Any] = {"jobs": len(jobs)}
+            for name, outcome in outcomes(mix, machines, msbs, jobs):
+                case[f"{name}_share"] = round(outcome.claimed / there, 4)
+                first = outcome.claimed if outcome.first_failure is None else outcome.first_failure
+                case[f"{name}_first_failure"] = round(first / there, 4)
+                if name in ("twine", "tight"):
+                    case[f"{name}_spread"] = outcome.spread
+            best = case["best_fit_share"], case["best_fit_first_failure"]
+            case["points_below_best_fit"] = round(100 * (best[0] - case["twine_share"]), 2)
+            case["first_failure_to_best_fit"] = round(case["twine_first_failure"] / best[1], 3)
+            found[f"{mix.name}_{msbs}_msb"] = case
+        found[f"{mix.name}_small"] = _small(mix, seed)
+    return found
+
+
+def _small(mix: Mix, seed: int) -> dict[str, Any]:
+    """Compare with the optimum where that can be found: six machines."""
+    machines = machines_of(mix, 6)
+    there = sum(_scarce(mix, capacity) for capacity in machines)
+    jobs = jobs_of(mix, machines, random.Random(f"{seed} small {mix.name}"))
+    optimum, proved = at_best(mix, machines, jobs)
+    shares = {
+        f"{name}_share": round(outcome.claimed / there, 4)
+        for name, outcome in outcomes(mix, machines, 2, jobs)
+    }
+    return {"optimum_share": round(optimum / there, 4), "proved": proved, **shares}
+
+
+def main() -> None:
+    """Print all figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--machines", type=int, default=1_200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    result = measured(options.machines, options.seed)
+    if options.json:
+        print(json.dumps(result))
+        return
+    for case, figures in result.items():
+        print(f"{case}:" if isinstance(figures, dict) else f"{case} {figures}")
+        for name, value in figures.items() if isinstance(figures, dict) else ():
+            print(f"  {name:28} {value}")
+
+
+if __name__ == "__main__":
+    main()
