@@ -188,6 +188,8 @@ def columns(record: MachineRecord) -> dict[str, object]:
         "power_w": hardware.power_w,
         "cluster": record.cluster,
         "address": record.address,
+        "labels": " ".join(f"{name}={text}" for name, text in (record.labels or {}).items()),
+        "disk": f"{hardware.disk_bytes // GIB}G" if hardware.disk_bytes else "",
     }
 
 
