@@ -9,7 +9,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
 EXTRAS := host,control,lab,native,dev
 
-.PHONY: help demo test setup check fmt seeds test-unit test-simulation test-root test-lab test-lab-long bench clean
+.PHONY: help demo test setup check mutants fmt seeds test-unit test-simulation test-root test-lab test-lab-long bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test-lab-long: setup ## what waits for minutes: cuts, a stopped control plane, j
 bench: setup ## every file of tests/bench, into tests/bench/RESULTS.md (root)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),bench]'
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites bench
+
+mutants: setup ## bugs planted in the allocator, one at a time: do the tests notice?
+	$(BIN)/python tools/mutants
 
 fmt: setup ## format the code
 	$(BIN)/ruff format .

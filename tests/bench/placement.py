@@ -7,7 +7,10 @@ Each step is a process of its own, so that memory and pauses are those of the st
     build    a made-up region into SQLite stores: one per data center, one for the allocator
     fill     all its jobs, in an allocator that starts empty
     measure  a restart on those stores, then jobs that are new, unchanged, huge; a day's churn
+    saturated  the smallest region, filled until nothing fits: what a refusal costs
     floors   the simple allocators, on the same region in memory; quality; the optimum
+
+All is asked through `Allocator.place`, and durable when it is answered.
 
 `load_s`, `rss_mb`, `max_pause_ms`, `uncached_*` and `cached_*` are of the largest size;
 new jobs are placed with 1, 2, 4, 8 and 64 in flight, and `uncached_*` are the fastest of these
@@ -325,7 +328,56 @@ async def largest(engine: Any, options: argparse.Namespace, pauses: Pauses) -> F
     }
 
 
-STEPS = {f.__name__: f for f in (build, fill, measure, floors, judged, small)}
+SATURATED_JOBS = 1000
+
+
+async def saturated(options: argparse.Namespace) -> Figures:
+    """Place new jobs, fill the region, and ask for as many again: how much slower is a refusal?
+
+    Jobs are of 36 tasks, shaped as those that run; room for some tasks is found now and then,
+    and every hundred asks a job ends, so that there is news.
+    """
+    jobs = make_jobs(entitlements_of(options.machines, options.seed), options.seed)
+    fresh = new_jobs(options.machines, options.seed, SATURATED_JOBS, jobs)
+    async with ENGINES[options.engine](options.dir) as engine:
+        await engine.load()
+        placing = 0.0
+        for first in range(0, len(fresh), 10):
+            some = fresh[first : first + 10]
+            rate, _ = await in_lanes(4, some, lambda job: engine.allocate(*job))
+            placing += len(some) / rate
+            for job in some:
+                await engine.free(job[0])
+        filling, room = 0, 1.0
+        filled: list[str] = []
+        while room > 0.05:
+            some = [(f"fill-{filling + n}", *job[1:]) for n, job in enumerate(fresh[:200])]
+            got = Counter[str]()
+
+            async def fill_up(job: Entry, got: Counter[str] = got) -> None:
+                got[job[0]] = len(await engine.allocate(*job))
+
+            await in_lanes(64, some, fill_up)
+            filled += [name for name, placed in got.items() if placed]
+            filling += len(some)
+            room = sum(got.values()) / (TASKS * len(some))
+        took, late = 0.0, 0
+        for number, (name, *what) in enumerate(fresh):
+            if number % 100 == 99 and filled:
+                await engine.free(filled.pop())
+            began = time.perf_counter()
+            late += len(await engine.allocate(f"late-{name}", *what))
+            took += time.perf_counter() - began
+    return {
+        "filling_jobs": filling,
+        "unsaturated_jobs_per_s": round(len(fresh) / placing),
+        "saturated_jobs_per_s": round(len(fresh) / took),
+        "saturated_placed": round(late / (TASKS * len(fresh)), 4),
+        "saturated_ratio": round(placing / took, 2),
+    }
+
+
+STEPS = {f.__name__: f for f in (build, fill, measure, saturated, floors, judged, small)}
 
 
 # ── all of it
@@ -360,6 +412,9 @@ def run(options: argparse.Namespace, folder: Path) -> Figures:
         figures = run_step("measure", options, place, size, whole=size == sizes[-1])
         scaling[str(size)] = round(1000 / figures["uncached"]["4"]["jobs_per_s"], 3)
     in_flight, uncached_ = in_time(figures["uncached"])
+    floor_rates = run_step("floors", options, folder / str(sizes[-1]), sizes[-1])
+    full = run_step("saturated", options, folder / str(sizes[0]), sizes[0])
+    rate = uncached_["jobs_per_s"]
     return {
         "machines": options.machines,
         "engine": options.engine,
@@ -372,9 +427,14 @@ def run(options: argparse.Namespace, folder: Path) -> Figures:
         "uncached_jobs_per_s": uncached_["jobs_per_s"],
         "uncached_p99_ms": uncached_["p99_ms"],
         "cached_jobs_per_s": figures["cached_jobs_per_s"],
+        "place_cached_jobs_per_s": figures["cached_jobs_per_s"],
+        "saturated_ratio": full["saturated_ratio"],
+        "ratio_scan": round(rate / floor_rates["scan"]["jobs_per_s"], 2),
+        "ratio_heap": round(rate / floor_rates["best-fit"]["jobs_per_s"], 3),
         "hit_ratio": figures["churn"]["hit_ratio"],
         "scaling": scaling,
-        "floors": run_step("floors", options, folder / str(sizes[-1]), sizes[-1]),
+        "floors": floor_rates,
+        "saturated": full,
         "quality": {str(sizes[0]): quality_of},
         "optimum": run_step("small", options, folder / "small", 40),
         "largest": figures["largest"],

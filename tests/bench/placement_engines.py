@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol, Self
 
-from control_plane.allocator.core import demand as demands
-from control_plane.allocator.core.region_index import IndexedMachine, RegionIndex
-from control_plane.allocator.core.request import Allowance, Group, Request
-from control_plane.allocator.transactions import Allocations
+from agent.api import Limits
+from control_plane.allocator.allocator import Allocator
 from control_plane.api.capacity import EntitlementRecord
-from control_plane.api.machines import MachineRecord, MachineState
-from control_plane.broker.brokers import Brokers
-from control_plane.broker.core.capacity import Kinds
+from control_plane.api.jobs import JobSpec
+from control_plane.api.machines import MachineRecord
 from control_plane.runtime.garbage import heap_that_stays
-from control_plane.runtime.runtime import Runtime
 from control_plane.store.records import ENTITLEMENTS, MACHINES, decode
 from control_plane.store.sqlite import SqliteStore
 from tests.bench.placement_floors import BestFit, Demand, Machines
 
 PAGE = 2000
-STEP = 1000
-"""Machines that are entered between two turns of the event loop."""
 
 
 class Engine(Protocol):
@@ -141,119 +134,74 @@ class BestFitEngine:
 
 
 class TwineEngine:
-    """The allocator of the control plane over its brokers, without agents and scheduler."""
+    """The allocator of the control plane as a program asks it: `Allocator.place`, durable.
+
+    Request, promises, priorities and quarantines are part of each answer, as in the product;
+    there are no agents and no scheduler.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._stores = Stores(folder)
-        self.index = RegionIndex()
-        self._kinds = Kinds()
+        self._stack = AsyncExitStack()
         self._reasons: dict[str, tuple[str, ...]] = {}
-        self._down: set[str] = set()
-        self._hurt: set[str] = set()
-        """Jobs with tasks on machines that are down, until they have asked for others."""
-        self._demands: dict[Demand, demands.Demand] = {}
+        self._specs: dict[str, tuple[Demand, int, JobSpec]] = {}
 
     @property
     def hits(self) -> int:
-        return self.allocations.counts.hits
+        return self.allocator.allocations.counts.hits
 
     @property
     def misses(self) -> int:
-        return self.allocations.counts.misses
+        return self.allocator.allocations.counts.misses
 
     async def __aenter__(self) -> Self:
-        await self._stores.__aenter__()
+        await self._stack.enter_async_context(self._stores)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._stores.__aexit__(*error)
+        await self._stack.aclose()
 
     async def load(self) -> None:
         with heap_that_stays():
-            await self._load()
-
-    async def _load(self) -> None:
-        self.brokers = Brokers(self._stores.own, Runtime(), self._stores.brokers)
-        self.allocations = Allocations(self._stores.own, self.index, self.brokers, self._refresh)
-        self._entitlements = await self._stores.entitlements()
-        await self.brokers.load()
-        for broker in self.brokers.by_datacenter.values():
-            records = list(broker.table.values())
-            for start in range(0, len(records), STEP):
-                self.index.put_many(map(self._as_indexed, records[start : start + STEP]))
-                await asyncio.sleep(0)
-        self.brokers.listen(self._heard)
-        await self.allocations.recover()
-        await self.allocations.load()
+            opened = Allocator.over(self._stores.own, self._stores.brokers)
+            self.allocator = await self._stack.enter_async_context(opened)
 
     async def allocate(
         self, job: str, entitlement: str, demand: Demand, tasks: int
     ) -> Sequence[str]:
-        made = self._demands.get(demand)
-        if made is None:
-            made = self._demands[demand] = demands.Demand(
-                memory_bytes=demand.memory_bytes, rru=demand.rru, gpus=demand.gpus
+        known = self._specs.get(job)
+        if known is None or known[:2] != (demand, tasks):
+            spec = JobSpec(
+                name=job,
+                entitlement=entitlement,
+                tasks=tasks,
+                image=_IMAGE,
+                command=["/bin/server"],
+                limits=Limits(memory_max_bytes=demand.memory_bytes),
+                rru=demand.rru,
+                gpus=demand.gpus,
             )
-        request = Request(job, entitlement, self._groups(job, made, tasks))
-        done = await self.allocations.allocate(request, lambda: self._allowance(entitlement))
-        self._reasons[job] = done.reasons
+            known = self._specs[job] = (demand, tasks, spec)
+        done = await self.allocator.place(known[2])
+        if done.reasons or job in self._reasons:
+            self._reasons[job] = done.reasons
         return _Names(done.claims)
 
     async def free(self, job: str) -> None:
-        claims = self.index.claims.get(job)
-        if claims is not None:
-            await self.allocations.allocate(Request(job, claims.pool), Allowance)
-
-    def _groups(self, job: str, demand: demands.Demand, tasks: int) -> tuple[Group, ...]:
-        """Return what the scheduler asks: tasks of machines that are down must leave them."""
-        if job not in self._hurt:
-            return (Group(demand, tuple(range(tasks))),)
-        self._hurt.discard(job)
-        claims = self.index.claims.get(job)
-        leaving: dict[str, list[int]] = {}
-        for claim in claims or ():
-            if claim.machine.name in self._down and claim.task < tasks:
-                leaving.setdefault(claim.machine.name, []).append(claim.task)
-        moved = {task for found in leaving.values() for task in found}
-        stay = tuple(task for task in range(tasks) if task not in moved)
-        groups = [
-            Group(demand, tuple(found), leave=frozenset({name})) for name, found in leaving.items()
-        ]
-        return (Group(demand, stay), *groups)
+        self._specs.pop(job, None)
+        await self.allocator.forget(job)
 
     async def fail(self, machine: str) -> None:
-        self._down.add(machine)
-        self._hurt.update(claims.job for claims in self.index.machines[machine].jobs)
-        await self.brokers.mark_down(machine, "the bench says so")
+        await self.allocator.broker.mark_down(machine, "the bench says so")
 
     async def restore(self, machine: str) -> None:
-        self._down.discard(machine)
-        await self.brokers.mark_up(machine)
+        await self.allocator.broker.mark_up(machine)
 
     def explain(self, job: str) -> str:
         return "; ".join(self._reasons.get(job, ()))
 
-    def _allowance(self, entitlement: str) -> Allowance:
-        spec = self._entitlements[entitlement].spec
-        held = self.index.pool(entitlement)
-        left = None if spec.machines is None else spec.machines - held.size
-        return Allowance(machines=left, types=frozenset(spec.machine_types))
 
-    def _refresh(self, machines: object) -> None:
-        for name in machines:  # type: ignore[attr-defined]
-            self.index.put(*self._as_indexed(self.brokers.table.get(name)))
-
-    def _heard(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
-        if after is None:
-            self.index.remove(name)
-        else:
-            self.index.put(*self._as_indexed(after))
-
-    def _as_indexed(self, record: MachineRecord) -> IndexedMachine:
-        pool = record.hold.entitlement if record.hold is not None else record.entitlement
-        capacity, place = self._kinds.capacity(record), self._kinds.place(record)
-        blocked = "" if record.state is MachineState.UP else "is down"
-        return record.machine, capacity, place, pool, blocked
+_IMAGE = "sha256:" + "1" * 64
 
 
 class _Names(Sequence[str]):

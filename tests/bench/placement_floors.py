@@ -29,6 +29,7 @@ SOLVE_S = 10.0
 """Seconds that the solver may take for each of three goals."""
 FREE = 0
 """Number of the free pool among entitlements."""
+_NONE = np.array([], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Machines:
     """A region as columns."""
 
     def __init__(self, records: Iterable[MachineRecord]) -> None:
-        names, rru, memory, owner, msb, kind = [], [], [], [], [], []
+        names, rru, memory, gpus, owner, msb, kind = [], [], [], [], [], [], []
         self.owners: dict[str, int] = {"": FREE}
         self.msbs: dict[str, int] = {}
         self.kinds: dict[str, int] = {}
@@ -54,6 +55,7 @@ class Machines:
             names.append(record.machine)
             rru.append(record.hardware.rru)
             memory.append(usable_memory(record.hardware.memory_bytes))
+            gpus.append(record.hardware.gpus)
             owner.append(self.owners.setdefault(record.entitlement, len(self.owners)))
             msb.append(self.msbs.setdefault(record.location.msb, len(self.msbs)))
             kind.append(self.kinds.setdefault(record.machine_type, len(self.kinds)))
@@ -61,52 +63,76 @@ class Machines:
         self.number = {name: number for number, name in enumerate(names)}
         self.rru = np.array(rru)
         self.memory = np.array(memory, dtype=np.int64)
+        self.gpus = np.array(gpus, dtype=np.int64)
         self.owner = np.array(owner, dtype=np.int32)
         self.msb = np.array(msb, dtype=np.int32)
         self.kind = np.array(kind, dtype=np.int32)
 
 
 class FullScan:
-    """Looks at every machine for every job; own machines before free ones, MSBs evenly."""
+    """Looks at every machine that an entitlement may use, for every job; own ones before free
+    ones, MSBs evenly. Those of others it need not look at: machines are parted beforehand by
+    owner and kind.
+    """
 
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
         self.free_rru = machines.rru.copy()
         self.free_memory = machines.memory.copy()
+        self.free_gpus = machines.gpus.copy()
         self.owner = machines.owner.copy()
         self.up = np.ones(len(machines.names), dtype=bool)
-        self.kinds = len(machines.kinds)
+        order = np.lexsort((machines.kind, machines.owner))
+        keys = machines.owner[order].astype(np.int64) * len(machines.kinds) + machines.kind[order]
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
+        self.parts = dict(zip(keys[starts].tolist(), np.split(order, starts[1:]), strict=True))
 
     def place(self, owner: int, kinds: Sequence[int], demand: Demand, tasks: int) -> list[int]:
         """Return machine numbers, one per task as far as there is room, and commit them."""
         placed: list[int] = []
-        suits = np.zeros(self.kinds, dtype=bool)
-        suits[list(kinds)] = True
+        msbs = len(self.machines.msbs)
         while len(placed) < tasks:
-            fits = (self.free_rru >= demand.rru) & (self.free_memory >= demand.memory_bytes)
-            fits &= self.up & suits[self.machines.kind]
-            fits &= (self.owner == owner) | (self.owner == FREE)
-            found = np.flatnonzero(fits)
+            seen = np.concatenate(
+                [self._part(pool, kind) for pool in (owner, FREE) for kind in kinds]
+            )
+            fits = (self.free_rru[seen] >= demand.rru) & self.up[seen]
+            fits &= self.free_memory[seen] >= demand.memory_bytes
+            fits &= self.free_gpus[seen] >= demand.gpus
+            found = seen[fits]
             if not len(found):
                 break
             msb = self.machines.msb[found]
             found = found[np.lexsort((self.owner[found] == FREE, msb))]
             msb = self.machines.msb[found]
-            first = np.searchsorted(msb, np.arange(len(self.machines.msbs)))
-            had = np.bincount(self.machines.msb[placed], minlength=len(first)) if placed else 0
+            first = np.searchsorted(msb, np.arange(msbs))
+            had = np.bincount(self.machines.msb[placed], minlength=msbs) if placed else 0
             turn = np.arange(len(found)) - first[msb] + (had[msb] if placed else 0)
             wanted = min(tasks - len(placed), len(found))
             chosen = found[np.argpartition(turn, wanted - 1)[:wanted]]
             self.free_rru[chosen] -= demand.rru
             self.free_memory[chosen] -= demand.memory_bytes
-            self.owner[chosen] = owner
+            self.free_gpus[chosen] -= demand.gpus
+            self._take(chosen[self.owner[chosen] == FREE], owner)
             placed += chosen.tolist()
         return placed
+
+    def _part(self, owner: int, kind: int) -> np.ndarray:
+        return self.parts.get(owner * len(self.machines.kinds) + kind, _NONE)
+
+    def _take(self, numbers: np.ndarray, owner: int) -> None:
+        self.owner[numbers] = owner
+        for kind in np.unique(self.machines.kind[numbers]).tolist():
+            taken = numbers[self.machines.kind[numbers] == kind]
+            count = len(self.machines.kinds)
+            self.parts[owner * count + kind] = np.append(self._part(owner, kind), taken)
+            left = self._part(FREE, kind)
+            self.parts[FREE * count + kind] = left[~np.isin(left, taken)]
 
     def free(self, placed: Sequence[int], demand: Demand) -> None:
         """Give back what a job has."""
         np.add.at(self.free_rru, placed, demand.rru)
         np.add.at(self.free_memory, placed, demand.memory_bytes)
+        np.add.at(self.free_gpus, placed, demand.gpus)
 
     def set_up(self, machine: int, *, up: bool) -> None:
         """Take a machine out, or back in."""

@@ -36,6 +36,7 @@ from control_plane.allocator.core.shelves import (
     QUARTERS,
     SHELF_OF,
 )
+from control_plane.allocator.core.stranding import Totals
 from control_plane.api.policy import Property
 from control_plane.broker.core.capacity import Capacity, Place, micro
 
@@ -294,6 +295,7 @@ class Bucket:
 
 
 _ROUNDING = 1e-5
+_ORDERS_KEPT = 64
 
 
 class Cell:
@@ -389,12 +391,20 @@ _SAME: dict[Bins, Bins] = {}
 class Partition(dict[Bins, tuple["Bucket", ...]]):
     """The buckets of a pool by their bins."""
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_groups", "_orders", "_totals")
 
     def __init__(self) -> None:
         """Hold nothing yet."""
         super().__init__()
         self._groups: dict[Bins, list[Bins]] | None = None
+        self._orders: dict[tuple[object, ...], dict[Bins, Sequence[Part]]] = {}
+        self._totals: Totals | None = None
+
+    def orders(self, demand: Demand, totals: Totals) -> dict[Bins, Sequence[Part]]:
+        """Return where buckets are kept in the order for such a demand, once that was found."""
+        if totals is not self._totals or len(self._orders) > _ORDERS_KEPT:
+            self._orders, self._totals = {}, totals
+        return self._orders.setdefault(demand.size, {})
 
     @property
     def groups(self) -> dict[Bins, list[Bins]]:

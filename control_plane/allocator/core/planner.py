@@ -25,6 +25,7 @@ from control_plane.allocator.core.machine_pools import (
     Cell,
     Machine,
     Part,
+    Partition,
 )
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request, same_claim
@@ -258,13 +259,17 @@ class Planning(Draft):
             return 0
         mine, spaces, lone = self.mine, self.spaces, self.lone
         claims, add_bins = self.change.claims, self.ranking.add_bins
+        assert isinstance(own, Partition)
+        orders = own.orders(demand, self.totals)
         placed = 0
         for task in tasks:
             if (bins := order.bins) is None or bins in sources:
                 break
             machine = None
-            parts = own.get(bins, ())
-            for part in parts if len(parts) < 2 else search.ordered(parts):
+            parts = orders.get(bins)
+            if parts is None:
+                parts = orders[bins] = search.ordered(own.get(bins, ()))
+            for part in parts:
                 machine = part.bucket.first()
                 if machine is not None:
                     break
