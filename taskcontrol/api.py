@@ -96,7 +96,7 @@ class TaskControlRequest(_Sent, frozen=True, kw_only=True):
     sequence_number: int
     """Rises with each call of the job, across restarts of the control plane too."""
     tasks: int
-    """How many tasks the job wants."""
+    """How many tasks the job has now, those that start or are being removed included."""
     at: float
     """When it was asked, in seconds since 1970."""
 

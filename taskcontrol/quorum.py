@@ -33,7 +33,9 @@ class Quorum:
             if o.task in down and (o.kind in ("update", "restart") or serving >= majority)
         ]
         healthy = [o for o in request.request if o.task not in down]
-        if healthy and leader is not None and serving - 1 >= majority + self.spare:
+        is_enough = serving - 1 >= majority + self.spare
+        # of one or two none can be missed; an update must be possible all the same
+        if healthy and leader is not None and (is_enough or (request.tasks < 3 and not down)):
             ack.append(_first(healthy, leader).id)
         return TaskControlResponse(ack=list(ack))
 

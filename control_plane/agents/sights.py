@@ -239,6 +239,7 @@ class Sights:
             called_back=event is not None and event.kind is EventKind.REVOKED,
             deadline=event.deadline if event is not None else None,
             plans=planned(record),
+            known=sight.was_listed or not up,
             excused=excused(record, now),
             returning=returning(record, now),
             tasks=sight.tasks,

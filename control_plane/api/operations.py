@@ -83,6 +83,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When its state last changed."""
     instead: str = ""
     """What it is done as instead of its kind; empty: as its kind."""
+    was_down: bool = False
+    """The task did not serve when it was acknowledged: that says nothing of one that does."""
     approved: str = ""
     """Who let it begin, where somebody is asked: `zk 17` (the controller zk, in its call 17), or
     `deadline`."""

@@ -10,12 +10,14 @@ from control_plane.agents.core.seen import View
 from control_plane.api.jobs import JobRecord
 from control_plane.api.operations import JobEvent
 from control_plane.runtime.job_table import JobTable
-from control_plane.scheduler.core.consulting import is_controlled, question
+from control_plane.scheduler.core.consulting import is_controlled, is_known, question
 from control_plane.scheduler.event_log import PAGE_MAX, EventLog
 from control_plane.task_control.controllers import BLOCK, Controllers
 from control_plane.task_control.core.talk import Heard
 
 _NOBODY = Heard()
+_UNKNOWN_S = 30.0
+"""So long after a start nobody is told that tasks are down whose machines were not asked yet."""
 
 
 class Consultant:
@@ -62,8 +64,11 @@ class Consultant:
 
     def ask(self, record: JobRecord, view: View) -> None:
         """Have the controller of a job asked what there is to ask."""
-        if record.spec.controller is not None and self._controllers.knows(record.name):
-            self._controllers.ask(record.name, record.spec.controller, question(record, view))
+        ref, name = record.spec.controller, record.name
+        if ref is None or not self._controllers.knows(name):
+            return
+        if is_known(record, view) or self._controllers.age_s(name) >= _UNKNOWN_S:
+            self._controllers.ask(name, ref, question(record, view))
 
     def forget(self, name: str) -> None:
         """End the conversation about a job."""

@@ -58,6 +58,7 @@ class _Talk:
     next: int = 0
     end: int = 0
     """Numbers of calls that may be used: from `next`, below `end`."""
+    began: float = 0.0
     answered_at: float = float("-inf")
     since: float = 0.0
     """Since when calls fail."""
@@ -99,7 +100,13 @@ class Controllers:
 
     def begin(self, job: str, ref: ControllerRef, told: int, missed: Sequence[JobEvent]) -> None:
         """Begin a conversation; `missed` ended after event `told`, and may be news."""
-        self._talks[job] = _Talk(ref, told=told, completed=list(missed)[-_TOLD_MAX:])
+        self._talks[job] = _Talk(
+            ref, told=told, completed=list(missed)[-_TOLD_MAX:], began=self._runtime.now()
+        )
+
+    def age_s(self, job: str) -> float:
+        """Return for how long there has been a conversation."""
+        return self._runtime.now() - self._talks[job].began
 
     def needs_numbers(self, job: str) -> bool:
         """Return whether the next call has no number yet."""
@@ -222,7 +229,9 @@ class Controllers:
                 talk.strays += 1
             else:
                 acks[name] = instead
-        talk.heard = Heard(acks, request.down, f"{talk.ref.name} {request.sequence_number}")
+        broken = frozenset(u.task for u in request.all_unhealthy_tasks if not u.operation)
+        by = f"{talk.ref.name} {request.sequence_number}"
+        talk.heard = Heard(acks, request.down, broken, by)
         talk.answered_at = self._runtime.now()
         talk.failures, talk.trouble = 0, ""
 

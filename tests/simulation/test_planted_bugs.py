@@ -13,7 +13,7 @@ from control_plane.agents.core.seen import View
 from control_plane.api.jobs import TaskPhase, TaskRecord
 from control_plane.health.checker import HealthChecker
 from control_plane.health.watch import Watch
-from control_plane.scheduler.core import decide, reconcile, rollout
+from control_plane.scheduler.core import consulting, decide, reconcile, rollout
 from vm_lab.region import scenario
 from vm_lab.region.run import Job, run_one
 from vm_lab.region.seed import Outcome
@@ -62,3 +62,18 @@ def test_a_second_copy_before_the_first_has_certainly_ended_is_found(
     for module in (reconcile, rollout):
         monkeypatch.setattr(module, "ended_in_s", lambda *_: 0.0)
     assert found("everything", {"one-copy"}).seed <= MOST
+
+
+def test_an_operation_without_acknowledgement_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TC5: what is offered begins only once the controller said so."""
+    monkeypatch.setattr(decide, "_is_let", lambda _: True)
+    assert found("f55-controllers", {"acknowledged"}).seed <= MOST
+
+
+def test_a_controller_that_is_told_that_all_is_well_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TC15: without the tasks that are down it lets go of a second replica."""
+    monkeypatch.setattr(consulting, "is_down", lambda *_: False)
+    monkeypatch.setattr(consulting, "_holds", lambda *_: True)
+    assert found("f55-controllers", {"second-replica"}).seed <= MOST

@@ -40,6 +40,16 @@ def test_no_rule_is_broken_in_the_first_seeds(first: int) -> None:
     hold([Job(everything, seed) for seed in range(first, first + AT_ONCE)])
 
 
+def test_controllers_of_all_kinds_are_asked_and_harmless() -> None:
+    """F-55, WH2: good ones and those that are away, slow, wrong or lying, among all other faults.
+
+    Nothing is taken down without an acknowledgement, no deadline passes without a notice, and no
+    shard loses a second replica to an operation.
+    """
+    controllers = scenario.load("f55-controllers")
+    hold([Job(controllers, seed) for seed in range(3, 15)])
+
+
 def test_seeds_that_once_broke_a_rule_hold_now() -> None:
     kept = sorted(listed("seeds.txt"))
     hold([Job(scenario.load(name), seed) for name, seed in kept])
@@ -47,5 +57,8 @@ def test_seeds_that_once_broke_a_rule_hold_now() -> None:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_no_rule_is_broken_by_the_fault_of_a_scenario(name: str) -> None:
-    """F-43, F-44, F-46 to F-53, F-56 to F-58, F-60, F-63: each has a scenario named after it."""
+    """Each has a scenario named after it.
+
+    F-43, F-44, F-46 to F-53, F-55, F-56 to F-58, F-60, F-63.
+    """
     hold([Job(scenario.load(name), seed) for seed in (1, 2)])

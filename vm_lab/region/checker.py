@@ -17,6 +17,7 @@ from agent import api
 from agent.api import Health, ProfileState, TaskState
 from control_plane.api.jobs import Endpoints
 from control_plane.store.protocol import Operation, Put
+from vm_lab.region.applications import NOTICE_S
 from vm_lab.region.machine import RESERVE_BYTES, Copy, Machine, patience_of
 from vm_lab.region.observer import Observer
 
@@ -307,6 +308,23 @@ class Checker(Observer):
         for name in names:
             self.standings[name].drained = True
             self.standings[name].overdue_at = deadline
+        self.region.timeline.at(deadline, self._deadline, names, deadline, self.now)
+
+    def _deadline(self, names: Sequence[str], deadline: float, announced_at: float) -> None:
+        """No deadline passes without those having been told whose tasks are there."""
+        calm = self.undisturbed_since <= announced_at - NOTICE_S
+        if not calm or not self.region.stores_sound(deadline - announced_at + NOTICE_S):
+            return
+        for name in names:
+            if self.standings[name].overdue_at == deadline and deadline - announced_at > NOTICE_S:
+                copies = self.region.machines[name].copies.values()
+                long = [c for c in copies if c.alive and c.healthy_since is not None]
+                jobs = {
+                    c.task_id.rpartition("-")[0]
+                    for c in long
+                    if (c.healthy_since or 0.0) < deadline - NOTICE_S
+                }
+                self.region.applications.overdue(name, jobs, announced_at)
 
     def undrained(self, names: Sequence[str]) -> None:
         """Take in that maintenance was called off."""
@@ -324,6 +342,8 @@ class Checker(Observer):
         gone = {task: name for task, name in before.items() if task not in now}
         if gone:
             self._budget(endpoints.job, gone, now)
+            self._consulted(endpoints.job, gone, now)
+        self.region.applications.listed(endpoints.job, now)
 
     def _budget(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
         owned = self.region.clients.jobs.get(job)
@@ -342,6 +362,15 @@ class Checker(Observer):
                 f" serve, at most {most} may be away",
                 f"{job} {voluntary[0]}",
             )
+
+    def _consulted(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
+        """Nothing is taken down on purpose of which the job's controller did not say so."""
+        owned = self.region.clients.jobs.get(job)
+        if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
+            return
+        forced = {t: n for t, n in gone.items() if self.now >= self.standings[n].overdue_at}
+        chosen = {t: n for t, n in gone.items() if t not in forced and self._on_purpose(t, n)}
+        self.region.applications.taken(job, chosen, left)
 
     def _on_purpose(self, task: str, name: str) -> bool:
         """Return whether a task that is not listed any more was well."""

@@ -243,6 +243,20 @@ def _stop_job(region: SimulatedRegion, fault: Fault, _: int) -> None:
         region.timeline.after(fault.seconds, region.clients.apply_job, spec)
 
 
+def _controller(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    """Have something be wrong with the controller of a job for a while, if it has one."""
+    application = region.applications.of.get(_job(fault))
+    if application is None:
+        return
+    kind, troubles = fault.kind, application.troubles
+    troubles[kind] = troubles.get(kind, 0) + 1
+
+    def over() -> None:
+        troubles[kind] -= 1
+
+    region.timeline.after(fault.seconds, over)
+
+
 def _twice(region: SimulatedRegion, fault: Fault, _: int) -> None:
     spec = region.clients.jobs[_job(fault)].asked
     if spec is not None:
@@ -316,6 +330,10 @@ _STRIKES: dict[str, Strike] = {
     "resize": _resize,
     "release": _release,
     "stop-job": _stop_job,
+    "controller-down": _controller,
+    "controller-slow": _controller,
+    "controller-garbage": _controller,
+    "controller-lies": _controller,
     "drain": _drain,
     "twice": _twice,
 }

@@ -38,6 +38,10 @@ KINDS: dict[str, str] = {
     "resize": "a job gets another size",
     "release": "a job gets a new image",
     "stop-job": "a job is stopped, and created again after a while",
+    "controller-down": "the controller of a job does not answer",
+    "controller-slow": "… answers just before it is given up",
+    "controller-garbage": "… answers with something that is no answer",
+    "controller-lies": "… acknowledges everything, twice, and what nobody asked",
     "drain": "machines are announced to go away, with a deadline, and come back",
     "twice": "an owner sends the last request again",
 }

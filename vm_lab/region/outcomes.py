@@ -21,6 +21,7 @@ FAULTS: dict[str, str] = {
     "F-51": "60 % of the machines vanish at once",
     "F-52": "a machine comes and goes every second",
     "F-53": "agents take 20 s for an answer",
+    "F-55": "TaskControllers are away, slow, wrong or lying, among all other faults",
     "F-56": "an owner resizes and releases at once",
     "F-57": "several data centers with stores of their own, one of which fails",
     "F-58": "machines go away until there is no room for all tasks, and come back",

@@ -13,6 +13,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.api.settings import SchedulerSettings
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
+from control_plane.task_control.controllers import CallController, nobody
 from vm_lab.region.history import History
 from vm_lab.region.link import AgentLink, FollowedEvents
 from vm_lab.region.loop import Killed, Timeline, VirtualLoop
@@ -116,6 +117,8 @@ class Plane:
         self.timeline, self.history, self.network = timeline, history, network
         self.disks, self.machines, self.settings = disks, machines, settings
         self.observer = Observer()
+        self.callers: Callable[[Life], CallController] = lambda _: nobody
+        """Returns what makes the calls of TaskControllers in a life."""
         self.images: set[str] = set()
         self.clock_off_s = 0.0
         self.life: Life | None = None
@@ -225,6 +228,7 @@ class Plane:
             self.settings,
             self._find_image,
             broker_stores=stores,
+            call_controller=self.callers(life),
         )
 
     def _link(self, life: Life, record: MachineRecord) -> AgentLink:

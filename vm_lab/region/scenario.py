@@ -52,6 +52,8 @@ class Work(_Written, frozen=True, kw_only=True):
     cpu_cores: tuple[float, float] = (0.5, 1.5)
     stop_jobs: Annotated[float, Meta(ge=0, le=1)] = 0.25
     """Share of the jobs that a cut-off machine shall stop."""
+    controlled: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Share of the jobs that have a TaskController; their kinds are dealt in turn."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the entitlements whose profile needs a reboot."""
 

@@ -17,6 +17,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.settings import SchedulerSettings
 from vm_lab.region import rest, shape
+from vm_lab.region.applications import Applications
 from vm_lab.region.checker import Checker, Violation
 from vm_lab.region.clients import Clients
 from vm_lab.region.faults import strike
@@ -117,6 +118,8 @@ class SimulatedRegion:
             name,
         )
         self.checker = Checker(self)
+        self.applications = Applications(self.checker)
+        self.plane.callers = self.applications.caller
         self.clients.observer = self.plane.observer = self.setting.observer = self.checker
         self.clients.late = self.checker.late
         self.plane.started = [self.clients.serve, self._look_for_losses]
@@ -151,6 +154,7 @@ class SimulatedRegion:
 
     def _set_up(self) -> None:
         specs = shape.jobs(self.scenario, self.number)
+        specs = shape.controlled(self.scenario, self.number, specs, self.applications.own)
         for spec in specs:
             self.plane.images.add(spec.image)
             self.setting.known_images.add(spec.image)

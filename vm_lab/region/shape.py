@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from agent.api import Disconnect, DisconnectPolicy, Limits, Location
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobProbe, JobSpec, UpdatePolicy
+from control_plane.api.jobs import ControllerRef, JobProbe, JobSpec, UpdatePolicy
+from vm_lab.region.applications import KINDS
 from vm_lab.region.machine import RESERVE_BYTES
 from vm_lab.region.scenario import Scenario, Shape
 
@@ -95,6 +97,27 @@ def jobs(scenario: Scenario, seed: int) -> list[JobSpec]:
                 stop=stop,
             )
         )
+    return found
+
+
+def controlled(
+    scenario: Scenario,
+    seed: int,
+    specs: list[JobSpec],
+    own: Callable[[str, str], ControllerRef],
+) -> list[JobSpec]:
+    """Return the jobs with a controller for some of them; what may be away then is up to it."""
+    chance = random.Random(f"{scenario.name} {seed} controllers")
+    found = []
+    for number, spec in enumerate(specs):
+        if chance.random() < scenario.work.controlled:
+            most = max(1, spec.tasks // 2)
+            spec = replace(
+                spec,
+                controller=own(spec.name, KINDS[(seed + number) % len(KINDS)]),
+                update=replace(spec.update, max_unavailable=most),
+            )
+        found.append(spec)
     return found
 
 

@@ -32,6 +32,8 @@ class SeenMachine:
     """When its tasks must be gone, in seconds since 1970."""
     plans: tuple[UnavailabilityEvent, ...] = ()
     """What is planned for it and has not ended, also what lies ahead."""
+    known: bool = True
+    """It is down, or this process has listed what it has: what is said of its tasks is so."""
     excused: bool = False
     """It cannot be reached because of work that was announced, and its tasks run on."""
     returning: bool = False

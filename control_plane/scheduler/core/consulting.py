@@ -1,8 +1,9 @@
 """What a job's controller is asked, and for how long its answer holds.
 
 An acknowledgement is of what the controller was told: it counts only while no other task is down
-than it knew of. Whatever fails meanwhile lapses what has not begun, and it is asked again: so no
-operation begins beside a failure that the controller did not weigh.
+than it knew of, and while the task itself is not up again that was down. Whatever changes there
+lapses what has not begun, and it is asked again: so no operation begins beside a failure that the
+controller did not weigh.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def question(record: JobRecord, view: View) -> Question:
             unhealthy.append(_unhealthy(task, view))
         if _is_offered(task) and len(offered) < OFFERED_MAX:
             offered.append(_offered(task, view))
-    return Question(tuple(offered), _notices(record, view), tuple(unhealthy), record.spec.tasks)
+    return Question(tuple(offered), _notices(record, view), tuple(unhealthy), len(record.tasks))
 
 
 def is_down(task: TaskRecord, view: View) -> bool:
@@ -54,7 +55,16 @@ def take_in(record: JobRecord, view: View, heard: Heard, ledger: Ledger, now: Mo
             return record
         return _changed(record, lambda task: _let_all(task, ledger))
     holds = _holds(record, view, heard)
-    return _changed(record, lambda task: _taken_in(task, heard, ledger, now, holds=holds))
+    return _changed(
+        record,
+        lambda task: _taken_in(task, heard, ledger, now, holds=holds, serves=available(task, view)),
+    )
+
+
+def is_known(record: JobRecord, view: View) -> bool:
+    """Return whether what is said of the tasks is so: not right after a start, for one."""
+    machines = (view.get(_machine(task)) for task in record.tasks)
+    return all(machine is None or machine.known for machine in machines)
 
 
 def _let_all(task: TaskRecord, ledger: Ledger) -> TaskRecord:
@@ -63,19 +73,22 @@ def _let_all(task: TaskRecord, ledger: Ledger) -> TaskRecord:
 
 
 def _taken_in(
-    task: TaskRecord, heard: Heard, ledger: Ledger, now: Moment, *, holds: bool
+    task: TaskRecord, heard: Heard, ledger: Ledger, now: Moment, *, holds: bool, serves: bool
 ) -> TaskRecord:
     operation = task.operation
     if operation is None:
         return task
     is_failure = operation.cause is Cause.FAILURE
     if operation.state is OperationState.OFFERED:
-        if holds and operation.id in heard.acks:
-            instead = heard.acks[operation.id]
-            return ledger.to(task, OperationState.ACKNOWLEDGED, approved=heard.by, instead=instead)
+        was_down = task.index in heard.broken
+        if holds and operation.id in heard.acks and not (was_down and serves):
+            changes = {"approved": heard.by, "instead": heard.acks[operation.id]}
+            return ledger.to(task, OperationState.ACKNOWLEDGED, was_down=was_down, **changes)
         if is_failure and operation.deadline is not None and operation.deadline <= now.wall:
             return ledger.to(task, OperationState.ACKNOWLEDGED, approved=DEADLINE)
-    elif operation.state is OperationState.ACKNOWLEDGED and not holds and not is_failure:
+        return task
+    lapses = not holds or (operation.was_down and serves)
+    if operation.state is OperationState.ACKNOWLEDGED and lapses and not is_failure:
         return ledger.to(task, OperationState.OFFERED, approved="", instead="")
     return task
 

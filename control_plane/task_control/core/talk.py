@@ -26,5 +26,7 @@ class Heard:
     """Operation → what it may be done as instead; empty: as it was asked."""
     down: frozenset[int] = frozenset()
     """Tasks of which it was told that they do not serve, or may stop serving any moment."""
+    broken: frozenset[int] = frozenset()
+    """Those of them that did not serve, whatever was acknowledged."""
     by: str = ""
     """Its name and the number of the call."""

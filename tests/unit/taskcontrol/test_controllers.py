@@ -159,3 +159,36 @@ def test_in_a_window_only_what_is_down_already_is_thought_about():
     never = Never.of(["00:00-24:00"])
     left = never.left(a_request(3, *updates(0, 1), down=[1]))
     assert [o.task for o in left.request] == [1]
+
+
+# -- against fixed update domains
+
+
+SHARDS = {task: {f"s{(task - n) % 9}" for n in range(0, 9, 3)} for task in range(9)}
+"""Nine shards of three replicas, each in three domains: 0-2, 3-5, 6-8."""
+DOMAINS = ([0, 1, 2], [3, 4, 5], [6, 7, 8])
+
+
+def lost(down: set[int]) -> set[str]:
+    """Return the shards of which two replicas or more are away."""
+    away = [shard for task in down for shard in SHARDS[task]]
+    return {shard for shard in away if away.count(shard) > 1}
+
+
+def test_fixed_update_domains_lose_a_shard_where_a_controller_does_not():
+    """WH7: a machine fails in the middle of a release, in another domain than is updated."""
+    failed = 4
+    assert not any(lost(set(domain)) for domain in DOMAINS)  # each alone is safe
+    assert lost({failed} | set(DOMAINS[0]))  # and is not while something else is down
+    outdated, rounds = set(range(9)) - {failed}, 0
+    while outdated and rounds < 20:
+        rounds += 1
+        request = a_request(9, *updates(*sorted(outdated)), down=[failed])
+        going = {int(ack[1:]) for ack in acked(Sharded().answer(request, SHARDS))}
+        assert not lost({failed} | going)
+        if not going:
+            break
+        outdated -= going
+    assert outdated == {1, 7}  # they hold what the failed one held, and wait for it
+    request = a_request(9, *updates(1, 7))
+    assert len(acked(Sharded().answer(request, SHARDS))) == 1

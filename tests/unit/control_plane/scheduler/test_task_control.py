@@ -9,14 +9,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
+from msgspec.structs import replace
 from virtual_time import clock, run
 from world import World, a_job, a_region, scenario
 
+from agent.api import Health, Limits
 from agent.errors import InvalidInput, Unreachable
 from control_plane.api.jobs import ControllerRef, JobSpec, UpdatePolicy
 from control_plane.api.machines import EventKind
 from control_plane.api.operations import JobEvent
 from taskcontrol.api import Ack, TaskControlRequest, TaskControlResponse
+from taskcontrol.shards import Sharded
 
 REF = ControllerRef(url="https://10.0.0.9:7450", name="db")
 Rule = Callable[[TaskControlRequest], list[str | Ack]]
@@ -503,3 +506,108 @@ async def test_work_that_tasks_survive_says_how_long_it_takes(w: World):
         await w.cp.inventory.outages.plan_unavailability(
             ["m1"], EventKind.DECOMMISSION, "old", deadline=clock() + 9, tasks_survive=True
         )
+
+
+@scenario()
+async def test_of_all_machines_for_a_kernel_one_waits_for_a_job_that_cannot_spare_it(w: World):
+    """HC6: "49 of 50": a replica is down, so its other one stays, until the deadline."""
+    held = {task: {f"s{task // 2}"} for task in range(6)}  # pairs: 0 and 1, 2 and 3, …
+    rule = Sharded(rebuild_s=3600)
+
+    def pairs(request: TaskControlRequest) -> list[str | Ack]:
+        kept = [o for o in request.request if o.cause != "failure"]  # it waits for the machine
+        return rule.answer(replace(request, request=kept), held).ack
+
+    ref = ControllerRef(url=REF.url, name="db", failure_wait_s=7200)
+    controller = Controller(w, pairs)
+    for number in range(3, 7):
+        w.region.add(f"m{number + 1}", "dc1", "msb1")
+    large = Limits(memory_max_bytes=700 << 20)  # one on each machine
+    await w.deployed(a_controlled_job(6, most=6, ref=ref, limits=large), quota=7)
+    where = {t.index: t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
+    failed, other = 2, 3
+    w.region.machines[where[failed]].power_off()
+    await w.until(lambda: w.cp._jobs.get("web").tasks[failed].phase == "lost")
+    kernels = sorted(set(where.values()) - {where[failed]})
+    now = clock()
+    await w.cp.inventory.outages.plan_unavailability(
+        kernels, EventKind.MAINTENANCE, "kernel", now, now + 1200, 600.0
+    )
+    seen: set[int] = set()
+
+    def stopped() -> set[int]:
+        seen.update(t.index for t in w.cp._jobs.get("web").tasks if t.phase == "parked")
+        for t in w.cp._jobs.get("web").tasks:  # a machine whose turn is over is back
+            if t.phase == "parked" and t.placement is not None:
+                back.add(t.placement.machine)
+        return seen
+
+    back: set[str] = set()
+    while clock() < now + 1100:
+        stopped()
+        for machine in list(back):
+            back.discard(machine)
+            await w.cp.inventory.outages.undrain([machine])
+        await asyncio.sleep(5)
+    assert seen == set(where) - {failed, other}
+    assert f"web-{other}" in await w.endpoints()
+    assert controller.requests
+    await asyncio.sleep(200)
+    tasks = w.cp._jobs.get("web").tasks
+    assert tasks[other].placement is None or tasks[other].placement.machine != where[other]
+    (gone,) = [t for t in tasks if t.index == other]
+    moves = [e for e in await events(w) if e.task == other and e.kind == "move"]
+    assert gone.operation is not None or [e.approved for e in moves] == ["deadline"]
+
+
+# -- after a start of the control plane
+
+
+@pytest.mark.parametrize("answers_after_s", [2.0, 6.0])
+def test_after_a_start_nobody_is_told_that_everything_is_down(answers_after_s: float):
+    """BUG-TC2: tasks whose machines were not asked yet were told as unhealthy."""
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            controller = await deployed(w, 3, nothing)
+            await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))
+            await w.until(lambda: controller.last.request)
+        for machine in w.region.machines.values():
+            machine.behaviour.list_s = answers_after_s
+        controller.requests.clear()
+        async with w.running():
+            await w.until(lambda: controller.last.request)
+            assert [r.down for r in controller.requests] == [frozenset()]
+
+    run(main())
+
+
+@scenario()
+async def test_what_was_acknowledged_of_a_task_that_was_down_says_nothing_once_it_is_up(w: World):
+    """BUG-TC2: "it is down anyway" took down tasks that served again."""
+
+    def down_anyway(request: TaskControlRequest) -> list[str | Ack]:
+        return [o.id for o in request.request if o.task in request.down]
+
+    controller = await deployed(w, 3, nothing, most=1)
+    record = (await w.cp.get_job("web")).record
+    machine = w.region.machines[record.tasks[1].placement.machine]
+    other = w.region.machines[record.tasks[2].placement.machine]
+    await w.cp.apply_job(a_controlled_job(3, most=1, command=["/bin/other"]))
+    await w.until(lambda: controller.last.request)
+    machine.behaviour.healthy = lambda spec: False  # its new version is no better
+    machine.report("web-1", health=Health.UNHEALTHY)
+    other.report("web-2", health=Health.UNHEALTHY)
+    await w.until(lambda: controller.last.down == {1, 2})
+    controller.rule = down_anyway
+    await asyncio.sleep(20)
+    assert [await version(w, task) for task in (1, 2)] == [2, 1]  # one at a time
+    controller.rule = nothing
+    other.report("web-2", health=Health.HEALTHY)
+    machine.behaviour.healthy = lambda spec: True
+    machine.report("web-1", health=Health.HEALTHY)
+    await asyncio.sleep(60)
+    assert await version(w, 2) == 1
+    controller.rule = everything
+    await w.stable()

@@ -40,8 +40,13 @@ def test_every_kind_is_explained_and_can_happen() -> None:
     assert KINDS.keys() > INSTANT
 
 
-def test_the_scenario_of_everything_holds_every_kind() -> None:
-    assert {rate.kind for rate in scenario.load("everything").faults} == KINDS.keys()
+def test_the_scenarios_of_everything_hold_every_kind() -> None:
+    everything, controlled = (
+        {rate.kind for rate in scenario.load(name).faults}
+        for name in ("everything", "f55-controllers")
+    )
+    assert everything < controlled  # the second is the first, with TaskControllers
+    assert controlled == KINDS.keys()
 
 
 def test_every_fault_that_a_region_can_show_has_a_scenario_named_after_it() -> None:
