@@ -16,6 +16,7 @@ from sidekick.expression import Facts
 from sidekick.profile import Library, Profile
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS
+from sidekick.sysctl_ranges import why_out_of_range
 from sidekick.targets import target_of
 
 
@@ -50,6 +51,11 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
     except Unprocessable as e:
         return [_finding(name, Severity.NOTE, "", f"not on this host: {e}")]
     found = [
+        _finding(name, Severity.ERROR, w.setting, f"{reason} ({w.source})")
+        for w in target.wanted
+        if (reason := why_out_of_range(w.setting.removeprefix("sysctl."), w.value))
+    ]
+    found += [
         _finding(name, Severity.NOTE, setting, f"says what {source} says already")
         for setting, source in _repeated(library, profile, facts)
     ]

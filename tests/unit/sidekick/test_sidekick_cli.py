@@ -276,13 +276,14 @@ def test_lint_tells_everything_that_is_wrong_with_all_profiles(run: Run) -> None
     assert code == 78
     assert errors == {
         ("broken", "sysctl.vm.swappiness"),
+        ("einval", "sysctl.vm.swappiness"),
         ("wrong", "colour"),
         ("wrong", "sysctl.vm.swappiness"),
     }
     notes = {row[0]: row[3] for row in rows if row[1] == "note"}
     assert "MiB must stay" in notes["greedy"]
     assert "cannot be applied here: this kernel lacks it" in notes["lacking"]
-    assert out.splitlines()[-1].startswith(f"{len(FILES)} profiles: 3 errors, ")
+    assert out.splitlines()[-1].startswith(f"{len(FILES)} profiles: 4 errors, ")
 
 
 def test_lint_finds_what_the_parent_says_already(fake: FakeHost, run: Run) -> None:

@@ -7,7 +7,8 @@ from fake_host import FakeHost, a_profile
 
 from agent.errors import KernelFileError
 from sidekick.report import Change, Outcome, Wanted
-from sidekick.settings.sysctl import SysctlSetting, path_of, text_of
+from sidekick.settings.sysctl import SysctlSetting, Value, path_of, text_of
+from sidekick.sysctl_ranges import why_out_of_range
 
 SETTING = SysctlSetting()
 
@@ -101,3 +102,24 @@ def test_an_undo_that_does_not_read_back_is_an_error(fake: FakeHost) -> None:
 def test_what_could_not_be_given_back_is_refused_by_name(name: str) -> None:  # BUG-SK4
     (error,) = SETTING.check(a_profile(sysctl={name: 1}))
     assert "undone" in error.reason or "given back" in error.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("vm.swappiness", 201, "must be 0 to 200"),
+        ("vm.swappiness", [1, 2], "must be 0 to 200"),
+        ("vm.swappiness", "much", "must be a number"),
+        ("net.ipv4.tcp_rmem", [4096, 131072], "takes 3 numbers, not 2"),
+        ("net.ipv4.tcp_mem", [3, 2, 1], "must not fall"),
+        ("vm.swappiness", 200, ""),
+        ("vm.swappiness", 0, ""),
+        ("net.ipv4.tcp_mem", [1, 2, 2], ""),
+        ("net.ipv4.tcp_congestion_control", "bbr", ""),
+        ("kernel.sched_rt_runtime_us", -1, ""),
+    ],
+)
+def test_a_value_that_no_kernel_takes_is_told_by_lint(name: str, value: Value, why: str) -> None:
+    told = why_out_of_range(name, text_of(value))
+    assert why in told
+    assert bool(told) is bool(why)

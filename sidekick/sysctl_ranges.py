@@ -1,0 +1,54 @@
+"""What the kernel takes for sysctls that profiles often set, to be told before it refuses.
+
+For lint only: a run leaves it to the kernel, whose EINVAL undoes it. Bounds that every kernel since
+6.1 has. Source: Linux, the `extra1` and `extra2` of the tables of kernel/sysctl.c, mm and net/ipv4,
+and Documentation/admin-guide/sysctl.
+"""
+
+from __future__ import annotations
+
+RANGES: dict[str, tuple[int, int]] = {
+    "kernel.numa_balancing": (0, 3),
+    "kernel.panic_on_oops": (0, 1),
+    "kernel.perf_cpu_time_max_percent": (0, 100),
+    "kernel.sched_autogroup_enabled": (0, 1),
+    "kernel.timer_migration": (0, 1),
+    "net.core.netdev_max_backlog": (0, 2**31 - 1),
+    "net.core.rmem_max": (2304, 2**31 - 1),
+    "net.core.somaxconn": (0, 2**31 - 1),
+    "net.core.wmem_max": (4608, 2**31 - 1),
+    "net.ipv4.tcp_retries1": (0, 255),
+    "vm.compaction_proactiveness": (0, 100),
+    "vm.dirty_background_ratio": (0, 100),
+    "vm.dirty_ratio": (0, 100),
+    "vm.overcommit_memory": (0, 2),
+    "vm.panic_on_oom": (0, 2),
+    "vm.swappiness": (0, 200),
+    "vm.watermark_scale_factor": (1, 3000),
+}
+RISING = {
+    "net.ipv4.ip_local_port_range": 2,
+    "net.ipv4.tcp_mem": 3,
+    "net.ipv4.tcp_rmem": 3,
+    "net.ipv4.tcp_wmem": 3,
+    "net.ipv4.udp_mem": 3,
+}
+"""So many numbers, none smaller than the one before it: the kernel takes others of most of them,
+and behaves as nobody meant."""
+
+
+def why_out_of_range(name: str, value: str) -> str:
+    """Return why a value cannot be meant, "" where nothing is known against it."""
+    words = value.split()
+    if not all(word.lstrip("-").isdigit() for word in words):
+        return "must be a number" if name in RANGES or name in RISING else ""
+    numbers = [int(word) for word in words]
+    if name in RISING:
+        if len(numbers) != RISING[name]:
+            return f"takes {RISING[name]} numbers, not {len(numbers)}"
+        return "" if numbers == sorted(numbers) else "must not fall from one number to the next"
+    if name in RANGES:
+        low, high = RANGES[name]
+        if len(numbers) != 1 or not low <= numbers[0] <= high:
+            return f"must be {low} to {high}"
+    return ""
