@@ -10,8 +10,9 @@ from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.feasibility import admits_any_of, judge
 from control_plane.allocator.core.machine_pools import Cell, Machine, Part, scarcity
 from control_plane.allocator.core.request import Group
-from control_plane.allocator.core.stranding import Totals, stranded
+from control_plane.allocator.core.stranding import Totals, is_rare, stranded
 from control_plane.api.policy import Fit
+from control_plane.broker.core.capacity import Capacity
 from control_plane.broker.core.matching import holds
 
 _PAUSE_AFTER = 2_000
@@ -22,6 +23,7 @@ class Search:
     """For which tasks machines are searched, and what that means for all bins."""
 
     __slots__ = (
+        "_filled",
         "_stranded",
         "_totals",
         "demand",
@@ -55,6 +57,14 @@ class Search:
         """Machines that did not fit since others had a chance to run."""
         self._totals = totals
         self._stranded: dict[int, float] = {}
+        self._filled: dict[int, bool] = {}
+
+    def fills(self, capacity: Capacity) -> bool:
+        """Return whether machines of a kind are filled one by one, whatever the job says."""
+        found = self._filled.get(id(capacity))
+        if found is None:
+            found = self._filled[id(capacity)] = is_rare(capacity, self._totals)
+        return found
 
     def ordered(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Return machines of several kinds, those first of which a task strands least."""
@@ -189,7 +199,10 @@ class Source:
         barren = plain and all(part is part.bucket for part in parts)
         seen = [(part.bucket, part.bucket.gain, part.bucket.moves) for part in parts]
         orders = [
-            part.usable(None if part.bucket in gained else demand, tight=search.tight)
+            part.usable(
+                None if part.bucket in gained else demand,
+                tight=search.tight or search.fills(part.capacity),
+            )
             for part in parts
         ]
         if work.ranking.counts_machines:

@@ -275,7 +275,7 @@ class Planning(Draft):
                     break
             if (
                 machine is None
-                or machine.capacity.gpus  # the first one has most left, and is not the best
+                or search.fills(machine.capacity)  # the first one has most left
                 or machine in mine
                 or judge(demand, machine, spaces.get(machine, machine))
             ):

@@ -35,6 +35,21 @@ class Totals:
         return Totals(rru, memory, gpus, network)
 
 
+_RARE = 2.0
+"""How often as much memory per RRU as the region has in the mean is a rare thing."""
+
+
+def is_rare(capacity: Capacity, totals: Totals) -> bool:
+    """Return whether machines of a kind have what most do not: GPUs, or far more memory.
+
+    If load were even there, soon none of them had room for a task that needs all of one.
+    """
+    if capacity.gpus:
+        return True
+    mean = totals.memory_bytes * micro(capacity.rru)
+    return capacity.memory_bytes * totals.micro_rru > _RARE * mean > 0
+
+
 def stranded(demand: Demand, capacity: Capacity, totals: Totals) -> float:
     """Return what a task strands of such a machine, as a share of the region: its part of all
     that is left when no more of them fit. The sum is over the dimensions.

@@ -266,3 +266,16 @@ def test_spread_comes_before_what_is_scarce():  # AL8
     allocate(index, a_request(4, demand=TASK))
     msbs = Counter(claim.machine.place.msb for claim in index.claims["web"])
     assert set(msbs.values()) == {2}
+
+
+def test_machines_with_far_more_memory_than_most_are_filled_one_by_one():
+    """BUG-AL8: with even load, none of them had room for a task that needs all of one."""
+    index = RegionIndex()
+    add(index, [f"c{i}" for i in range(30)], machine_type="common")
+    add(index, [f"h{i}" for i in range(3)], machine_type="huge", memory_bytes=64 * GIB)
+    for number in range(6):
+        allocate(index, a_request(1, f"j{number}", demand=Demand(8 * GIB, cpus=0.5)))
+    whole = Demand(64 * GIB, cpus=4)
+    assert not plan(index, a_request(2, demand=whole), Allowance()).unplaced
+    allocate(index, a_request(9, "web"))
+    assert {claim.machine.name[0] for claim in index.claims["web"]} == {"c"}
