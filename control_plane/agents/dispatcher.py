@@ -369,10 +369,10 @@ class Dispatcher:
             return
         line.pauses.pop(digest, None)
         waiting = sorted(line.pulls.pop(digest))
+        self._sights.image_came(machine, digest)
         if self._lines.get(machine) is line:
             for task in waiting:
                 self._ask(machine, task)
-            self._sights.changed(machine)
         self._tidy(line)
 
     async def _ensure_image(self, machine: str, digest: str) -> None:
@@ -386,4 +386,3 @@ class Dispatcher:
             )
         pull = ImagePull(digest=digest, format=image.format, path=f"/v1/images/{digest}/stream")
         await (await self._agent(machine)).pull_image(pull)
-        self._sights.sight(machine).images |= {digest}

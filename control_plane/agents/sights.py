@@ -20,6 +20,10 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import ignore
 
 _NO_PROFILE = ProfileStatus()
+Changed = Callable[[str], None]
+"""Called with a machine."""
+OneChanged = Callable[[str, str], None]
+"""Called with a machine, and with the task or the digest of the image that it is about."""
 
 
 @dataclass(slots=True)
@@ -77,12 +81,18 @@ class Sights:
         self._runtime = runtime
         self._broker = broker
         self._sights: BigMap[Sight] = BigMap()
-        self._listeners: list[Callable[[str], None]] = []
+        self._listeners: list[Changed] = []
+        self._listeners_of_one: list[OneChanged] = []
         broker.listen(self._record_changed, loaded=ignore)
 
-    def listen(self, changed: Callable[[str], None]) -> None:
-        """Call `changed(machine)` whenever something about a machine may matter."""
+    def listen(self, changed: Changed, of_one: OneChanged | None = None) -> None:
+        """Call `changed(machine)` whenever something about a machine may matter.
+
+        Where that is one task or image alone, `of_one(machine, which)` is called instead, if
+        it is given.
+        """
         self._listeners.append(changed)
+        self._listeners_of_one.append(of_one or (lambda machine, _: changed(machine)))
 
     def sight(self, machine: str) -> Sight:
         """Return what is known of a machine; nothing is kept of one that does not exist."""
@@ -95,24 +105,16 @@ class Sights:
 
     def view(self, pool: str, machines: Iterable[str], now: float) -> dict[str, SeenMachine]:
         """Return machines by name, as the scheduler sees them; `pool` is that of the tasks."""
-        found = {}
+        found, find, steady = {}, self._broker.table.find, self._runtime.now()
         for name in machines:
-            record = self._broker.table.find(name)
+            record = find(name)
             if record is not None:
-                found[name] = self._seen(record, record.entitlement == pool, now)
+                found[name] = self._seen(record, pool, now, steady)
         return found
 
     def ready(self, record: MachineRecord) -> bool:
         """Return whether tasks may start there: its own profile, verified in this boot."""
-        sight = self.sight(record.machine)
-        return (
-            bool(record.entitlement)
-            and record.state is MachineState.UP
-            and sight.answering
-            and sight.profile.state is ProfileState.VERIFIED
-            and sight.profile.name == record.profile_wanted
-            and sight.profile.generation == record.assignment_generation
-        )
+        return _is_ready(record, self.sight(record.machine))
 
     def listed(
         self,
@@ -167,7 +169,7 @@ class Sights:
         if known is None or status.generation >= known.generation:
             sight.tasks[status.task_id] = status
             sight.refused.pop(status.task_id, None)
-            self.changed(machine)
+            self._one_changed(machine, status.task_id)
 
     def answered(self, machine: str, status: TaskStatus, *, removed: bool = False) -> None:
         """Take in the answer to a command, unless events overtook it.
@@ -195,7 +197,7 @@ class Sights:
         sight.refused.pop(task, None)
         if gone:
             sight.tasks.pop(task, None)
-        self.changed(machine)
+        self._one_changed(machine, task)
 
     def saw_profile(self, machine: str, profile: ProfileStatus) -> None:
         """Take in the state of the machine's profile."""
@@ -205,6 +207,11 @@ class Sights:
         if sight.profile != profile:
             sight.profile = profile
             self.changed(machine)
+
+    def image_came(self, machine: str, digest: str) -> None:
+        """Take in that a machine has an image."""
+        self.sight(machine).images |= {digest}
+        self._one_changed(machine, digest)
 
     def refused(self, machine: str, task: str, reason: str, *, doubtful: bool) -> None:
         """Take in that a command failed; with `doubtful`, nobody knows with what effect."""
@@ -218,23 +225,28 @@ class Sights:
         for listener in self._listeners:
             listener(machine)
 
+    def _one_changed(self, machine: str, which: str) -> None:
+        for listener in self._listeners_of_one:
+            listener(machine, which)
+
     def _record_changed(
         self, name: str, _before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
         if after is None:
             self._sights.pop(name, None)
 
-    def _seen(self, record: MachineRecord, held: bool, now: float) -> SeenMachine:
-        sight, event = self.sight(record.machine), departure(record, now)
+    def _seen(self, record: MachineRecord, pool: str, now: float, steady: float) -> SeenMachine:
+        sight = self.sight(record.machine)
+        event = departure(record, now) if record.unavailability else None
         up = record.state is MachineState.UP
         is_heard = up and sight.answering
         return SeenMachine(
             up=up,
             answering=sight.answering,
-            ready=is_heard and self.ready(record),
-            held=held,
+            ready=is_heard and _is_ready(record, sight),
+            held=record.entitlement == pool,
             leaving=event is not None,
-            overdue=overdue(record, now),
+            overdue=bool(record.unavailability) and overdue(record, now),
             leaving_reason=event.reason if event is not None else "",
             called_back=event is not None and event.kind is EventKind.REVOKED,
             deadline=event.deadline if event is not None else None,
@@ -245,5 +257,17 @@ class Sights:
             tasks=sight.tasks,
             stopped=sight.stopped,
             refused=sight.refused,
-            unheard_s=0.0 if is_heard else sight.silent_s(self._runtime.now()),
+            unheard_s=0.0 if is_heard else sight.silent_s(steady),
         )
+
+
+def _is_ready(record: MachineRecord, sight: Sight) -> bool:
+    profile = sight.profile
+    return (
+        bool(record.entitlement)
+        and record.state is MachineState.UP
+        and sight.answering
+        and profile.state is ProfileState.VERIFIED
+        and profile.name == record.profile_wanted
+        and profile.generation == record.assignment_generation
+    )

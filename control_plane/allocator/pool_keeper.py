@@ -40,8 +40,9 @@ class PoolKeeper:
 
     async def run(self) -> None:
         """Give machines back until cancelled."""
-        for name in self._index.machines:
+        for name in self._broker.table:  # the index has another order in each process
             self._look_soon(name)
+            await self._runtime.breathe()
         while True:
             try:
                 async with asyncio.timeout(min(self._settings.resync_s, _LOOK_S)):

@@ -53,7 +53,7 @@ class BigMap(MutableMapping[str, V]):
         return key in self._parts[hash(key) >> _SHIFT & _PARTS - 1]
 
     def __iter__(self) -> Iterator[str]:
-        """Yield all keys, in no order that means anything."""
+        """Yield all keys, in an order that differs between processes: nothing may rest on it."""
         return chain.from_iterable(self._parts)
 
     def __len__(self) -> int:

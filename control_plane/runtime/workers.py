@@ -43,12 +43,23 @@ class Workers:
     round after it, so whatever was true when it was woken is looked at.
     """
 
-    def __init__(self, runtime: Runtime, name: str, work: Work, pace: Pace | None = None) -> None:
-        """Collect keys, and begin with `run`; `name` is for logs and the meter."""
+    def __init__(
+        self,
+        runtime: Runtime,
+        name: str,
+        work: Work,
+        pace: Pace | None = None,
+        gather_s: Callable[[str], float] | None = None,
+    ) -> None:
+        """Collect keys, and begin with `run`; `name` is for logs and the meter.
+
+        `gather_s(key)` takes the place of the pace's where keys differ in what a round costs.
+        """
         self.failed: dict[str, str] = {}
         """Key → why its last round failed."""
         self._runtime, self._name, self._work = runtime, name, work
         self._pace = pace or Pace()
+        self._gather_s = gather_s or (lambda _: self._pace.gather_s)
         self._group: asyncio.TaskGroup | None = None
         self._at_work = 0
         self._busy: dict[str, bool] = {}
@@ -157,7 +168,7 @@ class Workers:
         else:
             self._failures.pop(key, None)
             self.failed.pop(key, None)
-            self._rest(key, self._pace.gather_s)
+            self._rest(key, self._gather_s(key))
         finally:
             woken = self._busy.pop(key)
         if look_s is not None:

@@ -15,12 +15,12 @@ from control_plane.allocator.core.request import Allowance, Group, Request, same
 from control_plane.allocator.core.spread import Repair, Target, Targets, evened
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobRecord
+from control_plane.api.jobs import JobRecord, TaskRecord
 from control_plane.api.policy import Admission, Property
 from control_plane.scheduler.core.decide import Seen, remaining
 from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
 from control_plane.scheduler.core.moment import Moment
-from control_plane.scheduler.core.rollout import Placed, to_place
+from control_plane.scheduler.core.rollout import HOMELESS, Placed, to_place
 
 _AT_ONCE = 3
 """Moves for the sake of the spread that begin together, if the budget allows so many."""
@@ -33,6 +33,12 @@ class Placing:
         """Ask nothing yet."""
         self.allocator = allocator
         self.index = allocator.index
+        self._asked: dict[str, tuple[JobRecord, EntitlementSpec | None, Request]] = {}
+        """Job → the request that stands for its record, as long as that says it all."""
+
+    def forget(self, job: str) -> None:
+        """Drop what is remembered of a job that is gone."""
+        self._asked.pop(job, None)
 
     def pool_of(self, record: JobRecord) -> str:
         """Return the entitlement on whose machines a job's tasks run."""
@@ -50,9 +56,14 @@ class Placing:
         return self._request(record, view)
 
     def _request(self, record: JobRecord, view: View) -> Request:
+        entitlement, known = self.entitlement_of(record), self._asked.get(record.name)
+        if known is not None and known[0] is record and known[1] is entitlement:
+            return known[2]
         claims = self.index.claims.get(record.name)
-        pool, entitlement = self.pool_of(record), self.entitlement_of(record)
-        return request_of(record, view, pool, entitlement, claims)
+        request = request_of(record, view, self.pool_of(record), entitlement, claims)
+        if not any(task.phase in HOMELESS for task in record.tasks):
+            self._asked[record.name] = (record, entitlement, request)
+        return request
 
     def placed(self, record: JobRecord, view: View, allocation: Allocation) -> Placed:
         """Return what an allocation means for the tasks that waited for a machine."""
@@ -75,19 +86,25 @@ class Placing:
         they were to leave came back.
         """
         claims = self.index.claims.get(record.name)
-        moving = {task.index for task in to_place(record, view)}
-        stale, true = [], []
-        for task in record.tasks if claims is not None else ():
-            if task.placement is None or task.index in moving or claims is None:
+        if claims is None:
+            return
+        machines, elsewhere = claims.machines, list[TaskRecord]()
+        for task in record.tasks:
+            claimed = machines[task.index] if task.index < len(machines) else None
+            if claimed is None or task.placement is None:
                 continue
-            claimed = claims.machines[task.index] if task.index < len(claims.machines) else None
-            if claimed is None or claimed.name == task.placement.machine:
+            if claimed.name != task.placement.machine:
+                elsewhere.append(task)
+        moving = {task.index for task in to_place(record, view)} if elsewhere else ()
+        stale, true = [], []
+        for task in elsewhere:
+            if task.placement is None or task.index in moving:
                 continue
             claim, machine = claims.get(task.index), self.index.machines.get(task.placement.machine)
             if claim is not None and machine is not None and machine.pool == claims.pool:
                 stale.append(claim)
                 true.append(Claim(task.index, machine, claim.demand, task.placement.ports or None))
-        if stale and claims is not None:
+        if stale:
             change = Change(record.name, claims.pool, freed=stale)
             self.index.reserve(change)
             self.index.settle(change)

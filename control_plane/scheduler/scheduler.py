@@ -45,8 +45,10 @@ from control_plane.task_control.controllers import Controllers
 from control_plane.task_control.core.talk import Heard
 
 log = logging.getLogger(__name__)
-_PAUSE_S = 0.05
-"""After each round of a job, so that a flood of reports costs few rounds."""
+_PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
+"""After each round of a job, so that a flood of reports costs few rounds …"""
+_PAUSE_TASK_S = 0.0005
+"""… and more for each task: ten times what a round computes for it."""
 _OVERTAKEN_S = 0.1
 """Until the next round, where another writer was faster."""
 _GATHER_S = 0.05
@@ -75,8 +77,8 @@ class Scheduler:
         self._dispatcher = dispatcher
         self._epoch = 0
         self._group: asyncio.TaskGroup | None = None
-        pace = Pace(gather_s=_PAUSE_S, retry_s=region.settings.retry_s)
-        self._workers = Workers(region.runtime, "scheduler", self._work, pace)
+        pace = Pace(retry_s=region.settings.retry_s)
+        self._workers = Workers(region.runtime, "scheduler", self._work, pace, self._pause_s)
         self._is_waking = False
         self._details: dict[str, str] = {}
         self._awaited: dict[str, set[str]] = defaultdict(set)
@@ -95,7 +97,7 @@ class Scheduler:
         controllers.listen(self._wake)
         jobs.listen(lambda name, *_: self._wake(name))
         region.broker.listen(self._machine_changed, loaded=ignore)
-        region.sights.listen(self._machine_seen)
+        region.sights.listen(self._machine_seen, self._one_seen)
 
     async def run(self, epoch: int) -> None:
         """Schedule all jobs, in this term, until cancelled."""
@@ -176,6 +178,18 @@ class Scheduler:
         self._machine_changed(name)
         self._remove_strays(name)
 
+    def _one_seen(self, machine: str, which: str) -> None:
+        """Wake whom news of one task or image concerns: nobody else on its machine."""
+        known = self._allocator.directory.tasks(machine).get(which)
+        if known is not None:
+            self._wake(known.job)
+        elif which in self._sights.sight(machine).images:
+            for job in sorted(self._awaited.pop(machine, ())):
+                self._wake(job)
+        else:
+            self._machine_seen(machine)
+        self._wake_waiting()
+
     def _remove_strays(self, name: str) -> None:
         """Stop what runs on a machine although it was moved away or its job is gone."""
         sight = self._sights.sight(name)
@@ -195,6 +209,11 @@ class Scheduler:
         except Conflict as e:
             log.info("decision was overtaken", extra={"job": name, "reason": str(e)})
             return _OVERTAKEN_S
+
+    def _pause_s(self, name: str) -> float:
+        record = self._jobs.find(name)
+        tasks = 0 if record is None else len(record.tasks)
+        return min(_PAUSE_MAX_S, max(_PAUSE_S, tasks * _PAUSE_TASK_S))
 
     async def _round(self, name: str) -> float | None:
         """Decide, store, send."""
@@ -243,6 +262,7 @@ class Scheduler:
         self._workers.forget(name)
         self._consultant.forget(name)
         self._allocator.waiting.drop(name)
+        self._placing.forget(name)
         for known in (self._details, self._answers, self._evened, self._quiet_since):
             known.pop(name, None)
 

@@ -43,13 +43,14 @@ from control_plane.scheduler.core.rollout import (
     is_moving,
     is_overdue,
     is_quiet,
-    is_reachable,
     must_move,
     prune,
     take_down,
     wanted_tasks,
 )
 from control_plane.task_control.core.talk import Heard
+
+_UP = (TaskPhase.STARTING, TaskPhase.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,13 +305,21 @@ def _propose(made: Decision, seen: Seen) -> None:
     """Choose what may be done now within the budget, and propose it."""
     record, view = made.record, seen.view
     within = [task for task in record.tasks if not (record.stopping or is_going(task))]
-    serving = {task.index for task in within if available(task, view)}
-    due = {task.index: task for task in within if _is_due(task, record, view)}
+    serving, due, late = set[int](), dict[int, TaskRecord](), set[int]()
+    for task in within:
+        if available(task, view):
+            serving.add(task.index)
+        machine = view.get(task.placement.machine) if task.placement is not None else None
+        if machine is None or not (machine.up and machine.answering and task.phase in _UP):
+            continue
+        if task.version != record.version or machine.leaving:
+            due[task.index] = task
+            if machine.overdue:
+                late.add(task.index)
     quiet = not due and len(serving) == len(within) and is_quiet(record)
     repairs = seen.repairs if quiet else ()
     due |= {task.index: task for task in within if task.index in repairs}
     most = record.spec.update.max_unavailable
-    late = {index for index, task in due.items() if is_overdue(task, view)}
     serving -= late  # they go now, whatever the budget says: nothing else may go for them
     rest = (task for task in due.values() if task.index not in late)
     first = sorted(rest, key=lambda task: (not waits(task), task.index))
@@ -326,20 +335,15 @@ def _propose(made: Decision, seen: Seen) -> None:
     made.overdue, made.chosen = tuple(sorted(late)), tuple(chosen)
     made.moving = frozenset(i for i in chosen if must_move(due[i], view) or i in repairs)
     picked = late | set(chosen)
-    tasks = [_proposed(made, task, due, picked, seen) for task in record.tasks]
-    made.record = replace(record, tasks=tasks, operations=made.ledger.opened)
+    if picked or any(task.operation is not None for task in record.tasks):
+        tasks = [_proposed(made, task, due, picked, seen) for task in record.tasks]
+        made.record = replace(record, tasks=tasks, operations=made.ledger.opened)
     if healthy and budget <= 0 and not any(is_moving(task) for task in within):
         down = len(within) - len(serving)
         made.detail = (
             f"{down} of {len(within)} tasks are unavailable and at most {most} may be;"
             " the update waits"
         )
-
-
-def _is_due(task: TaskRecord, record: JobRecord, view: View) -> bool:
-    """Return whether a task is outdated, or must move, and can be reached to do so."""
-    up = task.phase in (TaskPhase.STARTING, TaskPhase.RUNNING)
-    return _is_outdated(task, record, view) and up and is_reachable(task, view)
 
 
 def _is_outdated(task: TaskRecord, record: JobRecord, view: View) -> bool:

@@ -34,21 +34,35 @@ _RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
 _GIVE_UP_S = 60.0
 """A machine that refuses a task for this long is given up for another."""
 _ENDED = (TaskState.STOPPED, TaskState.FAILED)
+_TOLD = (TaskPhase.STARTING, TaskPhase.STOPPING)
+"""Phases in which an agent may have to be told something."""
 _LEFT = (TaskPhase.DRAINING, TaskPhase.STOPPING, TaskPhase.LOST)
 """Phases in which a task may wait for its certain end on a machine that is down."""
 
 
 def observe(record: JobRecord, view: View, now: Moment) -> JobRecord:
-    """Return the record after what is seen; nothing voluntary is begun here."""
+    """Return the record after what is seen, itself if nothing is different.
+
+    Nothing voluntary is begun here.
+    """
     fold = _Fold(record, view, now)
-    tasks = [moved for task in record.tasks if (moved := fold.task(_timed(task, now))) is not None]
+    tasks, same = list[TaskRecord](), True
+    for task in record.tasks:
+        moved = fold.task(_timed(task, now))
+        same = same and moved is task
+        if moved is not None:
+            tasks.append(moved)
     leaving = fold.still_leaving()
+    if same and leaving == record.leaving and fold.generation == record.generation:
+        return record
     return replace(record, tasks=tasks, leaving=leaving, generation=fold.generation)
 
 
 def commands(record: JobRecord, view: View) -> list[Command]:
     """Return what agents must be told for the record to come true; nothing twice."""
-    found: list[Command | None] = [_about(record, task, view) for task in record.tasks]
+    found: list[Command | None] = [
+        _about(record, task, view) for task in record.tasks if task.phase in _TOLD
+    ]
     for name, ids in record.leaving.items():
         found += [_about_leaving(record, gone, name, view) for gone in ids]
     return [command for command in found if command is not None]
@@ -106,6 +120,8 @@ def next_look(record: JobRecord, now: Moment, view: View | None = None) -> float
     """Return when (steady) the record must be looked at again although nothing happened."""
     times = [task.retry_at for task in record.tasks if task.retry_at > 0]
     for task in record.tasks:
+        if task.phase is TaskPhase.RUNNING:
+            continue
         if task.phase in _LEFT and task.placement is not None and view is not None:
             spec, machine = spec_of(record, task), view.get(task.placement.machine)
             wait_s = ended_in_s(spec, task_id(record.name, task.index), machine)

@@ -24,6 +24,9 @@ from control_plane.scheduler.core.copies import ended_in_s
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going
 
+HOMELESS = (TaskPhase.PENDING, TaskPhase.LOST)
+"""Phases in which a task may need a machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -81,7 +84,7 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
     def needs(task: TaskRecord) -> bool:
         if task.phase is TaskPhase.PENDING:
             return True
-        if task.phase is not TaskPhase.LOST or task.placement is None or _is_asked(record, task):
+        if task.placement is None or _is_asked(record, task):
             return False
         machine = view.get(task.placement.machine)
         if machine is not None and (machine.up or machine.excused):
@@ -89,7 +92,7 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
         name = task_id(record.name, task.index)
         return ended_in_s(spec_of(record, task), name, machine) == 0.0
 
-    return tuple(task for task in record.tasks if needs(task))
+    return tuple(task for task in record.tasks if task.phase in HOMELESS and needs(task))
 
 
 def _is_asked(record: JobRecord, task: TaskRecord) -> bool:
@@ -109,6 +112,8 @@ def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
     A task that moves leaves its name behind: should the old machine come back with it, it
     is deleted there before anything else starts (nothing runs twice).
     """
+    if not plan.placements and not plan.unplaced:
+        return record
     generation = record.generation
     leaving = {machine: set(ids) for machine, ids in record.leaving.items()}
     tasks = []
@@ -204,11 +209,3 @@ def is_quiet(record: JobRecord) -> bool:
             for task in record.tasks
         )
     )
-
-
-def is_reachable(task: TaskRecord, view: View) -> bool:
-    """Return whether a task is on a machine that answers."""
-    if task.placement is None:
-        return False
-    machine = view.get(task.placement.machine)
-    return machine is not None and machine.up and machine.answering

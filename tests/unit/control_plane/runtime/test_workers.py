@@ -109,3 +109,27 @@ def test_news_after_the_end_begin_nothing():
         await RUNTIME.sleep(10.0)
 
     run(main())
+
+
+def test_a_key_whose_rounds_cost_more_gathers_news_for_longer():
+    async def main() -> dict[str, list[float]]:
+        times: dict[str, list[float]] = {"large": [], "small": []}
+
+        async def work(key: str) -> None:
+            times[key].append(round(RUNTIME.now() - began, 3))
+
+        rests = {"large": 1.0, "small": 0.1}
+        workers = Workers(RUNTIME, "jobs", work, gather_s=rests.__getitem__)
+        running = asyncio.create_task(workers.run())
+        began = RUNTIME.now()
+        for _ in range(19):
+            for key in times:
+                workers.wake(key)
+            await RUNTIME.sleep(0.1)
+        running.cancel()
+        await asyncio.wait([running])
+        return times
+
+    times = run(main())
+    assert times["large"] == [0.0, 1.0]
+    assert len(times["small"]) == 19

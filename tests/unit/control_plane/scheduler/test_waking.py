@@ -1,0 +1,54 @@
+"""Which jobs get a round when something is heard: those that it concerns, and no others."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from msgspec.structs import replace
+from world import World, a_job, scenario
+
+from agent.api import Health
+
+
+async def two_jobs_on_one_machine(w: World) -> list[str]:
+    """Return the list of jobs that are woken from now on."""
+    await w.deployed(a_job(2), quota=1)
+    await w.cp.apply_job(a_job(2, name="other"))
+    await w.stable("other")
+    woken: list[str] = []
+    wake = w.cp._scheduler._workers.wake
+
+    def noted(job: str) -> None:
+        woken.append(job)
+        wake(job)
+
+    w.cp._scheduler._workers.wake = noted
+    return woken
+
+
+@scenario()
+async def test_news_of_a_task_wakes_its_own_job_alone(w: World) -> None:
+    """A machine with ten jobs made ten rounds of each word about one task."""
+    woken = await two_jobs_on_one_machine(w)
+    (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
+    status = w.cp._sights.sight(machine).tasks["web-0"]
+    w.cp._sights.saw_task(machine, replace(status, health=Health.UNHEALTHY))
+    assert woken == ["web"]
+
+
+@scenario()
+async def test_news_of_the_machine_wakes_all_that_have_tasks_there(w: World) -> None:
+    woken = await two_jobs_on_one_machine(w)
+    (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
+    w.cp._sights.silent(machine)
+    assert woken == ["other", "web"]
+
+
+@scenario()
+async def test_an_image_that_came_wakes_only_who_waits_for_it(w: World) -> None:
+    woken = await two_jobs_on_one_machine(w)
+    (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
+    w.cp._scheduler._awaited[machine].add("other")
+    w.cp._sights.image_came(machine, "sha256:" + "7" * 64)
+    assert woken == ["other"]
