@@ -21,6 +21,7 @@ from control_plane.agents.core.stop_queue import Place, StopQueue, TokenBucket
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi
 from control_plane.agents.region import Region
+from control_plane.agents.sights import PROFILE
 from control_plane.api.machines import MachineRecord
 from control_plane.images.store import FindImage
 from control_plane.runtime.table import ignore
@@ -35,7 +36,7 @@ _QUICK_S = 1.0
 slow takes memory for what it is asked, and no turn of anybody else (BUG-CP11, F-53)."""
 _PULL_TIMEOUT_S = 900.0
 _PAUSE_MAX_S = 60.0
-_PROFILE, _ASK_PROFILE = "profile", "profile?"
+_ASK_PROFILE = "profile?"
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ class Dispatcher:
 
     def put_profile(self, machine: str) -> None:
         """Ask a machine for the profile that its record wants."""
-        self._ask(machine, _PROFILE)
+        self._ask(machine, PROFILE)
 
     def ask_profile(self, machine: str) -> None:
         """Ask a machine how its profile stands; the sights will know."""
@@ -292,7 +293,7 @@ class Dispatcher:
         """Tell the agent what is wanted at this moment."""
         machine = line.machine
         async with asyncio.timeout(self._settings.call_timeout_s):
-            if what == _PROFILE:
+            if what == PROFILE:
                 await self._put_profile(machine)
             elif what == _ASK_PROFILE:
                 seen = await (await self._agent(machine)).get_profile()

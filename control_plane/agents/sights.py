@@ -19,6 +19,8 @@ from control_plane.runtime.big_map import BigMap
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import ignore
 
+PROFILE = "profile"
+"""What a refusal is about, where it is no task and no image."""
 _NO_PROFILE = ProfileStatus()
 Changed = Callable[[str], None]
 """Called with a machine."""
@@ -48,6 +50,8 @@ class Sight:
     refused: dict[str, str] = field(default_factory=dict)
     images: frozenset[str] = frozenset()
     profile: ProfileStatus = _NO_PROFILE
+    profile_refusals: int = 0
+    """How often in a row the agent answered that it will not take its profile."""
     doubtful: bool = False
     """A command had an unknown outcome: the tasks must be listed again."""
 
@@ -55,6 +59,11 @@ class Sight:
     def was_listed(self) -> bool:
         """Return whether this process ever knew all that the machine has."""
         return bool(self.boot_id)
+
+    def forgive_profile(self) -> None:
+        """Forget that the agent refused its profile: it took it, or another is wanted."""
+        self.refused.pop(PROFILE, None)
+        self.profile_refusals = 0
 
     @property
     def heard_at(self) -> float | None:
@@ -130,6 +139,7 @@ class Sights:
         sight.tasks = {status.task_id: status for status in tasks}
         sight.images = frozenset(images)
         sight.profile = profile
+        sight.forgive_profile()
         sight.refused.clear()
         sight.stopped.clear()
         sight.doubtful = False
@@ -203,7 +213,7 @@ class Sights:
         """Take in the state of the machine's profile."""
         self.heard(machine)
         sight = self.sight(machine)
-        sight.refused.pop("profile", None)
+        sight.forgive_profile()
         if sight.profile != profile:
             sight.profile = profile
             self.changed(machine)
@@ -214,9 +224,14 @@ class Sights:
         self._one_changed(machine, digest)
 
     def refused(self, machine: str, task: str, reason: str, *, doubtful: bool) -> None:
-        """Take in that a command failed; with `doubtful`, nobody knows with what effect."""
+        """Take in that a command failed; with `doubtful`, nobody knows with what effect.
+
+        It was about a task, an image or `PROFILE`.
+        """
         sight = self.sight(machine)
         sight.refused[task] = reason
+        if task == PROFILE and not doubtful:
+            sight.profile_refusals += 1
         sight.doubtful = sight.doubtful or doubtful
         self.changed(machine)
 

@@ -119,6 +119,13 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     events: list[JobEvent]
 
 
+class GoneJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that are gone and whose logs are kept, the one that went first in front."""
+
+    schema: int = 1
+    names: list[str] = []
+
+
 class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
     """A page of a job's log."""
 

@@ -11,7 +11,7 @@ import logging
 from control_plane.agents.core.seen import is_empty
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.region import Region
-from control_plane.agents.sights import Sight
+from control_plane.agents.sights import PROFILE, Sight
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.broker.core.unavailability import open_event
 from control_plane.profiles.core.switch import Step, Switch, next_step
@@ -21,7 +21,7 @@ from control_plane.runtime.workers import Pace, Workers
 log = logging.getLogger(__name__)
 _ASK_EVERY_S = 1.0
 _REFUSALS_MAX = 5
-"""Refusals of a profile by an agent that answers, before the machine is put aside."""
+"""Refusals of a profile in a row by an agent that answers, before the machine is put aside."""
 
 
 class Switcher:
@@ -39,7 +39,6 @@ class Switcher:
         pace = Pace(retry_s=self._settings.retry_s)
         self._workers = Workers(region.runtime, "profiles", self._look, pace)
         self._raised_at: dict[str, float] = {}
-        self._refusals: dict[str, int] = {}
         self._back_by: dict[str, tuple[float, float]] = {}
         """Machine → the deadline of its reboot as stored, and as this process counts it."""
         region.broker.listen(lambda name, *_: self._wake(name), loaded=ignore)
@@ -61,7 +60,7 @@ class Switcher:
 
     def _forget(self, name: str) -> None:
         self._workers.forget(name)
-        for known in (self._raised_at, self._refusals, self._back_by):
+        for known in (self._raised_at, self._back_by):
             known.pop(name, None)
 
     async def _look(self, name: str) -> float | None:
@@ -99,9 +98,8 @@ class Switcher:
         return None
 
     async def _send(self, record: MachineRecord, sight: Sight) -> float | None:
-        refusal = sight.refused.get("profile")
-        if refusal and self._too_often(record.machine):
-            await self._quarantine(record, refusal)
+        if sight.profile_refusals >= _REFUSALS_MAX:
+            await self._quarantine(record, sight.refused[PROFILE])
             return None
         self._dispatcher.put_profile(record.machine)
         return self._settings.retry_s
@@ -159,10 +157,6 @@ class Switcher:
                 await self._broker.profile_seen(record.machine, sight.profile)
             return
         until = self._runtime.wall() + self._settings.quarantine_s
-        self._refusals.pop(record.machine, None)
+        sight.forgive_profile()
         await self._broker.quarantine(record.machine, reason, until)
         self._sights.changed(record.machine)
-
-    def _too_often(self, name: str) -> bool:
-        self._refusals[name] = self._refusals.get(name, 0) + 1
-        return self._refusals[name] >= _REFUSALS_MAX

@@ -1,28 +1,33 @@
 """The log of each job: what was done to its tasks, why, from when to when, and how it ended.
 
 Stored in rows of some events, in the transaction that stores the change they tell of. A job
-keeps its newest events, also after it is gone.
+keeps its newest events; of the jobs that are gone those that went last keep theirs.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from agent.errors import NotFound
+from agent.errors import NotFound, TwineError
 from control_plane.api.jobs import JobRecord
-from control_plane.api.operations import EventRow, JobEvent, JobEvents, TaskStory
+from control_plane.api.operations import EventRow, GoneJobs, JobEvent, JobEvents, TaskStory
 from control_plane.runtime.job_table import JobTable
 from control_plane.store import Delete, Operation, Put, Store
-from control_plane.store.records import decode, encode, event_row_key, event_rows
+from control_plane.store.records import GONE_JOBS, decode, encode, event_row_key, event_rows
 
+log = logging.getLogger(__name__)
 ROW = 64
 """Events of one row: 50 KiB with the longest reasons."""
 ROWS = 16
 """Rows that a job keeps, with its newest 961 to 1,024 events. If all of them are replaced in the
-transaction that writes the largest job whole, that has 93 operations of the 100 it may have."""
+transaction that writes the largest job whole, that has 94 operations of the 100 it may have."""
 PAGE_MAX = 500
+GONE_MAX = 1_000
+"""Jobs that are gone and whose logs are kept: up to a gigabyte if all of them told much."""
 
 
 class EventLog:
@@ -33,6 +38,8 @@ class EventLog:
         self._store = store
         self._last: dict[str, list[JobEvent]] = {}
         """Job → the events of its last row; none: nothing was ever logged."""
+        self._ending = asyncio.Lock()
+        """One job at a time is added to those that are gone."""
 
     async def commit(
         self,
@@ -45,21 +52,60 @@ class EventLog:
 
         Returns the events with their numbers. The caller holds the job's lock.
         """
+        if gone is None:
+            return await self._commit(jobs, record, events, [])
+        async with self._ending:
+            names = [name for name in await self._gone() if name != record.name]
+            names.append(record.name)
+            with_it = [gone, Put(GONE_JOBS, encode(GoneJobs(names=names)))]
+            numbered = await self._commit(jobs, record, events, with_it, is_gone=True)
+            await self._forget_surplus(jobs, names)
+            return numbered
+
+    async def _commit(
+        self,
+        jobs: JobTable,
+        record: JobRecord,
+        events: Sequence[JobEvent],
+        also: Sequence[Operation],
+        *,
+        is_gone: bool = False,
+    ) -> Sequence[JobEvent]:
         name, rows, numbered = record.name, list[Operation](), list[JobEvent]()
         last = self._last.get(name, [])
         if events:
             rows, last, numbered = await self._appended(name, events)
         try:
-            after = None if gone is not None else record
-            await jobs.commit(name, after, also=[*rows, *([gone] if gone is not None else [])])
+            await jobs.commit(name, None if is_gone else record, also=[*rows, *also])
         except BaseException:
             self._last.pop(name, None)  # perhaps they are stored: read again
             raise
-        if gone is not None:
+        if is_gone:
             self._last.pop(name, None)
         elif events:
             self._last[name] = last
         return numbered
+
+    async def _gone(self) -> list[str]:
+        entry = await self._store.get(GONE_JOBS)
+        return decode(entry.value, GoneJobs, entry.key).names if entry is not None else []
+
+    async def _forget_surplus(self, jobs: JobTable, names: list[str]) -> None:
+        """Delete the logs of those that went first, each in a transaction of its own.
+
+        What fails is done after the next job that goes: all that are kept are listed.
+        """
+        while len(names) > GONE_MAX:
+            first, names = names[0], names[1:]
+            listing = await self._store.list_prefix(event_rows(first))
+            rows = () if jobs.find(first) is not None else listing.entries  # it is there again
+            operations: list[Operation] = [Delete(row.key) for row in rows]
+            operations.append(Put(GONE_JOBS, encode(GoneJobs(names=names))))
+            try:
+                await self._store.txn({row.key: row.revision for row in rows}, operations)
+            except TwineError as e:
+                log.info("log of a job kept", extra={"job": first, "reason": str(e)})
+                return
 
     async def page(self, jobs: JobTable, job: str, after: int, limit: int) -> JobEvents:
         """Return events with a number above `after`, oldest first."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agent.errors import Busy, Conflict
+from control_plane.errors import UnknownOutcome
 from control_plane.store.protocol import Operation, Put, Store
 
 OUTCOMES = "outcomes/"
@@ -89,6 +90,19 @@ class Attempt:
             self._ended(0, self._before)
             raise
         return self._ended(revision, revision)
+
+    async def sure(self) -> int:
+        """Return the new revision, also where the answer was lost; see `make`.
+
+        Raises `Busy` if nothing was changed, and what the store raises while it cannot say.
+        """
+        try:
+            return await self.make()
+        except UnknownOutcome:
+            revision = await self.outcome()
+        if not revision:
+            raise Busy("the store failed; nothing was changed")
+        return revision
 
     async def outcome(self) -> int:
         """Return the revision that made it; 0: it was not made and never will be.

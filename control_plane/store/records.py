@@ -15,7 +15,7 @@ from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
 from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
-from control_plane.api.operations import EventRow
+from control_plane.api.operations import EventRow, GoneJobs
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
 
@@ -27,6 +27,7 @@ SCHEMAS: dict[type, int] = {
     JobIntent: 2,
     TaskChunk: 1,
     EventRow: 1,
+    GoneJobs: 1,
     AllocationRecord: 1,
     Decision: 1,
     BrokerStoreNote: 1,
@@ -55,6 +56,9 @@ QUARANTINE = "quarantine/"
 """Records that cannot be used, each under its whole name (`quarantine.py`)."""
 USES = "entitlement-uses/"
 """Written with each job that comes to an entitlement: its deletion compares it."""
+
+GONE_JOBS = "gone-jobs"
+"""One value: the jobs that are gone and whose logs are kept."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 

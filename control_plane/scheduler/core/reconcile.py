@@ -14,7 +14,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from agent.api import Health, RestartWhen, TaskState, TaskStatus
+from agent.api import DisconnectPolicy, Health, RestartWhen, TaskState, TaskStatus
 from control_plane.agents.core.commands import Command, Start, Stop
 from control_plane.agents.core.seen import SeenMachine, View
 from control_plane.api.jobs import (
@@ -235,9 +235,17 @@ class _Fold:
         return task
 
     def _elsewhere(self, task: TaskRecord, refused: str) -> TaskRecord | None:
+        """A task that its machine keeps refusing.
+
+        A command whose answer was lost may still arrive there: one that must have no second copy
+        leaves once the agent confirmed a stop, which such a command does not overcome.
+        """
         assert task.placement is not None
+        task = replace(task, avoid=task.placement.machine, reason=refused)
+        if spec_of(self._record, task).disconnect.policy is DisconnectPolicy.STOP:
+            return self._to(task, TaskPhase.STOPPING, generation=self._next())
         gone = self._gone(task, left_behind=True, keep_version=True)
-        return gone and replace(gone, avoid=task.placement.machine, reason=refused)
+        return gone and replace(gone, reason=refused)
 
     def _ended(self, task: TaskRecord, status: TaskStatus) -> TaskRecord:
         """A task that its agent will not start again by itself: now, later or never?"""
@@ -332,7 +340,7 @@ class _Fold:
             generation=task.generation,
             since=self._now.wall,
             begun=self._now.steady,
-            avoid=_avoided(task),
+            avoid=_avoided(task) or task.avoid,
             operation=task.operation,
         )
 

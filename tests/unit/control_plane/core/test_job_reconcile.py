@@ -3,7 +3,16 @@
 import pytest
 from msgspec.structs import replace
 
-from agent.api import Exit, Health, RestartPolicy, RestartWhen, TaskState, TaskStatus
+from agent.api import (
+    Disconnect,
+    DisconnectPolicy,
+    Exit,
+    Health,
+    RestartPolicy,
+    RestartWhen,
+    TaskState,
+    TaskStatus,
+)
 from control_plane.agents.core.commands import Start, Stop, strays
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.api.jobs import (
@@ -171,6 +180,26 @@ def test_a_start_waits_for_the_profile():  # HP15
 def test_the_refusal_of_an_agent_becomes_the_reason():
     record = a_record(a_task(phase=TaskPhase.STARTING))
     assert after(record, m1(refused={"web-0": "no space"})).reason == "no space"
+
+
+def test_a_task_that_is_refused_for_long_goes_elsewhere():
+    record = a_record(a_task(phase=TaskPhase.STARTING))
+    gone = after(record, m1(refused={"web-0": "no space"}))
+    assert (gone.phase, gone.avoid, gone.reason) == (TaskPhase.PENDING, "m1", "no space")
+
+
+def test_one_that_must_have_no_second_copy_goes_once_its_machine_takes_it_no_more():
+    """A start whose answer was lost for a minute may still arrive where it was refused."""
+    disconnect = Disconnect(policy=DisconnectPolicy.STOP)
+    record = a_record(a_task(phase=TaskPhase.STARTING), disconnect=disconnect)
+    refusing = m1(refused={"web-0": "no answer"})
+    record = observe(record, refusing, at(100.0))
+    (task,) = record.tasks
+    assert (task.phase, task.generation) == (TaskPhase.STOPPING, 6)
+    assert commands(record, refusing) == [Stop("m1", "web-0", 6)]
+    assert observe(record, refusing, at(900.0)).tasks == [task], "it is not confirmed"
+    gone = after(record, m1(stopped={"web-0": 6}))
+    assert (gone.phase, gone.avoid) == (TaskPhase.PENDING, "m1")
 
 
 def test_strays_are_our_own_tasks_that_belong_elsewhere():

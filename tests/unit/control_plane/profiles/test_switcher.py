@@ -56,3 +56,44 @@ def test_machines_that_have_their_profile_have_no_task_of_the_switcher():
             assert names.count("profiles") == 1
 
     run(main())
+
+
+def test_refusals_are_counted_and_not_how_often_somebody_looked():
+    """Any news of the machine made one refusal five, and it was put aside."""
+
+    async def main() -> None:
+        w = World(a_region(1))
+        machine = w.region.machines["m1"]
+        machine.behaviour.refuse_profile = "no such profile"
+        async with w.running():
+            await w.set_up(1)
+            await w.cp.apply_job(worlds.a_job(1))
+            sight = w.cp._sights.sight("m1")
+            await w.until(lambda: sight.profile_refusals == 1)
+            for _ in range(20):
+                w.cp._sights.changed("m1")
+                await asyncio.sleep(0.01)
+            assert (await w.cp.get_machine("m1")).record.entitlement == "front"
+            machine.behaviour.refuse_profile = ""
+            await w.stable()
+            assert sight.profile_refusals == 0
+            assert not (await w.cp.get_machine("m1")).record.quarantine_reason
+
+    run(main())
+
+
+def test_a_machine_that_goes_on_refusing_its_profile_is_put_aside():
+    async def main() -> None:
+        w = World(a_region(1))
+        w.region.machines["m1"].behaviour.refuse_profile = "no such profile"
+        async with w.running():
+            await w.set_up(1)
+            await w.cp.apply_job(worlds.a_job(1))
+
+            async def is_aside() -> bool:
+                record = (await w.cp.get_machine("m1")).record
+                return "no such profile" in record.quarantine_reason and not record.entitlement
+
+            await w.until(is_aside, 300)
+
+    run(main())

@@ -5,11 +5,12 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api import Health, TaskState
-from agent.errors import Conflict
+from agent.errors import Busy, Conflict
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
 from control_plane.api.stored_jobs import CHUNK
 from control_plane.runtime.job_table import JobTable
 from control_plane.store import Put
+from control_plane.store.faulty import LOST, MADE, UNHEARD, Fate, FaultyStore
 from control_plane.store.memory import MemoryStore
 
 VALUE_MAX, ROWS_MAX = 256 << 10, 100
@@ -168,6 +169,26 @@ async def test_a_record_of_the_release_before_is_split_once() -> None:
         written = len(store.writes)
         assert await stored(store) == record
         assert len(store.writes) == written
+
+
+@pytest.mark.parametrize("fate", [UNHEARD, LOST])
+async def test_a_split_whose_answer_is_lost_is_looked_up(fate: Fate) -> None:
+    """A start failed, or went on with revisions that were guessed."""
+    async with MemoryStore() as inner:
+        record = a_record(300)
+        await inner.txn({}, [of_schema_1(record)])
+        fates = [fate]
+        store = FaultyStore(inner, lambda _: fates.pop() if fates else MADE)
+        table = JobTable(store)
+        if fate is UNHEARD:
+            await table.load()
+            assert table.get("web") == record
+            await table.update("web", lambda r: replace(r, generation=1_000))  # no conflict
+        else:
+            with pytest.raises(Busy, match="nothing was changed"):
+                await table.load()
+        again = await stored(inner)
+        assert again.tasks == record.tasks
 
 
 async def test_a_split_that_fails_leaves_the_old_record_whole() -> None:

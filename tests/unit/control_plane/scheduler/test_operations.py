@@ -17,7 +17,9 @@ from control_plane.api.inventory import Drain
 from control_plane.api.jobs import JobRecord, TaskRecord, UpdatePolicy
 from control_plane.api.operations import Cause, JobEvent, OperationKind, OperationState
 from control_plane.runtime.job_table import JobTable
+from control_plane.scheduler import event_log
 from control_plane.scheduler.event_log import ROW, ROWS, EventLog
+from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
 
 
@@ -205,6 +207,38 @@ async def test_a_log_has_a_bound_and_goes_on_after_it() -> None:
         rows = (await store.list_prefix("job-events/web/")).entries
         assert len(rows) == ROWS
         assert (await log.page(table, "web", 0, 500)).more
+
+
+async def test_the_logs_of_jobs_that_are_gone_have_a_common_bound(monkeypatch) -> None:
+    """They were kept for ever: a pipeline that makes a job an hour filled the store."""
+    monkeypatch.setattr(event_log, "GONE_MAX", 3)
+    async with MemoryStore(strict=True) as store:
+        table, log = JobTable(store), EventLog(store)
+
+        async def there(name: str, number: int) -> JobRecord:
+            spec = replace(a_job(1), name=name)
+            record = JobRecord(name=name, spec=spec, version=1, generation=number)
+            await log.commit(table, record, [an_event(0)])
+            return record
+
+        async def goes(record: JobRecord) -> None:
+            await log.commit(table, record, [an_event(0)], gone=Put("retired/x", b"1"))
+
+        for number in range(5):
+            await goes(await there(f"job{number}", number))
+        assert await logs_of(store) == {"job2", "job3", "job4"}
+        await there("job2", 9)  # it is there again, and its log goes on
+        for number in range(5, 8):
+            await goes(await there(f"job{number}", number))
+        assert await logs_of(store) == {"job2", "job5", "job6", "job7"}
+        assert [event.seq for event in (await log.page(table, "job2", 0, 500)).events] == [1, 2, 3]
+        with pytest.raises(NotFound):
+            await log.page(table, "job3", 0, 500)
+
+
+async def logs_of(store: MemoryStore) -> set[str]:
+    rows = (await store.list_prefix("job-events/")).entries
+    return {row.key.split("/")[1] for row in rows}
 
 
 def an_event(task: int) -> JobEvent:

@@ -38,6 +38,7 @@ class Behaviour:
     profile_end: dict[str, ProfileState] = field(default_factory=dict)
     """Profile name → how a switch to it ends, if not verified."""
     refuse_pull: str = ""
+    refuse_profile: str = ""
     list_s: float = 0.0
     """Until it answers what tasks it has."""
     answer_s: float = 0.0
@@ -343,6 +344,8 @@ class FakeAgent:
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         m = await self._enter()
+        if m.behaviour.refuse_profile:
+            raise Unprocessable(m.behaviour.refuse_profile)
         if spec.generation < m.profile.generation or spec.epoch < m.epoch:
             raise Conflict(f"profile generation {spec.generation} is old")
         m.epoch = max(m.epoch, spec.epoch)
