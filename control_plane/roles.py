@@ -77,7 +77,7 @@ class ControlPlane:
         self.census = Census()
         self._broker.listen(self.census.machine_heard)
         self.inventory = MachineDesk(self._broker, runtime, self._view, self._profile_of)
-        self._jobs = JobTable(store)
+        self._jobs = JobTable(store, runtime.breathe)
         self._jobs.listen(self.census.job_heard)
         self._sights = Sights(self._broker, runtime)
         region = Region(self._broker, self._sights, settings, runtime)

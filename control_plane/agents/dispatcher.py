@@ -214,6 +214,7 @@ class Dispatcher:
 
         giving = asyncio.get_running_loop().call_later(_QUICK_S, give_slot)
         try:
+            await self._runtime.breathe()  # all slots may be filled in one turn
             await self._carry(line, what, passed)
         except (TwineError, TimeoutError) as e:
             self._failed(line, what, e)

@@ -6,7 +6,7 @@ tasks the job has. What agents say is stored nowhere: after a start they are ask
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -111,6 +111,13 @@ def same_stored(one: TaskRecord, other: TaskRecord) -> bool:
 
 def chunks_of(record: JobRecord, only: set[int] | None = None) -> dict[int, TaskChunk]:
     """Return the chunks of a record by number (or `only` some), without empty ones."""
+    return dict(chunks_in_turn(record, only))
+
+
+def chunks_in_turn(
+    record: JobRecord, only: set[int] | None = None
+) -> Iterator[tuple[int, TaskChunk]]:
+    """Yield the chunks of a record by number (or `only` some), each made when its turn comes."""
     tasks: dict[int, list[TaskRecord]] = {}
     for task in record.tasks:
         if only is None or task.index // CHUNK in only:
@@ -119,10 +126,8 @@ def chunks_of(record: JobRecord, only: set[int] | None = None) -> dict[int, Task
     for machine, index in _leaving(record):
         if only is None or index // CHUNK in only:
             leaving.setdefault(index // CHUNK, {}).setdefault(machine, []).append(index)
-    return {
-        number: _chunk(number, tasks.get(number, []), leaving.get(number, {}))
-        for number in sorted(tasks.keys() | leaving.keys())
-    }
+    for number in sorted(tasks.keys() | leaving.keys()):
+        yield number, _chunk(number, tasks.get(number, []), leaving.get(number, {}))
 
 
 def chunk_numbers(record: JobRecord) -> set[int]:

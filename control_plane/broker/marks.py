@@ -18,8 +18,9 @@ from control_plane.broker.core.unavailability import began, ended
 from control_plane.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)
-TOGETHER = 100
-"""Machines of one transaction: what a distributed store takes at once."""
+TOGETHER = 32
+"""Machines of one transaction. Everybody hears of all of them in one turn of the loop: of so many
+in a few milliseconds."""
 
 
 class Marks:

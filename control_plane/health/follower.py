@@ -127,6 +127,7 @@ class Follower:
                 events = await self._news(name, stream)
                 if events is None or events.lost or events.boot_id not in ("", boot_id):
                     return
+                await self._runtime.breathe()  # a thousand machines may speak in one turn
                 await self._take_in(name, agent, events)
         finally:
             self._sights.heard(name, stream.heard_at)

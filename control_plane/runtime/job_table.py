@@ -20,12 +20,13 @@ from control_plane.api.stored_jobs import (
     TaskChunk,
     changed_chunks,
     chunk_numbers,
+    chunks_in_turn,
     chunks_of,
     intent_of,
     record_of,
     same_intent,
 )
-from control_plane.runtime.table import Table, pages
+from control_plane.runtime.table import Breathe, Table, ignore_turns, pages
 from control_plane.store import Delete, Entry, Operation, Put, Store
 from control_plane.store.outcomes import Attempt
 from control_plane.store.quarantine import job_in, quarantined
@@ -39,9 +40,9 @@ _STEP = 16
 class JobTable(Table[JobRecord]):
     """Jobs by name; listeners hear of what is stored, not of what agents say."""
 
-    def __init__(self, store: Store) -> None:
-        """Load nothing yet."""
-        super().__init__(store, JOBS, JobRecord, "job")
+    def __init__(self, store: Store, breathe: Breathe = ignore_turns) -> None:
+        """Load nothing yet; `breathe` is the runtime's."""
+        super().__init__(store, JOBS, JobRecord, "job", breathe=breathe)
         self._chunks: dict[str, dict[int, int]] = {}
         """Job → number of each of its chunks → the revision that wrote it last."""
         self._intents: dict[str, int] = {}
@@ -130,7 +131,7 @@ class JobTable(Table[JobRecord]):
         if stored or compare or also:
             await super().commit_many(stored, compare, also)
 
-    def _written(
+    async def _written(
         self, name: str, record: JobRecord | None
     ) -> tuple[dict[str, int], list[Operation]]:
         known, revisions = self._records.get(name), self._chunks.get(name, {})
@@ -140,14 +141,15 @@ class JobTable(Table[JobRecord]):
             compare |= {task_chunk_key(name, n): revision for n, revision in revisions.items()}
             return compare, [Delete(self.prefix + name), *map(Delete, keys)]
         changed = _changed(known, record)
-        chunks = chunks_of(record, changed)
-        operations: list[Operation] = []
-        if known is None or not same_intent(known, record) or chunks.keys() != changed:
+        gone, operations = set(changed), list[Operation]()
+        for number, chunk in chunks_in_turn(record, changed):
+            await self._breathe()
+            gone.discard(number)
+            operations.append(Put(task_chunk_key(name, number), encode(chunk)))
+        operations += [Delete(task_chunk_key(name, number)) for number in sorted(gone)]
+        if known is None or not same_intent(known, record) or gone:
             operations.append(Put(self.prefix + name, encode(intent_of(record))))
-        for number in sorted(changed):
-            key, chunk = task_chunk_key(name, number), chunks.get(number)
-            compare[key] = revisions.get(number, 0)
-            operations.append(Delete(key) if chunk is None else Put(key, encode(chunk)))
+        compare |= {task_chunk_key(name, n): revisions.get(n, 0) for n in changed}
         return compare, operations
 
     def _put(self, name: str, record: JobRecord | None, revision: int) -> None:

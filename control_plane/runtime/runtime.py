@@ -54,6 +54,8 @@ class Runtime:
         self._turn_began: float | None = None
         self._batch = 1
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._passed_over: deque[asyncio.Future[None]] = deque()
+        """Those that were let go on and found no time left in the turn."""
         self._seen: tuple[float, float, float] | None = None
         """now, boot and wall as they were seen last."""
         self._on_pause: list[Callable[[float], None]] = []
@@ -77,21 +79,32 @@ class Runtime:
         The turn is that of the whole process: whoever computes in it takes from the same. Of
         those that had to wait as many go on in a turn as fitted into the last ones.
         """
-        loop, now = asyncio.get_running_loop(), time.perf_counter()
+        loop = asyncio.get_running_loop()
         if self._turn_began is None:
-            self._turn_began, self._batch = now, 1
+            self._turn_began, self._batch = time.perf_counter(), 1
             loop.call_soon(self._turn_over)
-        elif self._waiting or now - self._turn_began >= TURN_S:
+            return
+        before_us = self._waiting
+        while before_us or not self._has_time():
             turn: asyncio.Future[None] = loop.create_future()
-            self._waiting.append(turn)
+            before_us.append(turn)
             await turn
+            before_us = self._passed_over
+
+    def _has_time(self) -> bool:
+        return self._turn_began is None or time.perf_counter() - self._turn_began < TURN_S
 
     def _turn_over(self) -> None:
-        """Let the first of those that wait compute in the next turn, and look after them."""
+        """Let the first of those that wait compute in the next turn, and look after them.
+
+        Whoever finds that those before it took all of the turn waits again, still in front.
+        """
         now, began = time.perf_counter(), self._turn_began
         if began is not None:
             fitted = now - began < TURN_S
             self._batch = min(2 * self._batch, _BATCH_MAX) if fitted else max(1, self._batch // 2)
+        self._waiting.extendleft(reversed(self._passed_over))
+        self._passed_over.clear()
         self._turn_began, left = None, self._batch
         while self._waiting and left:
             turn = self._waiting.popleft()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from weakref import WeakValueDictionary
 
@@ -28,6 +28,13 @@ from control_plane.store.records import encode
 __all__ = ["PAGE", "PART", "Heard", "Item", "Loaded", "Table", "ignore", "pages", "tell_each"]
 
 
+Breathe = Callable[[], Awaitable[None]]
+
+
+async def ignore_turns() -> None:
+    """Let nobody run meanwhile: for tables of few records."""
+
+
 class Table(Readable[T]):
     """A write-through copy of everything below a prefix.
 
@@ -45,9 +52,11 @@ class Table(Readable[T]):
         *,
         read: Callable[[str, Entry], T] | None = None,
         history: int = 0,
+        breathe: Breathe = ignore_turns,
     ) -> None:
-        """Load nothing yet; see `Readable`."""
+        """Load nothing yet; see `Readable`. `breathe` is the runtime's."""
         super().__init__(store, prefix, kind, word, read=read, history=history)
+        self._breathe = breathe
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._slots = Slots(store, prefix.rstrip("/"))
         self._doubtful: dict[str, Attempt] = {}
@@ -112,13 +121,14 @@ class Table(Readable[T]):
         """Store several records in one transaction, all or none; the caller has the locks."""
         operations, expected = list[Operation](), dict[str, int]()
         for name, record in changes.items():
-            compared, written = self._written(name, record)
+            compared, written = await self._written(name, record)
             operations += written
             expected |= compared
         expected |= compare or {}
         attempt = Attempt(self._slots, expected, [*operations, *also])
         try:
             revision = await attempt.make()
+            await self._breathe()  # many transactions may end in one turn
         except UnknownOutcome:
             revision = await self._found_out(changes, attempt)
         except Conflict:
@@ -197,7 +207,7 @@ class Table(Readable[T]):
         elif entry.revision != self.revision(name):
             self._put(name, self._read(name, entry), entry.revision)
 
-    def _written(self, name: str, record: T | None) -> tuple[dict[str, int], list[Operation]]:
+    async def _written(self, name: str, record: T | None) -> tuple[dict[str, int], list[Operation]]:
         """Return what a write of a record compares, and what it does."""
         key = self.prefix + name
         return self.expect([name]), [Delete(key) if record is None else Put(key, encode(record))]

@@ -251,7 +251,9 @@ class Scheduler:
         if made.record != before:
             view = self._view(made.record, now)
         await self._runtime.breathe()
-        self._send(made.record, view)
+        for command in commands(made.record, view):
+            self._dispatcher.send(command)  # it is derived anew when its turn has come
+            await self._runtime.breathe()
         self._consultant.ask(made.record, view)
         look = next_look(made.record, now, view)
         resync_s = self._settings.resync_s
@@ -377,10 +379,6 @@ class Scheduler:
         last = Put(retired_key(record.name), str(record.generation).encode())
         await self._log.commit(self._jobs, record, made.events, gone=last)
         log.info("job gone", extra={"job": record.name})
-
-    def _send(self, record: JobRecord, view: View) -> None:
-        for command in commands(record, view):
-            self._dispatcher.send(command)
 
     def wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
         """Return what a machine is to be told about a task at this moment, if anything."""

@@ -18,7 +18,7 @@ from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
 from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
-from control_plane.api.operations import EventRow
+from control_plane.api.operations import EventRow, GoneJobs
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
 from control_plane.store.protocol import Delete, Entry, Operation, Put, Store
@@ -26,6 +26,7 @@ from control_plane.store.records import (
     ALLOCATIONS,
     DECISIONS,
     ENTITLEMENTS,
+    GONE_JOBS,
     GROUPS,
     IMPORT_DECISIONS,
     IMPORTS,
@@ -55,6 +56,7 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     IMPORTS: ImportRow,
     IMPORT_DECISIONS: ImportDecision,
     JOB_EVENTS: EventRow,
+    GONE_JOBS: GoneJobs,
     GROUPS: Group,
     OPERATORS: Grant,
     REVOKED: Revocation,

@@ -199,3 +199,30 @@ def test_the_meter_counts_each_actors_steps():
     meter = asyncio.run(main()).meter
     assert meter.busy_s.keys() == meter.longest_s.keys() == {"worker"}
     assert 0 < meter.longest_s["worker"] <= meter.busy_s["worker"]
+
+
+async def test_of_those_that_wait_only_as_many_go_on_as_a_turn_has_time_for():
+    """After light turns 64 were let go at once: heavy steps of all of them made one long turn."""
+    runtime, turns = Runtime(seed=1), list[int]()
+    number = 0
+
+    async def count_turns() -> None:
+        nonlocal number
+        while True:
+            number += 1
+            await asyncio.sleep(0)
+
+    async def work(seconds: float) -> None:
+        await runtime.breathe()
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            pass
+        if seconds:
+            turns.append(number)
+
+    counting = asyncio.create_task(count_turns())
+    await asyncio.gather(
+        work(0.005), *(work(0.0) for _ in range(500)), *(work(0.005) for _ in range(30))
+    )
+    counting.cancel()
+    assert len(turns) == len(set(turns)) == 31
