@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 from agent.errors import Busy, Conflict, TwineError
@@ -83,15 +83,20 @@ class Table(Readable[T]):
         They are taken in one order by everybody, so nobody waits in a circle. Locks exist
         only while somebody holds or awaits them.
         """
-        async with AsyncExitStack() as stack:
-            for name in sorted(set(names)):
+        held: list[asyncio.Lock] = []
+        try:
+            for name in names if len(names) == 1 else sorted(set(names)):
                 lock = self._locks.get(name)
                 if lock is None:
                     lock = self._locks[name] = asyncio.Lock()
-                await stack.enter_async_context(lock)
+                await lock.acquire()
+                held.append(lock)
             if self._doubtful:
                 await self._refresh(self._doubtful.keys() & set(names))
             yield
+        finally:
+            for lock in held:
+                lock.release()
 
     async def settle(self) -> None:
         """Read again what a write may have changed that did not say whether it was made."""

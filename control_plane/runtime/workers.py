@@ -61,6 +61,8 @@ class Workers:
         self._pace = pace or Pace()
         self._gather_s = gather_s or (lambda _: self._pace.gather_s)
         self._group: asyncio.TaskGroup | None = None
+        self._idle: asyncio.Future[None] | None = None
+        """Set while `run` itself waits for something to do."""
         self._at_work = 0
         self._busy: dict[str, bool] = {}
         """Keys in a round → whether they were woken since it began."""
@@ -81,11 +83,14 @@ class Workers:
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                self._hire()
                 self._set_timer()
-                await asyncio.get_running_loop().create_future()
+                while True:  # what comes one by one needs no task of its own
+                    idle = self._idle = asyncio.get_running_loop().create_future()
+                    self._hire()
+                    await idle
+                    await self._labour()
             finally:
-                self._group = None  # news may still come while everything ends
+                self._group = self._idle = None  # news may still come while everything ends
                 if self._timer is not None:
                     self._timer.cancel()
                     self._timer = None
@@ -137,7 +142,11 @@ class Workers:
         wanted = min(self._pace.limit, len(self._busy) + len(self._ready))
         while self._group is not None and self._at_work < wanted:
             self._at_work += 1
-            self._runtime.spawn_in(self._group, self._name, self._labour())
+            if self._idle is not None:
+                self._idle.set_result(None)
+                self._idle = None
+            else:
+                self._runtime.spawn_in(self._group, self._name, self._labour())
 
     async def _labour(self) -> None:
         """Do rounds for as long as keys wait for one."""
