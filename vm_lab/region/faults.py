@@ -272,8 +272,11 @@ def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
     names = [machine.name for machine in _machines(region, fault)]
     about = f"maintenance {number}"
     deadline = max(5.0, fault.value or fault.seconds / 2)
+    asked_at = region.timeline.now
 
     async def announce(cp: ControlPlane) -> None:
+        nonlocal asked_at
+        asked_at = region.timeline.now
         wish = Drain(machines=names, reason=f"work {number}", deadline_s=deadline)
         await cp.inventory.drain(wish)
 
@@ -281,7 +284,8 @@ def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
         await cp.inventory.undrain(Undrain(machines=names))
 
     def announced() -> None:
-        region.checker.drained(names, region.timeline.now + deadline)
+        # counted from when it was asked: the answer takes its time
+        region.checker.drained(names, asked_at + deadline)
 
     def ended() -> None:
         region.checker.undrained(names)
