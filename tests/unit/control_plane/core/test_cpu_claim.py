@@ -70,6 +70,8 @@ def test_no_claim_has_a_tolerance_of_its_own():
     made = allocate(index, a_request(2, demand=Demand(1, cpus=0.500001)))
     assert made.unplaced == (1,)
     assert "1 machine: CPU: 0.500001 cores wanted, at most 0.499999 cores free" in made.reasons
+    allocate(index, a_request(1, demand=Demand(1, cpus=0.5)))
+    assert allocate(index, a_request(1, "next", demand=Demand(1, cpus=0.500001))).unplaced
 
 
 def test_cores_and_rru_are_claimed_of_one_machine_without_rounding():

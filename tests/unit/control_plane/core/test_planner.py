@@ -487,6 +487,9 @@ def test_a_refusal_judges_no_machine_twice_for_requests_that_are_alike(monkeypat
     again = plan(index, a_request(7, "two"), Allowance())
     assert (again.unplaced, again.reasons) == (tuple(range(7)), first.reasons)
     assert judged == []
+    add(index, "another", memory_bytes=1)
+    assert "151 machines: memory" in str(plan(index, a_request(7, "two"), Allowance()).reasons)
+    judged.clear()
     allocate(index, a_request(599, "all"))
     assert len(plan(index, a_request(7, "two"), Allowance()).unplaced) == 6
     assert judged
