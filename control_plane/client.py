@@ -93,6 +93,10 @@ class ControlPlaneClient(WireClient):
         """Stop a job; `get_job` raises `NotFound` once all its tasks are gone."""
         return _as(JobStatus, await self.call(_ROUTE["stop_job"], job=job))
 
+    async def change_job(self, verb: str, job: str) -> JobStatus:
+        """`pause`, `resume`, `restart` or `rollback` a job."""
+        return _as(JobStatus, await self.call(_ROUTE[f"{verb}_job"], job=job))
+
     async def job_events(self, job: str, after: int = 0, limit: int = 100) -> JobEvents:
         """Return what was done to a job's tasks after an event, oldest first."""
         return _as(

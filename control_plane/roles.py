@@ -186,6 +186,18 @@ class ControlPlane:
         """Stop all tasks of a job; it disappears once they are gone."""
         return summarize(await self._control.stop(name))
 
+    async def pause_job(self, name: str, *, paused: bool) -> JobStatus:
+        """Hold back the update of a job, or let it go on."""
+        return summarize(await self._control.pause(name, paused=paused))
+
+    async def restart_job(self, name: str) -> JobStatus:
+        """Have every task of a job started anew, like an update."""
+        return summarize(await self._control.restart(name))
+
+    async def rollback_job(self, name: str) -> JobStatus:
+        """Go back to what the version before wanted of the tasks."""
+        return summarize(await self._control.rollback(name))
+
     async def job_events(self, name: str, after: int = 0, limit: int = 100) -> JobEvents:
         """Return a page of a job's log, oldest first; also of one that is gone."""
         return await self._events.page(self._jobs, name, after, limit)

@@ -210,6 +210,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     specs: dict[int, JobSpec] = {}
     """Specifications that tasks still run, by version."""
     stopping: bool = False
+    paused: bool = False
+    """No task is taken down for a newer version."""
     tasks: list[TaskRecord] = []
     """By index, rising."""
     created_at: float = 0.0

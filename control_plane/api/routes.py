@@ -52,6 +52,22 @@ ROUTES: tuple[Route, ...] = (
         summary="How many tasks of a job have a machine, and every reason why others wait",
     ),
     Route("get_job", "GET", _JOB, response=JobStatus, needs=Needs.VIEWER, summary="One job"),
+    *(
+        Route(
+            f"{verb}_job",
+            "POST",
+            f"{_JOB}/{verb}",
+            response=JobStatus,
+            needs=Needs.OWNER,
+            summary=summary,
+        )
+        for verb, summary in (
+            ("pause", "Take no more tasks of a job down for a newer version"),
+            ("resume", "Let the update of a job go on"),
+            ("restart", "Start every task of a job anew, like an update"),
+            ("rollback", "Want again of the tasks what the version before wanted"),
+        )
+    ),
     Route("stop_job", "DELETE", _JOB, response=JobStatus, needs=Needs.OWNER, summary="Stop a job"),
     Route(
         "job_logs",

@@ -56,6 +56,7 @@ class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     specs: dict[int, JobSpec] = {}
     stopping: bool = False
+    paused: bool = False
     created_at: float = 0.0
     generation: int = 0
     operations: int = 0
@@ -71,6 +72,7 @@ def intent_of(record: JobRecord) -> JobIntent:
         version=record.version,
         specs=record.specs,
         stopping=record.stopping,
+        paused=record.paused,
         created_at=record.created_at,
         generation=record.generation,
         operations=record.operations,
@@ -88,6 +90,7 @@ def same_intent(one: JobRecord, other: JobRecord) -> bool:
         and one.told == other.told
         and one.version == other.version
         and one.stopping == other.stopping
+        and one.paused == other.paused
         and (one.spec is other.spec or one.spec == other.spec)
         and (one.specs is other.specs or one.specs == other.specs)
         and one.created_at == other.created_at
@@ -166,6 +169,7 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
         version=intent.version,
         specs=intent.specs,
         stopping=intent.stopping,
+        paused=intent.paused,
         tasks=tasks,
         created_at=intent.created_at,
         generation=intent.generation,

@@ -19,6 +19,7 @@ from control_plane.cli.offline import plan_offline
 from control_plane.cli.people import group, machine_revoke_identity, role, user, whoami
 from control_plane.cli.plans import explain, plan
 from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
+from control_plane.cli.updates import pause, restart, resume, rollback
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -59,3 +60,5 @@ machine.add_command(machine_revoke_identity)
 job.add_command(plan)
 job.add_command(explain)
 job.add_command(events)
+for command in (pause, resume, restart, rollback):
+    job.add_command(command)

@@ -204,6 +204,22 @@ class FrontEnd(CapacityHandlers, MachineHandlers, HealthHandlers, PeopleHandlers
         """Stop a job."""
         return await self._control_plane.stop_job(call.path["job"])
 
+    async def pause_job(self, call: Call) -> JobStatus:
+        """Hold back an update."""
+        return await self._control_plane.pause_job(call.path["job"], paused=True)
+
+    async def resume_job(self, call: Call) -> JobStatus:
+        """Let it go on."""
+        return await self._control_plane.pause_job(call.path["job"], paused=False)
+
+    async def restart_job(self, call: Call) -> JobStatus:
+        """Start every task anew."""
+        return await self._control_plane.restart_job(call.path["job"])
+
+    async def rollback_job(self, call: Call) -> JobStatus:
+        """Go back a version."""
+        return await self._control_plane.rollback_job(call.path["job"])
+
     async def job_events(self, call: Call) -> JobEvents:
         """Show what was done to a job's tasks."""
         after, limit = call.number("after", 0.0), call.number("limit", 100.0)

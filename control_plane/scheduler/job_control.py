@@ -19,6 +19,7 @@ from control_plane.portal.portal import Portal
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.scheduler.core.job_check import check_job, check_neighbours, claiming, same_tasks
+from control_plane.scheduler.core.rollout import earlier
 from control_plane.scheduler.core.shares import check_share, is_shared
 from control_plane.store import Put
 from control_plane.store.records import USES, retired_key
@@ -140,6 +141,29 @@ class JobControl:
         log.info("job stopping", extra={"job": name})
         return record
 
+    async def pause(self, name: str, *, paused: bool) -> JobRecord:
+        """Hold back what tasks would be taken down for because of a newer version, or go on."""
+        record = await self._jobs.update(name, lambda r: replace(_going_on(r), paused=paused))
+        log.info("job paused" if paused else "job resumed", extra={"job": name})
+        return record
+
+    async def restart(self, name: str) -> JobRecord:
+        """Have every task started anew as it is, like an update: within the budget, and asked."""
+        record = await self._jobs.update(name, lambda r: _again(_going_on(r)))
+        log.info("job restarts", extra={"job": name, "version": record.version})
+        return record
+
+    async def rollback(self, name: str) -> JobRecord:
+        """Want again of the tasks what the version before wanted, as a new version."""
+        record = _going_on(self._jobs.get(name))
+        version = earlier(record)
+        if version is None:
+            raise Conflict(
+                f"cannot roll back job {name!r}: no earlier version of it is known",
+                hint="apply the file that you want",
+            )
+        return await self.apply(_back_to(record.spec, record.specs[version]), dry_run=False)
+
     async def _last_generation(self, name: str) -> int:
         """Return the last generation of an earlier job of this name; 0: there was none."""
         retired = await self._store.get(retired_key(name))
@@ -154,6 +178,32 @@ class JobControl:
             created_at=self._runtime.wall(),
             generation=generation,
         )
+
+
+def _going_on(record: JobRecord) -> JobRecord:
+    """Return the record, or refuse to change a job that is being stopped."""
+    if record.stopping:
+        raise Conflict(f"job {record.name!r} is being stopped")
+    return record
+
+
+def _again(record: JobRecord) -> JobRecord:
+    version = record.version + 1
+    return replace(record, version=version, specs=record.specs | {version: record.spec})
+
+
+def _back_to(now: JobSpec, then: JobSpec) -> JobSpec:
+    """Return what an earlier version wanted of each task, at the size and pace of now."""
+    return replace(
+        then,
+        tasks=now.tasks,
+        update=now.update,
+        preferences=now.preferences,
+        admission=now.admission,
+        machine_types=now.machine_types,
+        requires=now.requires,
+        controller=now.controller,
+    )
 
 
 def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:

@@ -116,6 +116,8 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     made.record = _kept(made)
     made._took(_resized(made, seen))
     made.record = prune(made.record)
+    if made.record.paused and any(t.version != made.record.version for t in made.record.tasks):
+        made.detail = f"the update to version {made.record.version} is paused"
     made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
     made.record = _begin_removals(made, seen)
     _propose(made, seen)
@@ -347,7 +349,8 @@ def _propose(made: Decision, seen: Seen) -> None:
 
 
 def _is_outdated(task: TaskRecord, record: JobRecord, view: View) -> bool:
-    return task.version != record.version or must_move(task, view)
+    outdated = task.version != record.version and not record.paused
+    return outdated or must_move(task, view)
 
 
 def _proposed(

@@ -21,6 +21,7 @@ from control_plane.api.jobs import (
 )
 from control_plane.api.operations import Cause, OperationState
 from control_plane.scheduler.core.copies import ended_in_s
+from control_plane.scheduler.core.job_check import same_tasks
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going
 
@@ -142,9 +143,22 @@ def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
     return replace(record, tasks=tasks, generation=generation, leaving=left)
 
 
+def earlier(record: JobRecord) -> int | None:
+    """Return the newest version that wanted something else of the tasks; None: none is known."""
+    others = (v for v, s in record.specs.items() if v < record.version)
+    return max((v for v in others if not same_tasks(record.specs[v], record.spec)), default=None)
+
+
 def prune(record: JobRecord) -> JobRecord:
-    """Return the record without specifications that no task runs any more."""
+    """Return the record without specifications that no task runs any more.
+
+    The newest one that wanted something else of the tasks is kept, to go back to.
+    """
     used = {task.version for task in record.tasks} | {record.version}
+    if used >= record.specs.keys():
+        return record
+    if (before := earlier(record)) is not None:
+        used.add(before)
     if used >= record.specs.keys():
         return record
     return replace(record, specs={v: s for v, s in record.specs.items() if v in used})

@@ -188,6 +188,17 @@ class CannedControlPlane(ControlPlane):
         del self.jobs[name]
         return msgspec.structs.replace(status, phase=JobPhase.STOPPING)
 
+    async def pause_job(self, name: str, *, paused: bool) -> JobStatus:
+        status = await self.get_job(name)
+        record = msgspec.structs.replace(status.record, paused=paused)
+        return msgspec.structs.replace(status, record=record)
+
+    async def restart_job(self, name: str) -> JobStatus:
+        return await self.get_job(name)
+
+    async def rollback_job(self, name: str) -> JobStatus:
+        return await self.get_job(name)
+
     async def job_events(self, name: str, after: int = 0, limit: int = 100) -> JobEvents:
         await self.get_job(name)
         return JobEvents(job=name, events=[EVENT] if after < EVENT.seq else [])

@@ -70,6 +70,9 @@ def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
     assert shown[3].split() == ["web-0", "running", "healthy", "vm1", "http=20000", "1", "0"]
     assert ctl("job", "list").stdout.splitlines()[1].split()[:3] == ["web", "stable", "2/2"]
     assert "h:80" in ctl("job", "endpoints", "web").stdout
+    for verb in ("pause", "resume", "restart", "rollback"):
+        assert ctl("job", verb, "web").stdout.startswith("job web: ")
+    assert json.loads(ctl("job", "pause", "web", "-o", "json").stdout)["record"]["paused"] is True
     assert ctl("job", "stop", "web", "--wait").stdout == "job web: stopped\n"
     assert ctl("job", "status", "web").exit_code == 3
 

@@ -57,6 +57,10 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "explain_job": USERS,
     "get_job": USERS,
     "stop_job": (OWNERS, OPERATORS | {"other owner"}),
+    **{
+        f"{verb}_job": (OWNERS, OPERATORS | {"other owner"})
+        for verb in ("pause", "resume", "restart", "rollback")
+    },
     "job_events": USERS,
     "task_story": USERS,
     "job_logs": (OWNERS, OPERATORS | {"other owner"}),

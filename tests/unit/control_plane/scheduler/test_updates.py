@@ -1,0 +1,121 @@
+"""What owners do to an update, in the assembled control plane: pause, resume, restart, rollback."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from virtual_time import run
+from world import World, a_job, a_region, scenario
+
+from agent.errors import Conflict, NotFound
+from control_plane.api.machines import EventKind
+
+OTHER = ["/bin/other"]
+
+
+async def versions(w: World) -> list[int]:
+    return [task.version for task in (await w.cp.get_job("web")).record.tasks]
+
+
+async def commands(w: World) -> set[str]:
+    record = (await w.cp.get_job("web")).record
+    return {record.specs[task.version].command[0] for task in record.tasks}
+
+
+@scenario()
+async def test_a_paused_update_takes_down_nothing_more_and_goes_on_when_it_is_resumed(w: World):
+    await w.deployed(a_job(6))
+    await w.cp.apply_job(a_job(6, command=OTHER))
+    await w.until(lambda: 2 in [t.version for t in w.cp._jobs.get("web").tasks])
+    await w.cp.pause_job("web", paused=True)
+    await asyncio.sleep(60)
+    paused = await versions(w)
+    assert paused.count(2) in (1, 2)  # what had begun is finished
+    assert (await w.cp.get_job("web")).detail == "the update to version 2 is paused"
+    assert await w.endpoints_count(6)
+    await asyncio.sleep(600)
+    assert await versions(w) == paused
+    await w.cp.pause_job("web", paused=False)
+    await w.stable()
+    assert await versions(w) == [2] * 6
+
+
+@scenario()
+async def test_what_is_no_update_goes_on_while_it_is_paused(w: World):
+    await w.deployed(a_job(3))
+    await w.cp.pause_job("web", paused=True)
+    await w.cp.apply_job(a_job(3, command=OTHER))
+    leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine
+    await w.cp.inventory.outages.plan_unavailability([leaving], EventKind.MAINTENANCE, "work")
+    await w.until(lambda: w.alive()[leaving] == 0)
+    await w.until(lambda: w.alive().total() == 3)
+
+
+def test_a_pause_outlives_the_process():
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            await w.deployed(a_job(3))
+            await w.cp.pause_job("web", paused=True)
+            await w.cp.apply_job(a_job(3, command=OTHER))
+        async with w.running():
+            await asyncio.sleep(120)
+            assert await versions(w) == [1] * 3
+            await w.cp.pause_job("web", paused=False)
+            await w.stable()
+
+    run(main())
+
+
+@scenario()
+async def test_a_restart_starts_every_task_anew_within_the_budget(w: World):
+    await w.deployed(a_job(6))
+    where, least = w.region.where(), 6
+    await w.cp.restart_job("web")
+    while await versions(w) != [2] * 6:
+        least = min(least, len(await w.endpoints()))
+        await asyncio.sleep(0.1)
+    await w.stable()
+    assert least == 5
+    assert w.region.where() == where
+    events = (await w.cp.job_events("web")).events
+    assert len([event for event in events if event.kind == "update"]) == 6
+
+
+@scenario()
+async def test_a_rollback_wants_again_what_the_version_before_wanted(w: World):
+    """At the size of now, also once no task runs it any more."""
+    await w.deployed(a_job(3))
+    with pytest.raises(Conflict, match="no earlier version"):
+        await w.cp.rollback_job("web")
+    await w.cp.apply_job(a_job(3, command=OTHER))
+    await w.stable()
+    await w.cp.restart_job("web")
+    await w.cp.apply_job(a_job(4, command=OTHER))
+    await w.stable()
+    assert await commands(w) == {"/bin/other"}
+    status = await w.cp.rollback_job("web")
+    assert status.record.version == 4
+    await w.stable()
+    assert await commands(w) == {"/bin/serve"}
+    assert w.alive().total() == 4
+    await w.cp.rollback_job("web")  # and back again
+    await w.stable()
+    assert await commands(w) == {"/bin/other"}
+
+
+@scenario()
+async def test_a_job_that_is_stopped_or_unknown_is_not_changed(w: World):
+    await w.deployed(a_job(3))
+    await w.cp.stop_job("web")
+    for change in (w.cp.restart_job("web"), w.cp.rollback_job("web")):
+        with pytest.raises(Conflict, match="being stopped"):
+            await change
+    with pytest.raises(Conflict, match="being stopped"):
+        await w.cp.pause_job("web", paused=True)
+    with pytest.raises(NotFound):
+        await w.cp.restart_job("other")
