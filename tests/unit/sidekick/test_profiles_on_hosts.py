@@ -12,6 +12,7 @@ from recorded import NAMES, RecordedHost
 
 from sidekick.apply import Run
 from sidekick.facts import read_facts
+from sidekick.lint import Severity, lint
 from sidekick.profile import Library
 from sidekick.report import Outcome, ProfileState, Report
 from sidekick.settings import SETTINGS
@@ -124,3 +125,10 @@ def test_every_kind_and_key_has_its_place_in_the_documentation() -> None:
 def test_every_shipped_profile_is_explained() -> None:
     page = (PROFILES / "README.md").read_text()
     assert [name for name in SHIPPED if f"| `{name}` |" not in page] == []
+
+
+def test_lint_has_nothing_against_any_shipped_profile(tmp_path: Path) -> None:
+    fake = RecordedHost(tmp_path, "intel")
+    library = Library([PROFILES], SETTINGS)
+    found = lint(library, SHIPPED, read_facts(fake.fs), fake.host())
+    assert [f for f in found if f.severity is Severity.ERROR or "already" in f.reason] == []
