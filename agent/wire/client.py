@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator
+from enum import Enum
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,6 +31,26 @@ from agent.wire.routes import Route
 from agent.wire.tls import EXPECTED
 
 
+class Lane(Enum):
+    """What a call is for; each has connections of its own."""
+
+    COMMAND = "command"
+    POLL = "poll"
+    """It may wait for news."""
+    READER = "reader"
+    """It is read for as long as there is something: logs, images."""
+
+
+_LIMITS = {Lane.COMMAND: 100, Lane.POLL: 16, Lane.READER: 100}
+"""Connections to one server."""
+
+
+def _lane(route: Route) -> Lane:
+    if route.stream_out or route.stream_in:
+        return Lane.READER
+    return Lane.POLL if "wait_s" in route.query else Lane.COMMAND
+
+
 class WireClient:
     """A connection pool to one server: `https://host:port` or `unix:/path/to.sock`."""
 
@@ -45,7 +66,7 @@ class WireClient:
         """Who must answer, such as `/host/vm1`, if the context is for many peers."""
         self._timeout_s = timeout_s
         self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[Lane, aiohttp.ClientSession] = {}
         if not endpoint.startswith(("unix:", "https://")):
             raise InvalidInput(
                 f"cannot connect to {endpoint!r}: not an https:// or unix: address",
@@ -67,21 +88,25 @@ class WireClient:
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            await session.close()
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open(self, lane: Lane = Lane.COMMAND) -> aiohttp.ClientSession:
+        """Return the connections of one kind of calls: none of them waits behind another kind."""
         if self.expected:
             EXPECTED.set(self.expected)  # of the task that is about to connect
-        if self._session is None or self._session.closed:
+        session = self._sessions.get(lane)
+        if session is None or session.closed:
             connector: aiohttp.BaseConnector
             if self.endpoint.startswith("unix:"):
-                connector = aiohttp.UnixConnector(path=self.endpoint.removeprefix("unix:"))
+                path = self.endpoint.removeprefix("unix:")
+                connector = aiohttp.UnixConnector(path=path, limit=_LIMITS[lane])
             else:
-                connector = aiohttp.TCPConnector(ssl=self._tls if self._tls else True)
-            self._session = aiohttp.ClientSession(connector=connector)
-        return self._session
+                tls = self._tls if self._tls else True
+                connector = aiohttp.TCPConnector(ssl=tls, limit=_LIMITS[lane])
+            session = self._sessions[lane] = aiohttp.ClientSession(connector=connector)
+        return session
 
     def _url(self, route: Route, parameters: dict[str, object]) -> str:
         base = "http://local" if self.endpoint.startswith("unix:") else self.endpoint.rstrip("/")
@@ -103,7 +128,7 @@ class WireClient:
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         url = self._url(route, parameters)
         try:
-            async with self._open().request(
+            async with self._open(_lane(route)).request(
                 route.method, url, data=data, timeout=timeout, allow_redirects=False
             ) as response:
                 answer = await self._answer(route, response)
@@ -126,7 +151,7 @@ class WireClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
         url = self._url(route, parameters)
         try:
-            async with self._open().request(
+            async with self._open(Lane.READER).request(
                 route.method, url, timeout=timeout, allow_redirects=False
             ) as response:
                 if response.status >= 300:

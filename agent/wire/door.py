@@ -2,9 +2,10 @@
 
 A connection costs a descriptor and nothing else until its first byte came; TLS, which takes a
 third of a megabyte, begins then. Whoever proved no identity yet is a stranger. When there are
-too many strangers the oldest one of the busiest address goes, so that a newcomer always has its
-chance and one address cannot keep out another; those who proved who they are are not touched by
-that. Each step has a deadline, and one sweep a second ends what is past it.
+too many strangers the oldest one goes, or that of the newcomer's own address if it has its share,
+so that a newcomer always has its chance and one address cannot keep out another; those who proved
+who they are are not touched by that. Each step has a deadline, and one sweep a second ends what is
+past it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from agent.wire.visitor import Visitor, begins_at, ends_at
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 64
+_AT_ONCE = 16
 """Connections that are accepted before the loop's other work has its turn."""
 _SWEEP_S = 1.0
 _UCRED = struct.Struct("3i")
@@ -132,6 +133,8 @@ class Door:
         self._logger, self._is_void = logger, is_void
         self._loop = asyncio.get_running_loop()
         self._guests: dict[_Guest, None] = {}
+        self._silent: dict[_Guest, None] = {}
+        """Guests of whom no byte came yet; both the oldest first."""
         self._visitors: dict[Visitor, None] = {}
         self._strangers: dict[str, dict[_Guest | Visitor, None]] = {}
         """By network, the oldest first."""
@@ -215,13 +218,20 @@ class Door:
             sock.close()
             return
         guest = _Guest(sock, address, network, self._loop.time())
-        self._guests[guest] = None
+        self._guests[guest] = self._silent[guest] = None
         self._note(guest, network)
         self._loop.add_reader(sock.fileno(), self._first_byte, guest)
 
     def _make_room(self, network: str) -> bool:
-        """Send the oldest idle stranger of a network away; empty: of the busiest one."""
+        """Send the oldest idle stranger of a network away; empty: of all.
+
+        Those who said nothing yet go first: whoever means it speaks at once.
+        """
         if not network:
+            oldest = next(iter(self._silent), None) or next(iter(self._guests), None)
+            if oldest is not None:
+                self._end(oldest, "there are too many")
+                return True
             network = max(self._strangers, key=lambda n: len(self._strangers[n]), default="")
         for stranger in self._strangers.get(network, ()):
             if isinstance(stranger, _Guest) or not stranger.is_served:
@@ -240,6 +250,7 @@ class Door:
             self._end(guest, "")
             return
         self._loop.remove_reader(guest.sock.fileno())
+        self._silent.pop(guest, None)
         if self._shaking[guest.network] < self.limits.handshakes_per_address:
             self._begin(guest)
         else:
@@ -322,6 +333,7 @@ class Door:
             one.abort()
             self._left(one)
         elif self._guests.pop(one, self) is not self:
+            self._silent.pop(one, None)
             self._forget(one, one.network)
             if one.task is not None:
                 one.task.cancel()

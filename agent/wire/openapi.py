@@ -10,6 +10,14 @@ import msgspec
 from agent.errors import Problem
 from agent.wire.routes import Route
 
+_NUMBERS = frozenset(("before", "epoch", "generation", "limit", "since", "tail", "wait_s"))
+_PATTERNS = {
+    "digest": r"^sha256:[0-9a-f]{64}$(?!\n)",
+    "index": r"^[0-9]{1,6}$(?!\n)",
+    "task_id": r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$(?!\n)",
+}
+"""Parameters by name, in both programs: what handlers refuse is refused here, too."""
+QUERY_MAX = 10**15
 _REF = "#/components/schemas/{name}"
 
 
@@ -30,11 +38,19 @@ def document(title: str, version: str, routes: Sequence[Route]) -> dict[str, Any
     }
 
 
+def _schema(name: str) -> dict[str, Any]:
+    """Return what a parameter of this name may be, in a path or in a query."""
+    if name in _NUMBERS:
+        return {"type": "number", "minimum": 0, "exclusiveMaximum": QUERY_MAX}
+    if name in _PATTERNS:
+        return {"type": "string", "pattern": _PATTERNS[name]}
+    return {"type": "string", "minLength": 1}
+
+
 def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
-    string = {"type": "string"}
     parameters = [
-        {"name": n, "in": "path", "required": True, "schema": string} for n in route.parameters
-    ] + [{"name": n, "in": "query", "required": False, "schema": string} for n in route.query]
+        {"name": n, "in": "path", "required": True, "schema": _schema(n)} for n in route.parameters
+    ] + [{"name": n, "in": "query", "required": False, "schema": _schema(n)} for n in route.query]
     ok: dict[str, Any] = {"description": "done"}
     if route.stream_out:
         ok["content"] = {"application/octet-stream": {}}

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from agent.errors import FieldError, InvalidInput
-from agent.wire.violations import violations
+from agent.wire.violations import MAX_ERRORS, violations
 
 Relations = Callable[[Any], list[FieldError]]
 """Takes a document as plain values, not yet checked, and returns what its fields get wrong."""
@@ -49,6 +49,11 @@ class Route:
     def is_change(self) -> bool:
         """Return whether a call may change something."""
         return self.changes and self.method != "GET"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether a call may stay for long: for news, or as a stream."""
+        return self.stream_out or "wait_s" in self.query
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -90,5 +95,6 @@ def invalid(errors: list[FieldError], what: str) -> InvalidInput:
     first = errors[0] if errors else FieldError(field="(whole)", reason="not valid")
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return InvalidInput(
-        f"{what} is not valid: {first.field}: {first.reason}{more}", errors=tuple(errors)
+        f"{what} is not valid: {first.field}: {first.reason}{more}",
+        errors=tuple(errors[:MAX_ERRORS]),
     )

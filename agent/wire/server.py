@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +22,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from agent.errors import InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
-from agent.wire.openapi import document
+from agent.errors import Busy, InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
+from agent.wire.openapi import QUERY_MAX, document
 from agent.wire.quantities import shown
 from agent.wire.routes import Route, decode_json
 from agent.wire.visitor import attended, prepare
@@ -76,13 +78,39 @@ class Call:
             value = float(text)
         except ValueError:
             value = -1.0
-        if not 0 <= value < 1e15:
+        if not 0 <= value < QUERY_MAX:
             raise InvalidInput(f"parameter {name} must be a number >= 0, not {text!r}")
         return value
 
     def flag(self, name: str) -> bool:
         """Return whether a query parameter says yes."""
         return self.query.get(name, "").lower() in ("1", "true", "yes")
+
+
+class Waiting:
+    """Counts the requests that stay: followed logs, images, waits for news."""
+
+    def __init__(self, most: int = 512, of_one: int = 128) -> None:
+        """Let so many stay in all, and of one caller."""
+        self._most, self._of_one = most, of_one
+        self._of: Counter[str] = Counter()
+
+    @contextmanager
+    def of(self, caller: str) -> Iterator[None]:
+        """Count one request for as long as it is answered, or raise `Busy`."""
+        if self._of[caller] >= self._of_one or self._of.total() >= self._most:
+            raise Busy(
+                f"{self._of[caller]} requests of {caller or 'this caller'} wait already, of"
+                f" {self._of.total()} in all",
+                hint="end some of them: followed logs, for instance",
+            )
+        self._of[caller] += 1
+        try:
+            yield
+        finally:
+            self._of[caller] -= 1
+            if not self._of[caller]:
+                del self._of[caller]
 
 
 Handler = Callable[[Call], Awaitable[Any]]
@@ -106,9 +134,10 @@ def make_app(
         client_max_size=MAX_BODY_BYTES, middlewares=[attended, _numbered, _problems]
     )
     app.on_response_prepare.extend([_name_request, prepare])
+    waiting = Waiting()
     for route in routes:
         app.router.add_route(
-            route.method, route.path, _endpoint(route, handlers[route.name], authorize)
+            route.method, route.path, _endpoint(route, handlers[route.name], authorize, waiting)
         )
     spec = msgspec.json.encode(document(title, version, routes))
 
@@ -132,10 +161,16 @@ def make_app(
 
 
 def _endpoint(
-    route: Route, handler: Handler, authorize: Authorize
+    route: Route, handler: Handler, authorize: Authorize, waiting: Waiting
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def endpoint(request: web.Request) -> web.StreamResponse:
-        call = await _decode(route, request, authorize(request, route))
+        peer = authorize(request, route)
+        if route.is_waiting:
+            with waiting.of(peer.name):
+                return await answered(request, await _decode(route, request, peer))
+        return await answered(request, await _decode(route, request, peer))
+
+    async def answered(request: web.Request, call: Call) -> web.StreamResponse:
         if route.stream_out:
             return await _stream(request, await handler(call))
         result = await handler(call)

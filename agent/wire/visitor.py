@@ -208,6 +208,7 @@ async def prepare(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = SERVER
     visitor = request.protocol
     if isinstance(visitor, Visitor) and visitor.is_half_closed:
+        response.headers["Connection"] = "close"
         response.force_close()
 
 

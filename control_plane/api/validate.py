@@ -74,7 +74,8 @@ def requirement_errors(listed: Any, field: str) -> list[FieldError]:
     """Return what is wrong with texts of a list of requirements, as far as they are texts."""
     if not isinstance(listed, list):
         return []
-    texts = [(i, text) for i, text in enumerate(listed) if isinstance(text, str) and text]
+    some = listed[:MAX_LISTED]  # a longer list is refused for its length
+    texts = [(i, text) for i, text in enumerate(some) if isinstance(text, str) and text]
     return [
         FieldError(field=f"{field}[{i}]", reason=reason)
         for i, text in texts

@@ -21,10 +21,11 @@ import msgspec
 
 from agent.api import ID_PATTERN, Certificate, JoinRequest
 from agent.errors import Busy, Conflict, FieldError, Forbidden, InvalidInput, NotFound
+from agent.wire.door import network_of
 from control_plane.api.machines import MachineRecord, MachineView, Token, TokenRequest
 from control_plane.identity.authority import Authority, Subject, public_key_of
 from control_plane.runtime.runtime import Runtime
-from control_plane.store import Delete, Operation, Put, Store
+from control_plane.store import Delete, Entry, Operation, Put, Store
 from control_plane.store.bounds import ROWS_MAX
 
 log = logging.getLogger(__name__)
@@ -34,15 +35,16 @@ TTL_MIN_S, TTL_MAX_S = 1.0, 7 * 86_400.0
 MAX_FAILURES = 5
 WINDOW_S = 60.0
 _REMEMBERED_PEERS = 10_000
+_TIDY_S = 600.0
 _KEEP_S = 86_400.0
 """Used and expired tokens stay this long, so that a replay can be told what it is."""
 
 _TOKEN = re.compile(r"twn1\.(?P<id>[a-z2-7]{8})\.(?P<secret>[a-z2-7]{32})")
 _NAME = re.compile(ID_PATTERN)
 _DNS_NAME = re.compile(
-    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
+    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*"
 )
-_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})")
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+)):(?P<port>[0-9]{1,5})")
 
 
 class Inventory(Protocol):
@@ -82,6 +84,7 @@ class Registrar:
         """The authority's certificate, which is no secret."""
         self._runtime = runtime
         self._failures = Failures(runtime)
+        self._tidied_at = float("-inf")
 
     async def create_token(self, request: TokenRequest) -> Token:
         """Return a new token for one host; its secret is stored nowhere."""
@@ -111,10 +114,11 @@ class Registrar:
         has to wait.
         """
         self._failures.check(address)
-        hosts = (host_of(request.address),)
-        public_key = public_key_of(request.csr_pem)
         try:
-            await self._burn(request)
+            entry, record = await self._look_up(request)
+            hosts = (host_of(request.address),)
+            public_key = public_key_of(request.csr_pem)
+            await self._burn(entry, record)
         except Forbidden as e:
             self._failures.add(address)
             extra = {"machine": request.machine, "address": address, "reason": str(e)}
@@ -148,12 +152,15 @@ class Registrar:
             cluster=self._authority.cluster,
         )
 
-    async def _burn(self, request: JoinRequest) -> None:
-        """Use the token up, or raise `Forbidden`; nothing is said to who lacks the secret."""
+    async def _look_up(self, request: JoinRequest) -> tuple[Entry, TokenRecord]:
+        """Return the token, or raise `Forbidden`; nothing is said to who lacks the secret.
+
+        What else is in the request is looked at only for those who have it.
+        """
         match = _TOKEN.fullmatch(request.token)
         token_id, secret = (match["id"], match["secret"]) if match else ("", "")
         entry = await self._store.get(TOKENS + token_id) if match else None
-        record = msgspec.json.decode(entry.value, type=TokenRecord) if entry else None
+        record = _token(entry) if entry else None
         wanted = record.secret_sha256 if record else _hash("no such token")
         if not hmac.compare_digest(_hash(secret), wanted) or entry is None or record is None:
             raise _refused("it is not one of ours")
@@ -164,7 +171,11 @@ class Registrar:
             raise _refused("it has expired")
         if not hmac.compare_digest(record.machine, request.machine):
             raise _refused(f"it was made for another host than {request.machine}")
-        used = msgspec.structs.replace(record, used_at=now)
+        return entry, record
+
+    async def _burn(self, entry: Entry, record: TokenRecord) -> None:
+        """Use the token up, or raise `Forbidden` where another request did."""
+        used = msgspec.structs.replace(record, used_at=self._runtime.wall())
         try:
             await self._store.txn(
                 {entry.key: entry.revision}, [Put(entry.key, msgspec.json.encode(used))]
@@ -173,15 +184,19 @@ class Registrar:
             raise _refused("it was used already") from e
 
     async def _forget_old_tokens(self) -> None:
+        """Remove used and expired tokens, now and then: the more there are, the longer it takes."""
         now = self._runtime.wall()
+        if abs(now - self._tidied_at) < _TIDY_S:
+            return
+        self._tidied_at = now
         listing = await self._store.list_prefix(TOKENS)
         old: list[Operation] = [
             Delete(entry.key)
             for entry in listing.entries
-            if msgspec.json.decode(entry.value, type=TokenRecord).expires_at + _KEEP_S < now
+            if (token := _token(entry)) is None or token.expires_at + _KEEP_S < now
         ]
-        if old:
-            await self._store.txn({}, old[:ROWS_MAX])
+        for first in range(0, len(old), ROWS_MAX):
+            await self._store.txn({}, old[first : first + ROWS_MAX])
 
 
 class Failures:
@@ -194,7 +209,7 @@ class Failures:
 
     def check(self, address: str) -> None:
         """Raise `Busy` while the address has used up its failures."""
-        times = self._at.get(_network(address), deque())
+        times = self._at.get(network_of(address), deque())
         now = self._runtime.wall()
         while times and times[0] <= now - WINDOW_S:
             times.popleft()
@@ -207,7 +222,7 @@ class Failures:
 
     def add(self, address: str) -> None:
         """Count one failure."""
-        network = _network(address)
+        network = network_of(address)
         self._at.setdefault(network, deque(maxlen=MAX_FAILURES)).append(self._runtime.wall())
         self._at.move_to_end(network)
         while len(self._at) > _REMEMBERED_PEERS:
@@ -242,6 +257,14 @@ def _check_token_request(request: TokenRequest) -> None:
         raise InvalidInput("cannot make this join token", errors=tuple(errors))
 
 
+def _token(entry: Entry) -> TokenRecord | None:
+    """Return a stored token; None for one that is damaged, which nobody can join with."""
+    try:
+        return msgspec.json.decode(entry.value, type=TokenRecord)
+    except msgspec.DecodeError:
+        return None
+
+
 def _refused(why: str) -> Forbidden:
     return Forbidden(
         f"the join token is refused: {why}",
@@ -257,15 +280,3 @@ def _letters(count: int) -> str:
 def _hash(secret: str) -> str:
     """Return the stored form; 160 random bits need neither salt nor stretching."""
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _network(address: str) -> str:
-    """Return whom to blame: an IPv4 address, or the /64 that one IPv6 host owns."""
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(ip, ipaddress.IPv6Address):
-        mapped = ip.ipv4_mapped
-        return str(mapped or ipaddress.ip_network((ip, 64), strict=False))
-    return str(ip)

@@ -16,7 +16,7 @@ from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
 from agent.errors import Forbidden, ProtocolError, TwineError
-from agent.wire.client import WireClient
+from agent.wire.client import Lane, WireClient
 from agent.wire.tls import EXPECTED
 from control_plane.api.jobs import ControllerRef
 from control_plane.task_control.core.addresses import Rules
@@ -63,22 +63,23 @@ class _OneCall(WireClient):
         self.expected = f"/controller/{ref.name}"
         self._rules = rules
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open(self, lane: Lane = Lane.COMMAND) -> aiohttp.ClientSession:
         EXPECTED.set(self.expected)
-        if self._session is None:
+        session = self._sessions.get(lane)
+        if session is None:
             host = URL(self.endpoint).host or ""
             if is_ip_address(host):  # no resolver is asked about these
                 _judge(self._rules, host, host)
             connector = aiohttp.TCPConnector(
                 ssl=self._tls or True, resolver=_Judging(self._rules), force_close=True, limit=1
             )
-            self._session = aiohttp.ClientSession(
+            session = self._sessions[lane] = aiohttp.ClientSession(
                 connector=connector,
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"Accept-Encoding": "identity"},
             )
-        return self._session
+        return session
 
 
 class _Judging(AbstractResolver):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,8 +14,9 @@ from aiohttp import web
 
 from agent import client as agent_client
 from agent.client import AgentClient
-from agent.errors import ProtocolError
+from agent.errors import Busy, ProtocolError
 from agent.wire.client import WireClient
+from agent.wire.server import Waiting
 
 CHUNK = b" " * 65_536
 
@@ -94,3 +96,50 @@ async def test_an_agent_of_an_earlier_release_is_asked_in_its_own_words(tmp_path
         for _ in range(2):
             await client.get_events(7, 1.0)
     assert asked == ["after=7&wait_s=1.0"] * 2
+
+
+async def test_commands_do_not_wait_behind_readers(tmp_path: Path) -> None:
+    """BUG-HT6: 130 followers of silent logs took all connections to an agent."""
+    reading = 0
+    enough = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal reading
+        if not request.path.endswith("/logs"):
+            return web.json_response({"tasks": []})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        reading += 1
+        if reading == 100:
+            enough.set()
+        await asyncio.Event().wait()
+        return response
+
+    async def follow(client: AgentClient) -> None:
+        async for _ in client.task_logs("web-0", follow=True):
+            pass
+
+    async with _server(tmp_path / "a.sock", answer) as endpoint, AgentClient(endpoint) as client:
+        followers = [asyncio.ensure_future(follow(client)) for _ in range(130)]
+        await enough.wait()
+        assert (await client.list_tasks()).tasks == []
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+
+
+def test_one_caller_does_not_take_all_places_of_those_who_wait() -> None:
+    """BUG-HT6: on the server's side: so many of one caller, so many in all."""
+    waiting = Waiting(most=4, of_one=2)
+    with waiting.of("ann"), waiting.of("ann"):
+        with pytest.raises(Busy, match="2 requests of ann"), waiting.of("ann"):
+            pass
+        with (
+            waiting.of("bob"),
+            waiting.of("bob"),
+            pytest.raises(Busy, match="4 in all"),
+            waiting.of("eve"),
+        ):
+            pass
+    with waiting.of("eve"):
+        pass

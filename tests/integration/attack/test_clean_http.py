@@ -1,0 +1,93 @@
+"""Whatever is sent is answered as HTTP says, with a problem document (BUG-HT10, BUG-HT4)."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from .face import Face
+
+
+def answered(
+    face: Face, request: bytes, *, half_close: bool = False
+) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body of what is said on the unix socket."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(60)
+        sock.connect(str(face.socket))
+        sock.sendall(request)
+        if half_close:
+            sock.shutdown(socket.SHUT_WR)
+        data = b""
+        while chunk := sock.recv(65_536):
+            data += chunk
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    return int(first.split()[1]) if " " in first else 0, headers, body
+
+
+CLOSE = b"Host: x\r\nConnection: close\r\n\r\n"
+
+
+def test_a_method_that_is_not_taken_is_told_with_those_that_are(face: Face) -> None:
+    """BUG-HT10: a 405 without `Allow`."""
+    status, headers, body = answered(face, b"DELETE /readyz HTTP/1.1\r\n" + CLOSE)
+    assert (status, headers["Allow"]) == (405, "GET")
+    assert json.loads(body)["code"] == "no_such_method"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /readyz HTTP/1.1\r\n" + CLOSE,
+        b"GET /nothing HTTP/1.1\r\n" + CLOSE,
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"POST /readyz HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n" + CLOSE,
+        b"GET /readyz\r\n\r\n",
+    ],
+)
+def test_no_answer_tells_versions_and_every_refusal_is_a_problem(
+    face: Face, request_: bytes
+) -> None:
+    """BUG-HT10: `Server:` told versions, and some errors were text."""
+    status, headers, body = answered(face, request_)
+    assert headers["Server"] == "Twine"
+    assert status in (200, 400, 404)
+    if status != 200:
+        assert headers["Content-Type"].startswith("application/problem+json")
+        assert json.loads(body)["detail"]
+
+
+def test_a_half_closed_client_is_answered(face: Face) -> None:
+    """BUG-HT10: who closed its sending side got nothing."""
+    request = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert answered(face, request, half_close=True)[0] == 200
+
+
+def test_a_body_that_breaks_off_is_no_body(face: Face) -> None:
+    """BUG-HT4: what came until then is not taken for the whole."""
+    path = b"/v1/profile" if face.kind == "agent" else b"/v1/groups/web"
+    request = b"PUT " + path + b' HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"name":'
+    status, _, body = answered(face, request, half_close=True)
+    assert (status, json.loads(body)["code"]) == (400, "invalid_input")
+
+
+def test_a_huge_body_is_refused_at_its_limit(face: Face) -> None:
+    """F-76: a body of a gigabyte takes a megabyte of memory at most."""
+    path = b"/v1/profile" if face.kind == "agent" else b"/v1/groups/web"
+    before = face.memory()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(60)
+        sock.connect(str(face.socket))
+        sock.sendall(b"PUT " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
+        sent = 0
+        try:
+            while sent < 64 << 20:
+                sent += sock.send(b" " * 65_536)
+        except OSError:
+            pass
+    assert face.memory() < before + (48 << 20)
