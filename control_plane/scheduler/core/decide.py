@@ -314,7 +314,7 @@ def _propose(made: Decision, seen: Seen) -> None:
         machine = view.get(task.placement.machine) if task.placement is not None else None
         if machine is None or not (machine.up and machine.answering and task.phase in _UP):
             continue
-        if task.version != record.version or machine.leaving:
+        if _is_outdated(task, record) or machine.leaving:
             due[task.index] = task
             if machine.overdue:
                 late.add(task.index)
@@ -348,9 +348,8 @@ def _propose(made: Decision, seen: Seen) -> None:
         )
 
 
-def _is_outdated(task: TaskRecord, record: JobRecord, view: View) -> bool:
-    outdated = task.version != record.version and not record.paused
-    return outdated or must_move(task, view)
+def _is_outdated(task: TaskRecord, record: JobRecord) -> bool:
+    return task.version != record.version and not record.paused
 
 
 def _proposed(
@@ -367,7 +366,9 @@ def _proposed(
     kind, cause, reason, deadline = _need(made.record, task, seen)
     if known is not None and waits(task) and _is_voluntary(known):
         # one whose machine does not answer for a moment is needed as before
-        is_needed = task.index in due or _is_outdated(task, made.record, seen.view)
+        is_needed = (
+            task.index in due or _is_outdated(task, made.record) or must_move(task, seen.view)
+        )
         if is_needed and known.kind is kind:
             return task
         task = made.ledger.close(task, OperationState.WITHDRAWN, "it is not needed any more")
