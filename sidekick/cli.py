@@ -341,6 +341,9 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] | 
         return 64
     except click.Abort:
         return 1
+    except BrokenPipeError:  # `| head`: nobody reads on, so there is nothing to say at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except TwineError as e:
         print_error(e)
         return e.exit_code
