@@ -52,7 +52,7 @@ from agent.wire.server import http_log
 log = logging.getLogger(__name__)
 
 _http_log = http_log(__name__)
-_BACKLOG = 512
+_BACKLOG = 4096
 _LIMITS = Limits(connections=512, strangers=128, strangers_per_address=64, per_peer=384)
 """An agent is called by the control plane alone, and has little memory to give."""
 TLS_RETRY_S = 10.0

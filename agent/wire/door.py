@@ -31,7 +31,7 @@ from agent.wire.visitor import Visitor, begins_at, ends_at
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 16
+_AT_ONCE = 32
 """Connections that are accepted before the loop's other work has its turn."""
 _SWEEP_S = 1.0
 _UCRED = struct.Struct("3i")

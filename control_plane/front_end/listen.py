@@ -17,7 +17,8 @@ from agent.errors import ConfigError
 from agent.wire.door import LOCAL, Door, IsVoid, Limits, open_door, raise_descriptor_limit
 from agent.wire.server import http_log
 
-BACKLOG = 512
+BACKLOG = 4096
+"""A full queue makes newcomers wait a second until they knock again; the kernel may take less."""
 SHUTDOWN_S = 3.0
 """Requests that still run at the end get this long; followed logs use it up."""
 
