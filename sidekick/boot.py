@@ -73,8 +73,11 @@ class Wish:
 
     @property
     def purpose(self) -> str:
-        """Which arguments a boot is to bring and to take away."""
-        return " ".join([*self.lacking, *(f"-{argument}" for argument in self.gone)])
+        """What the next boot is for, in words that do not depend on what runs now: a boot that
+        failed is known by them, and the host's own line may lack the old argument, too.
+        """
+        arguments = [a for group, ours in self.groups.items() if group != GUARD for a in ours]
+        return " ".join(arguments) or "the host's own line"
 
 
 class BootLine:

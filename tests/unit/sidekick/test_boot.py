@@ -130,6 +130,20 @@ def test_a_reboot_that_did_not_help_is_not_repeated(fake: FakeHost) -> None:
     assert fake.processes.commands()[-1] == "systemctl kexec", "a new request may try again"
 
 
+def test_a_failed_boot_is_seen_also_where_it_was_to_replace_an_argument(fake: FakeHost) -> None:
+    # F-69: seen on a guest; the host's own line has neither the old argument nor the new one
+    fake.apply(batch(fake))
+    fake.boot(LINE)
+    fake.resume()
+    other = a_target(fake, "other", 2, cmdline=("transparent_hugepage=never",))
+    fake.apply(other, may_reboot=True)
+    fake.boot(ROOT)
+    assert fake.resume().state is ProfileState.DEGRADED
+    fake.processes.ran.clear()
+    fake.apply(other, may_reboot=True)
+    assert fake.processes.ran == []
+
+
 def test_a_reboot_by_hand_clears_the_matter(fake: FakeHost) -> None:
     apply(fake, batch(fake), reboot=True)
     fake.boot(ROOT)
