@@ -128,7 +128,9 @@ class JobControl:
             )
 
     def users_of_image(self, digest: str) -> list[str]:
-        """Return the jobs of which a version that is wanted or still runs has this image."""
+        """Return the jobs of which a version has this image that is wanted, runs, or is kept to go
+        back to.
+        """
         return sorted(
             record.name
             for record in self._jobs.values()

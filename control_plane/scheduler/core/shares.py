@@ -98,9 +98,15 @@ class _Shares:
         self._machines = [m for m in machines if not types or m.capacity.machine_type in types]
 
     def of(self, record: JobRecord) -> defaultdict[Need, float]:
-        """Return what a job needs: for all tasks that it has or wants, by its dearest version."""
+        """Return what a job needs: for all tasks that it has or wants, by its dearest version.
+
+        A version that is only kept to go back to needs nothing.
+        """
         tasks = max(wanted_tasks(record), len(record.tasks))
-        return self.needed([record.spec, *record.specs.values()], tasks)
+        runs = {task.version for task in record.tasks}
+        return self.needed(
+            [record.spec, *(spec for v, spec in record.specs.items() if v in runs)], tasks
+        )
 
     def needed(self, versions: Sequence[JobSpec], tasks: int) -> defaultdict[Need, float]:
         """Return how much of a quota so many tasks need; nothing where none of them fits."""

@@ -69,6 +69,17 @@ def test_the_jobs_of_a_reservation_together_want_no_more_than_its_own_quota():
     ]
 
 
+def test_a_version_that_is_only_kept_to_go_back_to_counts_nothing():
+    specs = granted(machines=3)
+    dear, cheap = a_job("a", 8, 2 * GIB), a_job("a", 8, GIB)
+    on_the_way = a_record(cheap, version=2, specs={1: dear, 2: cheap})  # tasks of version 1
+    tasks = [TaskRecord(index=i, version=2, generation=2) for i in range(8)]
+    done = a_record(cheap, version=2, specs={1: dear, 2: cheap}, tasks=tasks)
+
+    assert refused(specs, a_job("b", 8, 2 * GIB), on_the_way) != []
+    assert refused(specs, a_job("b", 8, 2 * GIB), done) == []
+
+
 @pytest.mark.parametrize(
     ("more", "tasks"),
     [
