@@ -163,6 +163,44 @@ def test_a_bad_request_for_a_certificate_does_not_cost_the_token(desk: Desk) -> 
     asyncio.run(scenario())
 
 
+def test_what_else_is_in_a_join_is_looked_at_only_for_who_has_a_token(desk: Desk) -> None:
+    """BUG-HT7: the request for a certificate came before the token, so who had none could send
+    any, as often as they liked."""
+    wrong = "twn1.aaaaaaaa." + "a" * 32
+
+    async def scenario() -> None:
+        async with desk.store:
+            for _ in range(5):
+                with pytest.raises(Forbidden, match="not one of ours"):
+                    await desk.join(wrong, csr="nonsense")
+            with pytest.raises(Busy):
+                await desk.join(wrong, csr="nonsense")
+
+    asyncio.run(scenario())
+
+
+def test_a_token_costs_the_same_however_many_are_stored(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-HT10: all of them were read for each new one."""
+    read = list[str]()
+    really = desk.store.list_prefix
+
+    async def counted(prefix: str, *args: object, **options: object) -> object:
+        read.append(prefix)
+        return await really(prefix, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(desk.store, "list_prefix", counted)
+
+    async def scenario() -> None:
+        async with desk.store:
+            for _ in range(50):
+                await desk.token()
+
+    asyncio.run(scenario())
+    assert read == [TOKENS]
+
+
 def test_the_certificate_is_what_the_authority_says_not_what_was_asked_for(desk: Desk) -> None:
     async def scenario() -> x509.Certificate:
         async with desk.store:
@@ -261,6 +299,25 @@ def test_an_address_is_taken_or_refused(text: str) -> None:
         assert host_of(text)
     except InvalidInput:
         return
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "１０.0.0.1:7443",
+        "10.0.0.1:７443",
+        f"{'a' * 100}.lab:7443",
+        f"{'a.' * 130}lab:7443",
+        "-a.lab:7443",
+        "a..lab:7443",
+        "10.0.0.1:0",
+        "10.0.0.1:65536",
+    ],
+)
+def test_an_address_that_no_resolver_takes_is_refused(address: str) -> None:
+    """BUG-HT10: full-width digits and labels of 100 letters were taken."""
+    with pytest.raises(InvalidInput):
+        host_of(address)
 
 
 @pytest.mark.parametrize(
