@@ -90,8 +90,8 @@ class Checker(Observer):
     standings: dict[str, Standing] = field(default_factory=dict)
     endpoints: dict[str, dict[str, str]] = field(default_factory=dict)
     """Job → task → machine, as clients know it."""
-    failed_at: dict[str, float] = field(default_factory=dict)
-    """Task → since when it is not well."""
+    failed_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Task and machine → since when its copy there is not well."""
     undisturbed_since: float = 0.0
     """Since when the control plane has been running without a pause."""
     _before_pause: float = 0.0
@@ -121,9 +121,9 @@ class Checker(Observer):
         """At most one copy of a `stop` task; a machine is not over what it has."""
         task = copy.task_id
         if copy.alive and copy.health is Health.HEALTHY:
-            self.failed_at.pop(task, None)
+            self.failed_at.pop((task, machine.name), None)
         else:
-            self.failed_at.setdefault(task, self.now)
+            self.failed_at.setdefault((task, machine.name), self.now)
         if copy.alive == was_alive:
             return
         there = self.copies.setdefault(task, {})
@@ -391,4 +391,4 @@ class Checker(Observer):
         if standing.gone_since is not None and self.now - standing.gone_since > LAG_S:
             return False
         well = copy is not None and copy.healthy_since is not None
-        return well or self.now - self.failed_at.get(task, float("-inf")) < LAG_S
+        return well or self.now - self.failed_at.get((task, name), float("-inf")) < LAG_S

@@ -1,0 +1,100 @@
+"""The witness of a simulated region accuses whom it should, and nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent import api
+from control_plane.api.jobs import Endpoint, Endpoints, JobSpec, UpdatePolicy
+from vm_lab.region import agent, scenario
+from vm_lab.region.clients import Owned
+from vm_lab.region.seed import SimulatedRegion
+
+IMAGE = "sha256:" + "1" * 64
+SPEC = JobSpec(
+    name="web",
+    entitlement="ent0",
+    tasks=4,
+    image=IMAGE,
+    command=["x"],
+    update=UpdatePolicy(max_unavailable=1),
+)
+WHERE = {"web-0": "m01", "web-1": "m02", "web-2": "m03", "web-3": "m04"}
+
+
+class World:
+    """A region whose machines are told what to do by nobody but the test."""
+
+    def __init__(self) -> None:
+        self.region = SimulatedRegion(scenario.load("everything"), 1)
+        self.region.clients.jobs["web"] = Owned(SPEC, SPEC, images=(IMAGE,))
+        self.generation = 0
+
+    def wait(self, seconds: float) -> None:
+        self.region.timeline.run_until(self.region.timeline.now + seconds)
+
+    def put(self, task: str, name: str) -> None:
+        """Start a task and wait until it serves."""
+        self.generation += 1
+        machine = self.region.machines[name]
+        machine.images.add(IMAGE)
+        made = api.TaskSpec(
+            generation=self.generation, epoch=1, image=IMAGE, command=["x"], job="web"
+        )
+        agent.put_task(machine, task, made)
+        self.wait(10)
+
+    def delete(self, task: str, name: str) -> None:
+        self.generation += 1
+        agent.delete_task(self.region.machines[name], task, self.generation, 1)
+        self.wait(10)
+
+    def listed(self, *without: str) -> None:
+        """Let clients be told of all tasks but some."""
+        endpoints = [
+            Endpoint(task=task, machine=name, host=name, ports={}, version=1)
+            for task, name in WHERE.items()
+            if task not in without
+        ]
+        made = Endpoints(job="web", revision=self.generation, endpoints=endpoints)
+        self.region.checker.listed(made)
+
+    def accused(self) -> list[str]:
+        return [v.text for v in self.region.checker.violations if v.rule == "budget"]
+
+
+@pytest.fixture
+def world() -> World:
+    """Four tasks serve; one has moved, and its old copy was removed only a while later."""
+    found = World()
+    found.put("web-0", "m00")
+    for task, name in WHERE.items():
+        found.put(task, name)
+    found.delete("web-0", "m00")
+    found.wait(100)
+    found.listed()
+    return found
+
+
+def test_a_machine_that_ended_a_moment_ago_is_nobodys_fault(world: World) -> None:
+    """BUG-SI1: since the old copy was removed its task was taken for one that had failed."""
+    world.region.machines["m01"].power_off()
+    world.wait(1)
+    world.listed("web-3")
+    assert world.accused() == []
+
+
+def test_what_ended_long_ago_counts_when_another_is_taken_down(world: World) -> None:
+    world.region.machines["m01"].power_off()
+    world.wait(30)
+    world.listed("web-3")
+    assert world.accused() == [
+        "web: web-3 taken down with 2 of 4 left to serve, at most 1 may be away"
+    ]
+
+
+def test_two_taken_down_are_one_too_many(world: World) -> None:
+    world.listed("web-2", "web-3")
+    assert world.accused() == [
+        "web: web-2, web-3 taken down with 2 of 4 left to serve, at most 1 may be away"
+    ]
