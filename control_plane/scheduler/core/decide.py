@@ -38,6 +38,7 @@ from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import Ledger, is_going, waits
 from control_plane.scheduler.core.reconcile import available, observe
 from control_plane.scheduler.core.rollout import (
+    HOMELESS,
     Placed,
     apply_plan,
     is_moving,
@@ -285,19 +286,39 @@ def _with_new(record: JobRecord, missing: int, now: Moment) -> list[TaskRecord]:
 
 
 def _surplus(staying: Sequence[TaskRecord], number: int, seen: Seen) -> frozenset[int]:
-    """Return which tasks go: those that are nowhere, then those in the fullest bins."""
+    """Return which tasks go: who is missed least, of equals those in the fullest bins.
+
+    Those that are nowhere go first, then those that are known not to serve, those of machines
+    that do not answer, and only then those that serve: failures count against the budget, so
+    nothing that serves is given up for what does not (BUG-CP24). With nothing seen, as in a
+    plan, all that clients may use are equals.
+    """
     if number >= len(staying):
         return frozenset(task.index for task in staying)
-    nowhere = (TaskPhase.PENDING, TaskPhase.LOST)
-    homeless = [task.index for task in reversed(staying) if task.phase in nowhere]
-    gone = homeless[:number]
-    placed = {task.index for task in staying if task.phase not in nowhere}
-    claims = [claim for claim in seen.claims if claim.task in placed]
-    if seen.evened is not None and len(gone) < number:
-        gone += fullest_first(claims, seen.evened, number - len(gone))
-    chosen = set(gone)
-    rest = [task.index for task in reversed(staying) if task.index not in chosen]
-    return frozenset(chosen | set(rest[: number - len(chosen)]))
+    classes: tuple[list[int], ...] = ([], [], [], [])
+    for task in reversed(staying):
+        classes[_missed(task, seen.view)].append(task.index)
+    gone = classes[0][:number]
+    for equals in classes[1:]:
+        left, among = number - len(gone), frozenset(equals)
+        if left >= len(equals):
+            gone += equals
+            continue
+        claims = [claim for claim in seen.claims if claim.task in among]
+        fullest = [] if seen.evened is None else fullest_first(claims, seen.evened, left)
+        chosen = frozenset(fullest)
+        gone += [*fullest, *(index for index in equals if index not in chosen)][:left]
+        break
+    return frozenset(gone)
+
+
+def _missed(task: TaskRecord, view: View) -> int:
+    """Return how much a task would be missed, from 0: not at all, to 3: it serves."""
+    if task.phase in HOMELESS:
+        return 0
+    if task.phase is not TaskPhase.RUNNING or not task.listed:
+        return 1
+    return 3 if available(task, view) else 2
 
 
 # -- what is proposed

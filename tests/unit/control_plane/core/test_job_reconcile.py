@@ -24,7 +24,7 @@ from control_plane.api.jobs import (
     UpdatePolicy,
 )
 from control_plane.api.operations import Cause, Operation, OperationKind
-from control_plane.scheduler.core.decide import Seen, decide
+from control_plane.scheduler.core.decide import Seen, decide, remaining
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.reconcile import commands, next_look, observe
 
@@ -255,6 +255,39 @@ def test_broken_tasks_go_first_and_use_up_the_budget():
 def test_an_update_waits_while_machines_do_not_answer():
     record = a_record(a_task(0), a_task(1), version=2)
     assert chosen(record, m1(answering=False)) == ()
+
+
+def given_up(record: JobRecord, view) -> list[int]:
+    """Return the tasks that are taken away because the job is smaller."""
+    made = decide(record, Seen(view, at(1.0))).record
+    return [t.index for t in made.tasks if t.operation and t.operation.cause is Cause.RESIZE]
+
+
+def test_a_smaller_job_gives_up_nothing_that_serves_for_what_does_not():
+    """BUG-CP24: two tasks of a machine that was not heard had ended; a third was taken down."""
+    tasks = [a_task(i, placement=Placement(machine="m2" if i < 2 else "m1")) for i in range(6)]
+    silent = {"m2": SeenMachine(up=True, answering=False, ready=False)}
+    view = m1(*(a_status(i) for i in range(2, 6))) | silent
+    assert given_up(a_record(*tasks), view) == []
+    assert given_up(a_record(*tasks, tasks=5), view) == [1]
+    assert given_up(a_record(*tasks, tasks=3), view) == [0, 1, 5]
+
+
+def test_a_smaller_job_gives_up_first_what_is_known_not_to_serve():
+    """BUG-CP24: what a silent machine runs may serve yet; a task that is sick does not."""
+    tasks = [a_task(0), a_task(1, placement=Placement(machine="m2")), a_task(2)]
+    sick = a_status(0, health=Health.UNHEALTHY)
+    silent = {"m2": SeenMachine(up=True, answering=False, ready=False)}
+    view = m1(sick, a_status(2)) | silent
+    assert given_up(a_record(*tasks, tasks=2), view) == [0]
+    assert given_up(a_record(*tasks, tasks=1), view) == [0, 1]
+
+
+def test_a_plan_that_sees_nothing_keeps_what_clients_use():
+    """BUG-CP24: with nothing seen no task that is listed is worse than another."""
+    tasks = [a_task(0, phase=TaskPhase.STARTING), a_task(1), a_task(2)]
+    assert remaining(a_record(*tasks, tasks=2), Seen({}, at(0.0))) == (1, 2)
+    assert remaining(a_record(*tasks, tasks=1), Seen({}, at(0.0))) == (1,)
 
 
 def test_a_lost_task_that_is_back_is_not_taken_for_a_version_that_it_never_ran():
