@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.errors import NotFound, TwineError
-from control_plane.api.jobs import JobPhase, JobSpec, task_id
+from control_plane.api.jobs import JobPhase, JobSpec, JobStatus, task_id
 from control_plane.api.machines import MachineState
 from control_plane.roles import ControlPlane
+from vm_lab.region.machine import Machine
+from vm_lab.region.shape import usable_bytes
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
@@ -69,15 +71,49 @@ async def _jobs(
                 found.append(f"job {name} was stopped and is still there")
             continue
         status = await control_plane.get_job(name)
-        if status.phase is not JobPhase.STABLE:
-            found.append(f"job {name} is {status.phase}: {status.detail}")
         for task in status.record.tasks:
             if task.placement is not None:
                 placed[task_id(name, task.index)] = task.placement.machine
         listed = {e.task: e.machine for e in (await control_plane.endpoints(name)).endpoints}
+        if _is_all_it_can_be(region, status, len(listed)):
+            continue
+        if status.phase is not JobPhase.STABLE:
+            found.append(f"job {name} is {status.phase}: {status.detail}")
         if len(listed) != spec.tasks:  # which indexes stay is the scheduler's choice
             found.append(f"job {name} lists {len(listed)} of {spec.tasks} tasks")
     return placed
+
+
+def _is_all_it_can_be(region: SimulatedRegion, status: JobStatus, listed: int) -> bool:
+    """Return whether a job runs but for tasks that wait for room, and there is none."""
+    tasks = status.record.tasks
+    placed = sum(1 for task in tasks if task.placement is not None)
+    return (
+        placed < len(tasks) == status.wanted
+        and placed == listed == status.healthy == status.updated
+        and is_full(region, status.record.spec)
+    )
+
+
+def is_full(region: SimulatedRegion, spec: JobSpec) -> bool:
+    """Return whether an entitlement holds its quota and no machine of it has room for a task.
+
+    A story may ask for more than was granted, or for what would fit only if tasks of other
+    jobs were moved, which nobody promises. Judged by what really runs on the machines.
+    """
+    quota = region.clients.entitlements[spec.entitlement].machines
+    standings = region.checker.standings
+    own = [
+        m for name, m in region.machines.items() if standings[name].entitlement == spec.entitlement
+    ]
+    return quota is not None and len(own) >= quota and not any(_has_room(m, spec) for m in own)
+
+
+def _has_room(machine: Machine, spec: JobSpec) -> bool:
+    wanted = [spec.limits, *(copy.spec.limits for copy in machine.copies.values() if copy.wanted)]
+    memory = sum(limits.memory_max_bytes for limits in wanted)
+    cores = sum(round((limits.cpu_max_cores or 0.0) * 1000) for limits in wanted)
+    return memory <= usable_bytes(machine.memory_bytes) and cores <= machine.cpus * 1000
 
 
 async def _machines(region: SimulatedRegion, control_plane: ControlPlane, found: list[str]) -> None:

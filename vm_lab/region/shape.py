@@ -128,11 +128,16 @@ def _cut_off(spec: JobSpec, *, stop: bool) -> JobSpec:
     return replace(spec, disconnect=Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0))
 
 
+def usable_bytes(memory_bytes: int) -> int:
+    """Return how much of a machine's memory tasks may have; the rest is its host's."""
+    return memory_bytes - max(RESERVE_BYTES, memory_bytes // 10)
+
+
 def entitlements(scenario: Scenario, specs: list[JobSpec], seed: int) -> dict[str, EntitlementSpec]:
     """Return entitlements with room for their jobs and for some growth."""
     chance = random.Random(f"{scenario.name} {seed} entitlements")
     shape, work = scenario.shape, scenario.work
-    usable = shape.memory_gib * GIB - max(RESERVE_BYTES, shape.memory_gib * GIB // 10)
+    usable = usable_bytes(shape.memory_gib * GIB)
     found = {}
     for number in range(work.entitlements):
         name = f"ent{number}"

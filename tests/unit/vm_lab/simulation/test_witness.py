@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from agent import api
+from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import Endpoint, Endpoints, JobSpec, UpdatePolicy
-from vm_lab.region import agent, scenario
+from vm_lab.region import agent, rest, scenario
 from vm_lab.region.clients import Owned
 from vm_lab.region.seed import SimulatedRegion
 
@@ -33,13 +35,18 @@ class World:
     def wait(self, seconds: float) -> None:
         self.region.timeline.run_until(self.region.timeline.now + seconds)
 
-    def put(self, task: str, name: str) -> None:
+    def put(self, task: str, name: str, cores: float | None = None) -> None:
         """Start a task and wait until it serves."""
         self.generation += 1
         machine = self.region.machines[name]
         machine.images.add(IMAGE)
         made = api.TaskSpec(
-            generation=self.generation, epoch=1, image=IMAGE, command=["x"], job="web"
+            generation=self.generation,
+            epoch=1,
+            image=IMAGE,
+            command=["x"],
+            job="web",
+            limits=api.Limits(memory_max_bytes=256 << 20, cpu_max_cores=cores),
         )
         agent.put_task(machine, task, made)
         self.wait(10)
@@ -98,3 +105,20 @@ def test_two_taken_down_are_one_too_many(world: World) -> None:
     assert world.accused() == [
         "web: web-2, web-3 taken down with 2 of 4 left to serve, at most 1 may be away"
     ]
+
+
+def test_a_job_may_wait_for_room_only_where_there_is_none(world: World) -> None:
+    """BUG-SI2: rest was refused to a job that wanted more than its entitlement may hold."""
+    region = world.region
+    large = replace(SPEC, limits=api.Limits(memory_max_bytes=1 << 30, cpu_max_cores=7.5))
+    region.clients.entitlements["ent0"] = EntitlementSpec(machines=2, host_profile="p")
+    for name in ("m01", "m02"):
+        region.checker.standings[name].entitlement = "ent0"
+    assert not rest.is_full(region, large), "both have room"
+    world.put("other-0", "m01", cores=1.0)
+    assert not rest.is_full(region, large), "the other one has room"
+    world.put("other-1", "m02", cores=1.0)
+    assert rest.is_full(region, large)
+    assert not rest.is_full(region, SPEC), "a smaller task has room"
+    region.checker.standings["m02"].entitlement = ""
+    assert not rest.is_full(region, large), "it may have another machine"
