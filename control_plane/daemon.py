@@ -164,7 +164,10 @@ async def _build(
     async def issued() -> list[IssuedCredential]:
         return await runtime.offload(read_issued, config.state_path / FOLDER, time.time())
 
-    front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, identity.ending)
+    def ending() -> list[str]:
+        return control_plane.inventory.known(identity.ending())
+
+    front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, ending)
     access = Access(os.getuid(), config.socket_group, config.cluster)
     return control_plane, front_end.app(access, version())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from agent.errors import Conflict, InvalidInput, NotFound
@@ -83,6 +83,10 @@ class MachineDesk:
     def get(self, name: str) -> MachineView:
         """Return a machine, or raise `NotFound`."""
         return self._view(self._brokers.table.get(name))
+
+    def known(self, names: Iterable[str]) -> list[str]:
+        """Return those of these machines that there still are."""
+        return [name for name in names if self._brokers.table.find(name) is not None]
 
     def brokers(self) -> BrokerViews:
         """Return all brokers, by data center."""

@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
+import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from agent.api import Location, MachineFacts
+from agent.errors import Unauthenticated
 from agent.routes import ROUTES as AGENT_ROUTES
+from agent.services.identity import Candidate, HostIdentity, Invitation
 from agent.wire import tls
 from agent.wire.routes import Route
 from agent.wire.tls import Credential
 from control_plane.api.routes import ROUTES
+from control_plane.cli.root import main
 from control_plane.client import ControlPlaneClient
+from control_plane.daemon import main as daemon
 from control_plane.identity.authority import Authority, Subject, open_authority
 
-from .face import USER, Face, running
+from .face import SETTLES_S, USER, Face, running
 
+FACTS = MachineFacts(
+    machine_id="vm1",
+    boot_id="b",
+    kernel="k",
+    cpu_model="c",
+    cpus=1,
+    sockets=1,
+    numa_nodes=1,
+    memory_bytes=1 << 30,
+    disk_bytes=1 << 30,
+    disk_free_bytes=1 << 30,
+    agent_version="0",
+)
 VALUES = {"digest": "sha256:" + "0" * 64, "index": "0"}
 
 
@@ -178,13 +201,23 @@ def test_no_bad_identity_gets_through_any_route(face: Face) -> None:
     assert passed == []
 
 
+def ctl(face: Face, *words: str) -> str:
+    """Return what `twinectl` prints."""
+    result = CliRunner().invoke(main, ["--endpoint", f"unix:{face.socket}", *words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def ends_by_itself(kept: HTTPConnection) -> bool:
+    """Wait until the other side closes a connection on which nothing is asked."""
+    try:
+        return kept.sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
 def test_a_credential_is_listed_and_revoked_by_command(control_plane: Face, tmp_path: Path) -> None:
     """BUG-HT5: `twinectl user list | revoke`."""
-    from click.testing import CliRunner
-
-    from control_plane.cli.root import main
-    from control_plane.daemon import main as daemon
-
     face, out = control_plane, tmp_path / "ida.json"
     state = str(face.folder / "state")
     made = CliRunner().invoke(
@@ -192,12 +225,105 @@ def test_a_credential_is_listed_and_revoked_by_command(control_plane: Face, tmp_
         ["user", "add", "ida", "--out", str(out), "--state", state, "--url", "https://x"],
     )
     assert made.exit_code == 0, made.output
-    at = ["--endpoint", f"unix:{face.socket}"]
-    listed = CliRunner().invoke(main, [*at, "user", "list"])
-    assert "ida" in listed.output, listed.output
-    revoked = CliRunner().invoke(main, [*at, "user", "revoke", "ida"])
-    assert "does not count any more" in revoked.output, revoked.output
-    found = json.loads(CliRunner().invoke(main, [*at, "user", "list", "--output", "json"]).output)
+    row = next(line for line in ctl(face, "user", "list").splitlines() if "ida" in line)
+    assert row.split()[-1] == "-", row
+    with closing(connection(face, tls.load(out))) as kept:
+        assert asked(kept) == 200
+        assert "does not count any more" in ctl(face, "user", "revoke", "ida")
+        assert ends_by_itself(kept)
+    with closing(connection(face, tls.load(out))) as again:
+        assert asked(again) == 401
+    found = json.loads(ctl(face, "user", "list", "--output", "json"))
     assert {u["name"]: bool(u["revoked_at"]) for u in found["users"]}["ida"]
-    nobody = CliRunner().invoke(main, [*at, "machine", "revoke-identity", "nobody"])
+    row = next(line for line in ctl(face, "user", "list").splitlines() if "ida" in line)
+    assert row.split()[-1] != "-", row
+
+
+def joins(face: Face, machine: str, address: str = "127.0.0.1:1") -> HostIdentity:
+    """Let a host join as people do: a token by command, then with the pin."""
+    token = json.loads(ctl(face, "token", "create", "--host", machine, "--output", "json"))
+    host = HostIdentity(face.folder / machine)
+    url = f"https://{USER}:{face.port}"
+    wanted = Candidate(machine, address, FACTS, Location(msb="msb2"), "small")
+    asyncio.run(host.join(Invitation(url, token["token"], token["ca_hash"]), wanted))
+    return host
+
+
+def test_a_host_whose_identity_is_revoked_by_command_has_to_join_again(control_plane: Face) -> None:
+    """BUG-HT5: `twinectl machine revoke-identity`; its agent is told why it cannot renew."""
+    face = control_plane
+    host = joins(face, "vm9")
+    asyncio.run(host.renew())
+    held = tls.load(face.folder / "vm9/identity.json")
+    with closing(connection(face, held)) as kept:
+        assert asked(kept, path="/readyz") == 200
+        said = ctl(face, "machine", "revoke-identity", "vm9")
+        revoked_at = time.time()
+        assert "machine vm9: its certificate does not count any more" in said
+        assert "twinectl token create --host vm9" in said
+        assert ends_by_itself(kept)
+    with pytest.raises(Unauthenticated, match="vm9 was revoked"):
+        asyncio.run(host.renew())
+    while int(time.time()) <= int(revoked_at):
+        time.sleep(0.1)
+    asyncio.run(joins(face, "vm9").renew())
+
+
+def test_no_identity_is_revoked_of_a_machine_that_there_is_not(control_plane: Face) -> None:
+    """BUG-HT5: a name that was mistyped is said."""
+    words = ["--endpoint", f"unix:{control_plane.socket}", "machine", "revoke-identity", "nobody"]
+    nobody = CliRunner().invoke(main, words)
     assert nobody.exit_code == 3, nobody.output
+
+
+@contextmanager
+def shown(held: Credential) -> Iterator[int]:
+    """Show a host's certificate to everybody who calls its agent's port; the port is yielded."""
+    context = tls.server_context(held, require_client=True)
+    with socket.create_server((USER, 0)) as listener:
+
+        def show() -> None:
+            while True:
+                try:
+                    sock, _ = listener.accept()
+                except OSError:
+                    return
+                sock.settimeout(SETTLES_S)
+                with contextlib.suppress(OSError), context.wrap_socket(sock, server_side=True):
+                    pass
+
+        thread = threading.Thread(target=show)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def endings(face: Face) -> float:
+    """Return what a scrape says of identities that end."""
+    held = face.authority.credential(Subject("user", "ann"), "")
+    with closing(connection(face, held)) as http:
+        http.request("GET", "/metrics")
+        text = http.getresponse().read().decode()
+    return float(re.findall(r"^twine_identities_ending (\S+)$", text, re.MULTILINE)[0])
+
+
+def test_a_host_that_does_not_renew_is_warned_of_a_week_ahead(control_plane: Face) -> None:
+    """BUG-HT5: in the list of machines, in the metrics, and in the log."""
+    face = control_plane
+    life_s = 3 * 86_400.0
+    held = face.authority.credential(Subject("host", "old", (USER,)), "https://x", life_s)
+    with shown(held) as port:
+        joins(face, "old", f"{USER}:{port}")
+        face.until(lambda: "identity ends in " in ctl(face, "machine", "list"), "no warning")
+    rows = ctl(face, "machine", "list").splitlines()
+    assert [row.split()[0] for row in rows if "identity ends in " in row] == ["old"]
+    assert endings(face) == 1.0
+    warned = [x for x in face.log.read_text().splitlines() if "ends soon and is not renewed" in x]
+    assert len(warned) == 1
+    assert "old" in warned[0]
+    ctl(face, "machine", "drain", "old", "--kind", "decommission", "--reason", "old")
+    ctl(face, "machine", "remove", "old")
+    assert endings(face) == 0.0, "of a machine that is gone nothing is to be done"

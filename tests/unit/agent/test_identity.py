@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import ConfigError, ProtocolError, Unreachable
+from agent.errors import ConfigError, ProtocolError, TwineError, Unauthenticated, Unreachable
 from agent.services.identity import RENEW_FROM, RENEW_TO, HostIdentity, Identity, renewal_time
 from agent.wire import durable, tls
 from agent.wire.tls import Credential
@@ -69,9 +69,20 @@ def test_a_certificate_that_does_not_work_never_replaces_one_that_does(tmp_path:
     assert found.machine == "vm1"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unreachable("the control plane is away"),
+        Unauthenticated("the certificate of vm1 was revoked"),
+    ],
+)
 def test_a_failed_renewal_is_tried_again_until_it_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: TwineError,
 ) -> None:
+    """BUG-HT5: a host whose identity was revoked says so, and goes on once it has joined again."""
     now = 0.0
     attempts: list[float] = []
     real_sleep = asyncio.sleep
@@ -86,7 +97,7 @@ def test_a_failed_renewal_is_tried_again_until_it_works(
     async def renew() -> Identity:
         attempts.append(now)
         if len(attempts) < 3:
-            raise Unreachable("the control plane is away")
+            raise error
         tls.save(a_credential(issued_at=now, not_after=now + DAY_S), tmp_path / "identity.json")
         return Identity("vm1", "", now + DAY_S)
 
@@ -95,13 +106,14 @@ def test_a_failed_renewal_is_tried_again_until_it_works(
 
     async def scenario() -> None:
         task = asyncio.ensure_future(host.renew_forever())
-        while len(attempts) < 4:
+        while len(attempts) < 4 and not task.done():
             await real_sleep(0)
         task.cancel()
 
     asyncio.run(scenario())
     assert RENEW_FROM * DAY_S <= attempts[0] <= (RENEW_TO + 0.01) * DAY_S
     assert attempts[2] - attempts[0] < 0.1 * DAY_S, "it must not wait for the next due time"
+    assert [getattr(x, "reason", "") for x in caplog.records] == [str(error)] * 2
     assert attempts[3] - attempts[2] >= 0.49 * DAY_S
 
 

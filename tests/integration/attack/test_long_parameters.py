@@ -1,0 +1,93 @@
+"""No parameter of a path or a query costs more than its size, on any route of both programs.
+
+Bodies are in tests/unit/front_doors/test_growth_of_work.py; the line of a request is bounded by
+the HTTP server, so this is about what happens below that bound.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import closing, suppress
+from http.client import HTTPConnection
+from urllib.parse import quote
+
+import pytest
+
+from agent.routes import ROUTES as AGENT_ROUTES
+from agent.wire.routes import Route
+from control_plane.api.routes import ROUTES
+
+from .face import SETTLES_S, Face
+
+SMALL, TIMES = 750, 8
+"""Characters of the smaller value; the larger one just fits the line of a request."""
+SMALL_S = 0.05
+"""Work below this is not looked at."""
+LINEAR = 3.0
+"""Times what linear growth would be; quadratic is eight times."""
+VALUES = ("a", "a-", "9", "1.", "(", "!a", "a=b,", "a in (b),", "-/")
+PLAIN = {"digest": "sha256:" + "0" * 64, "index": "0"}
+PLAINLY = "!(),=-"
+"""Characters that need no escape, and so no room of the line."""
+
+
+def target(route: Route, parameter: str, value: str) -> str:
+    """Return the route's address with one long parameter."""
+    path = route.path
+    for name in route.parameters:
+        text = value if name == parameter else PLAIN.get(name, "vm1")
+        path = path.replace(f"{{{name}}}", quote(text, safe=PLAINLY))
+    return path if parameter in route.parameters else f"{path}?{parameter}={quote(value, PLAINLY)}"
+
+
+def asked(face: Face, method: str, at: str) -> int:
+    """Return the status of a request on the local socket, where everything is allowed."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(SETTLES_S)
+    sock.connect(str(face.socket))
+    http = HTTPConnection("x")
+    http.sock = sock
+    with closing(http):
+        http.request(method, at)
+        return http.getresponse().status
+
+
+def worked_s(face: Face) -> float:
+    """Return the computing time of the process so far."""
+    return time.clock_gettime((~face.process.pid << 3) | 2)
+
+
+def work_s(face: Face, route: Route, parameter: str, unit: str, size: int) -> float:
+    """Return what the cheapest of some requests took; each is answered, and by no error of ours."""
+    found = []
+    for _ in range(3):
+        began = worked_s(face)
+        status = asked(face, route.method, target(route, parameter, (unit * size)[:size]))
+        found.append(worked_s(face) - began)
+        assert status != 500, (route.name, parameter, unit, size, status)
+        if found[-1] < SMALL_S:
+            break
+    return min(found)
+
+
+def test_the_work_of_a_parameter_grows_with_its_size(face: Face) -> None:
+    """BUG-HT3: made from the route tables, for each parameter of each route."""
+    for route in AGENT_ROUTES if face.kind == "agent" else ROUTES:
+        for parameter in (*route.parameters, *route.query):
+            for unit in VALUES:
+                size = SMALL * TIMES
+                while len(target(route, parameter, (unit * size)[:size])) > 7500:
+                    size //= 2
+                large = work_s(face, route, parameter, unit, size)
+                if large < SMALL_S:
+                    continue
+                small = work_s(face, route, parameter, unit, size // TIMES)
+                assert large < LINEAR * TIMES * small, (route.name, parameter, unit, small, large)
+
+
+@pytest.mark.parametrize("at", ["/v1/jobs/{}", "/v1/tasks/{}", "/v1/machines?where={}"])
+def test_a_line_without_end_is_refused(face: Face, at: str) -> None:
+    """BUG-HT3: the bound that the test above counts on."""
+    with suppress(ConnectionError):
+        assert asked(face, "GET", at.format("a" * 20_000)) in (400, 414)

@@ -1,0 +1,100 @@
+"""One certificate may hold so many connections and no more; the others notice nothing (BUG-HT4)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from agent.wire import tls
+from agent.wire.door import Door, Limits, open_door
+from agent.wire.server import Peer, make_app
+from control_plane.identity.authority import Authority, Subject, open_authority
+
+BOUND, BEYOND = 4, 12
+PATIENT_S = 600.0
+"""No deadline shall end a connection here."""
+LIMITS = Limits(
+    per_peer=BOUND,
+    first_byte_s=PATIENT_S,
+    handshake_s=PATIENT_S,
+    header_s=PATIENT_S,
+    idle_s=PATIENT_S,
+    write_s=PATIENT_S,
+)
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def served(authority: Authority) -> AsyncIterator[tuple[Door, int]]:
+    """Serve nothing but health, over TLS."""
+    own = authority.credential(Subject("component", "control-plane", ("127.0.0.1",)), "")
+    app = make_app("x", [], {}, lambda _request, _route: Peer("somebody", "user"), version="0")
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
+    await runner.setup()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    context = tls.server_context(own, require_client=False)
+    async with open_door(runner, listener, context, LIMITS, logging.getLogger("x")) as door:
+        yield door, port
+        await runner.cleanup()
+
+
+async def is_answered(connection: Connection) -> bool:
+    """Ask something; False: the connection was ended without an answer."""
+    reader, writer = connection
+    try:
+        writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+        await writer.drain()
+        async with asyncio.timeout(PATIENT_S):
+            answer = await reader.read(65_536)
+    except OSError:
+        return False
+    assert not answer or answer.startswith(b"HTTP/1.1 404 ")
+    return bool(answer)
+
+
+@asynccontextmanager
+async def come(port: int, context: ssl.SSLContext) -> AsyncIterator[Connection]:
+    """Open a connection; it is closed at the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+def client(authority: Authority, name: str) -> ssl.SSLContext:
+    """Return the context of a user; without a name: of a stranger."""
+    context = tls.unverified_context()
+    if name:
+        tls.install(context, authority.credential(Subject("user", name), ""))
+    return context
+
+
+async def test_a_flood_of_one_identity_ends_at_its_bound(tmp_path: Path) -> None:
+    """BUG-HT4: who has a certificate is no stranger, and still cannot take every connection."""
+    authority = open_authority(tmp_path / "authority.pem", "twine")
+    eve, ann, nobody = (client(authority, name) for name in ("eve", "ann", ""))
+    async with served(authority) as (door, port):
+        for _ in range(2):  # also after a flood is all as it was
+            async with AsyncExitStack() as stack:
+                flood = [
+                    await stack.enter_async_context(come(port, eve)) for _ in range(BOUND + BEYOND)
+                ]
+                answered = [await is_answered(one) for one in flood]
+                assert sum(answered) == BOUND
+                for other in (ann, nobody):
+                    assert await is_answered(await stack.enter_async_context(come(port, other)))
+                assert door.count() == (BOUND + 2, 1)
+                kept = [one for one, was in zip(flood, answered, strict=True) if was]
+                assert all([await is_answered(one) for one in kept])
+            async with asyncio.timeout(PATIENT_S):
+                while door.count() != (0, 0):
+                    await asyncio.sleep(0.05)

@@ -1,0 +1,81 @@
+"""A host that does not renew is warned of a week ahead, by the clock (BUG-HT5)."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.wire import tls
+from agent.wire.tls import Credential
+from control_plane.identity.authority import Authority, OwnIdentity, Subject, open_authority
+
+DAY_S = 86_400.0
+HOST = "10.77.0.11"
+
+
+class Clock:
+    """The real time, moved on by the test: TLS itself goes by the real one."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.passed_s
+
+
+def issued(authority: Authority, life_s: float) -> Credential:
+    """Return a host's credential that lives that long."""
+    return authority.credential(Subject("host", "vm1", (HOST,)), "https://x", life_s)
+
+
+def called(own: OwnIdentity, held: Credential) -> None:
+    """Call the host that holds this credential: a handshake in memory."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    token = tls.EXPECTED.set("/host/vm1")
+    try:
+        client = own.agents_context().wrap_bio(back, there, server_hostname=HOST)
+    finally:
+        tls.EXPECTED.reset(token)
+    context = tls.server_context(held, require_client=True)
+    server = context.wrap_bio(there, back, server_side=True)
+    open_ends = [client, server]
+    while open_ends:
+        for end in list(open_ends):
+            try:
+                end.do_handshake()
+                open_ends.remove(end)
+            except ssl.SSLWantReadError:
+                pass
+
+
+def test_the_end_of_an_identity_is_warned_of_a_week_ahead_and_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """BUG-HT5: nobody was told before the host had to join again."""
+    clock = Clock()
+    authority = open_authority(tmp_path / "authority.pem", "twine")
+    own = OwnIdentity(authority, ["127.0.0.1"], clock)
+
+    def warned() -> list[str]:
+        return [getattr(x, "machine", "") for x in caplog.records if "ends soon" in x.message]
+
+    caplog.set_level(logging.WARNING)
+    held = issued(authority, 8 * DAY_S)
+    called(own, held)
+    assert own.ending() == warned() == []
+    assert own.ends["vm1"] == pytest.approx(held.not_after, abs=1)
+
+    clock.passed_s += 1.5 * DAY_S
+    assert own.ending() == ["vm1"], "nobody has to call it for that"
+    called(own, issued(authority, 8 * DAY_S - 60))
+    assert own.ending() == warned() == ["vm1"]
+    called(own, again := issued(authority, 8 * DAY_S - 120))
+    called(own, again)
+    assert warned() == ["vm1", "vm1"], "once for each certificate"
+
+    called(own, issued(authority, 45 * DAY_S))
+    assert own.ending() == []
