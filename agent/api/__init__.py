@@ -12,82 +12,35 @@ from typing import Annotated, NewType
 import msgspec
 from msgspec import Meta
 
+from agent.api.ranges import COUNT_MAX as COUNT_MAX
+from agent.api.ranges import DIGEST_PATTERN as DIGEST_PATTERN
+from agent.api.ranges import ID_PATTERN as ID_PATTERN
+from agent.api.ranges import NO_NUL, NO_NUL_WORDS, Reported, Written
+from agent.api.ranges import Address as Address
+from agent.api.ranges import Argument as Argument
+from agent.api.ranges import Bytes as Bytes
+from agent.api.ranges import Count as Count
+from agent.api.ranges import CpuWeight as CpuWeight
+from agent.api.ranges import DigestStr as DigestStr
+from agent.api.ranges import EnvName as EnvName
+from agent.api.ranges import Few as Few
+from agent.api.ranges import HttpPath as HttpPath
+from agent.api.ranges import Id as Id
+from agent.api.ranges import Milliseconds as Milliseconds
+from agent.api.ranges import Moment as Moment
+from agent.api.ranges import Name as Name
+from agent.api.ranges import Pem as Pem
+from agent.api.ranges import Port as Port
+from agent.api.ranges import Seconds as Seconds
+from agent.api.ranges import Share as Share
+from agent.api.ranges import StartPeriod as StartPeriod
+from agent.api.ranges import Words as Words
+
 TaskId = NewType("TaskId", str)
 Digest = NewType("Digest", str)
 
-_END = r"$(?!\n)"
-"""End of the text in ECMA's dialect (the OpenAPI document) and in Python's alike, where `$`
-alone lets one newline pass."""
-ID_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?" + _END
-"""Ids become part of unit names and paths, so they are kept to a DNS label (RFC 1123)."""
-DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}" + _END
 
-Name = Annotated[
-    str,
-    Meta(
-        pattern=ID_PATTERN,
-        description="1 to 63 of a-z, 0-9 and -, neither first nor last a dash",
-    ),
-]
-DigestStr = Annotated[
-    str, Meta(pattern=DIGEST_PATTERN, description="sha256: and 64 hexadecimal digits")
-]
-Port = Annotated[int, Meta(ge=1, le=65535)]
-CpuWeight = Annotated[int, Meta(ge=1, le=10_000)]
-"""Range of cpu.weight (Linux, Documentation/admin-guide/cgroup-v2.rst)."""
-_NO_NUL = r"^[^\x00]*$"
-_NO_NUL_WORDS = "text without NUL characters, of at most {} characters"
-Argument = Annotated[
-    str,
-    Meta(max_length=131_072, pattern=_NO_NUL, description=_NO_NUL_WORDS.format("131,072")),
-]
-"""The kernel takes no longer argument (MAX_ARG_STRLEN, 32 pages), and none with a NUL."""
-EnvName = Annotated[
-    str,
-    Meta(
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*" + _END,
-        max_length=256,
-        description="letters, digits and _, the first no digit",
-    ),
-]
-HttpPath = Annotated[
-    str,
-    Meta(
-        pattern=r"^/[\x21-\x7e]*" + _END,
-        max_length=2048,
-        description="a path that starts with / and has no spaces, of at most 2048 characters",
-    ),
-]
-Seconds = Annotated[float, Meta(gt=0, le=86_400)]
-StartPeriod = Annotated[float, Meta(ge=0, le=86_400)]
-COUNT_MAX = 1 << 53
-"""Up to here every program that reads JSON has the same number (RFC 8259, section 6)."""
-Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
-Bytes = Count
-"""At most 8 PiB."""
-Few = Annotated[int, Meta(ge=0, le=1 << 16)]
-"""Of what a machine can have: CPUs, sockets, devices."""
-Moment = Annotated[float, Meta(ge=0, le=1e11)]
-"""Seconds since 1970, or since a boot."""
-Share = Annotated[float, Meta(ge=0, le=1)]
-Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
-Id = Annotated[str, Meta(max_length=256)]
-"""A word that another program made up: an id, a version, a name."""
-Words = Annotated[str, Meta(max_length=65_536)]
-"""A sentence of another program's: why, what happened."""
-Pem = Annotated[str, Meta(max_length=65_536)]
-Address = Annotated[str, Meta(max_length=300, description="HOST:PORT, of at most 300 characters")]
-
-
-class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what a person writes."""
-
-
-class _Reported(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what a program reports."""
-
-
-class Limits(_Written, frozen=True, kw_only=True):
+class Limits(Written, frozen=True, kw_only=True):
     """What a task may use at most, and its share when there is not enough."""
 
     cpu_weight: CpuWeight = 100
@@ -107,7 +60,7 @@ class ProbeKind(StrEnum):
     TCP = "tcp"
 
 
-class Probe(_Written, frozen=True, kw_only=True):
+class Probe(Written, frozen=True, kw_only=True):
     """How to tell a healthy task from an unhealthy one."""
 
     kind: ProbeKind = ProbeKind.HTTP
@@ -132,7 +85,7 @@ class RestartWhen(StrEnum):
     NEVER = "never"
 
 
-class RestartPolicy(_Written, frozen=True, kw_only=True):
+class RestartPolicy(Written, frozen=True, kw_only=True):
     """What happens when a task ends on its own."""
 
     when: RestartWhen = RestartWhen.ALWAYS
@@ -151,7 +104,7 @@ class DisconnectPolicy(StrEnum):
     """Its host ends it, so that there is never a second copy."""
 
 
-class Disconnect(_Written, frozen=True, kw_only=True):
+class Disconnect(Written, frozen=True, kw_only=True):
     """What a machine that is cut off from its control plane does to a task."""
 
     policy: DisconnectPolicy = DisconnectPolicy.KEEP
@@ -179,7 +132,7 @@ def certainly_ended_s(disconnect: Disconnect, stop_timeout_s: float) -> float | 
     return alone_s * (1.0 + CLOCK_RATE_ERROR)
 
 
-class TaskSpec(_Written, frozen=True, kw_only=True):
+class TaskSpec(Written, frozen=True, kw_only=True):
     """The desired state of one task."""
 
     generation: Annotated[int, Meta(ge=1, le=COUNT_MAX)] = 1
@@ -192,7 +145,7 @@ class TaskSpec(_Written, frozen=True, kw_only=True):
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
     entitlement: Name = "local"
     job: Annotated[
-        str, Meta(max_length=128, pattern=_NO_NUL, description=_NO_NUL_WORDS.format(128))
+        str, Meta(max_length=128, pattern=NO_NUL, description=NO_NUL_WORDS.format(128))
     ] = ""
     limits: Limits = Limits()
     restart: RestartPolicy = RestartPolicy()
@@ -226,7 +179,7 @@ class Health(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
-class Exit(_Reported, frozen=True, kw_only=True):
+class Exit(Reported, frozen=True, kw_only=True):
     """How the main process of a task ended."""
 
     result: Id
@@ -238,7 +191,7 @@ class Exit(_Reported, frozen=True, kw_only=True):
     """Seconds since 1970."""
 
 
-class TaskStatus(_Reported, frozen=True, kw_only=True):
+class TaskStatus(Reported, frozen=True, kw_only=True):
     """The observed state of one task, for the generation it reflects."""
 
     task_id: Id
@@ -260,7 +213,7 @@ class TaskStatus(_Reported, frozen=True, kw_only=True):
     last_exit: Exit | None = None
 
 
-class Tasks(_Reported, frozen=True, kw_only=True):
+class Tasks(Reported, frozen=True, kw_only=True):
     """All tasks of a machine."""
 
     tasks: Annotated[list[TaskStatus], Meta(max_length=100_000)]
@@ -273,7 +226,7 @@ class ImageFormat(StrEnum):
     BTRFS = "btrfs"
 
 
-class ImageInfo(_Reported, frozen=True, kw_only=True):
+class ImageInfo(Reported, frozen=True, kw_only=True):
     """One image that is complete and can be started from."""
 
     digest: Id
@@ -285,13 +238,13 @@ class ImageInfo(_Reported, frozen=True, kw_only=True):
     """Ids of the tasks that run from it; while there are any it cannot be deleted."""
 
 
-class Images(_Reported, frozen=True, kw_only=True):
+class Images(Reported, frozen=True, kw_only=True):
     """All images of a machine."""
 
     images: Annotated[list[ImageInfo], Meta(max_length=100_000)]
 
 
-class ImagePull(_Reported, frozen=True, kw_only=True):
+class ImagePull(Reported, frozen=True, kw_only=True):
     """A request to fetch an image from the control plane's image store."""
 
     digest: DigestStr
@@ -301,7 +254,7 @@ class ImagePull(_Reported, frozen=True, kw_only=True):
     URL, so that nobody can make the agent call elsewhere."""
 
 
-class MachineFacts(_Reported, frozen=True, kw_only=True):
+class MachineFacts(Reported, frozen=True, kw_only=True):
     """What a machine has. Sizes in bytes."""
 
     machine_id: Id
@@ -341,7 +294,7 @@ class SettingOutcome(StrEnum):
     UNDONE = "undone"
 
 
-class SettingStatus(_Reported, frozen=True, kw_only=True):
+class SettingStatus(Reported, frozen=True, kw_only=True):
     """One setting of the profile, as it was wanted and as it was read back."""
 
     setting: Id
@@ -363,7 +316,7 @@ class ProfileState(StrEnum):
     DEGRADED = "degraded"
 
 
-class ProfileSpec(_Written, frozen=True, kw_only=True):
+class ProfileSpec(Written, frozen=True, kw_only=True):
     """The profile a machine shall run."""
 
     name: Name
@@ -373,7 +326,7 @@ class ProfileSpec(_Written, frozen=True, kw_only=True):
     """Whether the machine may be rebooted for settings that need it."""
 
 
-class ProfileStatus(_Reported, frozen=True, kw_only=True):
+class ProfileStatus(Reported, frozen=True, kw_only=True):
     """The profile a machine runs, with proof per setting."""
 
     name: Id = ""
@@ -389,7 +342,7 @@ class ProfileStatus(_Reported, frozen=True, kw_only=True):
     """When in that boot it was read back; 0 where an earlier sidekick did not say."""
 
 
-class Event(_Reported, frozen=True, kw_only=True):
+class Event(Reported, frozen=True, kw_only=True):
     """Something that happened on the machine, in order."""
 
     sequence: Count
@@ -403,7 +356,7 @@ class Event(_Reported, frozen=True, kw_only=True):
     task: TaskStatus | None = None
 
 
-class Events(_Reported, frozen=True, kw_only=True):
+class Events(Reported, frozen=True, kw_only=True):
     """A piece of the event stream."""
 
     events: Annotated[list[Event], Meta(max_length=100_000)]
@@ -417,13 +370,13 @@ class Events(_Reported, frozen=True, kw_only=True):
     """Names this answer. Said with later requests (`heard`) it proves that it arrived."""
 
 
-class Ack(_Reported, frozen=True, kw_only=True):
+class Ack(Reported, frozen=True, kw_only=True):
     """The request was taken."""
 
     detail: Words = "ok"
 
 
-class Liveness(_Reported, frozen=True, kw_only=True):
+class Liveness(Reported, frozen=True, kw_only=True):
     """Whether the agent is alive or ready, with a word on why not."""
 
     ok: bool
@@ -433,7 +386,7 @@ class Liveness(_Reported, frozen=True, kw_only=True):
 # What an agent asks of the control plane; the only calls that go in that direction.
 
 
-class Location(_Written, frozen=True, kw_only=True):
+class Location(Written, frozen=True, kw_only=True):
     """The five levels above a machine (paper §2.1); the machine's name is the sixth."""
 
     region: Name = "local"
@@ -444,7 +397,7 @@ class Location(_Written, frozen=True, kw_only=True):
     rack: Name = "rack1"
 
 
-class JoinRequest(_Reported, frozen=True, kw_only=True):
+class JoinRequest(Reported, frozen=True, kw_only=True):
     """A host asks to become a machine of the region."""
 
     token: Id
@@ -459,7 +412,7 @@ class JoinRequest(_Reported, frozen=True, kw_only=True):
     facts: MachineFacts
 
 
-class Certificate(_Reported, frozen=True, kw_only=True):
+class Certificate(Reported, frozen=True, kw_only=True):
     """The identity that a host was given."""
 
     machine: Id
@@ -471,13 +424,13 @@ class Certificate(_Reported, frozen=True, kw_only=True):
     """Trust domain; empty from a control plane of an earlier release."""
 
 
-class RenewRequest(_Reported, frozen=True, kw_only=True):
+class RenewRequest(Reported, frozen=True, kw_only=True):
     """A joined host asks for its next certificate."""
 
     csr_pem: Pem
 
 
-class Authority(_Reported, frozen=True, kw_only=True):
+class Authority(Reported, frozen=True, kw_only=True):
     """The certificate authority, to be compared with a pin before it is trusted."""
 
     ca_pem: Pem
