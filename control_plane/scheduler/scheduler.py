@@ -386,7 +386,8 @@ class Scheduler:
         record = self._jobs.find(job)
         if record is not None and index.isdecimal():
             now = self._runtime.wall()
-            view = self._sights.view(self._placing.pool_of(record), [machine], now)
+            left = [name for name, tasks in record.leaving.items() if task in tasks]
+            view = self._sights.view(self._placing.pool_of(record), [machine, *left], now)
             command = command_about(record, int(index), machine, view)
             if isinstance(command, Start):
                 place = command.placement

@@ -1,16 +1,18 @@
 """When a task that is left behind has certainly ended, so that there is no second copy.
 
-Only jobs whose `disconnect` says `stop` wait for that: their hosts end them when they are not
-heard from (docs/adr/0024). Others are placed elsewhere at once, and may run twice meanwhile.
+Only jobs whose `disconnect` says `stop` wait for that while a machine is down: their hosts end
+them when they are not heard from (docs/adr/0024). Others are placed elsewhere at once, and may
+run twice meanwhile. Whatever the job says, a start that was not sent yet waits as soon as the
+old machine is up again: what is left there is ended first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from agent.api import TaskState, certainly_ended_s
-from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.core.seen import SeenMachine, View
 from control_plane.api.jobs import JobRecord, JobSpec
 
 _ENDED = (TaskState.STOPPED, TaskState.FAILED)
@@ -29,6 +31,20 @@ def ended_in_s(spec: JobSpec, task: str, machine: SeenMachine | None) -> float:
         status = machine.tasks.get(task)
         return 0.0 if status is None or status.state in _ENDED else inf
     return max(0.0, after_s - machine.unheard_s)
+
+
+def staying(leaving: Mapping[str, Sequence[str]], view: View) -> dict[str, str]:
+    """Return which tasks that moved away are not gone from a machine that is up: task → machine.
+
+    Also while it does not answer for a moment: until it is down, or has said what it runs.
+    """
+    return {
+        task: name
+        for name, tasks in leaving.items()
+        if (machine := view.get(name)) is not None and machine.up
+        for task in tasks
+        if not machine.answering or task in machine.tasks
+    }
 
 
 def second_copies(record: JobRecord, silent: Collection[str]) -> list[str]:

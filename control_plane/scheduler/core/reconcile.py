@@ -10,6 +10,7 @@ commands are idempotent by generation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from control_plane.api.jobs import (
     task_id,
 )
 from control_plane.api.operations import STOP, Cause
-from control_plane.scheduler.core.copies import ended_in_s
+from control_plane.scheduler.core.copies import ended_in_s, staying
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going
 
@@ -60,8 +61,9 @@ def observe(record: JobRecord, view: View, now: Moment) -> JobRecord:
 
 def commands(record: JobRecord, view: View) -> list[Command]:
     """Return what agents must be told for the record to come true; nothing twice."""
+    held = staying(record.leaving, view)
     found: list[Command | None] = [
-        _about(record, task, view) for task in record.tasks if task.phase in _TOLD
+        _about(record, task, view, held) for task in record.tasks if task.phase in _TOLD
     ]
     for name, ids in record.leaving.items():
         found += [_about_leaving(record, gone, name, view) for gone in ids]
@@ -69,21 +71,26 @@ def commands(record: JobRecord, view: View) -> list[Command]:
 
 
 def command_about(record: JobRecord, index: int, machine: str, view: View) -> Command | None:
-    """Return the one of `commands` that is about a task on a machine, if there is one."""
+    """Return the one of `commands` that is about a task on a machine, if there is one.
+
+    `view` has that machine, and those that the task is leaving.
+    """
     gone = task_id(record.name, index)
     if gone in record.leaving.get(machine, ()):
         return _about_leaving(record, gone, machine, view)
-    tasks = record.tasks
+    tasks, held = record.tasks, staying(record.leaving, view)
     near = tasks[index : index + 1]  # where it is, unless some are missing before it
     if not near or near[0].index != index:
         near = [task for task in tasks if task.index == index]
     for task in near:
         if task.placement is not None and task.placement.machine == machine:
-            return _about(record, task, view)
+            return _about(record, task, view, held)
     return None
 
 
-def _about(record: JobRecord, task: TaskRecord, view: View) -> Command | None:
+def _about(
+    record: JobRecord, task: TaskRecord, view: View, held: Mapping[str, str]
+) -> Command | None:
     if task.placement is None:
         return None
     machine = view.get(task.placement.machine)
@@ -92,7 +99,7 @@ def _about(record: JobRecord, task: TaskRecord, view: View) -> Command | None:
     name = task_id(record.name, task.index)
     status = machine.tasks.get(name)
     if task.phase is TaskPhase.STARTING and machine.ready and machine.held:
-        if status is None or status.generation < task.generation:
+        if name not in held and (status is None or status.generation < task.generation):
             return _start(record, task, task.placement)
     elif task.phase is TaskPhase.STOPPING and not _is_told(machine, name, task.generation):
         return Stop(task.placement.machine, name, task.generation)
@@ -152,6 +159,7 @@ class _Fold:
         self._view = view
         self._now = now
         self._leaving = {machine: set(ids) for machine, ids in record.leaving.items()}
+        self._staying = staying(record.leaving, view)
 
     def task(self, task: TaskRecord) -> TaskRecord | None:
         """Return the task after what is seen of it, None if it is done with."""
@@ -206,6 +214,8 @@ class _Fold:
                 return self._elsewhere(task, refused)
             if not refused and not machine.ready:
                 refused = "its machine did not prove the entitlement's profile yet"
+            if not refused and (old := self._staying.get(task_id(self._record.name, task.index))):
+                refused = f"what is left of it on {old} is ended first"
             return replace(task, reason=refused) if refused and refused != task.reason else task
         if status.generation > task.generation:
             self.generation = max(self.generation, status.generation)

@@ -26,7 +26,12 @@ from control_plane.api.jobs import (
 from control_plane.api.operations import Cause, Operation, OperationKind
 from control_plane.scheduler.core.decide import Seen, decide, remaining
 from control_plane.scheduler.core.moment import Moment
-from control_plane.scheduler.core.reconcile import commands, next_look, observe
+from control_plane.scheduler.core.reconcile import (
+    command_about,
+    commands,
+    next_look,
+    observe,
+)
 
 IMAGE = "sha256:" + "1" * 64
 
@@ -136,6 +141,25 @@ def test_what_left_is_deleted_on_the_machine_that_came_back():
     assert commands(seen, view) == [Stop("m1", "web-0", 9)]
     assert observe(seen, m1(), at(1.0)).leaving == {}
     assert observe(seen, {}, at(1.0)).leaving == {}
+
+
+def test_a_start_that_was_not_sent_waits_for_the_old_copy_on_a_machine_that_is_up_again():
+    """F-49: the image was long on its way to m2; meanwhile m1 is back, with the task."""
+    task = a_task(phase=TaskPhase.STARTING, generation=7, placement=Placement(machine="m2"))
+    record = replace(a_record(task), leaving={"m1": ["web-0"]})
+    start = Start("m2", "web-0", 0, 1, 7, Placement(machine="m2"))
+    stop = Stop("m1", "web-0", 7)
+    new = {"m2": m1()["m1"]}
+    down = new | m1(a_status(), up=False, answering=False)
+    assert commands(record, down) == [start]
+    back = new | m1(a_status())
+    assert commands(record, back) == [stop]
+    assert command_about(record, 0, "m2", back) is None
+    assert after(record, back).reason == "what is left of it on m1 is ended first"
+    silent = new | m1(answering=False)  # again, and not down yet
+    assert commands(record, silent) == []
+    gone = observe(record, new | m1(), at(1.0))
+    assert commands(gone, new | m1()) == [start]
 
 
 def test_a_lost_task_that_ran_on_is_adopted_without_a_restart():
