@@ -17,10 +17,11 @@ from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, TaskRecord
 from control_plane.api.policy import Admission, Property
-from control_plane.scheduler.core.decide import Seen, remaining
+from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.rollout import HOMELESS, Placed, to_place
+from control_plane.scheduler.core.sizing import remaining
 
 _AT_ONCE = 3
 """Moves for the sake of the spread that begin together, if the budget allows so many."""

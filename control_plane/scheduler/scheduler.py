@@ -31,7 +31,8 @@ from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
 from control_plane.scheduler.consultant import Consultant
 from control_plane.scheduler.core.copies import second_copies
-from control_plane.scheduler.core.decide import Decision, Found, Seen, decide, go_on, settle
+from control_plane.scheduler.core.decide import decide, go_on, settle
+from control_plane.scheduler.core.decision import Decision, Found, Seen
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import waits
 from control_plane.scheduler.core.reconcile import command_about, commands, next_look

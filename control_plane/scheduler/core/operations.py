@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import (
+    DEADLINE,
     REASON_MAX,
     WAITING,
     Cause,
@@ -196,6 +197,22 @@ def is_going(task: TaskRecord) -> bool:
 def waits(task: TaskRecord) -> bool:
     """Return whether an operation on the task has not begun."""
     return task.operation is not None and task.operation.state in WAITING
+
+
+def is_let(task: TaskRecord) -> bool:
+    """Return whether nobody objects to the operation on the task, and it has not begun."""
+    return task.operation is not None and task.operation.state is OperationState.ACKNOWLEDGED
+
+
+def is_offered(task: TaskRecord) -> bool:
+    """Return whether the operation on the task waits for who may object."""
+    return task.operation is not None and task.operation.state is OperationState.OFFERED
+
+
+def approval(task: TaskRecord, *, asks: bool, forced: bool) -> str:
+    """Return who let an operation begin; empty: nobody had to."""
+    known = task.operation.approved if task.operation is not None else ""
+    return known or (DEADLINE if asks and forced else "")
 
 
 def _machine(task: TaskRecord) -> str:

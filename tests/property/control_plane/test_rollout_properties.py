@@ -14,7 +14,8 @@ from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, UpdatePolicy, task_id
 from control_plane.broker.core.capacity import Capacity, Place
-from control_plane.scheduler.core.decide import Found, Seen, decide, go_on, settle
+from control_plane.scheduler.core.decide import decide, go_on, settle
+from control_plane.scheduler.core.decision import Found, Seen
 from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going

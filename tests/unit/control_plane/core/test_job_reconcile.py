@@ -24,7 +24,8 @@ from control_plane.api.jobs import (
     UpdatePolicy,
 )
 from control_plane.api.operations import Cause, Operation, OperationKind
-from control_plane.scheduler.core.decide import Seen, decide, remaining
+from control_plane.scheduler.core.decide import decide
+from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.reconcile import (
     command_about,
@@ -32,6 +33,7 @@ from control_plane.scheduler.core.reconcile import (
     next_look,
     observe,
 )
+from control_plane.scheduler.core.sizing import remaining
 
 IMAGE = "sha256:" + "1" * 64
 
