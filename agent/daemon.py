@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from agent import api
 from agent.config import AgentConfig
-from agent.errors import Busy, ConfigError, TwineError, Unprocessable
+from agent.errors import Busy, TwineError, Unprocessable
 from agent.machine import Machine
 from agent.machine.notify import notify, watchdog_s
 from agent.routes import JOIN_ROUTES
@@ -39,6 +39,7 @@ from agent.services.images import Images
 from agent.services.journal import Journal
 from agent.services.logs import Logs
 from agent.services.offload import Lanes
+from agent.services.port import listen
 from agent.services.prober import Prober
 from agent.services.roots import Roots
 from agent.services.supervisor import Host
@@ -238,10 +239,7 @@ class Agent:
             await asyncio.sleep(JOIN_POLL_S)
         host, port = self.config.address()
         tls = self.identity.server_context()
-        try:
-            listener = socket.create_server((host, port), family=_family(host), backlog=_BACKLOG)
-        except OSError as e:
-            raise ConfigError(f"cannot listen on {self.config.listen}: {e.strerror}") from e
+        listener = listen((host, port), _BACKLOG)
         limits = _LIMITS.within(raise_descriptor_limit())
         async with open_door(runner, listener, tls, limits, _http_log):
             at, own_port = listener.getsockname()[:2]
@@ -264,10 +262,6 @@ class Agent:
         async with WireClient(held.control_plane_url, context) as client:
             chunks = client.stream(_FETCH, digest=request.digest)
             return await images.receive(request.digest, request.format, chunks)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:

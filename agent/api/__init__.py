@@ -12,6 +12,9 @@ from typing import Annotated, NewType
 import msgspec
 from msgspec import Meta
 
+from agent.api.network import Network as Network
+from agent.api.network import NetworkMode as NetworkMode
+from agent.api.network import Reach as Reach
 from agent.api.ranges import COUNT_MAX as COUNT_MAX
 from agent.api.ranges import DIGEST_PATTERN as DIGEST_PATTERN
 from agent.api.ranges import ID_PATTERN as ID_PATTERN
@@ -156,6 +159,7 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     """After a host reboot, start again without being told (else: wait for the owner). Void
     where `disconnect` says `stop`: such a task starts only when it is told to."""
     disconnect: Disconnect = Disconnect()
+    network: Network = Network()
 
 
 class TaskState(StrEnum):

@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 )
 @click.option("--cores", type=options.cores(), help="Most CPUs: 0.5, 2, 500m.")
 @click.option("--port", type=int, help="Probe this port over HTTP; healthy once it answers.")
+@click.option(
+    "--listen", multiple=True, metavar="NAME=PORT", help="A port it may bind; TWINE_PORT_NAME."
+)
+@click.option(
+    "--unix-sockets",
+    is_flag=True,
+    help="Let it use AF_UNIX in the host's network (docs/network.md).",
+)
 @click.option("--path", default="/", show_default=True, help="Path of the probe.")
 @click.option(
     "--start-period",
@@ -72,6 +80,7 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
             limits=api.Limits(memory_max_bytes=int(given["memory"]), cpu_max_cores=given["cores"]),
             restart=api.RestartPolicy(when=api.RestartWhen(given["restart"])),
             probe=probe,
+            network=_network(given),
         )
         events = await client.get_events(0)
         status = await client.put_task(name, _checked(spec))
@@ -143,6 +152,16 @@ def _checked(spec: api.TaskSpec) -> api.TaskSpec:
     checked = decode_json(msgspec.json.encode(spec), api.TaskSpec, "the task")
     assert isinstance(checked, api.TaskSpec)
     return checked
+
+
+def _network(given: dict[str, Any]) -> api.Network:
+    """Return the network that the options ask for."""
+    pairs = [word.partition("=") for word in given["listen"]]
+    if wrong := [name for name, _, port in pairs if not port.isdigit()]:
+        raise InvalidInput(f"--listen {wrong[0]!r} is not NAME=PORT", hint="--listen http=8080")
+    return api.Network(
+        ports={name: int(port) for name, _, port in pairs}, unix_sockets=given["unix_sockets"]
+    )
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from agent.api import Exit, Health, Limits, TaskSpec, TaskState, TaskStatus
+from agent.api import Exit, Health, Limits, Network, TaskSpec, TaskState, TaskStatus
 
 
 class Wanted(StrEnum):
@@ -72,14 +72,22 @@ def key_of(spec: TaskSpec) -> str:
     Two specifications with the same key can run in the same unit; what differs (limits,
     probe, restart policy) is applied to it live.
     """
-    process = (
+    process: tuple[object, ...] = (
         spec.image,
         spec.command,
         sorted(spec.environment.items()),
         spec.entitlement,
         spec.stop_timeout_s,
     )
+    # What a unit of an earlier release cannot have is only named where it is asked for, so that
+    # the keys of units that run stay as they are.
+    if spec.network != Network():
+        process += (("network", _sorted(spec.network)),)
     return hashlib.sha256(msgspec.json.encode(process)).hexdigest()[:12]
+
+
+def _sorted(value: msgspec.Struct) -> object:
+    return msgspec.to_builtins(value, order="sorted")
 
 
 def unit_of(task_id: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from agent.api import Limits, TaskSpec
+from agent.core.network import network_properties, port_variables
 from agent.core.records import key_of, unit_of
 
 _S = 1_000_000
@@ -133,6 +134,7 @@ def unit_properties(
         "TWINE_TASK": task_id,
         "TWINE_JOB": spec.job,
         "TWINE_ENTITLEMENT": spec.entitlement,
+        **port_variables(spec),
         **spec.environment,
     }
     return {
@@ -152,4 +154,5 @@ def unit_properties(
         "LogRateLimitBurst": 10_000,
         **limit_properties(spec.limits),
         **hardening,
+        **network_properties(task_id, spec),
     }

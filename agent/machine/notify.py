@@ -1,20 +1,51 @@
-"""Tells systemd how the service is doing (sd_notify(3)); a no-op elsewhere."""
+"""Speaks with systemd as a service does (sd_notify(3)); a no-op elsewhere."""
 
 from __future__ import annotations
 
 import os
 import socket
 
+_FIRST_FD = 3
+"""Descriptors that systemd hands over begin here (sd_listen_fds(3))."""
+
 
 def notify(*lines: str) -> None:
     """Send `READY=1`, `STATUS=…`, `WATCHDOG=1` and the like to who started us."""
+    _send(lines, [])
+
+
+def keep(name: str, held: socket.socket) -> None:
+    """Let systemd keep a socket for the next start of this service (FDSTORE=1).
+
+    Without `FDPOLL=0` it would close one that is only bound: the kernel calls that hung up.
+    """
+    _send(("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0"), [held.fileno()])
+
+
+def let_go(name: str) -> None:
+    """Let systemd close what it keeps under a name."""
+    _send(("FDSTOREREMOVE=1", f"FDNAME={name}"), [])
+
+
+def kept(name: str) -> list[socket.socket]:
+    """Return the sockets that systemd kept under a name, as new descriptors."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+    numbers = range(_FIRST_FD, _FIRST_FD + int(os.environ.get("LISTEN_FDS", "0")))
+    found = [fd for fd, called in zip(numbers, names, strict=False) if called == name]
+    return [socket.socket(fileno=os.dup(fd)) for fd in found]
+
+
+def _send(lines: tuple[str, ...], fds: list[int]) -> None:
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as s:
-        s.sendto("\n".join(lines).encode(), address)
+        s.connect(address)
+        socket.send_fds(s, ["\n".join(lines).encode()], fds)
 
 
 def watchdog_s() -> float | None:

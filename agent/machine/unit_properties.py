@@ -71,6 +71,7 @@ _BY_SIGNATURE = {
         IODeviceLatencyTargetUSec IODeviceWeight IOReadBandwidthMax IOReadIOPSMax
         IOWriteBandwidthMax IOWriteIOPSMax""",
     "a(iayu)": "IPAddressAllow IPAddressDeny",
+    "a(iiqq)": "SocketBindAllow SocketBindDeny",
     "(bas)": """
         RestrictAddressFamilies RestrictFileSystems RestrictNetworkInterfaces
         SystemCallFilter SystemCallLog""",
@@ -242,6 +243,12 @@ def _networks(value: object) -> object:
     return found
 
 
+def _ports(value: object) -> object:
+    """Return rules for both protocols of IP: a port each, `any` for all of them."""
+    words = _strings(value)
+    return [(0, 0, 0, 0) if word == "any" else (0, 0, 1, int(word)) for word in words]
+
+
 def _mask(value: object) -> object:
     """Return a bit mask of CPUs or nodes, lowest byte first."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
@@ -312,8 +319,15 @@ _BY_KIND: dict[str, Callable[[object], object]] = {
     "a(ssbt)": _binds,
     "a(st)": _rates,
     "a(iayu)": _networks,
+    "a(iiqq)": _ports,
 }
-_RANGES = {"y": (0, 2**8), "u": (0, 2**32), "t": (0, 2**64), "i": (-(2**31), 2**31)}
+_RANGES = {
+    "y": (0, 2**8),
+    "q": (0, 2**16),
+    "u": (0, 2**32),
+    "t": (0, 2**64),
+    "i": (-(2**31), 2**31),
+}
 
 
 def _tokens(kind: str, value: object) -> list[Token]:

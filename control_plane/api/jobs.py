@@ -19,6 +19,7 @@ from agent.api import (
     Limits,
     Name,
     ProbeKind,
+    Reach,
     RestartPolicy,
     Seconds,
     StartPeriod,
@@ -128,6 +129,8 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     disconnect: Disconnect = Disconnect()
     """What a machine does to a task when it is cut off from the control plane. With `stop` the
     task is placed elsewhere only once it has certainly ended: never more than one copy."""
+    network: Reach = Reach()
+    """Whose network its tasks live in, and who may reach them; see `ports` for theirs."""
     controller: ControllerRef | None = None
     """Without one, `update` alone says what may be done when."""
 

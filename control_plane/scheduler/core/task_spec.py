@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from agent.api import Probe, TaskSpec
+from agent.api import Network, Probe, TaskSpec
+from agent.api.network import port_variable
 from control_plane.api.jobs import JobSpec, Placement, task_id
 
 _TEMPLATE = re.compile(r"\$?\$\{([^}$]*)\}")
@@ -36,7 +37,7 @@ def task_spec(
         "TWINE_JOB": spec.name,
         "TWINE_TASK": name,
         "TWINE_MACHINE": placement.machine,
-        **{_port_variable(port): str(number) for port, number in placement.ports.items()},
+        **{port_variable(port): str(number) for port, number in placement.ports.items()},
     }
     return TaskSpec(
         generation=generation,
@@ -51,6 +52,18 @@ def task_spec(
         probe=_probe(spec, placement),
         stop_timeout_s=spec.stop_timeout_s,
         disconnect=spec.disconnect,
+        network=_network(spec, placement),
+    )
+
+
+def _network(spec: JobSpec, placement: Placement) -> Network:
+    r = spec.network
+    return Network(
+        mode=r.mode,
+        egress_mbps=r.egress_mbps,
+        allow_from=r.allow_from,
+        unix_sockets=r.unix_sockets,
+        ports=placement.ports,
     )
 
 
@@ -68,10 +81,6 @@ def _probe(spec: JobSpec, placement: Placement) -> Probe | None:
         failures=p.failures,
         start_period_s=p.start_period_s,
     )
-
-
-def _port_variable(port: str) -> str:
-    return f"TWINE_PORT_{port.upper().replace('-', '_')}"
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:

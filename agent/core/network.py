@@ -1,0 +1,41 @@
+"""A task's network → properties of its unit (docs/network.md)."""
+
+from __future__ import annotations
+
+from agent.api import NetworkMode, TaskSpec
+from agent.api.network import port_variable
+
+NAMESPACES = "/run/twine/netns"
+"""Folder of the network namespaces of tasks, each named by its task."""
+INET = ("AF_INET", "AF_INET6")
+
+
+def ports_of(spec: TaskSpec) -> list[int]:
+    """Return the ports that a task may bind in the host's network, rising.
+
+    The port of its probe is one of them: what is asked there is the task.
+    """
+    given = set(spec.network.ports.values())
+    return sorted(given if spec.probe is None else given | {spec.probe.port})
+
+
+def port_variables(spec: TaskSpec) -> dict[str, str]:
+    """Return the environment that names a task's ports."""
+    return {port_variable(name): str(port) for name, port in spec.network.ports.items()}
+
+
+def network_properties(task_id: str, spec: TaskSpec) -> dict[str, object]:
+    """Return what confines a task to its network; it goes on top of the hardening.
+
+    In the host's network no namespace keeps abstract sockets apart, and no property of systemd
+    does either (it has no Landlock): so the whole family AF_UNIX is closed there, unless it was
+    asked for. `socketpair` works all the same (systemd.exec(5), RestrictAddressFamilies=).
+    """
+    if spec.network.mode is NetworkMode.PRIVATE:
+        return {"NetworkNamespacePath": f"{NAMESPACES}/{task_id}"}
+    unix = ("AF_UNIX",) if spec.network.unix_sockets else ()
+    return {
+        "RestrictAddressFamilies": (*INET, *unix),
+        "SocketBindDeny": ("any",),
+        "SocketBindAllow": tuple(str(port) for port in ports_of(spec)),
+    }

@@ -1,0 +1,68 @@
+"""The agent's port is its own, also while there is no agent (BUG-AG10).
+
+Beside the socket that listens there is one that is only bound. systemd keeps that one between two
+agents (its store of descriptors), so nobody else can bind the port meanwhile. It does not
+listen: who calls is refused at once, which tells the control plane that the host is alive
+(docs/adr/0040). A socket unit would let callers in to wait, and silence reads as a dead host.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import suppress
+
+from agent.errors import ConfigError
+from agent.machine.notify import keep, kept, let_go
+
+log = logging.getLogger(__name__)
+
+NAME = "port"
+
+
+def listen(address: tuple[str, int], backlog: int) -> socket.socket:
+    """Return a socket that listens, after seeing to it that the port stays ours.
+
+    Raises `ConfigError` where somebody else has it.
+    """
+    host, port = address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        if port:
+            _hold(family, address)
+        listener = _bound(family, address)
+        listener.listen(backlog)
+    except OSError as e:
+        raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror}") from e
+    return listener
+
+
+def _hold(family: socket.AddressFamily, address: tuple[str, int]) -> None:
+    """Have the port kept, unless it is; one of an earlier configuration is let go."""
+    held = kept(NAME)
+    ours = [s for s in held if s.family == family and s.getsockname()[:2] == address]
+    for s in held:
+        s.close()
+    if ours:
+        return
+    if held:
+        let_go(NAME)
+    with _bound(family, address) as fresh:
+        keep(NAME, fresh)
+
+
+def _bound(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
+    """Return a socket bound beside our others alone: SO_REUSEPORT asks for one user, not for
+    the goodwill of strangers, as SO_REUSEADDR does (socket(7)).
+    """
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            with suppress(OSError):
+                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        found.bind(address)
+    except BaseException:
+        found.close()
+        raise
+    return found

@@ -1,0 +1,115 @@
+"""The agent's port while there is no agent (BUG-AG10)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.errors import ConfigError
+from agent.machine import notify
+from agent.services.port import NAME, listen
+
+
+class Keeper:
+    """Plays systemd's store of descriptors."""
+
+    def __init__(self, path: Path) -> None:
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._door.bind(str(path))
+        self._door.setblocking(False)
+        self.held: list[int] = []
+        self.said: list[str] = []
+
+    def take(self) -> None:
+        """Read what was said, and keep what came with it."""
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._door, 4096, 4)
+            except BlockingIOError:
+                return
+            self.said.append(data.decode())
+            self.held += fds
+
+    def close(self) -> None:
+        self._door.close()
+        for fd in self.held:
+            os.close(fd)
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
+    path = tmp_path / "notify"
+    keeper = Keeper(path)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+    yield keeper
+    keeper.close()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return int(s.getsockname()[1])
+
+
+@pytest.mark.parametrize("option", [0, socket.SO_REUSEADDR])
+def test_nobody_takes_the_port_while_the_agent_is_away(keeper: Keeper, option: int) -> None:
+    """BUG-AG10: a socket with SO_REUSEADDR, as most servers make, took it."""
+    address = ("127.0.0.1", _free_port())
+    listener = listen(address, 5)
+    keeper.take()
+    with socket.create_connection(address):
+        pass
+    listener.close()
+
+    with socket.socket() as thief:
+        if option:
+            thief.setsockopt(socket.SOL_SOCKET, option, 1)
+        with pytest.raises(OSError, match="in use"):
+            thief.bind(address)
+
+
+def test_who_calls_meanwhile_is_refused_at_once_so_that_the_host_counts_as_alive(
+    keeper: Keeper,
+) -> None:
+    """BUG-AG10"""
+    address = ("127.0.0.1", _free_port())
+    listen(address, 5).close()
+    keeper.take()
+
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
+
+
+def test_the_next_agent_listens_again_and_keeps_nothing_twice(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = ("127.0.0.1", _free_port())
+    listen(address, 5).close()
+    keeper.take()
+    assert keeper.said == [f"FDSTORE=1\nFDNAME={NAME}\nFDPOLL=0"]
+    monkeypatch.setattr(notify, "_FIRST_FD", keeper.held[0])
+    for name, value in (("PID", str(os.getpid())), ("FDS", "1"), ("FDNAMES", NAME)):
+        monkeypatch.setenv(f"LISTEN_{name}", value)
+
+    with listen(address, 5), socket.create_connection(address):
+        keeper.take()
+    assert len(keeper.said) == 1
+
+    other = ("127.0.0.1", _free_port())
+    listen(other, 5).close()
+    keeper.take()
+    assert keeper.said[1:] == [
+        f"FDSTOREREMOVE=1\nFDNAME={NAME}",
+        f"FDSTORE=1\nFDNAME={NAME}\nFDPOLL=0",
+    ]
+
+
+def test_a_port_that_somebody_has_is_named(keeper: Keeper) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as theirs,
+        pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already"),
+    ):
+        listen(theirs.getsockname()[:2], 5)

@@ -1,0 +1,62 @@
+"""What tasks reach, and what they do not, on a machine of the lab."""
+
+from __future__ import annotations
+
+import shlex
+
+from tests.lab.the_lab import TheLab
+
+BIND = (
+    "busybox nc -l -p {0} >/tmp/{0} 2>&1 & sleep 2;"
+    " kill $! 2>/dev/null && echo {0}: bound || echo {0}: refused"
+)
+
+
+def by_hand(lab: TheLab, name: str, script: str, *options: str) -> dict[str, str]:
+    """Run a script as a task on m1 until it said `done`; return what it said, by name."""
+    image = lab.job()["record"]["spec"]["image"]
+    words = ["twine-agent", "run", name, "--image", image, "--restart", "never", "--no-wait"]
+    words += ["--memory", "16M", *options, "--", "/bin/sh", "-c", script + "\necho done: yes"]
+    lab.ssh("m1", shlex.join(words))
+    lab.until(f"{name} is done", lambda: "done: yes" in lab.ssh("m1", f"twine-agent logs {name}"))
+    said = lab.ssh("m1", f"twine-agent logs {name}")
+    print(said)
+    lab.remove("m1", name)
+    return dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+
+
+def test_a_task_binds_its_own_ports_and_opens_no_unix_socket(web: TheLab) -> None:
+    """BUG-AG10, AG8: in the host's network, by the kernel's own answer."""
+    nginx = (
+        "printf 'pid /tmp/p; events {} http { server { listen unix:/tmp/s; } }' >/tmp/c;"
+        " nginx -t -c /tmp/c 2>&1 | grep -q 'socket() unix:'"
+        " && echo unix: refused || echo unix: open"
+    )
+    script = "\n".join(BIND.format(port) for port in (18080, 18081, 7443)) + "\n" + nginx
+
+    assert by_hand(web, "binder", script, "--listen", "http=18080") == {
+        "18080": "bound",
+        "18081": "refused",
+        "7443": "refused",
+        "unix": "refused",
+        "done": "yes",
+    }
+    assert by_hand(web, "opener", nginx, "--unix-sockets")["unix"] == "open"
+
+
+def test_the_agents_port_stays_its_own_while_there_is_no_agent(web: TheLab) -> None:
+    """BUG-AG10"""
+    take = (
+        "import socket; s = socket.socket();"
+        " s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1);"
+        " s.bind(('0.0.0.0', 7443))"
+    )
+    call = "import socket; socket.create_connection(('127.0.0.1', 7443))"
+    web.ssh("m1", "systemctl stop twine-agent.service")
+    try:
+        for program, answer in ((take, "Address already in use"), (call, "Connection refused")):
+            said = web.ssh("m1", f"/opt/twine/bin/python -c {shlex.quote(program)} 2>&1 || true")
+            assert answer in said
+    finally:
+        web.ssh("m1", "systemctl start twine-agent.service")
+    web.rest()
