@@ -5,7 +5,7 @@ Used by `twinectl`, by application-level schedulers and by tests.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeVar
 
 from agent.api import ImageFormat, ImageInfo, Images, Liveness
@@ -50,6 +50,7 @@ from control_plane.api.people import (
 )
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
+from control_plane.api.watch import EndpointsNews, WatchedJobs
 
 _T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
@@ -132,6 +133,14 @@ class ControlPlaneClient(WireClient):
             _ROUTE["get_endpoints"], timeout_s=wait_s + 10.0, job=job, after=after, wait_s=wait_s
         )
         return _as(Endpoints, answer)
+
+    async def watch_endpoints(
+        self, known: Mapping[str, int | None], wait_s: float = 0.0
+    ) -> EndpointsNews:
+        """Return where those of many jobs answer of which something else is known."""
+        wanted = WatchedJobs(known=dict(known), wait_s=wait_s)
+        answer = await self.call(_ROUTE["watch_endpoints"], wanted, timeout_s=wait_s + 10.0)
+        return _as(EndpointsNews, answer)
 
     async def list_machines(self, scope: MachineScope | None = None) -> Machines:
         """Return all machines, or those of a scope, however many pages they are."""

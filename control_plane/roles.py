@@ -19,6 +19,7 @@ from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machines import MachineRecord, Machines, MachineView
 from control_plane.api.operations import JobEvents, TaskStory
 from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.desk import MachineDesk
 from control_plane.discovery.discovery import Discovery
@@ -228,6 +229,12 @@ class ControlPlane:
     async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
         """Return the listed tasks of a job; waits up to `wait_s` for a revision > `after`."""
         return await self._discovery.endpoints(job, after, wait_s)
+
+    async def watch_endpoints(
+        self, known: Mapping[str, int | None], wait_s: float = 0.0
+    ) -> EndpointsNews:
+        """Return where those of many jobs answer of which something else is known."""
+        return await self._discovery.watch(known, wait_s)
 
     # -- machines
 

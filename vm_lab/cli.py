@@ -194,6 +194,29 @@ def control_plane(name: str, what: str) -> None:
     steps[what]()
 
 
+@main.group()
+def proxy() -> None:
+    """HAProxy in front of the jobs of a lab."""
+
+
+@proxy.command("start")
+@name_option
+@click.argument("services", nargs=-1, required=True, metavar="JOB:PORT…")
+@timed
+def proxy_start(name: str, services: Sequence[str]) -> None:
+    """Forward to ports of jobs, such as web:http, as discovery says; print the URL of each."""
+    for url in open_lab(name).proxy.start(services):
+        click.echo(url)
+
+
+@proxy.command("stop")
+@name_option
+@timed
+def proxy_stop(name: str) -> None:
+    """End the proxy."""
+    open_lab(name).proxy.stop()
+
+
 @main.command()
 @name_option
 @click.argument("machine")

@@ -21,6 +21,8 @@ from vm_lab.progress import PATIENCE_S, Progress
 from vm_lab.state import LabPaths
 
 JOB_FILE = Path(__file__).parent / "jobs" / "web.toml"
+PROXY = "http://10.77.0.1:8080/"
+"""Where `twine-lab proxy start` says that it listens."""
 NEXT = """
 What next? (in this shell first:  . .venv/bin/activate; export TWINE_ENDPOINT={endpoint})
 
@@ -108,13 +110,17 @@ class Demo:
         click.echo(f"\nHTTP answered on {len(seen)} machines.")
 
     def _update(self, image: str) -> None:
-        """Roll the job to another image while requests go on; count the failed ones."""
-        click.echo("\nA rolling update, under constant requests:")
+        """Roll the job to another image while requests go on; count the failed ones.
+
+        The requests go through HAProxy, which is told by the resolver where the tasks are.
+        """
+        click.echo("\nA rolling update, under constant requests through a proxy:")
+        self._lab_command("proxy", "start", "web:http")
         traffic = subprocess.Popen(
             [
                 *(str(self._bin / "twine-lab"), "exec", "--name", self._lab, "--"),
                 *(sys.executable, "-m", "vm_lab.traffic"),
-                *("--endpoint", self.endpoint, "--job", "web"),
+                *("--endpoint", self.endpoint, "--job", "web", "--url", PROXY),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

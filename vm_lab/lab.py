@@ -18,6 +18,7 @@ from vm_lab.guests import Guests, on_each
 from vm_lab.image.build import Image, build_image
 from vm_lab.leftovers import Check, check_leftovers, host_interfaces
 from vm_lab.progress import PATIENCE_S, Progress
+from vm_lab.proxy import Proxy
 from vm_lab.sandbox import NamespaceRecord, Sandbox, remove_mount_points, remove_tree
 from vm_lab.state import LabPaths, LabRecord
 from vm_lab.topology import Machine, read_topology
@@ -47,6 +48,7 @@ class Lab:
         self.domains = Domains(self.sandbox)
         self.guests = Guests(self.sandbox)
         self.control = ControlPlane(self.sandbox, self.topology)
+        self.proxy = Proxy(self.control)
 
     def machines(self) -> tuple[Machine, ...]:
         """Return the machines this lab has."""

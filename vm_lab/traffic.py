@@ -1,7 +1,8 @@
-"""Constant requests to a job, as a well-behaved client makes them: it follows discovery.
+"""Constant requests to a job, by a client that follows discovery or through a proxy that does.
 
 `python -m vm_lab.traffic --endpoint unix:… --job web` runs inside the lab's network until its
-standard input closes, then prints one JSON object with what came of the requests.
+standard input closes, then prints one JSON object with what came of the requests. With `--url`
+all of them go there.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Outcome(msgspec.Struct, kw_only=True):
 class Traffic:
     """One client of one job."""
 
-    def __init__(self, client: ControlPlaneClient, job: str, pause_s: float) -> None:
+    def __init__(self, client: ControlPlaneClient, job: str, pause_s: float, url: str = "") -> None:
         self._client = client
+        self._url = url
         self._job = job
         self._pause_s = pause_s
         self._listed: list[Endpoint] = []
@@ -59,8 +61,12 @@ class Traffic:
             follower = asyncio.create_task(self._follow(first.revision))
             turn = 0
             while not until.is_set():
-                if self._listed:
-                    await self._ask(session, self._listed[turn % len(self._listed)])
+                if self._url:
+                    await self._ask(session, self._url)
+                elif self._listed:
+                    listed = self._listed[turn % len(self._listed)]
+                    url = f"http://{listed.host}:{listed.ports['http']}/"
+                    await self._ask(session, url, listed.task, listed.machine)
                 turn += 1
                 await asyncio.sleep(self._pause_s)
             follower.cancel()
@@ -83,8 +89,9 @@ class Traffic:
             revision = found.revision
             self._take(found)
 
-    async def _ask(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> None:
-        url = f"http://{endpoint.host}:{endpoint.ports['http']}/"
+    async def _ask(
+        self, session: aiohttp.ClientSession, url: str, task: str = "proxy", machine: str = ""
+    ) -> None:
         self._outcome.requests += 1
         try:
             async with session.get(url) as response:
@@ -94,10 +101,11 @@ class Traffic:
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             self._outcome.failed += 1
             if len(self._outcome.failures) < SHOWN_FAILURES:
-                self._outcome.failures.append(f"{endpoint.task} at {url}: {e!r}")
+                self._outcome.failures.append(f"{task} at {url}: {e!r}")
             return
         self._answers[page.partition("\n")[0]] += 1
-        self._machines[endpoint.machine] += 1
+        if machine:
+            self._machines[machine] += 1
 
 
 async def _until_stdin_closes(until: asyncio.Event) -> None:
@@ -109,14 +117,15 @@ async def _until_stdin_closes(until: asyncio.Event) -> None:
 @click.option("--endpoint", required=True)
 @click.option("--job", required=True)
 @click.option("--pause-s", default=0.05, show_default=True)
-def main(endpoint: str, job: str, pause_s: float) -> None:
+@click.option("--url", default="", help="A proxy's; without it, the tasks themselves are asked.")
+def main(endpoint: str, job: str, pause_s: float, url: str) -> None:
     """Send requests to a job until standard input closes; print the outcome as JSON."""
 
     async def run() -> Outcome:
         until = asyncio.Event()
         async with ControlPlaneClient(endpoint) as client:
             waiter = asyncio.create_task(_until_stdin_closes(until))
-            outcome = await Traffic(client, job, pause_s).run(until)
+            outcome = await Traffic(client, job, pause_s, url).run(until)
             await waiter
         return outcome
 

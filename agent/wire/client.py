@@ -48,7 +48,7 @@ _LIMITS = {Lane.COMMAND: 100, Lane.POLL: 16, Lane.READER: 100}
 def _lane(route: Route) -> Lane:
     if route.stream_out or route.stream_in:
         return Lane.READER
-    return Lane.POLL if "wait_s" in route.query else Lane.COMMAND
+    return Lane.POLL if route.is_waiting else Lane.COMMAND
 
 
 class WireClient:

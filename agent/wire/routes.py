@@ -42,6 +42,8 @@ class Route:
     """What a user must be to call it, in the program's own words; empty: no user may."""
     changes: bool = True
     """Whether a call that is no GET changes something; then it is written down who made it."""
+    waits: bool = False
+    """Whether a call that asks for it in its request may wait for news."""
     relations: Relations | None = None
     """Rules between the fields of the request that its types cannot say."""
 
@@ -53,7 +55,7 @@ class Route:
     @property
     def is_waiting(self) -> bool:
         """Return whether a call may stay for long: for news, or as a stream."""
-        return self.stream_out or "wait_s" in self.query
+        return self.stream_out or self.waits or "wait_s" in self.query
 
     @property
     def parameters(self) -> tuple[str, ...]:

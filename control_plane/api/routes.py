@@ -15,6 +15,7 @@ from control_plane.api.people import Needs
 from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.validate import job_relations
+from control_plane.api.watch import EndpointsNews, WatchedJobs
 
 _JOB = "/v1/jobs/{job}"
 
@@ -104,6 +105,18 @@ ROUTES: tuple[Route, ...] = (
         roles=("host", "anyone"),
         needs=Needs.VIEWER,
         summary="Healthy tasks of a job; waits up to wait_s for a revision above `after`",
+    ),
+    Route(
+        "watch_endpoints",
+        "POST",
+        "/v1/endpoints/watch",
+        request=WatchedJobs,
+        response=EndpointsNews,
+        roles=("host", "anyone"),
+        needs=Needs.VIEWER,
+        changes=False,
+        waits=True,
+        summary="Healthy tasks of those of many jobs whose revision is not the known one",
     ),
     *MACHINE_ROUTES,
     *HEALTH_ROUTES,

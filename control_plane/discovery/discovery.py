@@ -8,11 +8,12 @@ machines said when they joined last.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from agent.errors import NotFound
 from control_plane.api.jobs import Endpoint, Endpoints, JobRecord, TaskRecord, task_id
 from control_plane.api.machines import MachineRecord
+from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
 from control_plane.runtime.readable import Readable
 from control_plane.runtime.table import ignore
@@ -37,20 +38,55 @@ class Discovery:
         """Rises with each change of what is listed of a job."""
         self._endpoints: dict[str, Endpoints] = {}
         """What was asked for since it changed last."""
-        self._changed: dict[str, asyncio.Event] = {}
-        """For the jobs that somebody waits for."""
+        self._bells: dict[str, set[asyncio.Event]] = {}
+        """For each job the events of those who wait for it to change."""
         jobs.listen(self._job_changed)
         broker.listen(self._machine_changed, loaded=ignore)
 
     async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
         """Return what is listed, once its revision is above `after` or `wait_s` is over."""
-        self._revision(job)
+        await self._until(lambda: self._revision(job) > after, [job], wait_s)
+        return self._now(job)
+
+    async def watch(self, known: Mapping[str, int | None], wait_s: float = 0.0) -> EndpointsNews:
+        """Return the jobs whose revision is not the known one, or nothing after `wait_s`.
+
+        0 is the revision of a job that there is not. A lower revision than the known one is
+        news as well: the store may have been restored from an older copy.
+        """
+        await self._until(lambda: bool(self._news(known)), known, wait_s)
+        news = self._news(known)
+        return EndpointsNews(
+            changed=[self._now(job) for job in news if job in self._revisions],
+            missing=[job for job in news if job not in self._revisions],
+        )
+
+    def _news(self, known: Mapping[str, int | None]) -> list[str]:
+        return [job for job, at in known.items() if self._revisions.get(job, 0) != at]
+
+    async def _until(
+        self, reached: Callable[[], bool], jobs: Collection[str], wait_s: float
+    ) -> None:
+        """Wait until something is so that only changes with one of these jobs, or for long."""
+        if reached() or wait_s <= 0:
+            return
+        bell = asyncio.Event()
+        for job in jobs:
+            self._bells.setdefault(job, set()).add(bell)
         try:
             async with asyncio.timeout(min(wait_s, _WAIT_MAX_S)):
-                while wait_s > 0 and self._revision(job) <= after:
-                    await self._changed.setdefault(job, asyncio.Event()).wait()
+                while not reached():
+                    bell.clear()
+                    await bell.wait()
         except TimeoutError:
             pass
+        finally:
+            for job in jobs:
+                self._bells[job].discard(bell)
+                if not self._bells[job]:
+                    del self._bells[job]
+
+    def _now(self, job: str) -> Endpoints:
         revision = self._revision(job)
         found = self._endpoints.get(job)
         if found is None:
@@ -88,9 +124,8 @@ class Discovery:
 
     def _tell(self, job: str) -> None:
         self._endpoints.pop(job, None)
-        waiting = self._changed.pop(job, None)
-        if waiting is not None:
-            waiting.set()
+        for bell in self._bells.get(job, ()):
+            bell.set()
 
     def _listed(self, record: JobRecord) -> list[Endpoint]:
         found = []

@@ -29,6 +29,7 @@ from control_plane.api.operations import JobEvents, TaskStory
 from control_plane.api.people import IssuedCredential, Revocation
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
+from control_plane.api.watch import EndpointsNews, WatchedJobs
 from control_plane.front_end.access import Access
 from control_plane.front_end.capacity_handlers import CapacityHandlers
 from control_plane.front_end.guard import Guard
@@ -248,6 +249,11 @@ class FrontEnd(CapacityHandlers, MachineHandlers, HealthHandlers, PeopleHandlers
         return await self._control_plane.endpoints(
             call.path["job"], int(after or 0), min(wait_s or 0.0, MAX_WAIT_S)
         )
+
+    async def watch_endpoints(self, call: Call) -> EndpointsNews:
+        """Show where many jobs answer; waits for news if asked to."""
+        wanted: WatchedJobs = call.body
+        return await self._control_plane.watch_endpoints(wanted.known, wanted.wait_s)
 
     async def healthz(self, _: Call) -> Liveness:
         """Answer at all."""

@@ -99,15 +99,16 @@ def test_resizing_starts_and_stops_only_what_is_missing_or_too_much(web: TheLab)
 
 
 def test_a_rolling_update_fails_no_request(web: TheLab, images: dict[str, str]) -> None:
-    # SC8 SC10 SD1
+    # SC8 SC10 SD1: for a client that follows discovery, and for one behind a proxy that does
     before = web.invocations()
-    traffic = web.traffic()
+    clients = [web.traffic(), web.traffic(web.proxy())]
     web.apply(images["v2"])
-    outcome = web.outcome(traffic)
-    print(outcome)
-    assert outcome["failed"] == 0, outcome["failures"]
-    assert outcome["requests"] > 50
-    assert set(outcome["answers"]) == {"Twine demo v1", "Twine demo v2"}
+    for outcome in map(web.outcome, clients):
+        print(outcome)
+        assert outcome["failed"] == 0, outcome["failures"]
+        assert outcome["requests"] > 50
+        assert set(outcome["answers"]) == {"Twine demo v1", "Twine demo v2"}
+    web.lab("proxy", "stop")
     web.rest()
     assert {t["version"] for t in web.tasks().values()} == {web.job()["record"]["version"]}
     after = web.invocations()

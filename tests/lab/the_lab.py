@@ -156,13 +156,17 @@ class TheLab:
     def get(self, url: str) -> str:
         return self.lab("exec", "--", "curl", "--silent", "--show-error", "--max-time", "120", url)
 
-    def traffic(self) -> subprocess.Popen[bytes]:
-        """Start constant requests to the job; `outcome` ends them."""
+    def proxy(self) -> str:
+        """Have HAProxy forward to the job; return its URL."""
+        return self.lab("proxy", "start", "web:http").strip().splitlines()[-1]
+
+    def traffic(self, url: str = "") -> subprocess.Popen[bytes]:
+        """Start constant requests to the job, or to its proxy; `outcome` ends them."""
         return subprocess.Popen(
             [
                 *(str(BIN / "twine-lab"), "exec", "--name", NAME, "--"),
                 *(sys.executable, "-m", "vm_lab.traffic"),
-                *("--endpoint", self.endpoint, "--job", "web"),
+                *("--endpoint", self.endpoint, "--job", "web", "--url", url),
             ],
             cwd=ROOT,
             stdin=subprocess.PIPE,

@@ -10,7 +10,8 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,6 +54,7 @@ from control_plane.api.operations import (
 )
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.desk import MachineDesk
 from control_plane.front_end.access import Access
@@ -164,6 +166,9 @@ class CannedControlPlane(ControlPlane):
         self.logs: list[bytes] = [b"one\n", b"two\n"]
         self.logs_break = False
         self.is_ready = True
+        self.served: dict[str, Endpoints] = {}
+        """What `serve` put in."""
+        self._served = asyncio.Event()
 
     async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
         if spec.entitlement not in self.portal.specs():
@@ -229,6 +234,28 @@ class CannedControlPlane(ControlPlane):
             for i in range(spec.tasks)
         ]
         return Endpoints(job=job, revision=1, endpoints=found)
+
+    async def serve(self, *endpoints: Endpoint, job: str = "web") -> None:
+        """Have discovery list this from now on."""
+        before = self.served.get(job)
+        revision = before.revision + 1 if before else 1
+        self.served[job] = Endpoints(job=job, revision=revision, endpoints=list(endpoints))
+        bell, self._served = self._served, asyncio.Event()
+        bell.set()
+
+    async def watch_endpoints(
+        self, known: Mapping[str, int | None], wait_s: float = 0.0
+    ) -> EndpointsNews:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while not (news := self._news(known)):
+                    await self._served.wait()
+        changed = [self.served[job] for job in news if job in self.served]
+        return EndpointsNews(changed=changed, missing=[j for j in news if j not in self.served])
+
+    def _news(self, known: Mapping[str, int | None]) -> list[str]:
+        at = {job: self.served[job].revision if job in self.served else 0 for job in known}
+        return [job for job in known if at[job] != known[job]]
 
     async def list_machines(self) -> Machines:
         return await self.inventory.page(MachineScope(), "", 1000)

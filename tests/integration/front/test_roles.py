@@ -18,6 +18,7 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import TokenRequest
 from control_plane.api.people import GroupSpec, Needs
 from control_plane.api.routes import ROUTES
+from control_plane.api.watch import WatchedJobs
 from control_plane.front_end.access import ROLES, check_role
 from control_plane.front_end.guard import NAMED, Guard
 from control_plane.identity.people import People
@@ -65,6 +66,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "task_story": USERS,
     "job_logs": (OWNERS, OPERATORS | {"other owner"}),
     "get_endpoints": ALL,
+    "watch_endpoints": ALL,
     "list_machines": USERS,
     "get_machine": USERS,
     "remove_machine": OPERATORS,
@@ -136,6 +138,7 @@ def body_of(route: Route, entitlement: str) -> Any:
         Revoke: Revoke(machines=["no"]),
         TokenRequest: TokenRequest(machine="vm9"),
         GroupSpec: GroupSpec(members=["x"]),
+        WatchedJobs: WatchedJobs(known={"job-of-web": None}),
     }
     return bodies.get(route.request)
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from world import World, a_job, scenario
 
 from agent.errors import NotFound
+from control_plane.api.watch import EndpointsNews
 
 
 @scenario()
@@ -56,6 +57,41 @@ async def test_who_waits_for_a_job_that_ends_is_told_and_nothing_is_kept(w: Worl
     with pytest.raises(NotFound):
         await waiting
     discovery = w.cp._discovery
-    assert not discovery._changed
+    assert not discovery._bells
     assert not discovery._endpoints
     assert not discovery._revisions
+
+
+@scenario()
+async def test_one_call_follows_many_jobs(w: World):
+    """SD3: who follows two jobs is told of the one that changed, and of one that came or went."""
+    await w.deployed(a_job(3))
+    first = await w.cp.watch_endpoints({"web": None, "api": None})
+    assert [e.job for e in first.changed] == ["web"]
+    assert first.missing == ["api"]
+    known = {"web": first.changed[0].revision, "api": 0}
+    assert await w.cp.watch_endpoints(known, wait_s=5) == EndpointsNews()
+
+    waiting = asyncio.create_task(w.cp.watch_endpoints(known, wait_s=60))
+    await w.deployed(a_job(1, name="api"))
+    came = await waiting
+    assert [e.job for e in came.changed] == ["api"]
+    assert came.missing == []
+
+    known["api"] = (await w.cp.watch_endpoints({"api": None})).changed[0].revision
+    waiting = asyncio.create_task(w.cp.watch_endpoints(known, wait_s=60))
+    await asyncio.sleep(1)
+    await w.cp.stop_job("api")
+    while (news := await waiting).changed:  # it is unlisted first, then it is gone
+        known["api"] = news.changed[0].revision
+        waiting = asyncio.create_task(w.cp.watch_endpoints(known, wait_s=60))
+    assert news.missing == ["api"]
+    assert not w.cp._discovery._bells
+
+
+@scenario()
+async def test_a_lower_revision_than_the_known_one_is_news(w: World):
+    """A store that was restored from a copy counts from where the copy was."""
+    await w.deployed(a_job(3))
+    [now] = (await w.cp.watch_endpoints({"web": 1_000_000}, wait_s=60)).changed
+    assert now == await w.cp.endpoints("web")

@@ -1,0 +1,185 @@
+"""`twine-resolver`: where jobs answer, for programs that speak DNS or are proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import click
+from dns import name as dns_name
+from dns.exception import DNSException
+
+from agent import log as logs
+from agent.errors import Busy, InvalidInput, Unreachable
+from agent.wire import quantities
+from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
+from resolver import keeping, proxies
+from resolver.dns_message import Zone
+from resolver.dns_server import DnsServer
+from resolver.following import Follower
+
+Work = Callable[[Follower, asyncio.Event], Awaitable[None]]
+"""What is done with a follower and an event that is set with each news."""
+MAX_TTL_S = 3600
+FIRST_ANSWER_S = 5.0
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--endpoint",
+    envvar="TWINE_ENDPOINT",
+    metavar="URL",
+    help=f"https://HOST:PORT or unix:/PATH [default: {DEFAULT_ENDPOINT}, or the credential's]",
+)
+@click.option(
+    "--credential",
+    envvar="TWINE_CREDENTIAL",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="From `twine-control-plane user add`; not needed on the unix socket.",
+)
+@click.version_option(package_name="twine-cluster", prog_name="twine-resolver")
+@click.pass_context
+def main(context: click.Context, endpoint: str | None, credential: Path | None) -> None:
+    """Tell where jobs answer: as DNS, or as configuration of HAProxy and nginx.
+
+    What was known last stays in force while the control plane is away.
+    """
+    context.obj = Target(endpoint, credential)
+
+
+@main.command()
+@click.option("--listen", default="127.0.0.1:5353", show_default=True, metavar="HOST:PORT")
+@click.option("--zone", default="twine.internal", show_default=True, help="Its own part of DNS.")
+@click.option(
+    "--ttl",
+    default="1s",
+    show_default=True,
+    help="How long an answer may be kept; no longer than jobs' update.drain_s.",
+)
+@click.pass_obj
+def dns(target: Target, listen: str, zone: str, ttl: str) -> None:
+    """Answer A, AAAA and SRV for the names of jobs, over UDP and TCP.
+
+    JOB.ZONE has the addresses of all tasks that may be asked, TASK.JOB.ZONE that of one,
+    and _PORT._tcp.JOB.ZONE their ports (SRV).
+    """
+    host, port = _address(listen)
+    of = Zone(_zone(zone), _ttl(ttl))
+
+    async def work(follower: Follower, _: asyncio.Event) -> None:
+        async with DnsServer(of, follower.get).listening(host, port) as chosen:
+            click.echo(f"answers for {of.text()} at {host}:{chosen}", err=True)
+            await asyncio.Event().wait()
+
+    _follow(target, work)
+
+
+@main.command()
+@click.argument("kind", type=click.Choice(sorted(proxies.FORMATS)))
+@click.argument("services", nargs=-1, required=True, metavar="JOB:PORT[=ADDRESS:NUMBER]…")
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep this file as discovery says, until SIGTERM; without it, print once and end.",
+)
+@click.option("--check", default="", metavar="COMMAND", help="Must accept {file} before it counts.")
+@click.option("--reload", default="", metavar="COMMAND", help="Has the proxy read the file again.")
+@click.pass_obj
+def proxy(
+    target: Target,
+    kind: str,
+    services: tuple[str, ...],
+    file: Path | None,
+    check: str,
+    reload: str,
+) -> None:
+    """Write where ports of jobs answer, for a proxy to forward to.
+
+    `web:http` names the port `http` of job `web`; with `=:8080` the proxy also listens there.
+    """
+    wanted = [proxies.service(text) for text in services]
+    if file is None and (check or reload):
+        raise InvalidInput("--check and --reload are about a file", hint="add --file FILE")
+    _follow(target, _kept(kind, wanted, file, check, reload) if file else _printed(kind, wanted))
+
+
+def _kept(
+    kind: str, wanted: Sequence[proxies.Service], path: Path, check: str, reload: str
+) -> Work:
+    """Return the work that keeps a file until it is cancelled."""
+    file = keeping.ProxyFile(path, shlex.split(check), shlex.split(reload))
+
+    async def work(follower: Follower, changed: asyncio.Event) -> None:
+        click.echo(f"keeps {path} for {kind}", err=True)
+        await keeping.keep(follower, changed, wanted, proxies.FORMATS[kind], file)
+
+    return work
+
+
+def _printed(kind: str, wanted: Sequence[proxies.Service]) -> Work:
+    """Return the work that prints once what a file would have."""
+
+    async def work(follower: Follower, _: asyncio.Event) -> None:
+        try:
+            known = await keeping.known_of(follower, wanted, FIRST_ANSWER_S)
+        except Busy as e:
+            raise Unreachable(str(e)) from e
+        click.echo(proxies.FORMATS[kind](wanted, known), nl=False)
+
+    return work
+
+
+def _follow(target: Target, work: Work) -> None:
+    """Do some work beside following, until it ends or SIGTERM comes."""
+
+    async def run() -> None:
+        changed = asyncio.Event()
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(target.client())
+            follower = Follower(client.watch_endpoints, changed.set)
+            working = asyncio.ensure_future(work(follower, changed))
+            following = asyncio.ensure_future(follower.run())
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
+            await asyncio.wait([working, following], return_when=asyncio.FIRST_COMPLETED)
+            for task in (working, following):
+                task.cancel()
+            done = await asyncio.gather(working, following, return_exceptions=True)
+            for end in done:
+                if isinstance(end, Exception):
+                    raise end
+
+    logs.configure("twine-resolver", "info")
+    asyncio.run(run())
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise InvalidInput(f"{text[:100]!r} is no address to listen at", hint="HOST:PORT")
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def _zone(text: str) -> dns_name.Name:
+    try:
+        name = dns_name.from_text(text)
+    except DNSException as e:
+        raise InvalidInput(f"{text[:100]!r} is no name of a zone: {e}") from e
+    if name == dns_name.root:
+        raise InvalidInput("the root is no zone for jobs", hint="--zone twine.internal")
+    return name
+
+
+def _ttl(text: str) -> int:
+    value = quantities.seconds(text)
+    if not 0 <= value <= MAX_TTL_S or value != int(value):
+        raise InvalidInput(f"--ttl {text} is not from 0s to 1h, in whole seconds")
+    return int(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""One DNS message in, one out: what a question of the wire means, and how an answer is written.
+
+RFC 1035 for the messages, RFC 6891 for EDNS, RFC 2308 for "no such name" and "no such record",
+RFC 8482 for ANY. Parsing and packing is dnspython's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import dns.exception
+import dns.flags
+import dns.message
+import dns.name
+import dns.opcode
+import dns.rcode
+import dns.rdataclass
+import dns.rdatatype
+import dns.rrset
+
+from resolver.zone import Answer, Outcome, Record, Subject, subject
+
+UDP_PAYLOAD = 1232
+"""Largest answer over UDP, as DNS Flag Day 2020 agreed on: it fits every path unfragmented."""
+PLAIN_PAYLOAD = 512
+"""Of a client that says nothing of EDNS (RFC 1035, 2.3.4)."""
+TCP_PAYLOAD = 65_535
+MAX_ANSWERS = 1000
+"""Of a job with more tasks each answer has other thousand; all of them would not fit TCP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """The part of the name space that is answered for."""
+
+    name: dns.name.Name
+    ttl_s: int
+    """How long an answer may be kept. No longer than a job's `update.drain_s`, or clients ask
+    tasks that are stopping."""
+
+    def text(self) -> str:
+        """Return the zone's name without the last dot."""
+        return str(self.name).rstrip(".")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A well-formed query for one name of the Internet class."""
+
+    query: dns.message.Message
+    name: dns.name.Name
+    kind: str
+    """`A`, `SRV`, …; `TYPE65280` where the type has no name."""
+
+    def about(self, zone: Zone) -> Subject | None:
+        """Return what is asked about; None if that can be no name of the zone."""
+        labels = self.name.relativize(zone.name).labels
+        return subject([label.decode("ascii", "replace") for label in labels])
+
+
+def read(wire: bytes) -> Question | dns.message.Message | None:
+    """Return the question; or the refusal to send; or None where nothing can be answered."""
+    try:
+        query = dns.message.from_wire(wire)
+    except dns.exception.DNSException:
+        return _malformed(wire)
+    if query.flags & dns.flags.QR:
+        return None  # an answer: whoever answers those starts a loop
+    if query.opcode() != dns.opcode.QUERY:
+        return _refusal(query, dns.rcode.NOTIMP)
+    if len(query.question) != 1:
+        return _refusal(query, dns.rcode.FORMERR)
+    asked = query.question[0]
+    if asked.rdclass != dns.rdataclass.IN:
+        return _refusal(query, dns.rcode.REFUSED)
+    return Question(query, asked.name, dns.rdatatype.to_text(asked.rdtype))
+
+
+def _malformed(wire: bytes) -> dns.message.Message | None:
+    """Return FORMERR for what has a header and is no answer."""
+    if len(wire) < 12 or wire[2] & 0x80:
+        return None
+    reply = dns.message.Message(id=int.from_bytes(wire[:2], "big"))
+    reply.flags = dns.flags.Flag.QR
+    reply.set_rcode(dns.rcode.FORMERR)
+    return reply
+
+
+def _refusal(query: dns.message.Message, code: dns.rcode.Rcode) -> dns.message.Message:
+    reply = dns.message.make_response(query)
+    reply.set_rcode(code)
+    return reply
+
+
+def outside(question: Question) -> dns.message.Message:
+    """Return the reply to a question for a name of somebody else's: we do not recurse."""
+    return _refusal(question.query, dns.rcode.REFUSED)
+
+
+def unknown(question: Question) -> dns.message.Message:
+    """Return the reply while it is not known where a job answers."""
+    return _refusal(question.query, dns.rcode.SERVFAIL)
+
+
+def apex(question: Question, zone: Zone) -> dns.message.Message:
+    """Return the reply to a question for the zone itself."""
+    reply = _authoritative(question)
+    if question.kind in ("SOA", "ANY"):
+        reply.answer.append(_soa(zone))
+    elif question.kind == "NS":
+        data = f"ns.{zone.name}"
+        reply.answer.append(dns.rrset.from_text(zone.name, zone.ttl_s, "IN", "NS", data))
+    else:
+        reply.authority.append(_soa(zone))
+    return reply
+
+
+def answered(
+    question: Question, zone: Zone, answer: Answer, random_: random.Random
+) -> dns.message.Message:
+    """Return the reply with these records, in another order each time: clients take the first."""
+    reply = _authoritative(question)
+    if answer.outcome is Outcome.NO_SUCH_NAME:
+        reply.set_rcode(dns.rcode.NXDOMAIN)
+    if not answer.answers:
+        reply.authority.append(_soa(zone))
+        return reply
+    mixed = list(answer.answers)
+    random_.shuffle(mixed)
+    reply.answer.extend(_rrsets(mixed[:MAX_ANSWERS], zone))
+    if len(mixed) <= MAX_ANSWERS:
+        reply.additional.extend(_rrsets(answer.additional, zone))
+    return reply
+
+
+def no_such_name(question: Question, zone: Zone) -> dns.message.Message:
+    """Return the reply to a question for a name of the zone that means nothing."""
+    return answered(question, zone, Answer(Outcome.NO_SUCH_NAME), random.Random(0))
+
+
+def write(reply: dns.message.Message, query: bytes, *, tcp: bool) -> bytes:
+    """Return the reply as bytes.
+
+    What does not fit loses its additional records first; what still does not fit is marked
+    as truncated, and the client asks again over TCP.
+    """
+    room = TCP_PAYLOAD if tcp else _room(query)
+    try:
+        return reply.to_wire(max_size=room)
+    except dns.exception.TooBig:
+        reply.additional = []
+    try:
+        return reply.to_wire(max_size=room)
+    except dns.exception.TooBig:
+        reply.answer, reply.authority = [], []
+        reply.flags |= dns.flags.TC
+        return reply.to_wire(max_size=room)
+
+
+def _room(query: bytes) -> int:
+    """Return how long an answer over UDP may be: what the client takes, within our own limit."""
+    try:
+        parsed = dns.message.from_wire(query)
+    except dns.exception.DNSException:
+        return PLAIN_PAYLOAD
+    return min(UDP_PAYLOAD, max(PLAIN_PAYLOAD, parsed.payload)) if parsed.edns >= 0 else 512
+
+
+def _authoritative(question: Question) -> dns.message.Message:
+    reply = dns.message.make_response(question.query, our_payload=UDP_PAYLOAD)
+    reply.flags |= dns.flags.AA
+    return reply
+
+
+def _soa(zone: Zone) -> dns.rrset.RRset:
+    name = zone.name
+    data = f"ns.{name} hostmaster.{name} 1 3600 600 86400 {zone.ttl_s}"
+    return dns.rrset.from_text(name, zone.ttl_s, "IN", "SOA", data)
+
+
+def _rrsets(records: Iterable[Record], zone: Zone) -> Sequence[dns.rrset.RRset]:
+    """Return records of the same name and type as one set, in their order."""
+    sets: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        sets.setdefault((record.name, record.type), []).append(record.data)
+    found = []
+    for (name, kind), data in sets.items():
+        owner = dns.name.from_text(name, zone.name)
+        found.append(
+            dns.rrset.from_text_list(
+                owner, zone.ttl_s, "IN", kind, data, origin=zone.name, relativize=False
+            )
+        )
+    return found

@@ -1,0 +1,157 @@
+"""DNS over UDP and TCP, for the names of one zone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import cast
+
+import dns.message
+
+from agent.errors import Busy, ConfigError
+from control_plane.api.jobs import Endpoints
+from resolver import dns_message
+from resolver.dns_message import Question, Zone
+from resolver.zone import answer
+
+log = logging.getLogger(__name__)
+
+Find = Callable[[str, float], Awaitable[Endpoints | None]]
+"""`Follower.get`."""
+
+FIRST_ANSWER_S = 2.0
+"""For a job that was not asked for before; stub resolvers ask again after 5 s (resolv.conf(5))."""
+MAX_PENDING = 1000
+"""Questions over UDP that wait for their first answer; more are dropped, clients ask again."""
+MAX_CONNECTIONS = 200
+IDLE_S = 10.0
+"""RFC 7766, 6.2.3 asks for an idle time in the order of seconds."""
+
+
+class DnsServer:
+    """Answers questions; what it knows it gets from `find`."""
+
+    def __init__(self, zone: Zone, find: Find, random_: random.Random | None = None) -> None:
+        """Listen nowhere yet."""
+        self._zone = zone
+        self._find = find
+        self._random = random_ or random.Random()
+        self._pending: set[asyncio.Task[None]] = set()
+        self._connections = 0
+        self.dropped = 0
+
+    async def reply_to(self, wire: bytes, *, tcp: bool) -> bytes | None:
+        """Return the answer to a message; None where there is none to give."""
+        question = dns_message.read(wire)
+        if question is None:
+            return None
+        reply = await self._reply(question) if isinstance(question, Question) else question
+        return dns_message.write(reply, wire, tcp=tcp)
+
+    async def _reply(self, question: Question) -> dns.message.Message:
+        zone = self._zone
+        if not question.name.is_subdomain(zone.name):
+            return dns_message.outside(question)
+        if question.name == zone.name:
+            return dns_message.apex(question, zone)
+        about = question.about(zone)
+        if about is None:
+            return dns_message.no_such_name(question, zone)
+        try:
+            endpoints = await self._find(about.job, FIRST_ANSWER_S)
+        except Busy:
+            return dns_message.unknown(question)
+        found = answer(about, question.kind, endpoints)
+        return dns_message.answered(question, zone, found, self._random)
+
+    @asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncIterator[int]:
+        """Listen on UDP and TCP until left; yields the port, for 0 a free one."""
+        server, transport = await self._open(host, port)
+        try:
+            async with server:
+                yield transport.get_extra_info("sockname")[1]
+        finally:
+            transport.close()
+            for task in list(self._pending):
+                task.cancel()
+
+    async def _open(self, host: str, port: int) -> tuple[asyncio.Server, asyncio.DatagramTransport]:
+        loop = asyncio.get_running_loop()
+        try:
+            server = await asyncio.start_server(self._connected, host, port, family=_family(host))
+            chosen = server.sockets[0].getsockname()[1]
+            transport, _ = await loop.create_datagram_endpoint(
+                lambda: _Datagrams(self), local_addr=(host, chosen)
+            )
+        except OSError as e:
+            raise ConfigError(
+                f"cannot listen at {host}:{port}: {e.strerror or e}",
+                hint="another server may be there (port 53 also needs root): --listen HOST:PORT",
+            ) from e
+        return server, transport
+
+    def took(self, wire: bytes, send: Callable[[bytes], None]) -> None:
+        """Answer a datagram, unless too many wait already."""
+        if len(self._pending) >= MAX_PENDING:
+            self.dropped += 1
+            return
+        task = asyncio.ensure_future(self._answer(wire, send))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+
+    async def _answer(self, wire: bytes, send: Callable[[bytes], None]) -> None:
+        reply = await self.reply_to(wire, tcp=False)
+        if reply is not None:
+            send(reply)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer messages with two bytes of length before each (RFC 1035, 4.2.2)."""
+        self._connections += 1
+        try:
+            if self._connections > MAX_CONNECTIONS:
+                return
+            while True:
+                async with asyncio.timeout(IDLE_S):
+                    length = int.from_bytes(await reader.readexactly(2), "big")
+                    wire = await reader.readexactly(length)
+                    reply = await self.reply_to(wire, tcp=True)
+                    if reply is None:
+                        return
+                    writer.write(len(reply).to_bytes(2, "big") + reply)
+                    await writer.drain()
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._connections -= 1
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    """Hands datagrams to the server."""
+
+    def __init__(self, server: DnsServer) -> None:
+        self._server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[object, ...]) -> None:
+        def send(reply: bytes) -> None:
+            if not self._transport.is_closing():
+                self._transport.sendto(reply, addr)
+
+        self._server.took(data, send)
+
+    def error_received(self, exc: Exception) -> None:
+        """Take no notice: a client was gone before its answer."""
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

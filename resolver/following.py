@@ -1,0 +1,132 @@
+"""Follows where jobs answer: one waiting call for all of them, and what was known last.
+
+A job is followed from when it is first asked for until nobody has asked for a while. While the
+control plane is away its last answer stays good: tasks outlive the control plane (P1), so what
+was listed mostly still serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from agent.errors import Busy, TwineError
+from control_plane.api.jobs import Endpoints
+from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointsNews
+
+log = logging.getLogger(__name__)
+
+Watch = Callable[[Mapping[str, int | None], float], Awaitable[EndpointsNews]]
+"""`ControlPlaneClient.watch_endpoints`."""
+
+WAIT_S = 30.0
+IDLE_S = 600.0
+"""A job that nobody has asked for so long is followed no more."""
+_RETRY_FIRST_S, _RETRY_MAX_S = 0.2, 5.0
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What is known of one job."""
+
+    asked_at: float
+    revision: int | None = None
+    """0: there is no such job; None: nothing is known yet."""
+    endpoints: Endpoints | None = None
+    known: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Follower:
+    """Answers at once for what is followed; follows what is asked for."""
+
+    def __init__(self, watch: Watch, changed: Callable[[], None] = lambda: None) -> None:
+        """Follow nothing yet; `changed` is called after each news."""
+        self._watch = watch
+        self._changed = changed
+        self._jobs: dict[str, _Followed] = {}
+        self._news: asyncio.Task[EndpointsNews] | None = None
+        self._asked = asyncio.Event()
+        self.failing = ""
+        """Why the control plane does not answer; empty while it does."""
+
+    async def get(self, job: str, wait_s: float = 0.0) -> Endpoints | None:
+        """Return where a job answers, None if there is no such job.
+
+        Waits up to `wait_s` for the first answer, then raises `Busy`; so it does for more
+        jobs than one call can follow.
+        """
+        found = self._follow(job)
+        if not found.known.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await found.known.wait()
+        if found.revision is None:
+            why = self.failing or "no answer yet"
+            raise Busy(f"it is not known where job {job!r} answers: {why}")
+        return found.endpoints
+
+    def _follow(self, job: str) -> _Followed:
+        now = asyncio.get_running_loop().time()
+        found = self._jobs.get(job)
+        if found is None:
+            self._forget_idle(now)
+            if len(self._jobs) >= MAX_JOBS_WATCHED:
+                raise Busy(f"{MAX_JOBS_WATCHED} jobs are followed already, {job!r} is not")
+            found = self._jobs[job] = _Followed(now)
+            self._asked.set()
+            if self._news is not None:
+                self._news.cancel()  # what waits does not know of this job
+        found.asked_at = now
+        return found
+
+    def _forget_idle(self, now: float) -> None:
+        for job in [j for j, f in self._jobs.items() if now - f.asked_at > IDLE_S]:
+            del self._jobs[job]
+
+    async def run(self) -> None:
+        """Follow until cancelled; a control plane that is away is asked again, ever later."""
+        retry_s = _RETRY_FIRST_S
+        while True:
+            if not self._jobs:
+                self._asked.clear()
+                await self._asked.wait()
+            known = {job: found.revision for job, found in self._jobs.items()}
+            self._news = asyncio.ensure_future(self._watch(known, WAIT_S))
+            try:
+                await asyncio.wait([self._news])
+                if self._news.cancelled():
+                    continue
+                news = self._news.result()
+            except TwineError as e:
+                if not self.failing:
+                    log.warning("the control plane does not answer", extra={"why": str(e)})
+                self.failing = str(e)
+                await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
+                retry_s = min(2 * retry_s, _RETRY_MAX_S)
+                continue
+            finally:
+                self._news.cancel()
+                self._news = None
+            if self.failing:
+                log.info("the control plane answers again")
+            self.failing, retry_s = "", _RETRY_FIRST_S
+            self._take(news)
+            self._forget_idle(asyncio.get_running_loop().time())
+
+    def _take(self, news: EndpointsNews) -> None:
+        for endpoints in news.changed:
+            self._learn(endpoints.job, endpoints.revision, endpoints)
+        for job in news.missing:
+            self._learn(job, 0, None)
+        if news.changed or news.missing:
+            self._changed()
+
+    def _learn(self, job: str, revision: int, endpoints: Endpoints | None) -> None:
+        found = self._jobs.get(job)
+        if found is not None:
+            found.revision, found.endpoints = revision, endpoints
+            found.known.set()

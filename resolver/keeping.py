@@ -1,0 +1,136 @@
+"""Keeps a proxy's file as discovery says: written whole, checked before it counts, reloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from agent.errors import Busy, HostError, ProgramError, TwineError
+from resolver.following import Follower
+from resolver.proxies import Known, Render, Service
+
+log = logging.getLogger(__name__)
+
+FILE = "{file}"
+"""In a command: the path of what is to be checked."""
+PROGRAM_S = 60.0
+SETTLE_S = 0.1
+"""News that come together are written together: a reload costs a proxy a new process. Far
+below a job's `update.drain_s`, within which what was unlisted must be out of the proxy."""
+_ASK_AGAIN_S = 60.0
+_RETRY_S = 2.0
+
+
+class ProxyFile:
+    """One file of a proxy, and the programs that check it and have it read."""
+
+    def __init__(self, path: Path, check: Sequence[str], reload: Sequence[str]) -> None:
+        """Write nothing yet. An empty command is none."""
+        self._path = path
+        self._check = check
+        self._reload = reload
+        self._in_force: str | None = None
+        """What the proxy was told to read; None before the first time."""
+
+    async def bring(self, text: str) -> bool:
+        """Have the proxy use this text; say whether it had to be told.
+
+        What the check refuses never gets to the file. A reload that failed is done again the
+        next time, also by a process that starts after this one was killed.
+        """
+        if text == self._in_force:
+            return False
+        new = self._path.with_name(f".{self._path.name}.new")
+        try:
+            _write(new, text)
+            if self._check:
+                await run([word.replace(FILE, str(new)) for word in self._check])
+            new.replace(self._path)
+        except OSError as e:
+            raise HostError(f"cannot write {self._path}: {e.strerror or e}") from e
+        finally:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+        if self._reload:
+            await run(self._reload)
+        self._in_force = text
+        return True
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+async def known_of(follower: Follower, services: Sequence[Service], wait_s: float) -> Known:
+    """Return where all the services answer; `Busy` while that is not known of each."""
+    jobs = sorted({s.job for s in services})
+    found = await asyncio.gather(*(follower.get(job, wait_s) for job in jobs))
+    return dict(zip(jobs, found, strict=True))
+
+
+async def keep(
+    follower: Follower,
+    changed: asyncio.Event,
+    services: Sequence[Service],
+    render: Render,
+    file: ProxyFile,
+) -> None:
+    """Keep a file as discovery says until cancelled; `changed` is set with each news.
+
+    Nothing is written before all services are known: a proxy that serves is never emptied
+    because the control plane is away.
+    """
+    while True:
+        changed.clear()
+        try:
+            known = await known_of(follower, services, _ASK_AGAIN_S)
+            if await file.bring(render(services, known)):
+                log.info("the proxy was told where jobs answer", extra=_counts(known))
+        except Busy as e:
+            log.warning("waiting for the control plane", extra={"why": str(e)})
+            await asyncio.sleep(_RETRY_S)
+            continue
+        except TwineError as e:
+            log.error("the proxy could not be told", extra={"why": str(e)})
+            await asyncio.sleep(_RETRY_S)
+            continue
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ASK_AGAIN_S):
+                await changed.wait()
+        await asyncio.sleep(SETTLE_S)
+
+
+def _counts(known: Known) -> dict[str, object]:
+    return {job: "no such job" if e is None else len(e.endpoints) for job, e in known.items()}
+
+
+async def run(argv: Sequence[str]) -> None:
+    """Run a program to its end; `ProgramError` has the last line that it wrote."""
+    said = " ".join(argv)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as e:
+        raise ProgramError(f"cannot run {argv[0]}: {e.strerror or e}") from e
+    try:
+        async with asyncio.timeout(PROGRAM_S):
+            output, _ = await process.communicate()
+    except TimeoutError as e:
+        process.kill()
+        await process.wait()
+        raise ProgramError(f"{said} did not end within {PROGRAM_S:g} s") from e
+    if process.returncode:
+        last = output.decode(errors="replace").strip().splitlines()[-1:]
+        why = last[0] if last else "it wrote nothing"
+        raise ProgramError(f"{said} failed with {process.returncode}: {why}")

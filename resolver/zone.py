@@ -1,0 +1,135 @@
+"""What a DNS question about a job is answered, from where the job answers.
+
+With the zone `twine.internal` and job `web` whose tasks have a port named `http`:
+
+    web.twine.internal                A, AAAA   the addresses of all listed tasks
+    web-3.web.twine.internal          A, AAAA   the address of task 3, CNAME if that is a name
+    _http._tcp.web.twine.internal     SRV       port and name of each listed task (RFC 2782)
+
+A job that is there and lists nothing has no records; one that is not there does not exist
+(RFC 2308 keeps the two apart).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from control_plane.api.jobs import Endpoint, Endpoints
+
+SRV_PRIORITY, SRV_WEIGHT = 0, 1
+"""All tasks are alike: one priority, and one weight for each."""
+PROTOCOLS = ("_tcp", "_udp")
+
+
+class Outcome(Enum):
+    """What a name of the zone is."""
+
+    FOUND = "found"
+    """The name exists; there may be no record of the type that was asked for."""
+    NO_SUCH_NAME = "no such name"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record; names are relative to the zone unless they end with a dot."""
+
+    name: str
+    type: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a name asks about: a job, one of its tasks, or one of its ports."""
+
+    job: str
+    task: str = ""
+    port: str = ""
+    protocol: str = ""
+    """`_tcp` or `_udp`: a port of a task is of either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The records that answer a question, and those that spare the next one."""
+
+    outcome: Outcome
+    answers: tuple[Record, ...] = ()
+    additional: tuple[Record, ...] = ()
+
+
+def subject(labels: Sequence[str]) -> Subject | None:
+    """Return what the labels before the zone ask about, None if that can be no name of ours."""
+    match [label.lower() for label in labels]:
+        case [job]:
+            return Subject(job)
+        case [task, job] if task.startswith(f"{job}-"):
+            return Subject(job, task=task)
+        case [port, proto, job] if port.startswith("_") and proto in PROTOCOLS and port[1:]:
+            return Subject(job, port=port[1:], protocol=proto)
+        case _:
+            return None
+
+
+def answer(about: Subject, kind: str, endpoints: Endpoints | None) -> Answer:
+    """Return the answer to a question of type `kind`; `endpoints` is None without such a job."""
+    if endpoints is None:
+        return Answer(Outcome.NO_SUCH_NAME)
+    listed = endpoints.endpoints
+    if about.port:
+        return _service(about, kind, listed)
+    if about.task:
+        return _task(about, kind, listed)
+    hosts = dict.fromkeys(e.host for e in listed)
+    return Answer(Outcome.FOUND, _addresses(about.job, kind, hosts))
+
+
+def _service(about: Subject, kind: str, listed: Sequence[Endpoint]) -> Answer:
+    serving = [e for e in listed if about.port in e.ports]
+    if listed and not serving:
+        return Answer(Outcome.NO_SUCH_NAME)
+    if kind not in ("SRV", "ANY"):
+        return Answer(Outcome.FOUND)
+    owner = f"_{about.port}.{about.protocol}.{about.job}"
+    records: list[Record] = []
+    more: list[Record] = []
+    for e in serving:
+        target = _task_name(e, about.job)
+        data = f"{SRV_PRIORITY} {SRV_WEIGHT} {e.ports[about.port]} {target}"
+        records.append(Record(owner, "SRV", data))
+        more += _addresses(target, "ANY", [e.host])
+    return Answer(Outcome.FOUND, tuple(records), tuple(more))
+
+
+def _task(about: Subject, kind: str, listed: Sequence[Endpoint]) -> Answer:
+    found = next((e for e in listed if e.task == about.task), None)
+    if found is None:
+        return Answer(Outcome.NO_SUCH_NAME)
+    name = _task_name(found, about.job)
+    if _version(found.host) == 0:
+        return Answer(Outcome.FOUND, (Record(name, "CNAME", f"{found.host.rstrip('.')}."),))
+    return Answer(Outcome.FOUND, _addresses(name, kind, [found.host]))
+
+
+def _task_name(endpoint: Endpoint, job: str) -> str:
+    return f"{endpoint.task}.{job}"
+
+
+def _addresses(name: str, kind: str, hosts: Iterable[str]) -> tuple[Record, ...]:
+    wanted = {"A": (4,), "AAAA": (6,), "ANY": (4, 6)}.get(kind, ())
+    return tuple(
+        Record(name, "A" if version == 4 else "AAAA", host)
+        for host in hosts
+        if (version := _version(host)) in wanted
+    )
+
+
+def _version(host: str) -> int:
+    """Return 4 or 6, or 0 of a host that is known by a name."""
+    try:
+        return ipaddress.ip_address(host).version
+    except ValueError:
+        return 0

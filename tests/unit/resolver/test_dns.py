@@ -1,0 +1,166 @@
+"""Answers to questions of the wire, asked with dnspython's own messages."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import dns.flags
+import dns.message
+import dns.name
+import dns.rcode
+import dns.rdatatype
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.errors import Busy
+from control_plane.api.jobs import Endpoint, Endpoints
+from resolver.dns_message import MAX_ANSWERS, UDP_PAYLOAD, Zone
+from resolver.dns_server import DnsServer
+
+ZONE = Zone(dns.name.from_text("twine.internal"), 1)
+
+
+def an_endpoint(index: int, host: str, job: str = "web", **ports: int) -> Endpoint:
+    ports = ports or {"http": 20_000 + index}
+    return Endpoint(task=f"{job}-{index}", machine=f"m{index}", host=host, ports=ports, version=1)
+
+
+WEB = [
+    an_endpoint(0, "192.0.2.1"),
+    an_endpoint(1, "192.0.2.1"),
+    an_endpoint(2, "2001:db8::1"),
+    an_endpoint(3, "m3.example"),
+]
+
+
+def a_server(**jobs: list[Endpoint]) -> DnsServer:
+    async def find(job: str, wait_s: float) -> Endpoints | None:
+        if job == "unknown":
+            raise Busy("no answer yet")
+        listed = jobs.get(job)
+        return None if listed is None else Endpoints(job=job, revision=1, endpoints=listed)
+
+    return DnsServer(ZONE, find, random.Random(0))
+
+
+SERVER = a_server(web=WEB, empty=[])
+
+
+def ask(name: str, kind: str = "A", server: DnsServer = SERVER, tcp: bool = False, **options):
+    query = dns.message.make_query(name, kind, **options)
+    wire = asyncio.run(server.reply_to(query.to_wire(), tcp=tcp))
+    assert wire is not None
+    reply = dns.message.from_wire(wire)
+    assert query.is_response(reply)
+    return reply
+
+
+def data(section) -> list[str]:
+    return sorted(f"{dns.rdatatype.to_text(s.rdtype)} {r}" for s in section for r in s)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("web.twine.internal", "A", ["A 192.0.2.1"]),
+        ("WEB.Twine.Internal", "AAAA", ["AAAA 2001:db8::1"]),
+        ("web-1.web.twine.internal", "A", ["A 192.0.2.1"]),
+        ("web-2.web.twine.internal", "AAAA", ["AAAA 2001:db8::1"]),
+        ("web-3.web.twine.internal", "A", ["CNAME m3.example."]),
+        (
+            "_http._tcp.web.twine.internal",
+            "SRV",
+            [f"SRV 0 1 {20_000 + i} web-{i}.web.twine.internal." for i in range(4)],
+        ),
+    ],
+)
+def test_names_of_the_zone(name: str, kind: str, expected: list[str]):
+    """SD3: a job, one of its tasks, one of its ports."""
+    reply = ask(name, kind)
+    assert reply.rcode() == dns.rcode.NOERROR
+    assert reply.flags & dns.flags.AA
+    assert data(reply.answer) == expected
+    assert all(s.ttl == ZONE.ttl_s for s in reply.answer)
+
+
+def test_a_service_brings_the_addresses_along():
+    reply = ask("_http._tcp.web.twine.internal", "SRV")
+    assert data(reply.additional) == ["A 192.0.2.1", "A 192.0.2.1", "AAAA 2001:db8::1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "code"),
+    [
+        ("nothing.twine.internal", "A", dns.rcode.NXDOMAIN),
+        ("web-9.web.twine.internal", "A", dns.rcode.NXDOMAIN),
+        ("_grpc._tcp.web.twine.internal", "SRV", dns.rcode.NXDOMAIN),
+        ("_http._sctp.web.twine.internal", "SRV", dns.rcode.NXDOMAIN),
+        ("a.b.c.d.web.twine.internal", "A", dns.rcode.NXDOMAIN),
+        (r"\000\255.twine.internal", "A", dns.rcode.NXDOMAIN),
+        ("empty.twine.internal", "A", dns.rcode.NOERROR),
+        ("_http._tcp.empty.twine.internal", "SRV", dns.rcode.NOERROR),
+        ("web.twine.internal", "MX", dns.rcode.NOERROR),
+        ("twine.internal", "A", dns.rcode.NOERROR),
+    ],
+)
+def test_no_such_name_is_not_no_such_record(name: str, kind: str, code: int):
+    """RFC 2308: both name the zone's SOA, by which the answer is kept no longer than others."""
+    reply = ask(name, kind)
+    assert reply.rcode() == code
+    assert not reply.answer
+    [soa] = [r for s in reply.authority for r in s]
+    assert soa.minimum == ZONE.ttl_s
+
+
+def test_what_is_not_known_yet_is_no_answer():
+    """A client that was told "no such name" would give up on a job that runs."""
+    assert ask("unknown.twine.internal").rcode() == dns.rcode.SERVFAIL
+
+
+def test_other_names_are_refused():
+    assert ask("example.com").rcode() == dns.rcode.REFUSED
+    assert ask("version.bind", "TXT", rdclass="CH").rcode() == dns.rcode.REFUSED
+
+
+def test_the_zone_itself():
+    assert data(ask("twine.internal", "SOA").answer)
+    assert data(ask("twine.internal", "NS").answer) == ["NS ns.twine.internal."]
+
+
+def test_a_long_answer_is_truncated_over_udp_and_whole_over_tcp():
+    server = a_server(web=[an_endpoint(i, f"10.0.{i // 250}.{i % 250 + 1}") for i in range(900)])
+    name = "web.twine.internal"
+    for options, room in ({}, 512), ({"use_edns": 0, "payload": 4096}, UDP_PAYLOAD):
+        reply = ask(name, server=server, **options)
+        assert reply.flags & dns.flags.TC
+        assert not reply.answer
+        assert len(reply.to_wire()) <= room
+    assert len(data(ask(name, server=server, tcp=True).answer)) == 900
+
+
+def test_of_a_huge_job_each_answer_has_other_tasks():
+    server = a_server(web=[an_endpoint(i, f"10.{i >> 8}.{i & 255}.1") for i in range(15_000)])
+    first, second = (data(ask("web.twine.internal", server=server, tcp=True).answer) for _ in "ab")
+    assert len(first) == len(second) == MAX_ANSWERS
+    assert first != second
+    services = ask("_http._tcp.web.twine.internal", "SRV", server=server, tcp=True)
+    assert len(data(services.answer)) == MAX_ANSWERS
+
+
+@given(st.binary(max_size=600))
+def test_any_bytes_are_answered_or_not_and_no_more(wire: bytes):
+    """What is no question gets an error or silence; an answer is never answered."""
+    reply = asyncio.run(SERVER.reply_to(wire, tcp=False))
+    if reply is not None:
+        assert not wire[2] & 0x80
+        assert reply[:2] == wire[:2]
+        assert len(reply) <= UDP_PAYLOAD
+
+
+@given(st.integers(0, 400), st.data())
+def test_a_damaged_question_is_answered_or_not_and_no_more(at: int, more: st.DataObject):
+    wire = bytearray(dns.message.make_query("_http._tcp.web.twine.internal", "SRV").to_wire())
+    wire[at % len(wire)] = more.draw(st.integers(0, 255))
+    asyncio.run(SERVER.reply_to(bytes(wire), tcp=False))

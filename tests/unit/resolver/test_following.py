@@ -1,0 +1,147 @@
+"""What a follower knows, and when, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "control_plane" / "services"))
+
+from test_dns import an_endpoint
+from virtual_time import run
+
+from agent.errors import Busy, Unreachable
+from control_plane.api.jobs import Endpoints
+from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointsNews
+from resolver.following import IDLE_S, Follower
+
+
+class Front:
+    """A front end that answers from a dict of job → endpoints, and can be away."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Endpoints] = {}
+        self.away = False
+        self.calls: list[dict[str, int | None]] = []
+
+    def serve(self, job: str, revision: int, *hosts: str) -> None:
+        listed = [an_endpoint(i, host, job) for i, host in enumerate(hosts)]
+        self.jobs[job] = Endpoints(job=job, revision=revision, endpoints=listed)
+
+    async def watch(self, known: Mapping[str, int | None], wait_s: float) -> EndpointsNews:
+        self.calls.append(dict(known))
+        end = asyncio.get_running_loop().time() + wait_s
+        while True:
+            if self.away:
+                raise Unreachable("it is away")
+            at = {job: self.jobs[job].revision if job in self.jobs else 0 for job in known}
+            news = [job for job in known if at[job] != known[job]]
+            if news or asyncio.get_running_loop().time() >= end:
+                return EndpointsNews(
+                    changed=[self.jobs[job] for job in news if job in self.jobs],
+                    missing=[job for job in news if job not in self.jobs],
+                )
+            await asyncio.sleep(0.1)
+
+
+def following(scenario) -> None:
+    async def main() -> None:
+        front = Front()
+        told = []
+        follower = Follower(front.watch, lambda: told.append(None))
+        task = asyncio.create_task(follower.run())
+        try:
+            await scenario(front, follower)
+        finally:
+            task.cancel()
+
+    run(main())
+
+
+def hosts(found: Endpoints | None) -> list[str]:
+    assert found is not None
+    return [e.host for e in found.endpoints]
+
+
+def test_a_job_is_followed_from_when_it_is_asked_for():
+    async def scenario(front: Front, follower: Follower) -> None:
+        front.serve("web", 1, "a")
+        assert hosts(await follower.get("web", 2)) == ["a"]
+        front.serve("web", 2, "a", "b")
+        await asyncio.sleep(1)
+        assert hosts(await follower.get("web")) == ["a", "b"]
+
+    following(scenario)
+
+
+def test_a_job_that_is_added_does_not_wait_behind_those_that_do_not_change():
+    async def scenario(front: Front, follower: Follower) -> None:
+        front.serve("web", 1, "a")
+        front.serve("api", 1, "b")
+        await follower.get("web", 2)
+        await asyncio.sleep(5)  # a call for `web` waits for news now
+        assert hosts(await follower.get("api", 2)) == ["b"]
+
+    following(scenario)
+
+
+def test_a_job_that_comes_and_goes():
+    async def scenario(front: Front, follower: Follower) -> None:
+        assert await follower.get("web", 2) is None
+        front.serve("web", 7, "a")
+        await asyncio.sleep(1)
+        assert hosts(await follower.get("web")) == ["a"]
+        del front.jobs["web"]
+        await asyncio.sleep(1)
+        assert await follower.get("web") is None
+
+    following(scenario)
+
+
+def test_what_was_known_last_is_good_while_the_control_plane_is_away():
+    """P1: a control plane that is away takes nothing from its clients."""
+
+    async def scenario(front: Front, follower: Follower) -> None:
+        front.serve("web", 1, "a")
+        await follower.get("web", 2)
+        front.away = True
+        await asyncio.sleep(3600)
+        assert hosts(await follower.get("web")) == ["a"]
+        with pytest.raises(Busy, match="it is away"):
+            await follower.get("api", 2)
+        assert len(front.calls) < 3600  # it is asked ever later
+        front.away = False
+        front.serve("web", 2, "b")
+        await asyncio.sleep(10)
+        assert hosts(await follower.get("web")) == ["b"]
+        assert follower.failing == ""
+
+    following(scenario)
+
+
+def test_a_job_that_nobody_asks_for_is_followed_no_more():
+    async def scenario(front: Front, follower: Follower) -> None:
+        front.serve("web", 1, "a")
+        front.serve("api", 1, "a")
+        await follower.get("web", 2)
+        await follower.get("api", 2)
+        for _ in range(int(IDLE_S) // 10 + 10):
+            await asyncio.sleep(10)
+            await follower.get("api")
+        assert set(front.calls[-1]) == {"api"}
+
+    following(scenario)
+
+
+def test_more_jobs_than_one_call_takes_are_refused():
+    async def scenario(front: Front, follower: Follower) -> None:
+        for i in range(MAX_JOBS_WATCHED):
+            assert await follower.get(f"job{i}", 2) is None
+        with pytest.raises(Busy, match="followed already"):
+            await follower.get("one-more", 2)
+
+    following(scenario)

@@ -1,0 +1,87 @@
+"""The text that proxies are given."""
+
+from __future__ import annotations
+
+import pytest
+from test_dns import WEB
+
+from agent.errors import InvalidInput
+from control_plane.api.jobs import Endpoints
+from resolver import proxies
+
+KNOWN = {"web": Endpoints(job="web", revision=3, endpoints=WEB), "gone": None}
+SERVICES = [proxies.service("web:http=:8080"), proxies.service("gone:http")]
+
+HAPROXY = """\
+# Written by twine-resolver from where jobs answer. Changes by hand do not last.
+
+frontend web-http
+    bind *:8080
+    default_backend web-http
+
+backend web-http
+    balance roundrobin
+    server web-0 192.0.2.1:20000 check inter 1s fall 2 rise 1
+    server web-1 192.0.2.1:20001 check inter 1s fall 2 rise 1
+    server web-2 [2001:db8::1]:20002 check inter 1s fall 2 rise 1
+    server web-3 m3.example:20003 check inter 1s fall 2 rise 1
+
+backend gone-http
+    balance roundrobin
+"""
+
+NGINX = """\
+# Written by twine-resolver from where jobs answer. Changes by hand do not last.
+
+upstream web-http {
+    server 192.0.2.1:20000;  # web-0
+    server 192.0.2.1:20001;  # web-1
+    server [2001:db8::1]:20002;  # web-2
+    server m3.example:20003;  # web-3
+}
+
+server {
+    listen 8080;
+    location / {
+        proxy_pass http://web-http;
+        proxy_set_header Host $http_host;
+        proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+        proxy_next_upstream error timeout;
+    }
+}
+
+upstream gone-http {
+    server 127.0.0.1:9 down;  # no task is listed
+}
+"""
+
+
+def test_haproxy():
+    assert proxies.haproxy(SERVICES, KNOWN) == HAPROXY
+
+
+def test_nginx():
+    assert proxies.nginx(SERVICES, KNOWN) == NGINX
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("web", "web:", ":http", "web:http=", "web:http=8080", "web:http=:0", "web:http=:65536"),
+        *("Web:http", "web:http=:80;evil", "web:http=\n:80", "w" * 200 + ":http", "web:http=a b:8"),
+    ],
+)
+def test_what_names_no_port_is_refused(text: str):
+    with pytest.raises(InvalidInput):
+        proxies.service(text)
+
+
+def test_a_host_that_is_none_never_gets_into_a_file():
+    """A machine says itself where it answers; what it says is not copied blindly."""
+    evil = WEB[0].__class__(
+        task="web-0", machine="m0", host="h;\n} evil", ports={"http": 1}, version=1
+    )
+    known = {"web": Endpoints(job="web", revision=1, endpoints=[evil])}
+    for render in proxies.FORMATS.values():
+        with pytest.raises(InvalidInput, match="web-0"):
+            render(SERVICES[:1], known)
