@@ -152,6 +152,7 @@ async def _build(
                 config.portal,
                 broker_stores,
                 ControllerCaller(context, rules),
+                _boot_id(),
             )
         )
 
@@ -217,6 +218,14 @@ def notify(state: str) -> None:
     if path:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.sendto(state.encode(), f"\0{path[1:]}" if path[0] == "@" else path)
+
+
+def _boot_id() -> str:
+    """Return the kernel's name of this boot (random(4)); empty where it does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _make_folder(path: Path, what: str) -> None:

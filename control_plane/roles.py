@@ -30,6 +30,7 @@ from control_plane.portal.core.report import Used
 from control_plane.portal.desk import CapacityDesk, Sources
 from control_plane.portal.portal import Portal
 from control_plane.profiles.switcher import Switcher
+from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.loops import Failing, Loops
 from control_plane.runtime.runtime import Runtime
@@ -62,15 +63,18 @@ class ControlPlane:
         portal: PortalSettings | None = None,
         broker_stores: Mapping[str, Store] | None = None,
         call_controller: CallController = nobody,
+        boot_id: str = "",
     ) -> None:
         """Wire the services together; nothing is read or started yet.
 
         `broker_stores` are the open stores of data centers that have one of their own (RB9),
-        `call_controller` makes the calls of jobs' TaskControllers.
+        `call_controller` makes the calls of jobs' TaskControllers, `boot_id` names this boot of
+        the host: on it the date goes on over restarts of the process.
         """
         self._store = store
         self._stores = [store, *(broker_stores or {}).values()]
         self._runtime = runtime
+        self._anchor = Anchor(store, runtime, boot_id)
         self._pool = AgentPool(agents)
         self._broker = Brokers(store, runtime, broker_stores)
         self._portal = Portal(store, runtime, portal)
@@ -127,6 +131,7 @@ class ControlPlane:
         """
         for one in self._stores:
             self.quarantined += await quarantined(one)
+        await self._anchor.load()
         await self._broker.load()
         await self._portal.load()
         await self._jobs.load()
@@ -157,6 +162,7 @@ class ControlPlane:
         """Start every loop; those that only derive what to do may begin anew beside others."""
         epoch = self._store.epoch()
         loops.start("clocks", self._runtime.watch_clocks)
+        loops.start("date", self._anchor.run, Failing.BEGINS_ANEW)
         loops.start("dispatcher", lambda: self._dispatcher.run(epoch))
         loops.start("scheduler", lambda: self._scheduler.run(epoch))
         loops.start("profiles", self._switcher.run, Failing.BEGINS_ANEW)

@@ -86,7 +86,7 @@ class Allocator:
         self._jobs, self._sights = jobs, region.sights
         self._runtime, self._settings = region.runtime, region.settings
         self._by_entitlement: dict[str, dict[str, None]] = defaultdict(dict)
-        self._counted = CountedMachines(self.index, self._runtime.wall)
+        self._counted = CountedMachines(self.index, self._runtime.date)
         self.quotas = Quotas(region, portal, self.index, self._counted)
         self.waiting = self.quotas.waiting
         self._timed: dict[str, None] = {}
@@ -394,7 +394,7 @@ class Allocator:
         """Take in what time alone has changed about machines."""
         timed, self._timed = self._timed, {}
         await self._refresh_in_turns([*timed, *self._counted.special()])
-        now = self._runtime.wall()
+        now = self._runtime.date()
         over = [name for name, until in self._quarantined.items() if until <= now]
         for name in over:
             del self._quarantined[name]
@@ -423,7 +423,7 @@ class Allocator:
         """Return what the index is told about a machine, and note what else matters of it."""
         if self._counted.note(record):
             self._promises.outdated()
-        if record.quarantined_until > self._runtime.wall():
+        if record.quarantined_until > self._runtime.date():
             self._quarantined[record.machine] = record.quarantined_until
         capacity, place = self._kinds.capacity(record), self._kinds.place(record)
         blocked = self._blocked(record)
@@ -440,7 +440,7 @@ class Allocator:
             return "is being given back"
         if record.hold is not None and not self.allocations.is_taking(record.machine):
             return f"is held for transaction {record.hold.transaction}"
-        if record.unavailability and (planned := blocking(record, self._runtime.wall())):
+        if record.unavailability and (planned := blocking(record, self._runtime.date())):
             return planned
         sight = self._sights.sight(record.machine)
         if not sight.answering and not self._is_yet_to_answer(record.machine, sight):

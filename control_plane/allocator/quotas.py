@@ -114,7 +114,7 @@ class Quotas:
                 return "is not known any more"
             if (
                 record.quarantined_profile == profile
-                and record.quarantined_until > self._runtime.wall()
+                and record.quarantined_until > self._runtime.date()
             ):
                 return f"cannot reach profile {profile}: {record.quarantine_reason}"
             for wish in before:

@@ -108,7 +108,7 @@ class Broker:
         """Record a machine; one that is known keeps its assignment (it was reinstalled)."""
         async with self.table.lock(request.machine):
             known = self.table.find(request.machine)
-            record = self._reader.shared(completed(known, request, self._runtime.wall()))
+            record = self._reader.shared(completed(known, request, self._runtime.date()))
             await self.table.commit(request.machine, record)
         log.info("machine joined", extra={"machine": request.machine, "known": known is not None})
         return record
@@ -142,7 +142,7 @@ class Broker:
         """Forget a free machine that is decommissioned or was replaced (RB11)."""
         async with self.table.lock(machine):
             record = self.table.get(machine)
-            if why := taken(record) or removable(record, self._runtime.wall()):
+            if why := taken(record) or removable(record, self._runtime.date()):
                 raise Conflict(
                     f"cannot remove machine {machine!r}: it {why}",
                     hint="twinectl machine drain --kind decommission, and wait until it is free",
@@ -171,7 +171,7 @@ class Broker:
     async def release_many(self, machines: Mapping[str, int]) -> Machines:
         """Free several in one transaction, unless any changed since its revision."""
         async with self.table.lock(*machines):
-            now, freed = self._runtime.wall(), []
+            now, freed = self._runtime.date(), []
             changes: dict[str, MachineRecord | None] = {}
             for name, revision in machines.items():
                 record = self.table.get(name)
@@ -206,7 +206,7 @@ class Broker:
         """
 
         def change(record: MachineRecord) -> MachineRecord:
-            now = self._runtime.wall()
+            now = self._runtime.date()
             return replace(
                 released(ended(record, now, (EventKind.PLANNED,)), now),
                 quarantined_profile=record.profile_wanted,
@@ -236,7 +236,7 @@ class Broker:
             if seen.state is not ProfileState.VERIFIED:
                 return record
             record = replace(record, profile=seen.name)
-            return ended(record, self._runtime.wall(), (EventKind.PLANNED,))
+            return ended(record, self._runtime.date(), (EventKind.PLANNED,))
 
         await self.table.update(machine, change)
 
@@ -258,7 +258,7 @@ class Broker:
         """Record the end of a failure."""
 
         def change(record: MachineRecord) -> MachineRecord:
-            record = ended(record, self._runtime.wall(), (EventKind.FAILURE,))
+            record = ended(record, self._runtime.date(), (EventKind.FAILURE,))
             return replace(record, state=MachineState.UP)
 
         await self.table.update(machine, change)
@@ -277,7 +277,7 @@ class Broker:
     def _event(
         self, record: MachineRecord, kind: EventKind, reason: str, deadline: float | None
     ) -> MachineRecord:
-        now = self._runtime.wall()
+        now = self._runtime.date()
         event = UnavailabilityEvent(
             event_id=f"{record.machine}-{kind}-{now:.3f}",
             kind=kind,

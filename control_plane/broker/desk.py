@@ -136,7 +136,7 @@ class MachineDesk:
 
     async def drain(self, wish: Drain) -> Records:
         """Announce that machines will be away, so that tasks move away in time."""
-        start = self._runtime.wall() + wish.start_in_s
+        start = self._runtime.date() + wish.start_in_s
         changed = await self.outages.plan_unavailability(
             await self.outages.machines(wish.machines, wish.scope),
             wish.kind,

@@ -51,7 +51,7 @@ class Holds:
         Preparing the same again is no error. After any other error some may be held: abort.
         """
         async with self._table.lock(*takes):
-            now = self._runtime.wall()
+            now = self._runtime.date()
             errors, holds = [], dict[str, MachineRecord | None]()
             for name, take in sorted(takes.items()):
                 record = self._table.find(name)

@@ -157,7 +157,7 @@ class Imports:
         self._made += 1
         name = f"{self._store.epoch()}-{self._made}"
         key = IMPORT_DECISIONS + name
-        decision = ImportDecision(simulated=simulated, time=self._runtime.wall())
+        decision = ImportDecision(simulated=simulated, time=self._runtime.date())
         attempt = Attempt(self._slots, {key: 0}, [Put(key, encode(decision))])
         self._open[name] = attempt
         try:

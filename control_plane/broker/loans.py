@@ -59,7 +59,7 @@ class Loans:
         broker = self._brokers.of(machine)
 
         def change(record: MachineRecord) -> MachineRecord:
-            now = self._runtime.wall()
+            now = self._runtime.date()
             why = not_lendable(record, donor, borrower, now)
             if not why and not empty:
                 why = "still runs tasks"
@@ -84,7 +84,7 @@ class Loans:
         ]
         if errors:
             raise refused(f"revoke {len(records)} loans", errors)
-        now = self._runtime.wall()
+        now = self._runtime.date()
 
         def change(record: MachineRecord) -> MachineRecord:
             return record if record.loan is None else revoked(record, now, now + return_within_s)
@@ -103,7 +103,7 @@ class Loans:
         broker = self._brokers.of(machine)
 
         def change(record: MachineRecord) -> MachineRecord:
-            now = self._runtime.wall()
+            now = self._runtime.date()
             if why := not_returnable(record, now, empty=empty):
                 raise Conflict(f"cannot give back machine {machine!r}: it {why}")
             return returned(record, profile, now)
@@ -124,7 +124,7 @@ class Loans:
     async def _try(self, record: MachineRecord, empty: bool, profile_of: ProfileOf) -> None:
         """Give a machine back if it is time; what stands against it may be gone next time."""
         assert record.loan is not None
-        if not empty and _return_by(record) > self._runtime.wall():
+        if not empty and _return_by(record) > self._runtime.date():
             return
         try:
             profile = profile_of(record.loan.donor) if record.loan.donor else ""

@@ -36,7 +36,7 @@ class Marks:
         def change(record: MachineRecord) -> MachineRecord:
             if record.state is MachineState.DOWN or not still(record.machine):
                 return record
-            now, reason = self._runtime.wall(), reasons[record.machine]
+            now, reason = self._runtime.date(), reasons[record.machine]
             event = UnavailabilityEvent(
                 event_id=f"{record.machine}-{EventKind.FAILURE}-{now:.3f}",
                 kind=EventKind.FAILURE,
@@ -54,7 +54,7 @@ class Marks:
         def change(record: MachineRecord) -> MachineRecord:
             if record.state is MachineState.UP or not still(record.machine):
                 return record
-            record = ended(record, self._runtime.wall(), (EventKind.FAILURE,))
+            record = ended(record, self._runtime.date(), (EventKind.FAILURE,))
             return replace(record, state=MachineState.UP)
 
         for name in await self._change(names, change, MachineState.UP):

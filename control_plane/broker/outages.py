@@ -65,7 +65,7 @@ class Outages:
         if kind not in DRAINING:
             known = ", ".join(kind.value for kind in DRAINING)
             raise InvalidInput(f"{kind.value} cannot be planned; {known} can")
-        now = self._runtime.wall()
+        now = self._runtime.date()
         start = now if start is None else start
         if deadline is not None and deadline < start:
             raise InvalidInput("the deadline is before the start")
@@ -100,14 +100,14 @@ class Outages:
     ) -> MachineRecord:
         """End an event, by its id or by its kind; one that has ended stays as it is."""
         kinds = (kind,) if kind is not None else ()
-        now = self._runtime.wall()
+        now = self._runtime.date()
         return (
             await change_each(self._brokers, [machine], lambda r: ended(r, now, kinds, event_id))
         )[0]
 
     async def undrain(self, machines: Collection[str]) -> list[MachineRecord]:
         """End whatever operators had planned for these machines."""
-        now = self._runtime.wall()
+        now = self._runtime.date()
         changed = await change_each(self._brokers, machines, lambda r: ended(r, now, DRAINING))
         log.info("unavailability ended", extra={"machines": len(changed)})
         return changed

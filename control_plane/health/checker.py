@@ -184,7 +184,7 @@ class HealthChecker:
             watch.stands(None)
             watch.rack = self._parts.rack(after.location)
             watch.stands(standing)
-        watch.planned(after, now, self._runtime.wall())
+        watch.planned(after, now, self._runtime.date())
         if (after.state is MachineState.DOWN) is not (watch.down_at is not None):
             self._state_changed(watch, after.state, now)
 
@@ -218,9 +218,9 @@ class HealthChecker:
         watch = self._watches[record.machine] = Watch(record.machine, rack, sight, now)
         down = record.state is MachineState.DOWN
         watch.down_at = now if down else None
-        ages_s = (self._runtime.wall() - start for start in failures(record))
+        ages_s = (self._runtime.date() - start for start in failures(record))
         watch.failures = recalled(ages_s, now, self._patience)
-        watch.planned(record, now, self._runtime.wall())
+        watch.planned(record, now, self._runtime.date())
         watch.stands(Standing.LOST if down else Standing.WELL)
         self._schedule(watch, now + self._worry_s)
         return watch

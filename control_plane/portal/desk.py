@@ -130,7 +130,7 @@ class CapacityDesk:
 
         Others have their turn while the machines are read, so a line may be older than another.
         """
-        report = Report(self._runtime.wall())
+        report = Report(self._runtime.date())
         for i, name in enumerate(list(self._sources.machines)):
             if i % _CHUNK == 0:
                 await asyncio.sleep(0)

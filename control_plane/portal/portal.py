@@ -135,7 +135,7 @@ class Portal:
                 based_on=known.generation if known else 0,
                 requester=who.name,
                 reason=wish.reason,
-                created_at=self._runtime.wall(),
+                created_at=self._runtime.date(),
             )
             why = await self._why_pending(wish, request, use, who)
             if why:
@@ -295,7 +295,7 @@ class Portal:
     def _ended(
         self, request: EntitlementRequest, state: RequestState, who: Person, note: str
     ) -> EntitlementRequest:
-        now = self._runtime.wall()
+        now = self._runtime.date()
         return replace(request, state=state, decided_by=who.name, decided_at=now, note=note)
 
     async def _grant(
@@ -304,7 +304,7 @@ class Portal:
         async with self.table.lock(name):
             known = self.table.find(name)
             if known is None:
-                record = EntitlementRecord(name=name, spec=spec, created_at=self._runtime.wall())
+                record = EntitlementRecord(name=name, spec=spec, created_at=self._runtime.date())
             elif known.spec == spec:
                 record = known
             else:

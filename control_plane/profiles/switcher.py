@@ -126,7 +126,7 @@ class Switcher:
         ):
             await self._broker.profile_seen(name, sight.profile)
         if switch.step is Step.WAIT_REBOOT:
-            deadline = self._runtime.wall() + self._settings.reboot_grace_s
+            deadline = self._runtime.date() + self._settings.reboot_grace_s
             await self._broker.expect_reboot(name, switch.reason, deadline)
             if await self._overdue(self._broker.table.get(name)) is None:
                 return None
@@ -141,7 +141,7 @@ class Switcher:
             return None
         known = self._back_by.get(name)
         if known is None or known[0] != planned.deadline:
-            left = max(0.0, planned.deadline - self._runtime.wall())
+            left = max(0.0, planned.deadline - self._runtime.date())
             known = self._back_by[name] = (planned.deadline, self._runtime.now() + left)
         left = known[1] - self._runtime.now()  # the wall clock may have stepped since
         if left > 0:
@@ -156,7 +156,7 @@ class Switcher:
             if record.profile_state is not sight.profile.state:
                 await self._broker.profile_seen(record.machine, sight.profile)
             return
-        until = self._runtime.wall() + self._settings.quarantine_s
+        until = self._runtime.date() + self._settings.quarantine_s
         sight.forgive_profile()
         await self._broker.quarantine(record.machine, reason, until)
         self._sights.changed(record.machine)

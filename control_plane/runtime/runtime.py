@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from control_plane.runtime.date import Date
 from control_plane.runtime.meter import Meter
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,9 @@ TICK_S = 0.5
 class Runtime:
     """The process as actors know it.
 
-    Durations and deadlines are measured with `now`, which never goes back. `wall` is for
-    records and people: it may jump either way at any moment.
+    Durations and deadlines are measured with `now`, which never goes back. What is decided by a
+    date, because people named it or because it outlives the process, goes by `date`. `wall` is
+    for certificates and the audit log: it may jump either way at any moment.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Runtime:
         self.random = random.Random(seed)
         self.meter = Meter()
         self._boot = boot
+        self._date = Date(wall, boot)
         self._turn_began: float | None = None
         self._batch = 1
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -64,6 +67,24 @@ class Runtime:
     def now(self) -> float:
         """Return seconds since some moment, for durations."""
         return asyncio.get_running_loop().time()
+
+    def date(self) -> float:
+        """Return seconds since 1970: the wall clock, without steps that are not believed yet."""
+        return self._date.now()
+
+    @property
+    def booted_at(self) -> float:
+        """Return the date at which the host booted, as far as that is believed."""
+        return self._date.offset
+
+    def go_on(self, booted_at: float) -> None:
+        """Go on from what an earlier process on this boot of the host believed of the date."""
+        self._date.go_on(booted_at)
+        if doubted_s := self._date.doubted_s:
+            log.warning(
+                "the wall clock stepped before this process was started",
+                extra={"seconds": round(doubted_s, 1)},
+            )
 
     async def sleep(self, seconds: float) -> None:
         """Return after a while."""
@@ -172,6 +193,7 @@ class Runtime:
         After a pause everything that was due runs in any order: who concludes something from
         silence looks here first.
         """
+        self._date.look()
         now, boot, wall = self.now(), self._boot(), self.wall()
         before, self._seen = self._seen, (now, boot, wall)
         if before is None:
@@ -195,7 +217,7 @@ class SteppedRuntime(Runtime):
 
     def __init__(self, wall: Clock, seed: int) -> None:
         """Take the clock of a world, and the seed of what is left to chance in it."""
-        super().__init__(wall, seed, boot=lambda: 0.0)
+        super().__init__(wall, seed, boot=self.now)
         self._steps = 0
 
     async def offload(self, work: Callable[..., T], *args: Any) -> T:

@@ -177,7 +177,7 @@ class JobControl:
             spec=spec,
             version=1,
             specs={1: spec},
-            created_at=self._runtime.wall(),
+            created_at=self._runtime.date(),
             generation=generation,
         )
 

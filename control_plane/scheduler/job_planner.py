@@ -108,7 +108,7 @@ class JobPlanner:
             uneven=await self._uneven(record),
             second_copies=self._scheduler.second_copies(record),
             controller=self._scheduler.controller_note(record),
-            operations=_waiting(record, self._runtime.wall()),
+            operations=_waiting(record, self._runtime.date()),
         )
 
     async def _uneven(self, record: JobRecord) -> str:

@@ -223,7 +223,7 @@ class Scheduler:
             if before is None:
                 self._forget(name)
                 return None
-            now = Moment(self._runtime.wall(), self._runtime.now())
+            now = Moment(self._runtime.date(), self._runtime.now())
             view = self._view(before, now)
             heard = await self._consultant.join(before)
             seen, repairs = await self._seen(before, view, now, heard)
@@ -386,7 +386,7 @@ class Scheduler:
         job, _, index = task.rpartition("-")
         record = self._jobs.find(job)
         if record is not None and index.isdecimal():
-            now = self._runtime.wall()
+            now = self._runtime.date()
             left = [name for name, tasks in record.leaving.items() if task in tasks]
             view = self._sights.view(self._placing.pool_of(record), [machine, *left], now)
             command = command_about(record, int(index), machine, view)

@@ -15,6 +15,7 @@ import msgspec
 from agent.errors import ConfigError, NotFound
 from control_plane.api.allocations import AllocationRecord, Decision
 from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
+from control_plane.api.clock import ClockAnchor
 from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
@@ -24,6 +25,7 @@ from control_plane.api.stored_jobs import JobIntent, TaskChunk
 from control_plane.store.protocol import Delete, Entry, Operation, Put, Store
 from control_plane.store.records import (
     ALLOCATIONS,
+    CLOCK,
     DECISIONS,
     ENTITLEMENTS,
     GONE_JOBS,
@@ -60,6 +62,7 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     GROUPS: Group,
     OPERATORS: Grant,
     REVOKED: Revocation,
+    CLOCK: ClockAnchor,
 }
 """What is below each prefix; `jobs/` may hold records of the release before, too."""
 _HEARSAY = ("facts", "hardware")

@@ -12,6 +12,7 @@ from agent.errors import ConfigError
 from control_plane.api.allocations import AllocationRecord, Decision
 from control_plane.api.broker_stores import BrokerStoreNote, BrokerStoreOwner
 from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
+from control_plane.api.clock import ClockAnchor
 from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
@@ -37,6 +38,7 @@ SCHEMAS: dict[type, int] = {
     Group: 1,
     Grant: 1,
     Revocation: 1,
+    ClockAnchor: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
 
@@ -57,6 +59,8 @@ QUARANTINE = "quarantine/"
 USES = "entitlement-uses/"
 """Written with each job that comes to an entitlement: its deletion compares it."""
 
+CLOCK = "clock"
+"""One value: what is believed of the date, for the next process on this boot of the host."""
 GONE_JOBS = "gone-jobs"
 """One value: the jobs that are gone and whose logs are kept."""
 

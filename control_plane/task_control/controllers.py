@@ -191,7 +191,7 @@ class Controllers:
         question, completed, ref, number = talk.question, list(talk.completed), talk.ref, talk.next
         assert question is not None
         talk.next += 1
-        request = _request(job, question, completed, number, self._runtime.wall())
+        request = _request(job, question, completed, number, self._runtime.date())
         try:
             response = await self._call(ref, request)
         except TwineError as e:

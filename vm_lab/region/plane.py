@@ -229,6 +229,7 @@ class Plane:
             self._find_image,
             broker_stores=stores,
             call_controller=self.callers(life),
+            boot_id="always the same",
         )
 
     def _link(self, life: Life, record: MachineRecord) -> AgentLink:

@@ -12,7 +12,7 @@ class Moment:
     """One moment of this process."""
 
     wall: float
-    """Seconds since 1970, for records and people: it may jump either way."""
+    """Seconds since 1970, for records and people, as far as that is believed (`Runtime.date`)."""
     steady: float
     """Seconds since some moment, for durations: it never goes back, and starts anew with the
     process."""

@@ -70,6 +70,6 @@ def a_region_of(
 async def loaded(
     store: Store, stores: Mapping[str, Store] | None = None, now: float = 1000.0
 ) -> Brokers:
-    brokers = Brokers(store, Runtime(lambda: now), stores)
+    brokers = Brokers(store, Runtime(lambda: now, boot=lambda: now), stores)
     await brokers.load()
     return brokers

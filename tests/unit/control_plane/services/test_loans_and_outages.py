@@ -27,7 +27,8 @@ class Time:
 
 
 async def four(store: MemoryStore, time: Time | None = None) -> tuple[Brokers, Outages, Loans]:
-    clock = Runtime(time or Time())
+    at = time or Time()
+    clock = Runtime(at, boot=at)
     brokers = Brokers(store, clock)
     outages, loans = Outages(brokers, clock), Loans(brokers, clock)
     await brokers.load()
@@ -85,7 +86,7 @@ async def test_after_its_deadline_a_loan_ends_by_force() -> None:  # EL2 RB8
         time.now = 1060.0
         record = await loans.give_back("m0", "", empty=False)
         assert (record.entitlement, record.profile_wanted) == (FREE, "")
-        again = Loans(again_brokers := Brokers(store, Runtime(time)), Runtime(time))
+        again = Loans(again_brokers := Brokers(store, Runtime(time, boot=time)), Runtime(time))
         await again_brokers.load()
         assert again.lent() == []
 

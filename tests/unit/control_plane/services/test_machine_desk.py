@@ -23,10 +23,10 @@ class World:
     def __init__(self, store: Store) -> None:
         self.now = 1000.0
         self.tasks: dict[str, list[str]] = {}
-        self.brokers = Brokers(store, Runtime(lambda: self.now))
+        self.brokers = Brokers(store, Runtime(lambda: self.now, boot=lambda: self.now))
         self.desk = MachineDesk(
             self.brokers,
-            Runtime(lambda: self.now),
+            Runtime(lambda: self.now, boot=lambda: self.now),
             lambda record: MachineView(record=record, tasks=self.tasks.get(record.machine, [])),
             lambda name: PROFILES.get(name, ""),
         )

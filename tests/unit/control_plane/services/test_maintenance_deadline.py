@@ -2,11 +2,12 @@
 
 import asyncio
 
-from virtual_time import clock
-from world import World, a_job, scenario
+from virtual_time import clock, run
+from world import World, a_job, a_region, scenario
 
 from agent.api import Limits
 from control_plane.api.machines import EventKind
+from control_plane.runtime.runtime import SteppedRuntime
 
 LARGE = Limits(memory_max_bytes=700 << 20)
 
@@ -53,3 +54,34 @@ async def test_a_full_quota_keeps_no_task_on_a_machine_that_must_go(w: World):
     records = [view.record for view in (await w.cp.list_machines()).machines]
     assert [r.machine for r in records if r.entitlement != "front"] == [going]
     await w.cp.inventory.remove(going)
+
+
+def test_a_step_of_the_clock_ends_no_notice_not_even_over_a_restart():
+    """BUG-CP9 F-44: all tasks went at once, hours before the deadline."""
+
+    async def main() -> None:
+        stepped_s = 0.0
+        w = World(a_region())
+        w.runtime = SteppedRuntime(lambda: clock() + stepped_s, seed=0)
+        begins = clock() + 600
+        async with w.running():
+            await w.set_up(quota=3)
+            await w.until(w.all_answer)
+            await w.cp.apply_job(a_job(3, limits=LARGE))
+            await w.stable()
+            await w.cp.inventory.outages.plan_unavailability(
+                ["m1", "m2"], EventKind.MAINTENANCE, "new memory", deadline=begins
+            )
+            await asyncio.sleep(60)
+            stepped_s = 7_200.0
+            await asyncio.sleep(60)
+            assert w.alive().total() == 3
+        w.runtime = SteppedRuntime(lambda: clock() + stepped_s, seed=1)
+        async with w.running():
+            while clock() < begins - 5:
+                assert w.alive().total() == 3
+                await asyncio.sleep(5)
+            await w.until(lambda: w.alive().total() == 1)
+        assert w.region.broken_rules == []
+
+    run(main())

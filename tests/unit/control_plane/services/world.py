@@ -61,6 +61,7 @@ class World:
             self.settings,
             find_image,
             call_controller=self.controllers,
+            boot_id="this boot",
         )
 
     @asynccontextmanager

@@ -1,0 +1,20 @@
+"""What is stored of the date (`runtime/date.py`)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api.ranges import Id
+
+
+class ClockAnchor(msgspec.Struct, frozen=True, kw_only=True):
+    """Which date a boot of the host is believed to have begun at."""
+
+    schema: int = 1
+    boot_id: Id
+    """Of the kernel: another one after each boot."""
+    booted_at: Annotated[float, Meta(ge=-1e11, le=1e11)]
+    """Seconds since 1970; before that, if the clock was never set."""

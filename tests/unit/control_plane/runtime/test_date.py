@@ -1,0 +1,145 @@
+"""The date that decisions go by: it follows the wall clock, and believes no step at once."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from virtual_time import EPOCH_S, run
+
+from agent.errors import Busy
+from control_plane.runtime.anchor import Anchor
+from control_plane.runtime.date import BELIEVED_AFTER_S, Date
+from control_plane.runtime.runtime import Runtime
+from control_plane.store.memory import MemoryStore
+from control_plane.store.records import CLOCK
+
+
+class Host:
+    """Its two clocks, moved by hand."""
+
+    def __init__(self) -> None:
+        self.up_s, self.off_s = 100.0, EPOCH_S
+
+    def boot(self) -> float:
+        return self.up_s
+
+    def wall(self) -> float:
+        return self.up_s + self.off_s
+
+    def date(self) -> Date:
+        made = Date(self.wall, self.boot)
+        made.look()
+        return made
+
+
+@pytest.mark.parametrize("step_s", [-3_600.0, -3.0, 3.0, 7_200.0])
+def test_a_step_is_believed_once_it_has_lasted(step_s: float):
+    """BUG-CP9 F-44"""
+    host = Host()
+    date = host.date()
+    host.off_s += step_s
+    for _ in range(10):
+        date.look()
+        assert date.now() == EPOCH_S + host.up_s
+        assert date.doubted_s == pytest.approx(step_s)
+        host.up_s += BELIEVED_AFTER_S / 10
+    date.look()
+    assert date.now() == host.wall()
+    assert date.doubted_s == 0.0
+
+
+def test_a_step_that_is_undone_or_changes_has_not_lasted():
+    """BUG-CP9 F-44"""
+    host = Host()
+    date = host.date()
+    for off_s in (7_200.0, 0.0, 7_200.0, 3_600.0, -900.0):
+        host.off_s = EPOCH_S + off_s
+        date.look()
+        host.up_s += BELIEVED_AFTER_S * 0.9
+        assert date.now() == EPOCH_S + host.up_s
+    host.off_s = EPOCH_S
+    date.look()
+    assert date.now() == EPOCH_S + host.up_s
+
+
+def test_a_clock_that_is_set_right_without_a_step_is_followed():
+    host = Host()
+    date = host.date()
+    for _ in range(1000):
+        host.up_s += 60.0
+        host.off_s += 0.03  # 500 ppm, the most that the kernel slews
+        date.look()
+    assert date.now() == host.wall()
+    assert host.off_s == pytest.approx(EPOCH_S + 30.0)
+
+
+def a_life(host: Host, store: MemoryStore, boot_id: str = "one") -> tuple[Runtime, Anchor]:
+    runtime = Runtime(host.wall, 0, host.boot)
+    return runtime, Anchor(store, runtime, boot_id)
+
+
+def test_a_step_before_the_process_is_started_again_is_not_believed_either():
+    """BUG-CP9 F-44: the date goes on over restarts, until the host is booted anew."""
+
+    async def main() -> None:
+        host = Host()
+        async with MemoryStore() as store:
+            _, anchor = a_life(host, store)
+            await anchor.load()
+            running = asyncio.ensure_future(anchor.run())
+            await asyncio.sleep(1)
+            running.cancel()
+            host.up_s += 60.0
+            host.off_s += 7_200.0
+            again, anchor = a_life(host, store)
+            await anchor.load()
+            assert again.date() == EPOCH_S + host.up_s
+            booted, anchor = a_life(host, store, "another")
+            await anchor.load()
+            assert booted.date() == host.wall()
+            unknown, anchor = a_life(host, store, "")
+            await anchor.load()
+            assert unknown.date() == host.wall()
+
+    run(main())
+
+
+def test_a_date_that_could_not_be_stored_is_stored_later_and_so_is_one_that_was_believed():
+    class Sick(MemoryStore):
+        sick = True
+
+        async def txn(self, *args, **kwargs):
+            if self.sick:
+                raise Busy("no space left")
+            return await super().txn(*args, **kwargs)
+
+    async def main() -> None:
+        host = Host()
+        async with Sick() as store:
+            runtime, anchor = a_life(host, store)
+            await anchor.load()
+            running = asyncio.ensure_future(anchor.run())
+            await asyncio.sleep(1)
+            assert await store.get(CLOCK) is None
+            store.sick = False
+            await asyncio.sleep(120)
+            first = await store.get(CLOCK)
+            host.off_s += 7_200.0
+            runtime.look_at_clocks()
+            await asyncio.sleep(120)
+            assert await store.get(CLOCK) == first
+            host.up_s += BELIEVED_AFTER_S
+            runtime.look_at_clocks()
+            await asyncio.sleep(120)
+            running.cancel()
+            again, anchor = a_life(host, store)
+            await anchor.load()
+            assert again.date() == host.wall()
+
+    run(main())
