@@ -36,6 +36,14 @@ from control_plane.api.inventory import (
 )
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machines import MachineRecord, Machines, MachineView, Token, TokenRequest
+from control_plane.api.maintenance import (
+    GoOn,
+    MaintenanceWish,
+    Plans,
+    PlanView,
+    Preview,
+    Reported,
+)
 from control_plane.api.operations import JobEvents, TaskStory
 from control_plane.api.people import (
     AuditPage,
@@ -203,6 +211,34 @@ class ControlPlaneClient(WireClient):
     async def confirm_down(self, wish: ConfirmDown) -> ConfirmedDown:
         """Say that silent machines are down, whatever holds that back."""
         return _as(ConfirmedDown, await self.call(_ROUTE["confirm_down"], wish))
+
+    async def list_plans(self) -> Plans:
+        """Return all planned work on machines, the newest first."""
+        return _as(Plans, await self.call(_ROUTE["list_plans"]))
+
+    async def get_plan(self, name: str) -> PlanView:
+        """Return a plan with all its waves."""
+        return _as(PlanView, await self.call(_ROUTE["get_plan"], plan=name))
+
+    async def preview_plan(self, name: str, wish: MaintenanceWish) -> Preview:
+        """Return what planned work would mean for jobs; changes nothing."""
+        return _as(Preview, await self.call(_ROUTE["preview_plan"], wish, plan=name))
+
+    async def accept_plan(self, name: str, wish: MaintenanceWish) -> PlanView:
+        """Announce planned work on machines, wave by wave."""
+        return _as(PlanView, await self.call(_ROUTE["accept_plan"], wish, plan=name))
+
+    async def cancel_plan(self, name: str) -> PlanView:
+        """Call planned work off."""
+        return _as(PlanView, await self.call(_ROUTE["cancel_plan"], plan=name))
+
+    async def report_plan(self, name: str, wish: Reported) -> PlanView:
+        """Say that the work on some machines is over."""
+        return _as(PlanView, await self.call(_ROUTE["report_plan"], wish, plan=name))
+
+    async def resume_plan(self, name: str, wish: GoOn) -> PlanView:
+        """Let a paused plan go on."""
+        return _as(PlanView, await self.call(_ROUTE["resume_plan"], wish, plan=name))
 
     async def lend_machine(self, wish: Lend) -> MachineRecord:
         """Give a whole, empty machine to another entitlement for a while."""

@@ -26,6 +26,7 @@ from control_plane.discovery.discovery import Discovery
 from control_plane.health.checker import HealthChecker
 from control_plane.health.desk import HealthDesk
 from control_plane.images.store import FindImage
+from control_plane.ops_planner.planner import OpsPlanner
 from control_plane.portal.core.report import Used
 from control_plane.portal.desk import CapacityDesk, Sources
 from control_plane.portal.portal import Portal
@@ -102,6 +103,9 @@ class ControlPlane:
         self._dispatcher = Dispatcher(region, self._pool, find_image)
         self._checker = HealthChecker(region, self._pool)
         self.health = HealthDesk(self._checker, self.inventory.outages)
+        self.maintenance = OpsPlanner(
+            region, self._allocator, self._jobs, self.inventory.outages, self.census, store
+        )
         self._switcher = Switcher(region, self._dispatcher)
         self._events = EventLog(store)
         self._controllers = Controllers(runtime, call_controller)
@@ -136,6 +140,7 @@ class ControlPlane:
         await self._portal.load()
         await self._jobs.load()
         await self._allocator.load()
+        await self.maintenance.load()
         self._loops = Loops(self._runtime)
         self._start(self._loops)
         return self
@@ -170,6 +175,7 @@ class ControlPlane:
         loops.start("allocator", self._allocator.run)
         loops.start("pool keeper", self._keeper.run, Failing.BEGINS_ANEW)
         loops.start("health", self._checker.run)
+        loops.start("ops planner", self.maintenance.run, Failing.BEGINS_ANEW)
         loops.start("machines", self.inventory.run, Failing.BEGINS_ANEW)
         for number, store in enumerate(self._stores):
             loops.start(f"store {number}" if number else "store", store.wait_failed)

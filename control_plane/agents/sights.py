@@ -264,6 +264,7 @@ class Sights:
             overdue=bool(record.unavailability) and overdue(record, now),
             leaving_reason=event.reason if event is not None else "",
             called_back=event is not None and event.kind is EventKind.REVOKED,
+            capped=event is not None and event.kind is EventKind.POWER_CAP,
             deadline=event.deadline if event is not None else None,
             plans=planned(record),
             known=sight.was_listed or not up,

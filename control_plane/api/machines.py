@@ -33,6 +33,8 @@ class EventKind(StrEnum):
     """Hardware refresh: like a decommission, and another machine takes its place."""
     REVOKED = "revoked"
     """Its loan is called back; tasks of the borrower move away before `deadline`."""
+    POWER_CAP = "power-cap"
+    """Its power is capped: it runs slower, tasks move away, and it stays where it is."""
 
 
 class UnavailabilityEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,8 @@ class UnavailabilityEvent(msgspec.Struct, frozen=True, kw_only=True):
     tasks_survive: bool = False
     """Tasks run on meanwhile, only nobody reaches them: a switch is replaced. They are not stopped
     at the deadline, and for the expected duration silence moves none that stayed."""
+    plan: str = ""
+    """The plan of the ops planner that it is part of; empty: it was announced by itself."""
     end: float | None = None
 
 

@@ -33,6 +33,8 @@ class Cause(StrEnum):
     MAINTENANCE = "maintenance"
     LOAN = "loan"
     """Its machine was lent and is called back."""
+    POWER = "power"
+    """The power of its machine is capped."""
     REBALANCE = "rebalance"
     """The job stands more evenly afterwards."""
 
@@ -55,6 +57,8 @@ class OperationState(StrEnum):
 
 WAITING = (OperationState.PROPOSED, OperationState.OFFERED, OperationState.ACKNOWLEDGED)
 """It has not begun: the task is as it was."""
+MUST_LEAVE = (Cause.MAINTENANCE, Cause.LOAN, Cause.POWER)
+"""The machine is wanted for something else: tasks leave it by a deadline."""
 STOP = "stop"
 """Instead of a move: the task stops, and starts again where it is after the maintenance."""
 DEADLINE = "deadline"

@@ -10,6 +10,7 @@ from control_plane.api.health_routes import HEALTH_ROUTES
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machine_routes import MACHINE_ROUTES
 from control_plane.api.machines import Token, TokenRequest
+from control_plane.api.maintenance_routes import MAINTENANCE_ROUTES
 from control_plane.api.operations import JobEvents, TaskStory
 from control_plane.api.people import Needs
 from control_plane.api.people_routes import PEOPLE_ROUTES
@@ -120,6 +121,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     *MACHINE_ROUTES,
     *HEALTH_ROUTES,
+    *MAINTENANCE_ROUTES,
     *CAPACITY_ROUTES,
     *PEOPLE_ROUTES,
     Route(

@@ -13,7 +13,7 @@ from agent.errors import FieldError, InvalidInput, NotFound
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
 from control_plane.broker.brokers import Brokers
-from control_plane.broker.core.unavailability import DRAINING, began, ended
+from control_plane.broker.core.unavailability import DRAINING, began, ended, of_plan
 from control_plane.broker.many import change_each
 from control_plane.runtime.runtime import Runtime
 
@@ -56,8 +56,9 @@ class Outages:
         expected_duration_s: float | None = None,
         *,
         tasks_survive: bool = False,
+        plan: str = "",
     ) -> list[MachineRecord]:
-        """Announce that machines will be away; a plan of the same kind is replaced.
+        """Announce that machines will be away; an event of the same kind and plan is replaced.
 
         From `start` (None: now) on tasks move away, at `deadline` it begins whatever is left.
         What is left is not stopped if `tasks_survive`.
@@ -80,13 +81,14 @@ class Outages:
 
         def change(record: MachineRecord) -> MachineRecord:
             event = UnavailabilityEvent(
-                event_id=f"{record.machine}-{kind}-{now:.3f}",
+                event_id=f"{record.machine}-{plan or kind}-{now:.3f}",
                 kind=kind,
                 reason=reason,
                 start=start,
                 deadline=deadline,
                 expected_duration_s=expected_duration_s,
                 tasks_survive=tasks_survive,
+                plan=plan,
             )
             return began(record, event)
 
@@ -104,6 +106,19 @@ class Outages:
         return (
             await change_each(self._brokers, [machine], lambda r: ended(r, now, kinds, event_id))
         )[0]
+
+    async def end_plan(self, machines: Collection[str], plan: str) -> None:
+        """End what a plan announced for machines, as far as these are still there."""
+        now = self._runtime.date()
+        known = [name for name in machines if self._brokers.table.find(name) is not None]
+
+        def change(record: MachineRecord) -> MachineRecord:
+            event = of_plan(record, plan)
+            if event is None or event.end is not None:
+                return record
+            return ended(record, now, (), event.event_id)
+
+        await change_each(self._brokers, known, change)
 
     async def undrain(self, machines: Collection[str]) -> list[MachineRecord]:
         """End whatever operators had planned for these machines."""

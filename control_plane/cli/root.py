@@ -15,6 +15,7 @@ from control_plane.cli.jobs import job
 from control_plane.cli.machine_health import machine_confirm_down, machine_held_back
 from control_plane.cli.machine_labels import machine_label
 from control_plane.cli.machines import machine, token
+from control_plane.cli.maintenance import maintenance
 from control_plane.cli.offline import plan_offline
 from control_plane.cli.people import group, machine_revoke_identity, role, user, whoami
 from control_plane.cli.plans import explain, plan
@@ -48,7 +49,7 @@ def main(context: click.Context, endpoint: str | None, credential: Path | None) 
 
 
 _COMMANDS = (
-    *(job, task, plan_offline, machine, entitlement, capacity, image, token),
+    *(job, task, plan_offline, machine, maintenance, entitlement, capacity, image, token),
     *(role, user, group, whoami, audit),
 )
 for _command in _COMMANDS:

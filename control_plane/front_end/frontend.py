@@ -35,6 +35,7 @@ from control_plane.front_end.capacity_handlers import CapacityHandlers
 from control_plane.front_end.guard import Guard
 from control_plane.front_end.health_handlers import HealthHandlers
 from control_plane.front_end.machine_handlers import MachineHandlers
+from control_plane.front_end.maintenance_handlers import MaintenanceHandlers
 from control_plane.front_end.metrics import Metrics
 from control_plane.front_end.people_handlers import Issued, PeopleHandlers
 from control_plane.front_end.recorder import Recorder
@@ -53,7 +54,9 @@ async def _nothing_issued() -> list[IssuedCredential]:
     return []
 
 
-class FrontEnd(CapacityHandlers, MachineHandlers, HealthHandlers, PeopleHandlers):
+class FrontEnd(
+    CapacityHandlers, MachineHandlers, HealthHandlers, MaintenanceHandlers, PeopleHandlers
+):
     """A handler for each row of the table."""
 
     def __init__(
@@ -76,6 +79,7 @@ class FrontEnd(CapacityHandlers, MachineHandlers, HealthHandlers, PeopleHandlers
         PeopleHandlers.__init__(self, self._guard, trail, issued)
         MachineHandlers.__init__(self, control_plane.inventory)
         HealthHandlers.__init__(self, control_plane.health)
+        MaintenanceHandlers.__init__(self, control_plane.maintenance)
         self._control_plane = control_plane
         self._registrar = registrar
         self._images = images

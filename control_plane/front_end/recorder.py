@@ -21,12 +21,27 @@ from control_plane.api.people import AuditEntry, Outcome
 from control_plane.front_end.access import Access
 from control_plane.front_end.trail import Trail
 
-_OBJECTS = ("job", "task", "entitlement", "machine", "group", "request", "digest", "who", "user")
+_OBJECTS = (
+    "job",
+    "task",
+    "entitlement",
+    "machine",
+    "group",
+    "request",
+    "digest",
+    "who",
+    "user",
+    "plan",
+)
 """Parameters of paths that name what a call is about, the first one found."""
-_WORDS = {"request": "entitlement-request", "digest": "image", "who": "operator"}
+_WORDS = {
+    **{"request": "entitlement-request", "digest": "image", "who": "operator"},
+    "plan": "maintenance-plan",
+}
 _TOLD = (
     *("entitlement", "tasks", "image", "machines", "rru", "per_type", "owners", "members"),
     *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority", "controller"),
+    *("work", "wave_size", "within", "despite", "without"),
 )
 """Fields of a request that the audit log repeats; none of them may hold a secret."""
 

@@ -19,6 +19,7 @@ from control_plane.api.clock import ClockAnchor
 from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
+from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
@@ -36,10 +37,12 @@ from control_plane.store.records import (
     JOBS,
     MACHINES,
     OPERATORS,
+    PLANS,
     QUARANTINE,
     REQUESTS,
     REVOKED,
     TASKS,
+    WAVES,
     DamagedRecord,
     decode,
     schema_of,
@@ -63,6 +66,8 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     OPERATORS: Grant,
     REVOKED: Revocation,
     CLOCK: ClockAnchor,
+    PLANS: PlanRecord,
+    WAVES: WaveRecord,
 }
 """What is below each prefix; `jobs/` may hold records of the release before, too."""
 _HEARSAY = ("facts", "hardware")

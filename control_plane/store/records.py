@@ -16,6 +16,7 @@ from control_plane.api.clock import ClockAnchor
 from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
+from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
@@ -39,6 +40,8 @@ SCHEMAS: dict[type, int] = {
     Grant: 1,
     Revocation: 1,
     ClockAnchor: 1,
+    PlanRecord: 1,
+    WaveRecord: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
 
@@ -51,6 +54,7 @@ ALLOCATIONS = "allocations/"
 DECISIONS = "decisions/"
 IMPORTS = "imports/"
 IMPORT_DECISIONS = "import-decisions/"
+PLANS, WAVES = "maintenance/", "maintenance-waves/"
 JOB_EVENTS = "job-events/"
 GROUPS, OPERATORS = "people/groups/", "people/operators/"
 REVOKED = "people/revoked/"

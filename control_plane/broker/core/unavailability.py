@@ -15,22 +15,31 @@ from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityE
 NOTICE_S = 3600.0
 """A machine takes no new tasks when its event begins within this time."""
 EVENTS_KEPT = 20
-DRAINING = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
+DRAINING = (
+    EventKind.MAINTENANCE,
+    EventKind.DECOMMISSION,
+    EventKind.REFRESH,
+    EventKind.POWER_CAP,
+)
 """What an operator plans, and may call off."""
 MOVING = (*DRAINING, EventKind.REVOKED)
 """Tasks must move away."""
 _FINAL = (EventKind.DECOMMISSION, EventKind.REFRESH)
+_PASSING = (EventKind.MAINTENANCE, EventKind.POWER_CAP)
+"""Afterwards the machine is as it was."""
 _SOON = {
     EventKind.MAINTENANCE: "is going to be taken for maintenance",
     EventKind.DECOMMISSION: "is going to be decommissioned",
     EventKind.REFRESH: "is going to be replaced",
     EventKind.REVOKED: "is called back from its loan",
+    EventKind.POWER_CAP: "is going to have less power",
 }
 _NOW = {
     EventKind.MAINTENANCE: "is being taken for maintenance",
     EventKind.DECOMMISSION: "is being decommissioned",
     EventKind.REFRESH: "is being replaced",
     EventKind.REVOKED: "is called back from its loan",
+    EventKind.POWER_CAP: "has less power than it needs",
 }
 
 
@@ -58,6 +67,12 @@ def blocking(record: MachineRecord, now: float, notice_s: float = NOTICE_S) -> s
         return ""
     event = min(due, key=lambda e: e.start)
     return f"{(_NOW if event.start <= now else _SOON)[event.kind]}: {event.reason}"
+
+
+def of_plan(record: MachineRecord, plan: str) -> UnavailabilityEvent | None:
+    """Return the event that a plan announced last for a machine, open or ended."""
+    found = [event for event in record.unavailability if event.plan == plan]
+    return found[-1] if found else None
 
 
 def departure(record: MachineRecord, now: float) -> UnavailabilityEvent | None:
@@ -101,7 +116,7 @@ def excused(record: MachineRecord, now: float) -> bool:
 def returning(record: MachineRecord, now: float) -> bool:
     """Return whether a machine that tasks must leave now will be there again afterwards."""
     due = [event for event in _open(record, MOVING) if event.start <= now]
-    return bool(due) and all(event.kind is EventKind.MAINTENANCE for event in due)
+    return bool(due) and all(event.kind in _PASSING for event in due)
 
 
 def removable(record: MachineRecord, now: float) -> str:
@@ -112,11 +127,16 @@ def removable(record: MachineRecord, now: float) -> str:
 
 
 def began(record: MachineRecord, event: UnavailabilityEvent) -> MachineRecord:
-    """Return the record with an event; it takes the place of an open one of its kind.
+    """Return the record with an event; it takes the place of an open one of its kind and plan.
 
-    The oldest events that ended are forgotten; those that have not never are.
+    So a kernel and a switch may be due at once, each by a plan of its own. The oldest events
+    that ended are forgotten; those that have not never are.
     """
-    others = [e for e in record.unavailability if e.kind is not event.kind or e.end is not None]
+
+    def is_other(known: UnavailabilityEvent) -> bool:
+        return known.end is not None or (known.kind, known.plan) != (event.kind, event.plan)
+
+    others = [known for known in record.unavailability if is_other(known)]
     surplus = len(others) - EVENTS_KEPT
     kept = []
     for other in others:

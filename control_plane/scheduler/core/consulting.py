@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from control_plane.agents.core.seen import SeenMachine, View
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.machines import UnavailabilityEvent
-from control_plane.api.operations import DEADLINE, STOP, Cause, OperationState
+from control_plane.api.operations import DEADLINE, MUST_LEAVE, STOP, Cause, OperationState
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import Ledger
 from control_plane.scheduler.core.reconcile import available
@@ -152,7 +152,7 @@ def _why(task: TaskRecord, view: View) -> str:
 def _offered(task: TaskRecord, view: View) -> TaskOperation:
     operation, machine = task.operation, view.get(_machine(task))
     assert operation is not None
-    event = _event(machine) if operation.cause in (Cause.MAINTENANCE, Cause.LOAN) else None
+    event = _event(machine) if operation.cause in MUST_LEAVE else None
     return TaskOperation(
         id=operation.id,
         task=task.index,

@@ -11,11 +11,14 @@ anyway may be replaced, as long as no more than the budget is under way at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from msgspec.structs import replace
 
+from control_plane.agents.core.seen import SeenMachine, View
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import (
+    MUST_LEAVE,
     STOP,
     Cause,
     Operation,
@@ -123,7 +126,7 @@ def _propose(made: Decision, seen: Seen) -> None:
     most = record.spec.update.max_unavailable
     serving -= late  # they go now, whatever the budget says: nothing else may go for them
     rest = (task for task in due.values() if task.index not in late)
-    first = sorted(rest, key=lambda task: (not waits(task), task.index))
+    first = sorted(rest, key=lambda task: _due_first(task, view))
     broken = [task.index for task in first if task.index not in serving]
     healthy = [task.index for task in first if task.index in serving]
     others_down = len(within) - len(serving) - len(broken)
@@ -183,17 +186,32 @@ def _need(
 ) -> tuple[OperationKind, Cause, str, float | None]:
     machine = seen.view.get(task.placement.machine) if task.placement is not None else None
     if machine is not None and machine.leaving:
-        cause = Cause.LOAN if machine.called_back else Cause.MAINTENANCE
-        return OperationKind.MOVE, cause, machine.leaving_reason, machine.deadline
+        return OperationKind.MOVE, _why_leave(machine), machine.leaving_reason, machine.deadline
     if task.version != record.version:
         reason = f"version {record.version} instead of {task.version}"
         return OperationKind.UPDATE, Cause.RELEASE, reason, None
     return OperationKind.MOVE, Cause.REBALANCE, "the job stands more evenly then", None
 
 
+def _why_leave(machine: SeenMachine) -> Cause:
+    if machine.called_back:
+        return Cause.LOAN
+    return Cause.POWER if machine.capped else Cause.MAINTENANCE
+
+
+def _due_first(task: TaskRecord, view: View) -> tuple[float, bool, int]:
+    """Return where a task stands in the queue for the budget: whose deadline is nearest goes first.
+
+    Of those without one, whoever waits already.
+    """
+    machine = view.get(task.placement.machine) if task.placement is not None else None
+    deadline = machine.deadline if machine is not None and machine.leaving else None
+    return inf if deadline is None else deadline, not waits(task), task.index
+
+
 def _is_voluntary(operation: Operation) -> bool:
     """Return whether an operation takes down a task that might as well go on."""
-    causes = (Cause.RELEASE, Cause.MAINTENANCE, Cause.LOAN, Cause.REBALANCE)
+    causes = (Cause.RELEASE, *MUST_LEAVE, Cause.REBALANCE)
     return operation.cause in causes and operation.kind is not OperationKind.START
 
 
@@ -217,8 +235,7 @@ def _going(made: Decision, ready: frozenset[int], *, asks: bool) -> frozenset[in
 
 def _may_stay(task: TaskRecord) -> bool:
     """Return whether an owner may choose otherwise than to move, for which there may be no room."""
-    causes = (Cause.MAINTENANCE, Cause.LOAN)
-    return task.operation is not None and task.operation.cause in causes
+    return task.operation is not None and task.operation.cause in MUST_LEAVE
 
 
 def _stops(task: TaskRecord) -> bool:

@@ -27,6 +27,7 @@ from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi
 from control_plane.agents.region import Region as SharedRegion
 from control_plane.agents.sights import Sights
+from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.transactions import Allocations
 from control_plane.api.inventory import MachineScope
@@ -67,10 +68,12 @@ from control_plane.identity.authority import Authority, OwnIdentity, Subject, op
 from control_plane.identity.people import People
 from control_plane.identity.registrar import Registrar
 from control_plane.images.store import ImageStore
+from control_plane.ops_planner.planner import OpsPlanner
 from control_plane.portal.core.report import Used
 from control_plane.portal.desk import CapacityDesk, Sources
 from control_plane.portal.portal import Portal
 from control_plane.roles import ControlPlane
+from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.census import Census
 from control_plane.store import Store
@@ -158,6 +161,11 @@ class CannedControlPlane(ControlPlane):
         )
         self.capacity = CapacityDesk(self.portal, sources, Runtime())
         self.allocations = Allocations(store, RegionIndex(), self.brokers)
+        table = JobTable(store, Runtime().breathe)
+        allocator = Allocator(shared, self.portal, table, store)
+        self.maintenance = OpsPlanner(
+            shared, allocator, table, self.inventory.outages, self.census, store
+        )
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
         self.jobs: dict[str, JobSpec] = {}
         self.quarantined = []

@@ -16,6 +16,7 @@ from control_plane.api.health import ConfirmDown
 from control_plane.api.inventory import Drain, Lend, Revoke, Undrain
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import TokenRequest
+from control_plane.api.maintenance import GoOn, MaintenanceWish, Reported
 from control_plane.api.people import GroupSpec, Needs
 from control_plane.api.routes import ROUTES
 from control_plane.api.watch import WatchedJobs
@@ -76,6 +77,13 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "label_machines": OPERATORS,
     "held_back_machines": USERS,
     "confirm_down": OPERATORS,
+    "list_plans": USERS,
+    "get_plan": USERS,
+    "preview_plan": USERS,
+    "accept_plan": OPERATORS,
+    "cancel_plan": OPERATORS,
+    "report_plan": OPERATORS,
+    "resume_plan": OPERATORS,
     "lend_machine": OPERATORS,
     "revoke_machines": OPERATORS,
     "list_brokers": USERS,
@@ -111,7 +119,14 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
 }
 OWNED = {"web": ["user:ann", "group:web"], "other": ["user:otto"]}
 DIGEST = "sha256:" + "0" * 64
-PATH = {"index": "0", "machine": "no", "datacenter": "no", "request": "no", "digest": DIGEST}
+PATH = {
+    "index": "0",
+    "machine": "no",
+    "datacenter": "no",
+    "request": "no",
+    "digest": DIGEST,
+    "plan": "no",
+}
 ELSEWHERE = {"group": "new", "who": "user:new", "user": "new"}
 
 
@@ -134,6 +149,9 @@ def body_of(route: Route, entitlement: str) -> Any:
         Drain: Drain(machines=["no"], reason="x"),
         Undrain: Undrain(machines=["no"]),
         ConfirmDown: ConfirmDown(machines=["no"], reason="x"),
+        MaintenanceWish: MaintenanceWish(machines=["no"], reason="x"),
+        Reported: Reported(machines=["no"]),
+        GoOn: GoOn(),
         Lend: Lend(machine="no", borrower=entitlement),
         Revoke: Revoke(machines=["no"]),
         TokenRequest: TokenRequest(machine="vm9"),

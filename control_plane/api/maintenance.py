@@ -1,0 +1,255 @@
+"""Plans of the ops planner: work on machines, in waves, and what it would mean for jobs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Name
+from control_plane.api.inventory import MachineScope, Seconds, Text
+from control_plane.api.machines import EventKind
+
+MACHINES_MAX = 200_000
+"""Of one plan: more than any data center of the paper has."""
+PART_MAX = 1000
+"""Machines that are stored together, and in a wave at most."""
+WaveSize = Annotated[int, Meta(ge=0, le=PART_MAX)]
+Watts = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+
+
+class Work(StrEnum):
+    """What is done to the machines."""
+
+    REPAIR = "repair"
+    KERNEL = "kernel"
+    FIRMWARE = "firmware"
+    SWITCH = "switch"
+    """Of a rack: nobody reaches its machines for a few minutes."""
+    POWER_DEVICE = "power-device"
+    POWER_CAP = "power-cap"
+    """There is less power for a while: what matters least leaves first."""
+    REFRESH = "refresh"
+    """Other machines take their place."""
+    DECOMMISSION = "decommission"
+
+
+KIND = {
+    Work.REFRESH: EventKind.REFRESH,
+    Work.DECOMMISSION: EventKind.DECOMMISSION,
+    Work.POWER_CAP: EventKind.POWER_CAP,
+}
+"""What machines are told; of all others, `MAINTENANCE`."""
+
+
+class Ends(StrEnum):
+    """When the work on a machine is over."""
+
+    REBOOT = "reboot"
+    """It has booted again since its wave began, and answers."""
+    TIME = "time"
+    """Deadline and duration have passed, and it answers."""
+    EMPTY = "empty"
+    """No task is left on it: it is not coming back, or its power was what was wanted."""
+    REPORTED = "reported"
+    """Somebody says so, and it answers."""
+
+
+class Within(StrEnum):
+    """What all machines of a wave have in common, so that never two of these are touched."""
+
+    RACK = "rack"
+    ROW = "row"
+    MSB = "msb"
+    DATACENTER = "datacenter"
+
+
+class MaintenanceWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Work that somebody wants to do on machines: named ones, or all of a scope (HC4)."""
+
+    machines: Annotated[list[Name], Meta(max_length=10_000)] = []
+    scope: MachineScope | None = None
+    work: Work = Work.REPAIR
+    reason: Text
+    start_in_s: Seconds = 0.0
+    """When the tasks of the first wave begin to leave, from now."""
+    deadline_s: Seconds | None = None
+    """When the work on a wave begins whatever still runs there, from its start."""
+    duration_s: Seconds | None = None
+    """How long it takes, from the deadline on."""
+    tasks_survive: bool = False
+    """Tasks run on meanwhile, only nobody reaches them."""
+    wave_size: WaveSize = 0
+    """Machines of a wave at most; 0: all of a part, or all that there are."""
+    within: Within | None = None
+    """A wave never goes beyond one of these; None: it may."""
+    return_within_s: Seconds = 3600.0
+    """After the time of a wave is over, its machines must be back this soon, or it all pauses."""
+    ends: Ends | None = None
+    """None: by the kind of work."""
+    shed_w: Watts = 0
+    """With `power-cap`: enough once machines that draw this much are empty; 0: all of them."""
+    despite: bool = False
+    """Whoever plans it knows what the preview warns of."""
+
+
+class WaveState(StrEnum):
+    """How far a wave is."""
+
+    WAITING = "waiting"
+    ANNOUNCED = "announced"
+    """Its machines are told, and tasks leave."""
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+class WaveRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Machines of a plan that are worked on together, as they are stored."""
+
+    schema: int = 1
+    plan: str
+    number: int
+    machines: list[str]
+    state: WaveState = WaveState.WAITING
+    start: float = 0.0
+    """When it was announced to begin, in seconds since 1970."""
+    boots: dict[str, str] = {}
+    """Machine → in which boot it was when its wave was announced."""
+    left_out: list[str] = []
+    """They did not come back, and somebody said that the plan shall go on without them."""
+    ended: float | None = None
+
+
+class PlanState(StrEnum):
+    """How far a plan is."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan as it was accepted, and how far it is."""
+
+    schema: int = 1
+    name: str
+    wish: MaintenanceWish
+    """Without the names of its machines: these are in its waves."""
+    ends: Ends
+    by: str
+    at: float
+    machines: int
+    waves: int
+    state: PlanState = PlanState.RUNNING
+    detail: str = ""
+    """Why it does not go on."""
+    ended: float | None = None
+
+
+class WaveView(msgspec.Struct, frozen=True, kw_only=True):
+    """A wave as people see it."""
+
+    number: int
+    state: WaveState
+    machines: int
+    done: int
+    left_out: int = 0
+    waiting: dict[str, int] = {}
+    """What its machines wait for → how many do."""
+    ready: list[str] = []
+    """Machines whose work may begin: nothing runs there any more, or what does may stay."""
+    start: float | None = None
+    deadline: float | None = None
+
+
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan as people see it."""
+
+    plan: PlanRecord
+    done: int
+    """Machines that are done with."""
+    waves: list[WaveView] = []
+    """Those that are under way; all of them where one plan is asked for."""
+    conflicts: list[str] = []
+
+
+class Plans(msgspec.Struct, frozen=True, kw_only=True):
+    """All plans that are kept, the newest first."""
+
+    plans: list[PlanView]
+
+
+class JobImpact(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan would mean for one job."""
+
+    job: str
+    entitlement: str
+    there: int
+    """Its tasks on machines of the plan …"""
+    tasks: int
+    """… of so many."""
+    down: int
+    """Tasks that do not serve already, for whatever reason."""
+    budget: int
+    """How many may be away."""
+    most_in_a_wave: int
+    rounds: int
+    """So many times tasks must leave one after another, in the wave with most of them."""
+    controller: str = ""
+    """Who is asked; empty: nobody."""
+    stay: bool = False
+    """Its tasks may stay, if its controller acknowledges nothing."""
+    unplaced: int = 0
+    """Tasks for which there is no other place now …"""
+    reasons: list[str] = []
+    """… and why."""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine of the first wave that must wait for jobs which cannot spare it now (HC6)."""
+
+    machine: str
+    jobs: list[str]
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan would do, judged as everything stands now."""
+
+    name: str
+    machines: int
+    waves: list[int]
+    """Machines of each wave."""
+    ends: Ends
+    tasks: int
+    """On all its machines."""
+    jobs: list[JobImpact]
+    """Those with most of a budget at stake first; at most 200 …"""
+    more_jobs: int = 0
+    """… and so many more."""
+    at_once: int = 0
+    """Machines of the first wave that every job can spare at once."""
+    held: list[Held] = []
+    """The others, 100 at most, and for whom they wait: until the deadline, if there is one."""
+    share: float = 0.0
+    """Of the region's machines that are up."""
+    conflicts: list[str] = []
+    """Other plans and events for the same machines, jobs or parts."""
+    warnings: list[str] = []
+    """Why it is refused unless one knows better."""
+    notes: list[str] = []
+
+
+class Reported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Work on some machines of a plan is over."""
+
+    machines: Annotated[list[Name], Meta(min_length=1, max_length=10_000)]
+
+
+class GoOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A paused plan goes on."""
+
+    without: bool = False
+    """Without the machines that are not back: they are left as they are."""

@@ -1,0 +1,80 @@
+"""The front end's routes about planned work on machines; joined into `api.routes`."""
+
+from __future__ import annotations
+
+from agent.wire.routes import Route
+from control_plane.api.maintenance import (
+    GoOn,
+    MaintenanceWish,
+    Plans,
+    PlanView,
+    Preview,
+    Reported,
+)
+from control_plane.api.people import Needs
+
+_PLAN = "/v1/maintenance/{plan}"
+
+MAINTENANCE_ROUTES: tuple[Route, ...] = (
+    Route(
+        "list_plans",
+        "GET",
+        "/v1/maintenance",
+        response=Plans,
+        needs=Needs.VIEWER,
+        summary="Planned work on machines, the newest first",
+    ),
+    Route(
+        "get_plan",
+        "GET",
+        _PLAN,
+        response=PlanView,
+        needs=Needs.VIEWER,
+        summary="One plan, with all its waves",
+    ),
+    Route(
+        "preview_plan",
+        "POST",
+        f"{_PLAN}/preview",
+        request=MaintenanceWish,
+        response=Preview,
+        needs=Needs.VIEWER,
+        changes=False,
+        summary="What planned work would mean for jobs; changes nothing",
+    ),
+    Route(
+        "accept_plan",
+        "PUT",
+        _PLAN,
+        request=MaintenanceWish,
+        response=PlanView,
+        needs=Needs.OPERATOR,
+        summary="Announce planned work on machines, wave by wave",
+    ),
+    Route(
+        "cancel_plan",
+        "DELETE",
+        _PLAN,
+        response=PlanView,
+        needs=Needs.OPERATOR,
+        summary="Call planned work off; what was announced ends",
+    ),
+    Route(
+        "report_plan",
+        "POST",
+        f"{_PLAN}/done",
+        request=Reported,
+        response=PlanView,
+        needs=Needs.OPERATOR,
+        summary="Say that the work on some machines of a plan is over",
+    ),
+    Route(
+        "resume_plan",
+        "POST",
+        f"{_PLAN}/resume",
+        request=GoOn,
+        response=PlanView,
+        needs=Needs.OPERATOR,
+        summary="Let a paused plan go on, without machines that are not back if need be",
+    ),
+)

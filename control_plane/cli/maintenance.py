@@ -1,0 +1,238 @@
+"""`twinectl maintenance`: work on machines, judged before it is accepted and done in waves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from agent.wire.options import seconds
+from control_plane.api.maintenance import (
+    Ends,
+    GoOn,
+    MaintenanceWish,
+    Plans,
+    PlanView,
+    Preview,
+    Reported,
+    Within,
+    Work,
+)
+from control_plane.cli import show
+from control_plane.cli.machines import chosen, scope_option
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+
+_READY_SHOWN = 20
+
+
+@click.group()
+def maintenance() -> None:
+    """Work on machines: what it would mean, its waves, and how far it is."""
+
+
+def _wish_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say what is to be done."""
+    works, withins = [w.value for w in Work], [w.value for w in Within]
+    options = [
+        click.argument("plan"),
+        click.argument("names", nargs=-1, metavar="[MACHINE]..."),
+        scope_option,
+        click.option("--work", type=click.Choice(works), default="repair", show_default=True),
+        click.option("--reason", required=True, help="Shown to everybody who asks why."),
+        click.option("--start", type=seconds(), default="0s", help="Of the first wave, from now."),
+        click.option("--deadline", type=seconds(), help="From the start of a wave; it wins."),
+        click.option("--duration", type=seconds(), help="How long it takes, from then on."),
+        click.option("--tasks-survive", is_flag=True, help="They run on, and nobody reaches them."),
+        click.option("--wave-size", type=click.IntRange(0, 1000), default=0, help="At most."),
+        click.option("--within", type=click.Choice(withins), help="A wave stays in one of these."),
+        click.option(
+            "--return-within",
+            type=seconds(),
+            default="1h",
+            show_default=True,
+            help="Machines of a wave must be back so soon after its time, or it all pauses.",
+        ),
+        click.option(
+            "--ends", type=click.Choice([e.value for e in Ends]), help="[default: by work]"
+        ),
+        click.option("--shed-watts", type=click.IntRange(min=0), default=0, help="For power-cap."),
+        output_option,
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _wish(values: dict[str, Any], *, despite: bool = False) -> MaintenanceWish:
+    machines, scope = chosen(values["names"], values["scopes"])
+    return MaintenanceWish(
+        machines=machines,
+        scope=scope,
+        work=Work(values["work"]),
+        reason=values["reason"],
+        start_in_s=values["start"],
+        deadline_s=values["deadline"],
+        duration_s=values["duration"],
+        tasks_survive=values["tasks_survive"],
+        wave_size=values["wave_size"],
+        within=Within(values["within"]) if values["within"] else None,
+        return_within_s=values["return_within"],
+        ends=Ends(values["ends"]) if values["ends"] else None,
+        shed_w=values["shed_watts"],
+        despite=despite,
+    )
+
+
+@maintenance.command("plan")
+@_wish_options
+@click.pass_obj
+def maintenance_plan(target: Target, /, plan: str, output: str, **values: Any) -> None:
+    """Show what PLAN would mean for jobs; nothing is announced."""
+    wish = _wish(values)
+    found: Preview = target.ask(lambda client: client.preview_plan(plan, wish))
+    show.emit(output, found, lambda: _print_preview(found))
+
+
+@maintenance.command("apply")
+@_wish_options
+@click.option("--despite", is_flag=True, help="You know what the preview warns of.")
+@click.pass_obj
+def maintenance_apply(
+    target: Target, /, plan: str, output: str, despite: bool, **values: Any
+) -> None:
+    """Announce PLAN: its waves begin one after another.
+
+    It is refused where the preview warns, unless --despite is given; that is in the audit log.
+    """
+    wish = _wish(values, despite=despite)
+    found: PlanView = target.ask(lambda client: client.accept_plan(plan, wish))
+    show.emit(output, found, lambda: _print_plan(found))
+
+
+@maintenance.command("list")
+@output_option
+@click.pass_obj
+def maintenance_list(target: Target, output: str) -> None:
+    """Show all plans, the newest first."""
+    found: Plans = target.ask(lambda client: client.list_plans())
+    rows = [
+        (
+            view.plan.name,
+            view.plan.wish.work.value,
+            view.plan.state.value,
+            f"{view.done}/{view.plan.machines}",
+            f"{_under_way(view)}/{view.plan.waves}",
+            view.plan.by,
+            view.plan.detail or view.plan.wish.reason,
+        )
+        for view in found.plans
+    ]
+    columns = ("plan", "work", "state", "done", "wave", "by", "reason")
+    show.emit(output, found, lambda: show.table(columns, rows))
+
+
+def _under_way(view: PlanView) -> str:
+    return ",".join(str(wave.number) for wave in view.waves[:3]) or "-"
+
+
+@maintenance.command("show")
+@click.argument("plan")
+@output_option
+@click.pass_obj
+def maintenance_show(target: Target, plan: str, output: str) -> None:
+    """Show PLAN, its waves, and the machines on which work may begin."""
+    found: PlanView = target.ask(lambda client: client.get_plan(plan))
+    show.emit(output, found, lambda: _print_plan(found))
+
+
+@maintenance.command("cancel")
+@click.argument("plan")
+@output_option
+@click.pass_obj
+def maintenance_cancel(target: Target, plan: str, output: str) -> None:
+    """Call PLAN off: what was announced ends, and no further wave begins."""
+    found: PlanView = target.ask(lambda client: client.cancel_plan(plan))
+    show.emit(output, found, lambda: _print_plan(found))
+
+
+@maintenance.command("done")
+@click.argument("plan")
+@click.argument("names", nargs=-1, required=True, metavar="MACHINE...")
+@output_option
+@click.pass_obj
+def maintenance_done(target: Target, plan: str, names: tuple[str, ...], output: str) -> None:
+    """Say that the work of PLAN on these machines is over."""
+    wish = Reported(machines=list(names))
+    found: PlanView = target.ask(lambda client: client.report_plan(plan, wish))
+    show.emit(output, found, lambda: _print_plan(found))
+
+
+@maintenance.command("resume")
+@click.argument("plan")
+@click.option("--without", is_flag=True, help="Without the machines that are not back.")
+@output_option
+@click.pass_obj
+def maintenance_resume(target: Target, plan: str, without: bool, output: str) -> None:
+    """Let a paused PLAN go on."""
+    found: PlanView = target.ask(lambda client: client.resume_plan(plan, GoOn(without=without)))
+    show.emit(output, found, lambda: _print_plan(found))
+
+
+# -- for people
+
+
+def _print_preview(found: Preview) -> None:
+    waves = f"{len(found.waves)} wave(s) of at most {max(found.waves, default=0)}"
+    line = f"{found.machines} machine(s) in {waves}, {found.tasks} task(s) there"
+    click.echo(f"{line}; work is over by {found.ends.value}")
+    click.echo(f"at once: {found.at_once} machine(s) of the first wave, {len(found.held)} wait")
+    for held in found.held[:_READY_SHOWN]:
+        click.echo(show.printable(f"  {held.machine} waits for {', '.join(held.jobs)}"))
+    rows = [
+        (
+            job.job,
+            f"{job.there}/{job.tasks}",
+            job.down,
+            job.budget,
+            job.rounds,
+            job.controller or "-",
+            job.unplaced or "-",
+        )
+        for job in found.jobs
+    ]
+    show.table(("job", "tasks there", "down", "budget", "rounds", "asks", "no place"), rows)
+    for word, lines in (
+        ("note", found.notes),
+        ("also", found.conflicts),
+        ("WARNING", found.warnings),
+    ):
+        for text in lines:
+            click.echo(show.printable(f"{word}: {text}"))
+
+
+def _print_plan(view: PlanView) -> None:
+    plan = view.plan
+    text = f"plan {plan.name}: {plan.wish.work}, {plan.state}, {view.done}/{plan.machines} done"
+    click.echo(show.printable(text + (f"; {plan.detail}" if plan.detail else "")))
+    rows = [
+        (
+            wave.number,
+            wave.state.value,
+            f"{wave.done}/{wave.machines}",
+            ", ".join(f"{n} {what}" for what, n in wave.waiting.items()) or "-",
+            _at(wave.start),
+            _at(wave.deadline),
+            " ".join(wave.ready[:_READY_SHOWN]) or "-",
+        )
+        for wave in view.waves
+    ]
+    show.table(
+        ("wave", "state", "done", "wait for", "start", "deadline", "work may begin on"), rows
+    )
+
+
+def _at(moment: float | None) -> str:
+    return "-" if moment is None else time.strftime("%m-%d %H:%M:%SZ", time.gmtime(moment))

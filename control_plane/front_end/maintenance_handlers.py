@@ -1,0 +1,45 @@
+"""The front end's handlers about planned work on machines."""
+
+from __future__ import annotations
+
+from agent.wire.peers import principal
+from agent.wire.server import Call
+from control_plane.api.maintenance import Plans, PlanView, Preview
+from control_plane.ops_planner.planner import OpsPlanner
+
+
+class MaintenanceHandlers:
+    """A handler for each row of `api.maintenance_routes`."""
+
+    def __init__(self, planner: OpsPlanner) -> None:
+        """Take what the handlers call."""
+        self._planner = planner
+
+    async def list_plans(self, _: Call) -> Plans:
+        """List all plans."""
+        return Plans(plans=self._planner.every())
+
+    async def get_plan(self, call: Call) -> PlanView:
+        """Show a plan."""
+        return self._planner.show(call.path["plan"])
+
+    async def preview_plan(self, call: Call) -> Preview:
+        """Say what a plan would do."""
+        return await self._planner.preview(call.path["plan"], call.body)
+
+    async def accept_plan(self, call: Call) -> PlanView:
+        """Take a plan."""
+        by = principal(call.peer) if call.peer.role == "user" else call.peer.name
+        return await self._planner.accept(call.path["plan"], call.body, by)
+
+    async def cancel_plan(self, call: Call) -> PlanView:
+        """Call a plan off."""
+        return await self._planner.cancel(call.path["plan"])
+
+    async def report_plan(self, call: Call) -> PlanView:
+        """Take in that work is over."""
+        return await self._planner.report(call.path["plan"], call.body.machines)
+
+    async def resume_plan(self, call: Call) -> PlanView:
+        """Let a plan go on."""
+        return await self._planner.go_on(call.path["plan"], call.body)

@@ -1,0 +1,117 @@
+"""What a plan means for jobs, judged before it is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from control_plane.api.maintenance import Held, JobImpact
+
+LARGE_SHARE = 0.25
+"""More of the region's machines than this in one wave is asked about: a quarter of a data center
+is the largest refresh that the paper tells of (§5.1)."""
+_HELD_MAX = 100
+
+
+@dataclass(slots=True)
+class JobNow:
+    """A job that has tasks on machines of a plan."""
+
+    job: str
+    entitlement: str
+    tasks: int
+    down: int
+    budget: int
+    controller: str = ""
+    there: list[set[int]] = field(default_factory=list)
+    """Its tasks on the machines of each wave."""
+    down_there: set[int] = field(default_factory=set)
+    """Those of them that do not serve already: they cost nothing."""
+    unplaced: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def impact(self, *, stay: bool) -> JobImpact:
+        """Return what it means for the job; `stay`: tasks survive the work."""
+        serving = [len(tasks - self.down_there) for tasks in self.there]
+        most = max(serving, default=0)
+        return JobImpact(
+            job=self.job,
+            entitlement=self.entitlement,
+            there=sum(map(len, self.there)),
+            tasks=self.tasks,
+            down=self.down,
+            budget=self.budget,
+            most_in_a_wave=most,
+            rounds=-(-most // max(1, self.budget)),
+            controller=self.controller,
+            stay=stay and bool(self.controller),
+            unplaced=self.unplaced,
+            reasons=self.reasons,
+        )
+
+
+def spared(
+    wave: Sequence[str], on: Mapping[str, Mapping[str, int]], jobs: Mapping[str, JobNow]
+) -> tuple[int, list[Held]]:
+    """Return how many machines of a wave all jobs can spare at once, and for whom the rest waits.
+
+    `on`: machine → job → serving tasks there. Of fifty machines for a kernel the one waits on
+    which a job has its second replica while it misses its first (HC6).
+    """
+    left = {name: job.budget - job.down for name, job in jobs.items()}
+    held, at_once = list[Held](), 0
+    for machine in wave:
+        needs = {job: number for job, number in on.get(machine, {}).items() if number}
+        lacking = sorted(job for job, number in needs.items() if left[job] < number)
+        if lacking:
+            held.append(Held(machine=machine, jobs=lacking))
+            continue
+        at_once += 1
+        for job, number in needs.items():
+            left[job] -= number
+    return at_once, held[:_HELD_MAX]
+
+
+def warnings(
+    impacts: Iterable[JobImpact], share: float, *, has_deadline: bool, tasks_survive: bool
+) -> list[str]:
+    """Return why a plan is refused unless whoever plans it knows better."""
+    found = []
+    if share > LARGE_SHARE:
+        found.append(f"a wave takes {share:.0%} of the region's machines at once")
+    if tasks_survive:
+        return found
+    for impact in impacts:
+        if impact.unplaced:
+            why = "; ".join(impact.reasons)
+            end = "they stop at the deadline" if has_deadline else "their machines wait for them"
+            found.append(
+                f"job {impact.job}: {impact.unplaced} of {impact.there} tasks have no other"
+                f" place, {end}: {why}"
+            )
+    return found
+
+
+def by_stake(impact: JobImpact) -> tuple[float, str]:
+    """Return where a job stands in a preview: who has most of a budget at stake comes first."""
+    return -(impact.most_in_a_wave + impact.down) / max(1, impact.budget), impact.job
+
+
+def overlaps(machines: Mapping[str, Sequence[str]], jobs: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what is told of other work: other plan → its machines that are also ours, its jobs."""
+    found = []
+    for plan, shared in sorted(machines.items()):
+        found.append(
+            f"{plan}: {len(shared)} of these machines are in it too ({_named(shared)}); tasks leave"
+            " once, by the earlier deadline"
+        )
+    for plan, shared in sorted(jobs.items()):
+        found.append(
+            f"{plan}: takes machines of the same jobs: {_named(shared)}; one budget is for both"
+        )
+    return found
+
+
+def _named(names: Sequence[str]) -> str:
+    listed = ", ".join(sorted(names)[:5])
+    return listed + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,175 @@
+"""Machines of a plan in waves, and what is done about a wave next.
+
+One wave is under way at a time. The next begins when all machines of the one before are done
+with and well; until then the plan pauses, and says for whom it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from control_plane.api.maintenance import (
+    PART_MAX,
+    Ends,
+    MaintenanceWish,
+    PlanRecord,
+    WaveRecord,
+    WaveState,
+    Within,
+    Work,
+)
+
+_BY_REBOOT = (Work.KERNEL, Work.FIRMWARE)
+_BY_EMPTY = (Work.REFRESH, Work.DECOMMISSION, Work.POWER_CAP)
+_NAMED = 5
+"""Machines that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A machine that a plan is about."""
+
+    machine: str
+    place: tuple[str, str, str, str]
+    """Data center, MSB, row and rack."""
+    priority: int = 0
+    """Of whose tasks it runs: with `power-cap` the lowest goes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenHost:
+    """A machine of a wave that is under way, as it is now."""
+
+    is_open: bool
+    """What the plan announced for it has not ended."""
+    is_well: bool
+    """It is up, its agent answers, and its profile is as it should be."""
+    tasks: int = 0
+    boot: str = ""
+    power_w: int = 0
+    is_held: bool = False
+    """It is assigned to an entitlement."""
+
+
+class Stage:
+    """What a machine of a wave waits for, in words."""
+
+    DONE = "done"
+    LEAVING = "tasks to leave"
+    WORK = "the work"
+    BACK = "its return"
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What is to be done about a plan now."""
+
+    close: tuple[str, ...] = ()
+    """Machines whose event ends: the work there is over."""
+    finish: bool = False
+    """The wave is over."""
+    waits: str = ""
+    """Why the plan pauses; empty: it does not."""
+
+
+def how_it_ends(wish: MaintenanceWish) -> Ends:
+    """Return by what it is known that the work on a machine is over."""
+    if wish.ends is not None:
+        return wish.ends
+    if wish.work in _BY_REBOOT:
+        return Ends.REBOOT
+    if wish.work in _BY_EMPTY:
+        return Ends.EMPTY
+    timed = wish.deadline_s is not None and wish.duration_s is not None
+    return Ends.TIME if timed and wish.tasks_survive else Ends.REPORTED
+
+
+def divide(machines: Iterable[Planned], wish: MaintenanceWish) -> list[list[str]]:
+    """Return the machines of each wave, in the order of the waves.
+
+    A wave stays within one part of the region if that is wished, and spreads over the racks
+    that it has, so that of one rack as few as possible are away together.
+    """
+    depth = 0 if wish.within is None else _DEPTH[wish.within]
+    parts: dict[tuple[int | str, ...], list[Planned]] = {}
+    for machine in machines:
+        first = machine.priority if wish.work is Work.POWER_CAP else 0
+        parts.setdefault((first, *machine.place[:depth]), []).append(machine)
+    size = wish.wave_size or PART_MAX
+    waves = []
+    for key in sorted(parts):
+        spread = _by_turns(parts[key])
+        waves += [spread[at : at + size] for at in range(0, len(spread), size)]
+    return waves
+
+
+def is_one_by_one(wish: MaintenanceWish) -> bool:
+    """Return whether a wave waits for the one before; else a plan has waves for want of room."""
+    return bool(wish.wave_size) or wish.within is not None or wish.work is Work.POWER_CAP
+
+
+_DEPTH = {Within.DATACENTER: 1, Within.MSB: 2, Within.ROW: 3, Within.RACK: 4}
+
+
+def _by_turns(machines: Sequence[Planned]) -> list[str]:
+    racks: dict[tuple[str, ...], list[str]] = {}
+    for machine in sorted(machines, key=lambda m: m.machine):
+        racks.setdefault(machine.place, []).append(machine.machine)
+    turns = [(turn, rack, name) for rack in racks for turn, name in enumerate(racks[rack])]
+    return [name for _, _, name in sorted(turns)]
+
+
+def stage(machine: str, host: SeenHost | None, wave: WaveRecord, ends: Ends) -> str:
+    """Return what a machine of a wave that is under way waits for; None: it is gone."""
+    if host is None or machine in wave.left_out:
+        return Stage.DONE
+    if ends is Ends.EMPTY:
+        return Stage.LEAVING if host.is_open and (host.tasks or host.is_held) else Stage.DONE
+    if not host.is_open:
+        return Stage.DONE if host.is_well else Stage.BACK
+    return Stage.LEAVING if host.tasks else Stage.WORK
+
+
+def is_over(machine: str, host: SeenHost, wave: WaveRecord, plan: PlanRecord, now: float) -> bool:
+    """Return whether the work on a machine is seen to be over, so that its event may end."""
+    if not host.is_open or not host.is_well:
+        return False
+    if plan.ends is Ends.REBOOT:
+        return host.boot != wave.boots.get(machine, host.boot)
+    return plan.ends is Ends.TIME and now >= _over_at(wave, plan)
+
+
+def advance(plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, SeenHost], now: float) -> Next:
+    """Return what comes next of a wave that was announced."""
+    closing = tuple(
+        name
+        for name in wave.machines
+        if (host := hosts.get(name)) is not None and is_over(name, host, wave, plan, now)
+    )
+    stages = {name: stage(name, hosts.get(name), wave, plan.ends) for name in wave.machines}
+    late = [name for name, at in stages.items() if at != Stage.DONE and name not in closing]
+    if not late:
+        return Next(close=closing, finish=not closing)
+    if plan.ends is not Ends.EMPTY and now >= _over_at(wave, plan) + plan.wish.return_within_s:
+        return Next(close=closing, waits=_not_back(late, wave))
+    return Next(close=closing)
+
+
+def is_enough(plan: PlanRecord, waves: Iterable[WaveRecord], hosts: Mapping[str, SeenHost]) -> bool:
+    """Return whether machines that draw as much as was to be shed are empty."""
+    wanted = plan.wish.shed_w
+    if plan.wish.work is not Work.POWER_CAP or not wanted:
+        return False
+    told = [name for wave in waves if wave.state is not WaveState.WAITING for name in wave.machines]
+    empty = (hosts[name] for name in told if name in hosts and not hosts[name].tasks)
+    return sum(host.power_w for host in empty) >= wanted
+
+
+def _over_at(wave: WaveRecord, plan: PlanRecord) -> float:
+    return wave.start + (plan.wish.deadline_s or 0.0) + (plan.wish.duration_s or 0.0)
+
+
+def _not_back(late: Sequence[str], wave: WaveRecord) -> str:
+    named = ", ".join(late[:_NAMED]) + (f" and {len(late) - _NAMED} more" * (len(late) > _NAMED))
+    return f"wave {wave.number}: {len(late)} of {len(wave.machines)} machines are not back: {named}"

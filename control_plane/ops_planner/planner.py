@@ -1,0 +1,397 @@
+"""Carries plans out: announces one wave after another, and sees that each comes back.
+
+Plans and waves are stored before anything is announced; what a restart finds is looked at as
+it stands then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+import msgspec
+from msgspec.structs import replace
+
+from agent.api import Name
+from agent.errors import Conflict, InvalidInput, NotFound, TwineError
+from control_plane.agents.region import Region
+from control_plane.allocator.allocator import Allocator
+from control_plane.api.machines import EventKind, MachineRecord, MachineState
+from control_plane.api.maintenance import (
+    KIND,
+    MACHINES_MAX,
+    Ends,
+    GoOn,
+    MaintenanceWish,
+    PlanRecord,
+    PlanState,
+    PlanView,
+    Preview,
+    WaveRecord,
+    WaveState,
+    Work,
+)
+from control_plane.broker.core.unavailability import of_plan, planned
+from control_plane.broker.outages import Outages
+from control_plane.ops_planner.core.waves import (
+    SeenHost,
+    Stage,
+    advance,
+    how_it_ends,
+    is_enough,
+    is_one_by_one,
+    stage,
+)
+from control_plane.ops_planner.preview import Previewer, Sources
+from control_plane.ops_planner.shown import plan_view
+from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.table import Table
+from control_plane.scheduler.census import Census
+from control_plane.store import Store
+from control_plane.store.records import PLANS, WAVES
+
+log = logging.getLogger(__name__)
+_LOOK_S = 2.0
+"""Between two looks at the plans that are under way."""
+_KEPT = 200
+"""Plans that are over and kept, for the record."""
+
+
+class OpsPlanner:
+    """Owner of the plans."""
+
+    def __init__(
+        self,
+        region: Region,
+        allocator: Allocator,
+        jobs: JobTable,
+        outages: Outages,
+        census: Census,
+        store: Store,
+    ) -> None:
+        """Load nothing yet."""
+        self._store = store
+        self._plans: Table[PlanRecord] = Table(store, PLANS, PlanRecord, "maintenance plan")
+        self._waves: Table[WaveRecord] = Table(store, WAVES, WaveRecord, "wave")
+        self._broker, self._sights, self._runtime = region.broker, region.sights, region.runtime
+        self._allocator, self._outages = allocator, outages
+        self._announced: set[str] = set()
+        region.broker.listen(self._machine_changed)
+        runtime = region.runtime
+        self._previewer = Previewer(
+            Sources(
+                region.broker,
+                region.sights,
+                jobs,
+                allocator,
+                census,
+                self._announced,
+                runtime.breathe,
+                runtime.date,
+            )
+        )
+
+    async def load(self) -> None:
+        """Read all plans."""
+        await self._plans.load()
+        await self._waves.load()
+
+    async def run(self) -> None:
+        """Carry plans out until cancelled."""
+        while True:
+            for name in self._plans:
+                plan = self._plans.find(name)
+                if plan is not None and plan.ended is None:
+                    try:
+                        await self._look(name)
+                    except TwineError as e:  # the next look tries again
+                        log.warning("plan does not go on", extra={"plan": name, "reason": str(e)})
+            await self._runtime.sleep(_LOOK_S)
+
+    # -- what operators ask
+
+    async def preview(self, name: str, wish: MaintenanceWish) -> Preview:
+        """Return what a plan would do; changes nothing."""
+        waves = await self._divided(name, wish)
+        return await self._previewer.preview(name, wish, waves)
+
+    async def accept(self, name: str, wish: MaintenanceWish, by: str) -> PlanView:
+        """Take a plan for good; `Conflict` if its preview warns and it is not `despite` that."""
+        try:
+            msgspec.convert(name, Name)
+        except msgspec.ValidationError as e:
+            raise InvalidInput(f"a plan cannot be called {name!r}: {e}") from e
+        async with self._plans.lock(name):
+            self._refuse_known(name)
+            waves = await self._divided(name, wish)
+            preview = await self._previewer.preview(name, wish, waves)
+            if preview.warnings and not wish.despite:
+                count = len(preview.warnings)
+                more = f" (and {count - 1} more)" if count > 1 else ""
+                raise Conflict(
+                    f"plan {name} is not accepted: {preview.warnings[0]}{more}",
+                    hint="twinectl maintenance plan shows all of it; apply it with --despite",
+                )
+            now = self._runtime.date()
+            plan = PlanRecord(
+                name=name,
+                wish=replace(wish, machines=[], despite=False),
+                ends=how_it_ends(wish),
+                by=by,
+                at=now,
+                machines=sum(map(len, waves)),
+                waves=len(waves),
+            )
+            records = [
+                WaveRecord(plan=name, number=number, machines=machines)
+                for number, machines in enumerate(waves, 1)
+            ]
+            for record in records:  # first: a plan without its waves would be taken for done
+                await self._put_wave(record)
+            await self._plans.commit(name, plan)
+            log.info("maintenance planned", extra={"plan": name, "machines": plan.machines})
+        await self._drop_old()
+        await self._look(name)
+        return self.show(name)
+
+    def show(self, name: str) -> PlanView:
+        """Return a plan with all its waves."""
+        plan = self._plans.get(name)
+        return plan_view(plan, self._waves_of(plan), self._hosts(plan), self._runtime.date())
+
+    def every(self) -> list[PlanView]:
+        """Return all plans, the newest first, with the waves that are under way."""
+        plans = sorted(self._plans.records(), key=lambda plan: (-plan.at, plan.name))
+        views = [self.show(plan.name) for plan in plans]
+        return [
+            replace(view, waves=[w for w in view.waves if w.state is WaveState.ANNOUNCED])
+            for view in views
+        ]
+
+    async def cancel(self, name: str) -> PlanView:
+        """Call a plan off: what was announced ends, and no further wave begins."""
+        await self._end(name, PlanState.CANCELLED)
+        return self.show(name)
+
+    async def report(self, name: str, machines: Collection[str]) -> PlanView:
+        """Take in that the work on some machines of a plan is over."""
+        plan = self._plans.get(name)
+        known = {
+            machine
+            for wave in self._waves_of(plan)
+            if wave.state is WaveState.ANNOUNCED
+            for machine in wave.machines
+        }
+        strays = sorted(set(machines) - known)
+        if strays:
+            raise NotFound(f"plan {name}: {', '.join(strays[:5])} in no wave that is under way")
+        await self._outages.end_plan(machines, name)
+        await self._look(name)
+        return self.show(name)
+
+    async def go_on(self, name: str, wish: GoOn) -> PlanView:
+        """Look at a paused plan again, without the machines that are not back if that is wished."""
+        plan = self._plans.get(name)
+        if plan.ended is not None:
+            raise Conflict(f"plan {name} is {plan.state}")
+        if wish.without:
+            hosts = self._hosts(plan)
+            for wave in self._waves_of(plan):
+                if wave.state is WaveState.ANNOUNCED:
+                    stages = {m: stage(m, hosts.get(m), wave, plan.ends) for m in wave.machines}
+                    late = [name for name, at in stages.items() if at != Stage.DONE]
+                    left_out = sorted({*wave.left_out, *late})
+                    await self._put_wave(replace(wave, left_out=left_out))
+        await self._look(name)
+        return self.show(name)
+
+    # -- one plan
+
+    async def _look(self, name: str) -> None:
+        """Do what is next about one plan."""
+        async with self._plans.lock(name):
+            plan = self._plans.find(name)
+            if plan is None or plan.ended is not None:
+                return
+            now, waits = self._runtime.date(), ""
+            for wave in self._waves_of(plan):
+                await self._runtime.breathe()
+                if wave.state is WaveState.WAITING:
+                    if is_enough(plan, self._waves_of(plan), self._hosts(plan)):
+                        await self._put_wave(replace(wave, state=WaveState.CANCELLED, ended=now))
+                        continue
+                    await self._announce(plan, wave, now)
+                    if is_one_by_one(plan.wish):
+                        break
+                elif wave.state is WaveState.ANNOUNCED:
+                    await self._announced_again(plan, wave)
+                    then = advance(plan, wave, self._hosts(plan, wave), now)
+                    if then.close:
+                        await self._outages.end_plan(then.close, name)
+                    waits = waits or then.waits
+                    if then.finish:
+                        await self._put_wave(replace(wave, state=WaveState.DONE, ended=now))
+                        log.info("wave is over", extra={"plan": name, "wave": wave.number})
+                    elif is_one_by_one(plan.wish):
+                        break
+            open_waves = [w for w in self._waves_of(plan) if w.ended is None]
+            state = PlanState.PAUSED if waits else PlanState.RUNNING
+            changed = replace(plan, state=state, detail=waits)
+            if not open_waves and plan.wish.work is not Work.POWER_CAP:
+                changed = replace(changed, state=PlanState.DONE, ended=now)
+            if changed != plan:
+                await self._plans.commit(name, changed)
+                if waits and waits != plan.detail:
+                    log.warning("plan pauses", extra={"plan": name, "reason": waits})
+
+    async def _announce(self, plan: PlanRecord, wave: WaveRecord, now: float) -> None:
+        """Begin a wave: it is stored first, so that a crash announces it again and no other."""
+        first = wave.number == 1 or not is_one_by_one(plan.wish)
+        start = plan.at + plan.wish.start_in_s if first else now
+        boots = {
+            name: record.facts.boot_id
+            for name in wave.machines
+            if (record := self._broker.table.find(name)) is not None and record.facts is not None
+        }
+        boots = boots if plan.ends is Ends.REBOOT else {}
+        wave = replace(wave, state=WaveState.ANNOUNCED, start=max(start, 0.0), boots=boots)
+        await self._put_wave(wave)
+        log.info("wave is announced", extra={"plan": plan.name, "wave": wave.number})
+        await self._announced_again(plan, wave)
+
+    async def _announced_again(self, plan: PlanRecord, wave: WaveRecord) -> None:
+        """Tell the machines of a wave that were not told: a crash came in between."""
+        table, wish = self._broker.table, plan.wish
+        untold = [
+            name
+            for name in wave.machines
+            if (record := table.find(name)) is not None
+            and of_plan(record, plan.name) is None
+            and name not in wave.left_out
+        ]
+        if not untold:
+            return
+        deadline = None if wish.deadline_s is None else wave.start + wish.deadline_s
+        await self._outages.plan_unavailability(
+            untold,
+            KIND.get(wish.work, EventKind.MAINTENANCE),
+            f"{wish.work}: {wish.reason}",
+            wave.start,
+            deadline,
+            wish.duration_s,
+            tasks_survive=wish.tasks_survive,
+            plan=plan.name,
+        )
+
+    async def _end(self, name: str, state: PlanState) -> None:
+        async with self._plans.lock(name):
+            plan = self._plans.get(name)
+            if plan.ended is not None:
+                raise Conflict(f"plan {name} is {plan.state} already")
+            now = self._runtime.date()
+            await self._plans.commit(name, replace(plan, state=state, detail="", ended=now))
+            for wave in self._waves_of(plan):
+                if wave.state is not WaveState.WAITING:
+                    await self._outages.end_plan(wave.machines, name)
+                if wave.ended is None:
+                    await self._put_wave(replace(wave, state=WaveState.CANCELLED, ended=now))
+        log.info("plan ended", extra={"plan": name, "state": state.value})
+
+    # -- what is there
+
+    async def _divided(self, name: str, wish: MaintenanceWish) -> list[list[str]]:
+        _check(wish)
+        names = await self._outages.machines(wish.machines, wish.scope)
+        if len(names) > MACHINES_MAX:
+            raise InvalidInput(
+                f"plan {name} is about {len(names)} machines, more than {MACHINES_MAX}"
+            )
+        return await self._previewer.waves(names, wish)
+
+    def _refuse_known(self, name: str) -> None:
+        known = self._plans.find(name)
+        if known is not None:
+            raise Conflict(
+                f"there is a plan {name!r} already: it is {known.state}",
+                hint="a plan is not changed: cancel it, and announce another one",
+            )
+
+    def _waves_of(self, plan: PlanRecord) -> list[WaveRecord]:
+        found = (self._waves.find(_key(plan.name, n)) for n in range(1, plan.waves + 1))
+        return [wave for wave in found if wave is not None]
+
+    def _hosts(self, plan: PlanRecord, only: WaveRecord | None = None) -> dict[str, SeenHost]:
+        """Return the machines of waves that began and are not over, or drew power."""
+        seen = dict[str, SeenHost]()
+        if plan.ended is not None:
+            return seen
+        for wave in [only] if only is not None else self._waves_of(plan):
+            is_counted = plan.wish.work is Work.POWER_CAP and wave.state is WaveState.DONE
+            if wave.state is WaveState.ANNOUNCED or is_counted:
+                for name in wave.machines:
+                    record = self._broker.table.find(name)
+                    if record is not None:
+                        seen[name] = self._seen(plan, record)
+        return seen
+
+    def _seen(self, plan: PlanRecord, record: MachineRecord) -> SeenHost:
+        event, sight = of_plan(record, plan.name), self._sights.sight(record.machine)
+        is_up = record.state is MachineState.UP and sight.answering
+        may_stay = plan.wish.tasks_survive and event is not None and event.deadline is not None
+        may_stay = may_stay and self._runtime.date() >= (event.deadline or 0.0 if event else 0.0)
+        return SeenHost(
+            is_open=event is None or event.end is None,
+            is_well=is_up and (not record.entitlement or self._sights.ready(record)),
+            tasks=0 if may_stay else len(self._allocator.directory.tasks(record.machine)),
+            boot=record.facts.boot_id if record.facts is not None else "",
+            power_w=record.hardware.power_w if record.hardware is not None else 0,
+            is_held=bool(record.entitlement) and plan.wish.work is not Work.POWER_CAP,
+        )
+
+    async def _put_wave(self, wave: WaveRecord) -> None:
+        key = _key(wave.plan, wave.number)
+        async with self._waves.lock(key):
+            await self._waves.commit(key, wave)
+
+    async def _drop_old(self) -> None:
+        """Forget the plans that were over first, when there are too many."""
+        over = [plan for plan in self._plans.records() if plan.ended is not None]
+        over.sort(key=lambda plan: plan.ended or 0.0)
+        for plan in over[: max(0, len(over) - _KEPT)]:
+            async with self._plans.lock(plan.name):
+                for wave in self._waves_of(plan):
+                    key = _key(wave.plan, wave.number)
+                    async with self._waves.lock(key):
+                        await self._waves.commit(key, None)
+                await self._plans.commit(plan.name, None)
+
+    def _machine_changed(
+        self, name: str, _: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        if after is not None and planned(after):
+            self._announced.add(name)
+        else:
+            self._announced.discard(name)
+
+
+def _key(plan: str, number: int) -> str:
+    return f"{plan}/{number:06d}"
+
+
+def _check(wish: MaintenanceWish) -> None:
+    """Raise `InvalidInput` for what cannot be meant."""
+    kind = KIND.get(wish.work, EventKind.MAINTENANCE)
+    if wish.tasks_survive and kind is not EventKind.MAINTENANCE:
+        raise InvalidInput(f"no task survives a {wish.work}")
+    if wish.tasks_survive and (wish.deadline_s is None or wish.duration_s is None):
+        raise InvalidInput(
+            "work that tasks survive needs a deadline and a duration: so long is their silence"
+            " expected",
+            hint="--deadline 10m --duration 3m",
+        )
+    if wish.ends is Ends.TIME and (wish.deadline_s is None or wish.duration_s is None):
+        raise InvalidInput("work that ends by time needs a deadline and a duration")
+    if wish.shed_w and wish.work is not Work.POWER_CAP:
+        raise InvalidInput(f"only power-cap sheds power, not {wish.work}", hint="--work power-cap")
+    if wish.ends is Ends.EMPTY and wish.tasks_survive:
+        raise InvalidInput("work that tasks survive does not end when they are gone")

@@ -1,0 +1,286 @@
+"""What a plan would do, found on the index and the records as they are; changes nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence, Set
+from dataclasses import dataclass
+
+from control_plane.agents.sights import Sights
+from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.core.claims import Change
+from control_plane.allocator.core.demand import Demand, demand_for
+from control_plane.allocator.core.machine_pools import Pool
+from control_plane.allocator.core.planner import plan as planned
+from control_plane.allocator.core.preferences import preferences_of
+from control_plane.allocator.core.request import Allowance, Group, Request
+from control_plane.api.jobs import JobRecord, TaskRecord
+from control_plane.api.machines import MachineRecord, MachineState
+from control_plane.api.maintenance import Ends, MaintenanceWish, Preview
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.capacity import micro
+from control_plane.broker.core.unavailability import planned as announced
+from control_plane.ops_planner.core.impact import JobNow, by_stake, overlaps, spared, warnings
+from control_plane.ops_planner.core.waves import Planned, divide, how_it_ends, is_one_by_one
+from control_plane.runtime.job_table import JobTable
+from control_plane.scheduler.census import Census
+from control_plane.scheduler.core.reconcile import available
+
+_JOBS_SHOWN = 200
+_NOTHING_THERE = 1001
+"""Priority of a machine without tasks: above all (`EntitlementSpec.priority`)."""
+_TURN = 500
+"""Machines that are looked at before others get their turn."""
+_TOGETHER_MAX = 2000
+"""Tasks that are planned as if all moved together: that takes a moment in which nobody else runs.
+Of more, each job is judged as if it moved alone, and the preview says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a preview reads."""
+
+    brokers: Brokers
+    sights: Sights
+    jobs: JobTable
+    allocator: Allocator
+    census: Census
+    announced: Set[str]
+    """Machines for which anything is planned."""
+    breathe: Callable[[], Awaitable[None]]
+    date: Callable[[], float]
+
+
+class Previewer:
+    """Judges plans."""
+
+    def __init__(self, sources: Sources) -> None:
+        """Look at nothing yet."""
+        self._at = sources
+
+    async def waves(self, names: Sequence[str], wish: MaintenanceWish) -> list[list[str]]:
+        """Return the machines of each wave."""
+        planned_machines = []
+        for number, name in enumerate(names):
+            if number % _TURN == _TURN - 1:
+                await self._at.breathe()
+            record = self._at.brokers.table.find(name)
+            if record is not None:
+                at = record.location
+                place = (at.datacenter, at.msb, at.row, at.rack)
+                planned_machines.append(Planned(name, place, self._priority(record)))
+        return divide(planned_machines, wish)
+
+    async def preview(
+        self, name: str, wish: MaintenanceWish, waves: Sequence[Sequence[str]]
+    ) -> Preview:
+        """Return what a plan would do."""
+        jobs, on, down = await self._affected(waves)
+        scope = frozenset(machine for wave in waves for machine in wave)
+        leaves = not wish.tasks_survive
+        notes = list[str]()
+        if leaves:
+            for wave_numbers in _leaving_together(wish, len(waves)):
+                notes += await self._find_places(jobs, waves, wave_numbers)
+        impacts = sorted(
+            (job.impact(stay=wish.tasks_survive) for job in jobs.values()), key=by_stake
+        )
+        wave_by_wave = is_one_by_one(wish)
+        first = waves[0] if wave_by_wave else [machine for wave in waves for machine in wave]
+        at_once, held = spared(first, on, jobs)
+        up = max(1, self._at.census.machines[MachineState.UP])
+        largest = max(map(len, waves)) if wave_by_wave else len(scope)
+        if down:
+            notes.append(f"{down} of these machines are down already")
+        return Preview(
+            name=name,
+            machines=len(scope),
+            waves=[len(wave) for wave in waves],
+            ends=how_it_ends(wish),
+            tasks=sum(impact.there for impact in impacts),
+            jobs=impacts[:_JOBS_SHOWN],
+            more_jobs=max(0, len(impacts) - _JOBS_SHOWN),
+            at_once=at_once,
+            held=held,
+            share=largest / up,
+            conflicts=await self._conflicts(name, scope, jobs),
+            warnings=warnings(
+                impacts,
+                largest / up if largest > 1 else 0.0,
+                has_deadline=wish.deadline_s is not None,
+                tasks_survive=wish.tasks_survive,
+            ),
+            notes=notes,
+        )
+
+    # -- who is there
+
+    async def _affected(
+        self, waves: Sequence[Sequence[str]]
+    ) -> tuple[dict[str, JobNow], dict[str, dict[str, int]], int]:
+        """Return the jobs there, machine → job → serving tasks, and how many machines are down."""
+        jobs, on = dict[str, JobNow](), dict[str, dict[str, int]]()
+        looked = down = 0
+        for number, wave in enumerate(waves):
+            for machine in wave:
+                looked += 1
+                if looked % _TURN == 0:
+                    await self._at.breathe()
+                record = self._at.brokers.table.find(machine)
+                down += record is not None and record.state is not MachineState.UP
+                for task, entry in self._at.allocator.directory.tasks(machine).items():
+                    if entry.leaving:
+                        continue
+                    job = jobs.get(entry.job) or self._job(entry.job, len(waves))
+                    if job is None:
+                        continue
+                    jobs[entry.job] = job
+                    index = int(task.rpartition("-")[2])
+                    job.there[number].add(index)
+                    if index not in job.down_there:
+                        there = on.setdefault(machine, {})
+                        there[entry.job] = there.get(entry.job, 0) + 1
+        for job in jobs.values():  # those on no machine of the plan count, too: as `down` says
+            job.down_there &= set().union(*job.there)
+        return jobs, on, down
+
+    def _job(self, name: str, waves: int) -> JobNow | None:
+        record = self._at.jobs.find(name)
+        if record is None or record.stopping:
+            return None
+        down = {task.index for task in record.tasks if not self._serves(record, task)}
+        controller = record.spec.controller
+        return JobNow(
+            job=name,
+            entitlement=record.spec.entitlement,
+            tasks=len(record.tasks),
+            down=len(down),
+            budget=record.spec.update.max_unavailable,
+            controller=controller.name if controller is not None else "",
+            there=[set() for _ in range(waves)],
+            down_there=down,
+        )
+
+    def _serves(self, record: JobRecord, task: TaskRecord) -> bool:
+        if task.placement is None:
+            return False
+        pool = self._at.allocator.pool_of(record.spec)
+        return available(
+            task, self._at.sights.view(pool, [task.placement.machine], self._at.date())
+        )
+
+    def _priority(self, record: MachineRecord) -> int:
+        """Return the highest priority of a machine's tasks; one without tasks goes last."""
+        jobs = self._at.allocator.directory.jobs(record.machine)
+        known = (self._at.jobs.find(job) for job in jobs)
+        ours = [self._at.allocator.entitlement_of(job.spec) for job in known if job is not None]
+        return max((e.priority for e in ours if e is not None), default=_NOTHING_THERE)
+
+    # -- where they would go
+
+    async def _find_places(
+        self, jobs: dict[str, JobNow], waves: Sequence[Sequence[str]], together: Sequence[int]
+    ) -> list[str]:
+        """Note for each job how many tasks of some waves have no place; return what to say."""
+        scope = frozenset(machine for number in together for machine in waves[number])
+        leaving = {
+            name: tuple(sorted(set().union(*(job.there[number] for number in together))))
+            for name, job in jobs.items()
+        }
+        moving = sum(map(len, leaving.values()))
+        at_once, index = moving <= _TOGETHER_MAX, self._at.allocator.index
+        reserved = list[Change]()
+        try:
+            for name in sorted(leaving, key=lambda name: (-len(leaving[name]), name)):
+                change = self._find_place(jobs[name], leaving[name], scope)
+                if not at_once:
+                    await self._at.breathe()
+                elif change is not None and not index.reserve(change):
+                    reserved.append(change)
+        finally:
+            for change in reversed(reserved):
+                index.rollback(change)
+        await self._at.breathe()
+        if at_once:
+            return []
+        return [f"{moving} tasks are too many to plan together: each job was judged alone"]
+
+    def _find_place(
+        self, job: JobNow, tasks: tuple[int, ...], scope: frozenset[str]
+    ) -> Change | None:
+        record, allocator = self._at.jobs.find(job.job), self._at.allocator
+        if record is None or not tasks:
+            return None
+        entitlement = allocator.entitlement_of(record.spec)
+        claims = allocator.index.claims.get(job.job)
+        staying: dict[Demand, list[int]] = defaultdict(list)
+        groups = []
+        for claim in claims or ():
+            if claim.task not in set(tasks):
+                staying[claim.demand].append(claim.task)
+        for demand, those in staying.items():
+            groups.append(Group(demand, tuple(those)))
+        wanted = demand_for(record.spec, entitlement)
+        groups.append(Group(wanted, tasks, leave=scope, running=False))
+        request = Request(
+            job.job,
+            allocator.pool_of(record.spec),
+            tuple(groups),
+            preferences_of(record.spec, entitlement),
+            record.spec.fit,
+        )
+        allowance = allocator.quotas.allowance(request)
+        self._make_room(allowance, allocator.index.pool(request.pool), scope)
+        made = planned(allocator.index, request, allowance)
+        moved = {claim.task for claim in made.change.claims}
+        unplaced = sum(1 for task in tasks if task not in moved)
+        if unplaced > job.unplaced:
+            job.unplaced, job.reasons = unplaced, list(made.reasons)
+        busy = claims is not None and claims.reserved is not None
+        return None if busy else made.change
+
+    def _make_room(self, allowance: Allowance, pool: Pool, scope: frozenset[str]) -> None:
+        """Let a pool take as many machines as it gives up: those that leave do not count."""
+        for name in scope - self._at.announced:
+            machine = self._at.allocator.index.machines.get(name)
+            if machine is None or machine.pool != pool.name:
+                continue
+            kind = machine.capacity.machine_type
+            if allowance.machines is not None:
+                allowance.machines += 1
+            if allowance.micro_rru is not None:
+                allowance.micro_rru += micro(machine.capacity.rru)
+            if allowance.per_type is not None:
+                more = allowance.per_type.get(kind, 0) + 1
+                allowance.per_type = {**allowance.per_type, kind: more}
+
+    # -- what else is planned
+
+    async def _conflicts(
+        self, name: str, scope: frozenset[str], jobs: dict[str, JobNow]
+    ) -> list[str]:
+        machines: dict[str, list[str]] = defaultdict(list)
+        shared: dict[str, set[str]] = defaultdict(set)
+        for number, machine in enumerate(sorted(self._at.announced | scope)):
+            if number % _TURN == _TURN - 1:
+                await self._at.breathe()
+            record = self._at.brokers.table.find(machine)
+            for event in announced(record) if record is not None else ():
+                if event.plan == name and name:
+                    continue
+                whose = (
+                    f"plan {event.plan}" if event.plan else f"{event.kind.value} ({event.reason})"
+                )
+                if machine in scope:
+                    machines[whose].append(machine)
+                else:
+                    there = self._at.allocator.directory.jobs(machine)
+                    shared[whose] |= there & jobs.keys()
+        return overlaps(machines, {plan: sorted(both) for plan, both in shared.items() if both})
+
+
+def _leaving_together(wish: MaintenanceWish, waves: int) -> list[list[int]]:
+    """Return which waves are away at the same time: all, unless each comes back before the next."""
+    if is_one_by_one(wish) and how_it_ends(wish) is not Ends.EMPTY:
+        return [[number] for number in range(waves)]
+    return [list(range(waves))]

@@ -1,0 +1,394 @@
+"""Plans in the assembled control plane on virtual time: owners of jobs do nothing."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from fake_agents import Region
+from virtual_time import clock, run
+from world import World, a_job
+
+from agent.api import Limits
+from agent.errors import Conflict, InvalidInput, NotFound
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.inventory import MachineScope
+from control_plane.api.jobs import UpdatePolicy
+from control_plane.api.machines import MachineState
+from control_plane.api.maintenance import (
+    Ends,
+    GoOn,
+    MaintenanceWish,
+    PlanState,
+    WaveState,
+    Within,
+    Work,
+)
+from control_plane.store.memory import MemoryStore
+
+LARGE = Limits(memory_max_bytes=700 << 20)
+"""One on each machine."""
+QUICK = UpdatePolicy(max_unavailable=1, drain_s=1)
+
+
+def a_region(machines: int, msbs: int = 3) -> Region:
+    region = Region()
+    for number in range(machines):
+        msb = number % msbs
+        region.add(f"m{number + 1}", "dc1", f"msb{msb + 1}")
+    return region
+
+
+def planned(machines: int = 6, **settings):
+    """Run the body on a region of so many machines; no rule may be broken in it."""
+
+    def decorate(body):
+        def test() -> None:
+            async def main() -> None:
+                world = World(a_region(machines), give_back_after_s=20, **settings)
+                async with asyncio.timeout(50_000):
+                    async with world.running():
+                        await body(world)
+                assert world.region.broken_rules == []
+
+            run(main())
+
+        test.__name__, test.__doc__ = body.__name__, body.__doc__
+        return test
+
+    return decorate
+
+
+def a_wish(**changes) -> MaintenanceWish:
+    values = {"reason": "6.12.9", "work": Work.KERNEL, "scope": MachineScope(datacenter="dc1")}
+    return MaintenanceWish(**(values | changes))
+
+
+class Hands:
+    """Somebody who does the work on machines that a plan says are ready, and counts."""
+
+    def __init__(self, w: World, plan: str, breaks: frozenset[str] = frozenset()) -> None:
+        self.w, self.plan, self.breaks = w, plan, breaks
+        self.upgraded: list[str] = []
+        self.away: list[set[str]] = []
+        """Machines that were being worked on together."""
+        self.least = 10**6
+
+    async def work(self) -> None:
+        while True:
+            serving = len((await self.w.cp.endpoints("web")).endpoints)
+            self.least = min(self.least, serving)
+            for wave in self.w.cp.maintenance.show(self.plan).waves:
+                new = [m for m in wave.ready if m not in self.upgraded]
+                if new:
+                    self.away.append(set(new))
+                for name in new:
+                    machine = self.w.region.machines[name]
+                    machine.power_off()
+                    self.upgraded.append(name)
+                    if name not in self.breaks:
+                        asyncio.get_running_loop().call_later(40, machine.power_on)
+            await asyncio.sleep(0.2)
+
+
+async def state(w: World, plan: str) -> PlanState:
+    return w.cp.maintenance.show(plan).plan.state
+
+
+@planned()
+async def test_a_fleet_gets_its_kernel_in_waves_of_one_msb(w: World):
+    """HC4, HC5, HC7, SC2: tasks leave, machines boot, and the next wave waits for both."""
+    await w.deployed(a_job(4, limits=LARGE, update=QUICK), quota=6)
+    wish = a_wish(wave_size=1, within=Within.MSB, deadline_s=600.0, duration_s=120.0)
+    preview = await w.cp.maintenance.preview("kernel", wish)
+    assert preview.waves == [1] * 6
+    assert preview.warnings == []
+    assert [(job.job, job.there, job.budget) for job in preview.jobs] == [("web", 4, 1)]
+    await w.cp.maintenance.accept("kernel", wish, "ann")
+    hands = Hands(w, "kernel")
+    working = asyncio.create_task(hands.work())
+    await w.until(lambda: w.cp.maintenance.show("kernel").plan.ended, within_s=9000)
+    working.cancel()
+    assert sorted(hands.upgraded) == sorted(w.region.machines)
+    assert all(len(together) == 1 for together in hands.away)
+    assert hands.least >= 3
+    await w.stable()
+    view = w.cp.maintenance.show("kernel")
+    assert (view.plan.state, view.done) == (PlanState.DONE, 6)
+    events = (await w.cp.job_events("web", 0, 500)).events
+    assert {e.cause for e in events if e.kind == "move"} == {"maintenance"}
+
+
+@planned()
+async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
+    """HC5: no second MSB is touched; an operator says when it goes on without a machine."""
+    await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
+    wish = a_wish(
+        wave_size=2,
+        within=Within.MSB,
+        deadline_s=300.0,
+        duration_s=60.0,
+        return_within_s=120.0,
+        despite=True,
+    )
+    await w.cp.maintenance.accept("kernel", wish, "ann")
+    first = set(w.cp.maintenance._waves_of(w.cp.maintenance._plans.get("kernel"))[0].machines)
+    broken = sorted(first)[0]
+    hands = Hands(w, "kernel", frozenset({broken}))
+    working = asyncio.create_task(hands.work())
+
+    async def is_paused() -> bool:
+        return await state(w, "kernel") is PlanState.PAUSED
+
+    await w.until(is_paused, within_s=2000)
+    await asyncio.sleep(3000)
+    view = w.cp.maintenance.show("kernel")
+    assert view.plan.detail == f"wave 1: 1 of 2 machines are not back: {broken}"
+    assert [wave.state for wave in view.waves] == [WaveState.ANNOUNCED] + [WaveState.WAITING] * 2
+    assert set(hands.upgraded) == first
+    await w.cp.maintenance.go_on("kernel", GoOn(without=True))
+    await w.until(lambda: w.cp.maintenance.show("kernel").plan.ended, within_s=9000)
+    working.cancel()
+    view = w.cp.maintenance.show("kernel")
+    assert (view.done, view.waves[0].left_out) == (5, 1)
+
+
+def test_a_plan_goes_on_after_a_restart_where_it_was():
+    """Waves are stored before anything is announced, and nothing is announced twice."""
+    region, store, events = a_region(6), MemoryStore(strict=True), {}
+    wish = a_wish(wave_size=2, within=Within.MSB, deadline_s=300.0, duration_s=60.0, despite=True)
+
+    async def before() -> None:
+        world = World(region, store)
+        async with world.running():
+            await world.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
+            await world.cp.maintenance.accept("kernel", wish, "ann")
+            for name in region.machines:
+                events[name] = world.cp._broker.table.get(name).unavailability
+
+    async def after() -> None:
+        world = World(region, store)
+        async with world.running():
+            await world.until(world.all_answer)
+            await asyncio.sleep(30)
+            for name in region.machines:
+                assert world.cp._broker.table.get(name).unavailability == events[name]
+            hands = Hands(world, "kernel")
+            working = asyncio.create_task(hands.work())
+            await world.until(lambda: world.cp.maintenance.show("kernel").plan.ended, 9000)
+            working.cancel()
+            assert sorted(hands.upgraded) == sorted(region.machines)
+
+    async def main() -> None:
+        await before()
+        await after()
+
+    run(main())
+    assert region.broken_rules == []
+
+
+@planned()
+async def test_what_it_would_mean_is_said_and_a_plan_without_room_is_refused(w: World):
+    """HC4: nothing is announced that would leave tasks without a place, unless one knows better."""
+    await w.deployed(a_job(6, limits=LARGE, update=QUICK), quota=6)
+    wish = a_wish(scope=MachineScope(msb="msb1"), deadline_s=60.0)
+    preview = await w.cp.maintenance.preview("room", wish)
+    (job,) = preview.jobs
+    assert (job.there, job.tasks, job.unplaced, job.rounds) == (2, 6, 2, 2)
+    assert preview.at_once == 1  # the budget of the job is one task
+    assert [held.jobs for held in preview.held] == [["web"]]
+    assert len(preview.warnings) == 2  # no place, and a third of the region
+    with pytest.raises(Conflict, match="plan room is not accepted: a wave takes 33%"):
+        await w.cp.maintenance.accept("room", wish, "ann")
+    assert w.cp.maintenance.every() == []
+    assert all(not r.unavailability for r in w.cp._broker.table.records())
+    wish = a_wish(scope=MachineScope(msb="msb1"), deadline_s=60.0, despite=True)
+    await w.cp.maintenance.accept("room", wish, "ann")
+    assert w.cp.maintenance.show("room").plan.by == "ann"
+
+
+@planned()
+async def test_a_preview_moves_nothing_and_takes_no_room(w: World):
+    await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
+    index = w.cp._allocator.index
+    before = {m.name: (m.free_cpu, m.free_memory, m.pool) for m in index.machines.values()}
+    for _ in range(3):
+        preview = await w.cp.maintenance.preview("p", a_wish(wave_size=2, within=Within.MSB))
+        assert preview.tasks == 2
+    after = {m.name: (m.free_cpu, m.free_memory, m.pool) for m in index.machines.values()}
+    assert after == before
+    await w.stable()
+
+
+@planned()
+async def test_two_plans_for_one_machine_are_both_kept_and_the_earlier_deadline_counts(w: World):
+    """SC6: overlapping events have one budget, and are told of each other."""
+    await w.deployed(a_job(3, limits=LARGE, update=QUICK), quota=6)
+    host = next(m for m, tasks in w.region.where().items() if tasks)
+    kernel = a_wish(scope=None, machines=[host], deadline_s=3600.0, start_in_s=60.0)
+    switch = a_wish(
+        scope=None, machines=[host], work=Work.SWITCH, deadline_s=600.0, start_in_s=60.0
+    )
+    await w.cp.maintenance.accept("kernel", kernel, "ann")
+    preview = await w.cp.maintenance.preview("switch", switch)
+    assert preview.conflicts == [
+        f"plan kernel: 1 of these machines are in it too ({host}); tasks leave once, by the"
+        " earlier deadline"
+    ]
+    await w.cp.maintenance.accept("switch", switch, "bob")
+    open_events = w.cp._broker.table.get(host).unavailability
+    assert {event.plan for event in open_events} == {"kernel", "switch"}
+    await asyncio.sleep(61)
+    record = w.cp._broker.table.get(host)
+    view = w.cp._sights.view("front", [record.machine], clock())
+    assert view[host].deadline == min(e.deadline for e in open_events)
+    await w.until(lambda: not w.region.where()[host], within_s=600)
+    await w.cp.maintenance.cancel("switch")
+    (left,) = [e for e in w.cp._broker.table.get(host).unavailability if e.end is None]
+    assert left.plan == "kernel"
+
+
+@planned(9)
+async def test_of_two_machines_the_one_with_the_earlier_deadline_is_left_first(w: World):
+    """SC6: one budget for both events; the order is that of their deadlines."""
+    await w.deployed(a_job(3, limits=LARGE, update=QUICK), quota=9)
+    at = {t.index: t.placement.machine for t in w.cp._jobs.get("web").tasks}
+    late = a_wish(scope=None, machines=[at[0]], deadline_s=7200.0)
+    soon = a_wish(scope=None, machines=[at[2]], deadline_s=900.0, work=Work.REPAIR)
+    await asyncio.gather(
+        w.cp.maintenance.accept("late", late, "ann"), w.cp.maintenance.accept("soon", soon, "ann")
+    )
+    await w.until(lambda: not w.region.where()[at[0]] and not w.region.where()[at[2]], 900)
+    await w.stable()
+    moves = [e for e in (await w.cp.job_events("web", 0, 500)).events if e.kind == "move"]
+    assert sorted(e.task for e in moves) == [0, 2]
+    assert moves[0].task == 2 or moves[0].start < moves[1].start
+
+
+@planned(24)
+async def test_a_quarter_of_a_data_center_is_refreshed_and_owners_do_nothing(w: World):
+    """HC8, HC14, RB11: tasks move off, machines of the free pool take their place."""
+    await w.deployed(a_job(12, limits=LARGE, update=QUICK), quota=12)
+    old = sorted(w.region.machines, key=lambda m: int(m[1:]))[:6]
+    wish = a_wish(scope=None, machines=old, work=Work.REFRESH, wave_size=2, reason="new racks")
+    assert (await w.cp.maintenance.preview("refresh", wish)).warnings == []
+    await w.cp.maintenance.accept("refresh", wish, "ann")
+    least = 12
+    while not w.cp.maintenance.show("refresh").plan.ended:
+        least = min(least, len(await w.endpoints()))
+        await asyncio.sleep(0.5)
+    assert least >= 11
+    await w.stable()
+    assert not [m for m in old if w.region.where()[m]]
+    records = [w.cp._broker.table.get(m) for m in old]
+    assert all(not record.entitlement for record in records)
+    for name in old:  # they leave the building
+        await w.cp.inventory.remove(name)
+
+
+@planned(8)
+async def test_when_power_is_short_what_matters_least_leaves_first_and_no_more_than_needed(
+    w: World,
+):
+    """SC2, HC13, WH10: an MSB's power event; nobody's hands are needed."""
+    for machine in w.region.machines.values():
+        await w.cp.joined(machine.join())
+    for name, priority in (("front", 900), ("batch", 100)):
+        await w.cp.put_entitlement(
+            name, EntitlementSpec(machines=4, host_profile="web", priority=priority)
+        )
+    await w.cp.apply_job(a_job(2, limits=LARGE, update=QUICK))
+    await w.cp.apply_job(a_job(2, name="crunch", entitlement="batch", limits=LARGE, update=QUICK))
+    await w.stable("web")
+    await w.stable("crunch")
+    where = w.region.where()
+    capped = sorted(m for m, tasks in where.items() if tasks)
+    wish = a_wish(
+        scope=None,
+        machines=capped,
+        work=Work.POWER_CAP,
+        reason="feed B lost",
+        deadline_s=3600.0,
+        despite=True,
+    )
+    preview = await w.cp.maintenance.preview("cap", wish)
+    assert preview.waves == [2, 2]
+    await w.cp.maintenance.accept("cap", wish, "ann")
+    first = w.cp.maintenance._waves_of(w.cp.maintenance._plans.get("cap"))[0].machines
+    assert all(where[m][0].startswith("crunch-") for m in first)
+    web = {m for m in capped if where[m][0].startswith("web-")}
+    while any(w.region.where()[m] for m in first):
+        assert all(w.region.where()[m] for m in web)
+        await asyncio.sleep(0.5)
+    await w.until(lambda: not any(w.region.where()[m] for m in capped), within_s=600)
+    causes = {e.cause for e in (await w.cp.job_events("crunch", 0, 100)).events if e.kind == "move"}
+    assert causes == {"power"}
+    await asyncio.sleep(60)
+    assert await state(w, "cap") is PlanState.RUNNING  # until the power is back
+    await w.cp.maintenance.cancel("cap")
+    assert all(e.end is not None for m in capped for e in w.cp._broker.table.get(m).unavailability)
+
+
+@planned()
+async def test_a_switch_that_is_out_for_three_minutes_ends_by_itself(w: World):
+    """TC9, HC7: those who stay are excused so long, and afterwards nothing is left to tidy up."""
+    await w.set_up(6)
+    wish = a_wish(
+        scope=None,
+        machines=["m1"],
+        work=Work.SWITCH,
+        deadline_s=120.0,
+        duration_s=180.0,
+        tasks_survive=True,
+    )
+    await w.cp.maintenance.accept("switch", wish, "ann")
+    await asyncio.sleep(121)
+    assert w.cp.maintenance.show("switch").waves[0].ready == ["m1"]
+    w.region.machines["m1"].reachable = False
+    await asyncio.sleep(100)
+    w.region.machines["m1"].reachable = True
+    await asyncio.sleep(30)
+    assert await state(w, "switch") is PlanState.RUNNING
+    await w.until(lambda: w.cp.maintenance.show("switch").plan.ended, within_s=600)
+    assert w.cp._broker.table.get("m1").state is MachineState.UP
+
+
+@planned()
+async def test_what_cannot_be_meant_is_refused_and_changes_nothing(w: World):
+    await w.set_up(3)
+    maintenance = w.cp.maintenance
+    for changes, words in (
+        ({"work": Work.REFRESH, "tasks_survive": True}, "no task survives a refresh"),
+        ({"tasks_survive": True}, "needs a deadline and a duration"),
+        ({"ends": Ends.TIME}, "needs a deadline and a duration"),
+        ({"shed_w": 10}, "only power-cap sheds power"),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            await maintenance.preview("p", a_wish(**changes))
+    with pytest.raises(InvalidInput, match="cannot be called"):
+        await maintenance.accept("../x", a_wish(), "ann")
+    with pytest.raises(NotFound, match="no machine is in this scope"):
+        await maintenance.accept("p", a_wish(scope=MachineScope(msb="nowhere")), "ann")
+    await maintenance.accept("p", a_wish(despite=True), "ann")
+    with pytest.raises(Conflict, match="there is a plan 'p' already"):
+        await maintenance.accept("p", a_wish(despite=True), "ann")
+    with pytest.raises(NotFound, match="in no wave that is under way"):
+        await maintenance.report("p", ["nobody"])
+    await maintenance.cancel("p")
+    with pytest.raises(Conflict, match="is cancelled already"):
+        await maintenance.cancel("p")
+
+
+@planned()
+async def test_work_is_over_when_somebody_says_so(w: World):
+    await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
+    wish = a_wish(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
+    await w.cp.maintenance.accept("fans", wish, "ann")
+    await w.until(lambda: len(w.cp.maintenance.show("fans").waves[0].ready) == 2)
+    await w.cp.maintenance.report("fans", ["m1"])
+    assert w.cp.maintenance.show("fans").done == 1
+    await w.cp.maintenance.report("fans", ["m2"])
+    await w.until(lambda: w.cp.maintenance.show("fans").plan.ended)

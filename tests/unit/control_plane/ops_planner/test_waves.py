@@ -1,0 +1,189 @@
+"""Machines of a plan in waves, and what comes next of one: pure."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.api.maintenance import (
+    Ends,
+    MaintenanceWish,
+    PlanRecord,
+    WaveRecord,
+    WaveState,
+    Within,
+    Work,
+)
+from control_plane.ops_planner.core.impact import JobNow, overlaps, spared, warnings
+from control_plane.ops_planner.core.waves import (
+    Planned,
+    SeenHost,
+    advance,
+    divide,
+    how_it_ends,
+    is_enough,
+    is_one_by_one,
+)
+
+NOW = 1000.0
+
+
+def a_wish(**changes) -> MaintenanceWish:
+    return MaintenanceWish(**({"reason": "6.12.9", "work": Work.KERNEL} | changes))
+
+
+def a_plan(**changes) -> PlanRecord:
+    wish = a_wish(**changes)
+    values = {"name": "k", "by": "ann", "at": 0.0, "machines": 2, "waves": 1}
+    return PlanRecord(wish=wish, ends=how_it_ends(wish), **values)
+
+
+def a_wave(*machines: str, **changes) -> WaveRecord:
+    values = {"plan": "k", "number": 1, "state": WaveState.ANNOUNCED, "start": 100.0}
+    return WaveRecord(machines=list(machines), **(values | changes))
+
+
+def fleet(msbs: int, racks: int, each: int) -> list[Planned]:
+    return [
+        Planned(f"m-{msb}-{rack}-{n}", ("dc1", f"msb{msb}", "row1", f"rack{rack}"))
+        for msb in range(msbs)
+        for rack in range(racks)
+        for n in range(each)
+    ]
+
+
+def test_a_wave_stays_in_one_msb_and_takes_as_few_as_possible_of_each_rack():
+    """HC4: a fleet's kernels go wave by wave, of one fault domain at a time."""
+    waves = divide(fleet(2, 4, 3), a_wish(wave_size=4, within=Within.MSB))
+    assert [len(wave) for wave in waves] == [4] * 6
+    assert all(len({name.split("-")[1] for name in wave}) == 1 for wave in waves)
+    assert all(len({name.split("-")[2] for name in wave}) == 4 for wave in waves)
+    assert sorted(name for wave in waves for name in wave) == sorted(
+        machine.machine for machine in fleet(2, 4, 3)
+    )
+
+
+def test_without_a_wish_for_waves_all_machines_go_at_once():
+    wish = a_wish()
+    assert [len(wave) for wave in divide(fleet(2, 10, 60), wish)] == [1000, 200]
+    assert not is_one_by_one(wish)
+
+
+def test_what_matters_least_leaves_first_when_power_is_short():
+    """HC13: machines whose tasks have the lowest priority are the first wave."""
+    machines = [
+        Planned(f"m{priority}-{n}", ("dc1", "msb1", "row1", f"r{n}"), priority)
+        for priority in (900, 100, 500)
+        for n in range(2)
+    ]
+    waves = divide(machines, a_wish(work=Work.POWER_CAP))
+    assert waves == [["m100-0", "m100-1"], ["m500-0", "m500-1"], ["m900-0", "m900-1"]]
+
+
+def test_no_more_is_shed_than_was_asked():
+    plan = a_plan(work=Work.POWER_CAP, shed_w=1000)
+    waves = [a_wave("m1", "m2"), a_wave("m3", number=2, state=WaveState.WAITING)]
+    hosts = {name: SeenHost(True, True, tasks=0, power_w=500) for name in ("m1", "m2", "m3")}
+    assert is_enough(plan, waves, hosts)
+    hosts["m2"] = SeenHost(True, True, tasks=1, power_w=500)
+    assert not is_enough(plan, waves, hosts)
+
+
+@pytest.mark.parametrize(
+    ("wish", "ends"),
+    [
+        ({"work": Work.KERNEL}, Ends.REBOOT),
+        ({"work": Work.FIRMWARE}, Ends.REBOOT),
+        ({"work": Work.REFRESH}, Ends.EMPTY),
+        ({"work": Work.POWER_DEVICE, "deadline_s": 600.0, "duration_s": 60.0}, Ends.REPORTED),
+        (
+            {"work": Work.SWITCH, "deadline_s": 60.0, "duration_s": 60.0, "tasks_survive": True},
+            Ends.TIME,
+        ),
+        ({"work": Work.KERNEL, "ends": Ends.REPORTED}, Ends.REPORTED),
+    ],
+)
+def test_how_it_is_known_that_work_is_over(wish, ends):
+    """HC7: each kind of work that the paper names has its own end."""
+    assert how_it_ends(a_wish(**wish)) is ends
+
+
+def test_a_machine_that_booted_again_and_answers_is_done_with():
+    plan = a_plan(deadline_s=600.0, duration_s=600.0)
+    wave = a_wave("m1", "m2", boots={"m1": "old", "m2": "old"})
+    hosts = {"m1": SeenHost(True, True, boot="new"), "m2": SeenHost(True, True, boot="old")}
+    then = advance(plan, wave, hosts, NOW)
+    assert (then.close, then.finish, then.waits) == (("m1",), False, "")
+    hosts["m2"] = SeenHost(True, False, boot="new")  # it is up and its profile is not right yet
+    assert advance(plan, wave, hosts, NOW).close == ("m1",)
+    hosts = {name: SeenHost(False, True, boot="new") for name in ("m1", "m2")}
+    assert advance(plan, wave, hosts, NOW).finish
+
+
+def test_a_wave_whose_machines_do_not_return_stops_those_that_follow():
+    plan = a_plan(deadline_s=600.0, duration_s=600.0, return_within_s=300.0)
+    wave = a_wave("m1", "m2", boots={"m1": "old", "m2": "old"})
+    hosts = {"m1": SeenHost(False, True), "m2": SeenHost(True, False, boot="old")}
+    assert advance(plan, wave, hosts, 1599.0).waits == ""
+    then = advance(plan, wave, hosts, 1600.0)
+    assert then.waits == "wave 1: 1 of 2 machines are not back: m2"
+    assert not then.finish
+    left = a_wave("m1", "m2", left_out=["m2"])
+    assert advance(plan, left, hosts, 1600.0).finish
+
+
+def test_a_machine_that_was_removed_holds_up_nothing():
+    assert advance(a_plan(), a_wave("gone"), {}, NOW).finish
+
+
+# -- what it means
+
+
+def a_job(name: str, budget: int, down: int = 0, **changes) -> JobNow:
+    return JobNow(name, "front", 10, down, budget, **changes)
+
+
+def test_49_of_50():
+    """HC6: one replica is down, and the machine of the other one waits."""
+    machines = [f"m{n}" for n in range(50)]
+    jobs = {f"j{n}": a_job(f"j{n}", 1) for n in range(50)} | {"j7": a_job("j7", 1, down=1)}
+    on = {machine: {f"j{n}": 1} for n, machine in enumerate(machines)}
+    at_once, held = spared(machines, on, jobs)
+    assert at_once == 49
+    assert [(one.machine, one.jobs) for one in held] == [("m7", ["j7"])]
+
+
+def test_two_tasks_of_one_job_do_not_go_at_once():
+    jobs = {"web": a_job("web", 1)}
+    at_once, held = spared(["m1", "m2"], {"m1": {"web": 1}, "m2": {"web": 1}}, jobs)
+    assert at_once == 1
+    assert [one.machine for one in held] == ["m2"]
+
+
+def test_a_job_is_judged_by_the_wave_that_takes_most_of_it():
+    job = a_job("web", 2, there=[{0, 1, 2}, {3}], down_there={2})
+    impact = job.impact(stay=False)
+    assert (impact.there, impact.most_in_a_wave, impact.rounds) == (4, 2, 1)
+    assert not impact.stay
+    assert a_job("db", 1, controller="db", there=[{0}]).impact(stay=True).stay
+
+
+def test_a_plan_is_refused_for_want_of_room_or_for_its_size():
+    homeless = a_job("web", 1, there=[{0, 1}], unplaced=2, reasons=["2 machines: no memory"])
+    impacts = [homeless.impact(stay=False)]
+    found = warnings(impacts, 0.1, has_deadline=True, tasks_survive=False)
+    assert found == [
+        "job web: 2 of 2 tasks have no other place, they stop at the deadline:"
+        " 2 machines: no memory"
+    ]
+    assert warnings(impacts, 0.1, has_deadline=True, tasks_survive=True) == []
+    assert warnings([], 0.4, has_deadline=True, tasks_survive=False) == [
+        "a wave takes 40% of the region's machines at once"
+    ]
+
+
+def test_other_work_on_the_same_machines_and_jobs_is_told():
+    assert overlaps({"plan k": ["m2", "m1"]}, {"plan s": ["web"]}) == [
+        "plan k: 2 of these machines are in it too (m1, m2); tasks leave once, by the earlier"
+        " deadline",
+        "plan s: takes machines of the same jobs: web; one budget is for both",
+    ]
