@@ -51,19 +51,19 @@ async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[s
     if not liveness.ok or liveness.detail:
         found.append(f"ready says {liveness.detail}")
     try:
-        records = await _jobs(region, control_plane, found)
+        records, bound = await _jobs(region, control_plane, found)
         await _machines(region, control_plane, found)
     except TwineError as e:
         return [*found, f"the control plane cannot be asked: {e}"]
-    _copies(region, records, found)
+    _copies(region, records, bound, found)
     return found
 
 
 async def _jobs(
     region: SimulatedRegion, control_plane: ControlPlane, found: list[str]
-) -> dict[str, str]:
-    """Look at all jobs; return task → machine as their records say."""
-    placed: dict[str, str] = {}
+) -> tuple[dict[str, str], set[str]]:
+    """Look at all jobs; return task → machine as their records say, and jobs that cannot update."""
+    placed, bound = dict[str, str](), set[str]()
     for name, owned in region.clients.jobs.items():
         spec = owned.granted
         if owned.asked is None or spec is None:
@@ -76,12 +76,14 @@ async def _jobs(
                 placed[task_id(name, task.index)] = task.placement.machine
         listed = {e.task: e.machine for e in (await control_plane.endpoints(name)).endpoints}
         if _is_all_it_can_be(region, status, len(listed)):
+            if is_bound(status):
+                bound.add(name)
             continue
         if status.phase is not JobPhase.STABLE:
             found.append(f"job {name} is {status.phase}: {status.detail}")
         if len(listed) != spec.tasks:  # which indexes stay is the scheduler's choice
             found.append(f"job {name} lists {len(listed)} of {spec.tasks} tasks")
-    return placed
+    return placed, bound
 
 
 def _is_all_it_can_be(region: SimulatedRegion, status: JobStatus, listed: int) -> bool:
@@ -90,9 +92,21 @@ def _is_all_it_can_be(region: SimulatedRegion, status: JobStatus, listed: int) -
     placed = sum(1 for task in tasks if task.placement is not None)
     return (
         placed < len(tasks) == status.wanted
-        and placed == listed == status.healthy == status.updated
+        and placed == listed == status.healthy
+        and (placed == status.updated or is_bound(status))
         and is_full(region, status.record.spec)
     )
+
+
+def is_bound(status: JobStatus) -> bool:
+    """Return whether so many tasks of a job wait for room that none may be taken down.
+
+    A release has to wait then: its owner asked for more than there is room for, and for no more
+    than that many being away.
+    """
+    record = status.record
+    waiting = sum(1 for task in record.tasks if task.placement is None)
+    return waiting >= record.spec.update.max_unavailable
 
 
 def is_full(region: SimulatedRegion, spec: JobSpec) -> bool:
@@ -130,14 +144,18 @@ async def _machines(region: SimulatedRegion, control_plane: ControlPlane, found:
             found.append(f"machine {record.machine} is free and has {', '.join(sorted(copies))}")
 
 
-def _copies(region: SimulatedRegion, placed: dict[str, str], found: list[str]) -> None:
-    """Compare what runs with what is recorded, task by task."""
+def _copies(
+    region: SimulatedRegion, placed: dict[str, str], bound: set[str], found: list[str]
+) -> None:
+    """Compare what runs with what is recorded, task by task; jobs of `bound` cannot update."""
     running: dict[str, list[str]] = {}
     for machine in region.machines.values():
         for task, copy in machine.copies.items():
             running.setdefault(task, []).append(machine.name)
-            owned = region.clients.jobs[copy.spec.job or task.rpartition("-")[0]]
-            if copy.alive and owned.granted is not None and copy.runs != owned.granted.image:
+            job = copy.spec.job or task.rpartition("-")[0]
+            granted = region.clients.jobs[job].granted
+            is_old = granted is not None and copy.runs != granted.image
+            if copy.alive and is_old and job not in bound:
                 found.append(f"{task} on {machine.name} runs an older image")
             if not copy.alive:
                 found.append(f"{task} on {machine.name} is {copy.state}")

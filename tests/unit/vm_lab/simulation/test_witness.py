@@ -7,7 +7,16 @@ from msgspec.structs import replace
 
 from agent import api
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import Endpoint, Endpoints, JobSpec, UpdatePolicy
+from control_plane.api.jobs import (
+    Endpoint,
+    Endpoints,
+    JobRecord,
+    JobSpec,
+    Placement,
+    TaskRecord,
+    UpdatePolicy,
+)
+from control_plane.scheduler.core.rollout import summarize
 from vm_lab.region import agent, rest, scenario
 from vm_lab.region.clients import Owned
 from vm_lab.region.seed import SimulatedRegion
@@ -122,3 +131,16 @@ def test_a_job_may_wait_for_room_only_where_there_is_none(world: World) -> None:
     assert not rest.is_full(region, SPEC), "a smaller task has room"
     region.checker.standings["m02"].entitlement = ""
     assert not rest.is_full(region, large), "it may have another machine"
+
+
+@pytest.mark.parametrize(("waiting", "most", "bound"), [(1, 1, True), (2, 1, True), (1, 2, False)])
+def test_a_release_waits_at_rest_while_tasks_without_room_use_up_the_budget(waiting, most, bound):
+    """BUG-SI2: a job of which one task never finds room may not be updated, and is as it must be."""
+    spec = replace(SPEC, update=UpdatePolicy(max_unavailable=most))
+    there = Placement(machine="m01")
+    tasks = [
+        TaskRecord(index=i, version=1, generation=1, placement=None if i < waiting else there)
+        for i in range(4)
+    ]
+    status = summarize(JobRecord(name="web", spec=spec, version=2, specs={}, tasks=tasks))
+    assert rest.is_bound(status) is bound
