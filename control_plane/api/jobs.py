@@ -36,6 +36,8 @@ from control_plane.api.policy import (
     Requirement,
 )
 from control_plane.api.policy import JobName as JobName
+from control_plane.api.updates import Rollout
+from control_plane.api.updates import UpdatePolicy as UpdatePolicy
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,15 +56,6 @@ class JobProbe(_Written, frozen=True, kw_only=True):
     successes: Annotated[int, Meta(ge=1, le=100)] = 1
     failures: Annotated[int, Meta(ge=1, le=100)] = 3
     start_period_s: StartPeriod = 30.0
-
-
-class UpdatePolicy(_Written, frozen=True, kw_only=True):
-    """How many tasks may be unavailable at once, for any reason (SC6)."""
-
-    max_unavailable: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """Voluntary operations stop while this many tasks are not healthy; failures count too."""
-    drain_s: Annotated[float, Meta(ge=0, le=3600)] = 2.0
-    """From "not listed in discovery any more" to SIGTERM, so that clients let go."""
 
 
 class ControllerRef(_Written, frozen=True, kw_only=True):
@@ -183,6 +176,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     for want of another."""
     operation: Operation | None = None
     """What is being done to it; None: nothing."""
+    extra: bool = False
+    """It runs besides the wanted ones for as long as an update or a maintenance takes (`surge`)."""
     # -- in memory only
     reason: str = ""
     health: Health = Health.UNKNOWN
@@ -215,6 +210,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     stopping: bool = False
     paused: bool = False
     """No task is taken down for a newer version."""
+    rollout: Rollout | None = None
+    """How far its newest version is; None: it never had another."""
     tasks: list[TaskRecord] = []
     """By index, rising."""
     created_at: float = 0.0
@@ -251,6 +248,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     updated: int
     """Tasks that run the newest version."""
     detail: str = ""
+    update: str = ""
+    """How the update goes, or went, in a sentence; empty: as it should."""
 
 
 class Jobs(msgspec.Struct, frozen=True, kw_only=True):

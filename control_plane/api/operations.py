@@ -17,6 +17,8 @@ class OperationKind(StrEnum):
     """It comes back as the newest version."""
     MOVE = "move"
     REMOVE = "remove"
+    ROLLOUT = "rollout"
+    """Of no single task: how the job's newest version does."""
 
 
 class Cause(StrEnum):
@@ -24,6 +26,12 @@ class Cause(StrEnum):
 
     RESIZE = "resize"
     RELEASE = "release"
+    CANARY = "canary"
+    """A release that only a few tasks get at first."""
+    ROLLBACK = "rollback"
+    """Back from a version that failed, or is not wanted after all."""
+    SURGE = "surge"
+    """It runs besides the wanted tasks while others are taken down."""
     STOP = "stop"
     """The job is stopped."""
     FAILURE = "failure"
@@ -99,7 +107,8 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     seq: int = 0
     """Rises by one with each event of the job."""
-    task: int
+    task: int | None
+    """None: it is about the job as a whole."""
     operation: str
     kind: OperationKind
     cause: Cause

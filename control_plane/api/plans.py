@@ -65,6 +65,8 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     spread: list[SpreadBin] = []
     uneven: str = ""
     """Where the job has two tasks more than elsewhere, and why they stay; empty: nowhere."""
+    update: str = ""
+    """How its update goes, or went; empty: as it should."""
     controller: str = ""
     """How the conversation with the job's controller goes; empty: it has none."""
     operations: list[str] = []

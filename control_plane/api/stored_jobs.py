@@ -12,6 +12,7 @@ import msgspec
 
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
 from control_plane.api.operations import Operation
+from control_plane.api.updates import Rollout
 
 CHUNK = 256
 """Indexes per chunk: 59 chunks of the largest job, and below 1 KiB for each task."""
@@ -33,6 +34,7 @@ class StoredTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     attempts: int = 0
     avoid: str = ""
     operation: Operation | None = None
+    extra: bool = False
 
 
 class TaskChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,7 @@ class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
     specs: dict[int, JobSpec] = {}
     stopping: bool = False
     paused: bool = False
+    rollout: Rollout | None = None
     created_at: float = 0.0
     generation: int = 0
     operations: int = 0
@@ -73,6 +76,7 @@ def intent_of(record: JobRecord) -> JobIntent:
         specs=record.specs,
         stopping=record.stopping,
         paused=record.paused,
+        rollout=record.rollout,
         created_at=record.created_at,
         generation=record.generation,
         operations=record.operations,
@@ -91,6 +95,7 @@ def same_intent(one: JobRecord, other: JobRecord) -> bool:
         and one.version == other.version
         and one.stopping == other.stopping
         and one.paused == other.paused
+        and one.rollout == other.rollout
         and (one.spec is other.spec or one.spec == other.spec)
         and (one.specs is other.specs or one.specs == other.specs)
         and one.created_at == other.created_at
@@ -109,6 +114,7 @@ def same_stored(one: TaskRecord, other: TaskRecord) -> bool:
         and one.avoid == other.avoid
         and one.since == other.since
         and one.operation == other.operation
+        and one.extra == other.extra
     )
 
 
@@ -170,6 +176,7 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
         specs=intent.specs,
         stopping=intent.stopping,
         paused=intent.paused,
+        rollout=intent.rollout,
         tasks=tasks,
         created_at=intent.created_at,
         generation=intent.generation,
@@ -205,6 +212,7 @@ def _chunk(number: int, tasks: Iterable[TaskRecord], leaving: Mapping[str, list[
                 attempts=task.attempts,
                 avoid=task.avoid,
                 operation=task.operation,
+                extra=task.extra,
             )
         )
     left = {machine: sorted(leaving[machine]) for machine in sorted(leaving)}
@@ -227,4 +235,5 @@ def _task(stored: StoredTask, names: list[str]) -> TaskRecord:
         attempts=stored.attempts,
         avoid=stored.avoid,
         operation=stored.operation,
+        extra=stored.extra,
     )

@@ -19,6 +19,7 @@ from agent.wire.quantities import shown
 from agent.wire.routes import invalid
 from agent.wire.violations import MAX_ERRORS, violations
 from control_plane.api.jobs import JobSpec
+from control_plane.api.policy import Admission
 from control_plane.api.requirement_parser import parsed
 
 MAX_JOB_FILE_BYTES = 256 << 10
@@ -57,6 +58,7 @@ def job_relations(document: Any) -> list[FieldError]:
     port = probe.get("port") if isinstance(probe, dict) else None
     if isinstance(port, str) and port not in ports:
         found.append(FieldError(field="probe.port", reason=_no_port(port, ports)))
+    found += _update_errors(document)
     gpus = document.get("gpus")
     if isinstance(gpus, float) and gpus > 0 and gpus % 1 and gpus not in GPU_PARTS:
         reason = f"{gpus:g} is not valid; whole GPUs, or one of 0.125, 0.25 and 0.5 of one"
@@ -68,6 +70,19 @@ def job_relations(document: Any) -> list[FieldError]:
         strays = dict.fromkeys(_strays(text, known))
         found += [FieldError(field=field, reason=_no_port(port, ports)) for port in strays]
     return found[:MAX_ERRORS]
+
+
+def _update_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
+    update = document.get("update")
+    if not isinstance(update, dict):
+        return
+    surge = update.get("surge", 0)
+    if update.get("max_unavailable") == 0 and not surge:
+        reason = "0 is only possible with surge: else no task could ever be updated or moved"
+        yield FieldError(field="update.max_unavailable", reason=reason)
+    if surge and document.get("admission") == Admission.GANG:
+        reason = "a job with admission = gang cannot have any: it is placed as a whole"
+        yield FieldError(field="update.surge", reason=reason)
 
 
 def requirement_errors(listed: Any, field: str) -> list[FieldError]:

@@ -87,7 +87,7 @@ def _rows(job: str, found: Iterable[JobEvent]) -> list[tuple[object, ...]]:
             event.seq,
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.end)),
             show.duration(event.end - event.start),
-            f"{job}-{event.task}",
+            f"{job}-{event.task}" if event.task is not None else job,
             event.kind.value,
             event.cause.value,
             event.outcome.value,

@@ -33,6 +33,17 @@ def arrived(status: JobStatus) -> bool:
     )
 
 
+def went_back(status: JobStatus, first: int) -> NotReached | None:
+    """Return the failure of the version `first` that was waited for, if it failed."""
+    rollout = status.record.rollout
+    if rollout is None or not (rollout.halted or rollout.returns_from == first):
+        return None
+    return NotReached(
+        f"job {status.record.name}: {status.update or rollout.reason}",
+        hint=f"twinectl job events {status.record.name}, twinectl job logs",
+    )
+
+
 def summary(status: JobStatus) -> str:
     """Return how a job does in a few words."""
     return (
@@ -76,15 +87,18 @@ async def changes(client: ControlPlaneClient, name: str) -> AsyncIterator[JobSta
 
 async def wait_stable(client: ControlPlaneClient, name: str, timeout_s: float) -> JobStatus:
     """Return the job once it is what its owner wants; say on stderr how it gets there."""
-    said, status = "", None
+    said, status, first = "", None, 0
     try:
         async with asyncio.timeout(timeout_s):
             async for status in changes(client, name):
                 if status is None:
                     raise NotFound(f"job {name} was stopped while waiting for it")
+                first = first or status.record.version
                 if (line := headline(status)) != said:
                     progress(line)
                     said = line
+                if (failed := went_back(status, first)) is not None:
+                    raise failed
                 if arrived(status):
                     return status
     except TimeoutError:

@@ -201,7 +201,7 @@ def _head(status: JobStatus) -> list[str]:
     return [
         f"job {status.record.name}: {follow.summary(status)}",
         f"entitlement {spec.entitlement}, image {spec.image}",
-        *(f"  {line}" for line in why if line),
+        *(f"  {line}" for line in dict.fromkeys([*why, status.update]) if line),
     ]
 
 

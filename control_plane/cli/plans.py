@@ -101,7 +101,9 @@ def _print_rest(found: JobExplanation) -> None:
     shown = found.operations[:_MOST_ROWS]
     if len(found.operations) > len(shown):
         shown.append(f"… and {len(found.operations) - len(shown)} more (-o json shows all)")
-    for line in filter(None, (found.uneven, *found.second_copies, found.controller, *shown)):
+    for line in filter(
+        None, (found.uneven, *found.second_copies, found.update, found.controller, *shown)
+    ):
         click.echo(show.printable(line))
 
 

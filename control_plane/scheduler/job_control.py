@@ -19,6 +19,7 @@ from control_plane.portal.portal import Portal
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.scheduler.core.job_check import check_job, check_neighbours, claiming, same_tasks
+from control_plane.scheduler.core.release import back_to, resumed, returned
 from control_plane.scheduler.core.rollout import earlier
 from control_plane.scheduler.core.shares import check_share, is_shared
 from control_plane.store import Put
@@ -49,10 +50,11 @@ class JobControl:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By entitlement: two jobs that fit its quota alone may not fit it together."""
 
-    async def apply(self, spec: JobSpec, *, dry_run: bool) -> JobRecord:
+    async def apply(self, spec: JobSpec, *, dry_run: bool, back_to: int = 0) -> JobRecord:
         """Create the job or change what is wanted of it; with all its errors, or not at all.
 
-        With `dry_run` the record that would be stored is returned and nothing is.
+        With `dry_run` the record that would be stored is returned and nothing is. `back_to` is
+        the version that wanted it before, if it is to go back.
         """
         if spec.name in self._jobs.set_aside:
             raise Conflict(
@@ -72,7 +74,13 @@ class JobControl:
             spec = self._claiming(written)
             self._check(spec, image_known=image is not None)  # others may have been faster
             self._check_share(spec, known)
-            record = _changed(known, spec) if known else self._new(spec, retired)
+            if known is None:
+                record = self._new(spec, retired)
+            elif back_to:
+                reason = f"its owner wants version {back_to} again instead of {known.version}"
+                record = returned(_going_on(known), spec, reason)
+            else:
+                record = _changed(known, spec)
             if not dry_run and record != known:
                 compare = self._portal.table.expect([spec.entitlement])
                 also = [] if known else [Put(USES + spec.entitlement, b"{}")]
@@ -145,7 +153,7 @@ class JobControl:
 
     async def pause(self, name: str, *, paused: bool) -> JobRecord:
         """Hold back what tasks would be taken down for because of a newer version, or go on."""
-        record = await self._jobs.update(name, lambda r: replace(_going_on(r), paused=paused))
+        record = await self._jobs.update(name, lambda r: _paused(_going_on(r), paused))
         log.info("job paused" if paused else "job resumed", extra={"job": name})
         return record
 
@@ -164,7 +172,8 @@ class JobControl:
                 f"cannot roll back job {name!r}: no earlier version of it is known",
                 hint="apply the file that you want",
             )
-        return await self.apply(_back_to(record.spec, record.specs[version]), dry_run=False)
+        spec = back_to(record.spec, record.specs[version])
+        return await self.apply(spec, dry_run=False, back_to=version)
 
     async def _last_generation(self, name: str) -> int:
         """Return the last generation of an earlier job of this name; 0: there was none."""
@@ -194,18 +203,9 @@ def _again(record: JobRecord) -> JobRecord:
     return replace(record, version=version, specs=record.specs | {version: record.spec})
 
 
-def _back_to(now: JobSpec, then: JobSpec) -> JobSpec:
-    """Return what an earlier version wanted of each task, at the size and pace of now."""
-    return replace(
-        then,
-        tasks=now.tasks,
-        update=now.update,
-        preferences=now.preferences,
-        admission=now.admission,
-        machine_types=now.machine_types,
-        requires=now.requires,
-        controller=now.controller,
-    )
+def _paused(record: JobRecord, paused: bool) -> JobRecord:
+    """Return the record held back, or going on: then what halted it is forgiven, too."""
+    return replace(record if paused else resumed(record), paused=paused)
 
 
 def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:

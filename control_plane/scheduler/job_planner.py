@@ -84,7 +84,9 @@ class JobPlanner:
         record = self._jobs.get(name)
         wanted = wanted_tasks(record)
         claims = self._index.claims.get(name)
-        staying = [task for task in record.tasks if not (record.stopping or is_going(task))]
+        staying = [
+            task for task in record.tasks if not (record.stopping or is_going(task) or task.extra)
+        ]
         wanted_here = {task.index for task in staying}
         machines = [claim.machine for claim in claims or () if claim.task in wanted_here]
         waiting = [t.index for t in staying if t.placement is None or t.phase == "lost"]
@@ -107,6 +109,7 @@ class JobPlanner:
             spread=_spread(machines),
             uneven=await self._uneven(record),
             second_copies=self._scheduler.second_copies(record),
+            update=self._scheduler.update_note(record),
             controller=self._scheduler.controller_note(record),
             operations=_waiting(record, self._runtime.date()),
         )

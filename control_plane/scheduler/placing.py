@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Set
 
 from control_plane.agents.core.seen import View
 from control_plane.allocator.allocator import Allocator
@@ -15,7 +15,7 @@ from control_plane.allocator.core.request import Allowance, Group, Request, same
 from control_plane.allocator.core.spread import Repair, Target, Targets, evened
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobRecord, TaskRecord
+from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
 from control_plane.api.policy import Admission, Property
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
@@ -78,6 +78,8 @@ class Placing:
     async def repairs(self, record: JobRecord, view: View) -> tuple[Repair, ...]:
         """Return a few moves that make a job's spread more even; changes nothing."""
         most = min(_AT_ONCE, record.spec.update.max_unavailable)
+        if most < 1:
+            return ()
         return await self.allocator.repairs(self._request(record, view), most)
 
     def _follow(self, record: JobRecord, view: View) -> None:
@@ -112,16 +114,19 @@ class Placing:
             self.index.restore(record.name, claims.pool, true)
             self.allocator.allocations.forget_answer(record.name)
 
-    async def targets(self, record: JobRecord, tasks: Sequence[int], moving: Set[int]) -> Targets:
-        """Return where tasks would go as the newest version: one plan, which changes nothing.
+    async def targets(
+        self, record: JobRecord, tasks: Mapping[int, JobSpec], moving: Set[int]
+    ) -> Targets:
+        """Return where tasks would go as what each is to run: one plan, which changes nothing.
 
         Those of `moving` cannot stay where they are; others stay if they claim the same.
         """
         entitlement = self.entitlement_of(record)
-        demand = demand_for(record.spec, entitlement)
+        of_spec = {id(spec): demand_for(spec, entitlement) for spec in tasks.values()}
+        demands = {task: of_spec[id(spec)] for task, spec in tasks.items()}
         claims = self.index.claims.get(record.name)
         staying, asked, left = dict[int, Target](), list[int](), set[str]()
-        for task in tasks:
+        for task, demand in demands.items():
             known = claims.get(task) if claims is not None else None
             if known is not None and task not in moving and same_claim(known.demand, demand):
                 staying[task] = Target(known.machine.name)
@@ -137,10 +142,12 @@ class Placing:
             if claim.task not in named:
                 others[claim.demand].append(claim.task)
         groups = [Group(d, tuple(those)) for d, those in others.items()]
-        for leave, those in ((left, named & moving), (set[str](), named - moving)):
-            if those:
-                group = tuple(sorted(those))
-                groups.append(Group(demand, group, leave=frozenset(leave), running=False))
+        alike: dict[tuple[Demand, bool], list[int]] = defaultdict(list)
+        for task in sorted(asked):
+            alike[demands[task], task in moving].append(task)
+        for (demand, leaves), those in alike.items():
+            leave = frozenset(left) if leaves else frozenset[str]()
+            groups.append(Group(demand, tuple(those), leave=leave, running=False))
         request = Request(
             record.name,
             self.pool_of(record),

@@ -30,6 +30,7 @@ from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
 from control_plane.scheduler.consultant import Consultant
+from control_plane.scheduler.core import release
 from control_plane.scheduler.core.copies import second_copies
 from control_plane.scheduler.core.decide import decide, go_on, settle
 from control_plane.scheduler.core.decision import Decision, Found, Seen
@@ -117,6 +118,7 @@ class Scheduler:
     def status(self, name: str) -> JobStatus:
         """Return a job as its owner sees it."""
         status = summarize(self._jobs.get(name), self._details.get(name, ""))
+        status = replace(status, update=self.update_note(status.record))
         copies = self.second_copies(status.record)
         if not copies:
             return status
@@ -127,6 +129,10 @@ class Scheduler:
     def controller_note(self, record: JobRecord) -> str:
         """Return how the conversation with a job's controller goes; empty: it has none."""
         return self._consultant.note(record.name)
+
+    def update_note(self, record: JobRecord) -> str:
+        """Return how a job's update goes, in a sentence; empty: as it should."""
+        return release.told(record, Moment(self._runtime.wall(), self._runtime.now()))
 
     def second_copies(self, record: JobRecord) -> list[str]:
         """Return which tasks of a job may run twice, each with where."""
@@ -256,9 +262,9 @@ class Scheduler:
             self._dispatcher.send(command)  # it is derived anew when its turn has come
             await self._runtime.breathe()
         self._consultant.ask(made.record, view)
-        look = next_look(made.record, now, view)
-        resync_s = self._settings.resync_s
-        return resync_s if look is None else min(resync_s, look - now.steady)
+        looks = (next_look(made.record, now, view), release.next_look(made.record, now))
+        due_s = (look - now.steady for look in looks if look is not None)
+        return min([self._settings.resync_s, *due_s])
 
     def _forget(self, name: str) -> None:
         """Drop what is remembered of a job that is gone."""
@@ -308,7 +314,8 @@ class Scheduler:
         """
         record, ready, detail = made.record, set[int](), ""
         known = {repair.task: repair.target for repair in repairs}
-        asked = tuple(index for index in made.chosen if index not in known)
+        wanted = made.runs_next()
+        asked = {index: spec for index, spec in wanted.items() if index not in known}
         targets = await self._placing.targets(record, asked, made.moving)
         for index in made.chosen:
             target = known.get(index) or targets.of.get(index)
@@ -316,12 +323,13 @@ class Scheduler:
                 detail = f"the update waits for room: {'; '.join(targets.reasons)}"
                 continue
             sight = self._sights.sight(target.machine)
-            if target.is_taken or record.spec.image in sight.images:
+            image = wanted[index].image
+            if target.is_taken or image in sight.images:
                 ready.add(index)
                 continue
             self._awaited[target.machine].add(record.name)
-            self._dispatcher.prestage(target.machine, record.spec.image)
-            refused = sight.refused.get(record.spec.image)
+            self._dispatcher.prestage(target.machine, image)
+            refused = sight.refused.get(image)
             detail = f"the update waits for its image: {refused}" if refused else detail
         return Found(frozenset(ready), detail)
 

@@ -253,6 +253,7 @@ def _request(
                 machine=event.to_machine,
             )
             for event in completed
+            if event.task is not None
         ],
         advance_notices=list(question.notices),
         all_unhealthy_tasks=list(question.unhealthy),

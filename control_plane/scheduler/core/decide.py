@@ -10,7 +10,8 @@ anyway may be replaced, as long as no more than the budget is under way at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace as replaced
 from math import inf
 
 from msgspec.structs import replace
@@ -30,7 +31,7 @@ from control_plane.scheduler.core.consulting import (
     is_controlled,
     take_in,
 )
-from control_plane.scheduler.core.decision import Decision, Found, Seen
+from control_plane.scheduler.core.decision import Decision, Found, Room, Seen
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import (
     Ledger,
@@ -41,6 +42,15 @@ from control_plane.scheduler.core.operations import (
     waits,
 )
 from control_plane.scheduler.core.reconcile import available, observe
+from control_plane.scheduler.core.release import (
+    advance,
+    at_once,
+    begun,
+    cause_of_update,
+    is_outdated,
+    may_renew,
+    told,
+)
 from control_plane.scheduler.core.rollout import (
     Placed,
     apply_plan,
@@ -51,17 +61,26 @@ from control_plane.scheduler.core.rollout import (
     take_down,
 )
 from control_plane.scheduler.core.sizing import begin_removals, kept, resized
+from control_plane.scheduler.core.surge import surged
 
 _UP = (TaskPhase.STARTING, TaskPhase.RUNNING)
+_VOLUNTARY = (
+    *(Cause.RELEASE, Cause.CANARY, Cause.ROLLBACK, Cause.REBALANCE),
+    *MUST_LEAVE,
+)
 
 
 def decide(record: JobRecord, seen: Seen) -> Decision:
     """Return the decision as far as it can be made without asking for places."""
-    made = Decision(record, Ledger(record, seen.now))
-    made.took(observe(record, seen.view, seen.now))
+    made = Decision(begun(record), Ledger(record, seen.now))
+    made.took(observe(made.record, seen.view, seen.now))
+    made.record = advance(made.record, record, made.ledger, seen.now)
     made.record = kept(made)
     made.took(resized(made, seen))
+    made.took(surged(made, seen))
     made.record = prune(made.record)
+    if made.record.rollout is not None and made.record.rollout.halted:
+        made.detail = told(made.record, seen.now)
     if made.record.paused and any(t.version != made.record.version for t in made.record.tasks):
         made.detail = f"the update to version {made.record.version} is paused"
     made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
@@ -116,42 +135,65 @@ def _propose(made: Decision, seen: Seen) -> None:
         machine = view.get(task.placement.machine) if task.placement is not None else None
         if machine is None or not (machine.up and machine.answering and task.phase in _UP):
             continue
-        if _is_outdated(task, record) or machine.leaving:
+        if machine.leaving or (is_outdated(task, record) and not task.extra):
             due[task.index] = task
             if machine.overdue:
                 late.add(task.index)
     quiet = not due and len(serving) == len(within) and is_quiet(record)
     repairs = seen.repairs if quiet else ()
     due |= {task.index: task for task in within if task.index in repairs}
-    most = record.spec.update.max_unavailable
     serving -= late  # they go now, whatever the budget says: nothing else may go for them
     rest = (task for task in due.values() if task.index not in late)
     first = sorted(rest, key=lambda task: _due_first(task, view))
     broken = [task.index for task in first if task.index not in serving]
     healthy = [task.index for task in first if task.index in serving]
-    others_down = len(within) - len(serving) - len(broken)
-    slots, budget = most - others_down, most - (len(within) - len(serving))
-    made.serving, made.slots, made.budget = frozenset(serving), slots, budget
+    made.serving = frozenset(serving)
+    made.room = _room(made, within, broken, seen)
+    renewed = {i for i, t in due.items() if not must_move(t, view) and is_outdated(t, record)}
+    room, chosen = replaced(made.room), list[int]()
     if is_controlled(record):  # who is asked chooses among all of them
-        chosen = (broken + healthy)[:OFFERED_MAX]
-    else:
-        chosen = broken[: max(0, slots)] + healthy[: max(0, budget)]
+        room.serving = room.broken = OFFERED_MAX
+        room.paced = None
+    for index in broken + healthy:
+        if room.take(serves=index in serving, updates=index in renewed):
+            chosen.append(index)
+    chosen = chosen[:OFFERED_MAX]
     made.overdue, made.chosen = tuple(sorted(late)), tuple(chosen)
     made.moving = frozenset(i for i in chosen if must_move(due[i], view) or i in repairs)
     picked = late | set(chosen)
     if picked or any(task.operation is not None for task in record.tasks):
         tasks = [_proposed(made, task, due, picked, seen) for task in record.tasks]
         made.record = replace(record, tasks=tasks, operations=made.ledger.opened)
-    if healthy and budget <= 0 and not any(is_moving(task) for task in within):
-        down = len(within) - len(serving)
-        made.detail = (
-            f"{down} of {len(within)} tasks are unavailable and at most {most} may be;"
-            " the update waits"
-        )
+    if healthy and made.room.serving <= 0 and not any(is_moving(task) for task in within):
+        made.detail = _held_up(record, within, serving)
 
 
-def _is_outdated(task: TaskRecord, record: JobRecord) -> bool:
-    return task.version != record.version and not record.paused
+def _room(made: Decision, within: Sequence[TaskRecord], broken: Sequence[int], seen: Seen) -> Room:
+    """Return how many tasks may be taken down now: by the budget, and by the pace of the update."""
+    record = made.record
+    base = [task.index for task in within if not task.extra]
+    standing_in = sum(1 for task in within if task.extra and task.index in made.serving)
+    most = record.spec.update.max_unavailable + standing_in
+    down = sum(1 for index in base if index not in made.serving)
+    replaced_soon = len(frozenset(broken) & frozenset(base))
+    fresh, batch = at_once(record, seen.now)
+    paced = None
+    if fresh or batch is not None:
+        paced = max(0, most - down - fresh)
+        paced = paced if batch is None else min(paced, batch)
+    return Room(most - down, most - down + replaced_soon, may_renew(record), paced)
+
+
+def _held_up(record: JobRecord, within: Sequence[TaskRecord], serving: set[int]) -> str:
+    base = [task for task in within if not task.extra]
+    down = sum(1 for task in base if task.index not in serving)
+    most = record.spec.update.max_unavailable
+    if most == 0:
+        waiting = [task.reason for task in within if task.extra and task.reason]
+        return "; ".join(["the update waits for a task beside the others", *waiting[:1]])
+    return (
+        f"{down} of {len(base)} tasks are unavailable and at most {most} may be; the update waits"
+    )
 
 
 def _proposed(
@@ -169,7 +211,7 @@ def _proposed(
     if known is not None and waits(task) and _is_voluntary(known):
         # one whose machine does not answer for a moment is needed as before
         is_needed = (
-            task.index in due or _is_outdated(task, made.record) or must_move(task, seen.view)
+            task.index in due or is_outdated(task, made.record) or must_move(task, seen.view)
         )
         if is_needed and known.kind is kind:
             return task
@@ -189,7 +231,7 @@ def _need(
         return OperationKind.MOVE, _why_leave(machine), machine.leaving_reason, machine.deadline
     if task.version != record.version:
         reason = f"version {record.version} instead of {task.version}"
-        return OperationKind.UPDATE, Cause.RELEASE, reason, None
+        return OperationKind.UPDATE, cause_of_update(record), reason, None
     return OperationKind.MOVE, Cause.REBALANCE, "the job stands more evenly then", None
 
 
@@ -211,8 +253,7 @@ def _due_first(task: TaskRecord, view: View) -> tuple[float, bool, int]:
 
 def _is_voluntary(operation: Operation) -> bool:
     """Return whether an operation takes down a task that might as well go on."""
-    causes = (Cause.RELEASE, *MUST_LEAVE, Cause.REBALANCE)
-    return operation.cause in causes and operation.kind is not OperationKind.START
+    return operation.cause in _VOLUNTARY and operation.kind is not OperationKind.START
 
 
 # -- what begins
@@ -221,14 +262,13 @@ def _is_voluntary(operation: Operation) -> bool:
 def _going(made: Decision, ready: frozenset[int], *, asks: bool) -> frozenset[int]:
     """Return which tasks go now: those that were acknowledged, as far as the budget allows."""
     known = {task.index: task for task in made.record.tasks}
-    left = {True: made.budget, False: made.slots}
     going = set[int]()
     for index in made.chosen:
-        is_serving = index in made.serving
         task = known[index]
-        may_go = index in ready or _stops(task)
-        if may_go and left[is_serving] > 0 and (not asks or is_let(task)):
-            left[is_serving] -= 1
+        updates = task.operation is not None and task.operation.kind is OperationKind.UPDATE
+        if not (index in ready or _stops(task)) or (asks and not is_let(task)):
+            continue
+        if made.room.take(serves=index in made.serving, updates=updates):
             going.add(index)
     return frozenset(going)
 

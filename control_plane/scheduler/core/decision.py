@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from control_plane.agents.core.seen import View
 from control_plane.allocator.core.claims import Claim
-from control_plane.api.jobs import JobRecord
+from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.operations import JobEvent
 from control_plane.api.policy import Property
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import Ledger
+from control_plane.scheduler.core.release import runs_next
 from control_plane.task_control.core.talk import Heard
 
 
@@ -42,6 +43,38 @@ class Found:
 
 
 @dataclass(slots=True)
+class Room:
+    """How many tasks may still be taken down."""
+
+    serving: int = 0
+    """Of those that serve …"""
+    broken: int = 0
+    """… and of those that do not …"""
+    updates: int | None = None
+    """… and for the newest version, of either; None: as many …"""
+    paced: int | None = None
+    """… and for the newest version, of those that serve; None: as many."""
+
+    def take(self, *, serves: bool, updates: bool) -> bool:
+        """Take one, if there is room for it."""
+        if updates and (
+            self.updates == 0 or (serves and self.paced is not None and self.paced < 1)
+        ):
+            return False
+        if (self.serving if serves else self.broken) <= 0:
+            return False
+        if serves:
+            self.serving -= 1
+        else:
+            self.broken -= 1
+        if updates and self.updates is not None:
+            self.updates -= 1
+        if updates and serves and self.paced is not None:
+            self.paced -= 1
+        return True
+
+
+@dataclass(slots=True)
 class Decision:
     """A job as it will be, and what comes of it."""
 
@@ -57,15 +90,20 @@ class Decision:
     """Those of `chosen` that need another machine."""
     serving: frozenset[int] = field(default=frozenset())
     """Tasks that may not be missed: those of `chosen` go only within the budget."""
-    budget: int = 0
-    """How many of `serving` may go …"""
-    slots: int = 0
-    """… and how many that do not serve may be replaced."""
+    room: Room = field(default_factory=lambda: Room())
 
     @property
     def events(self) -> list[JobEvent]:
         """Return what the log has to say of this decision."""
         return self.ledger.events
+
+    def runs_next(self) -> dict[int, JobSpec]:
+        """Return what each of `chosen` runs once it was taken down."""
+        known = {task.index: task for task in self.record.tasks}
+        return {
+            index: self.record.specs.get(runs_next(self.record, known[index]), self.record.spec)
+            for index in self.chosen
+        }
 
     def took(self, record: JobRecord) -> None:
         """Go on with a record in which things happened to tasks."""

@@ -93,6 +93,21 @@ class Ledger:
         )
         return replace(task, operation=None)
 
+    def tell(self, reason: str, outcome: OperationState) -> None:
+        """Have the log tell of the job's newest version as a whole."""
+        self.events.append(
+            JobEvent(
+                task=None,
+                operation="",
+                kind=OperationKind.ROLLOUT,
+                cause=Cause.RELEASE,
+                outcome=outcome,
+                reason=reason[:REASON_MAX],
+                start=self._now.wall,
+                end=self._now.wall,
+            )
+        )
+
     # -- what happened
 
     def follow(self, before: JobRecord, after: JobRecord) -> JobRecord:
@@ -111,6 +126,7 @@ class Ledger:
     def _followed(self, old: TaskRecord | None, task: TaskRecord, job: JobRecord) -> TaskRecord:
         if old is None:
             cause = Cause.RESIZE if job.version > 1 or job.operations else Cause.RELEASE
+            cause = Cause.SURGE if task.extra else cause
             return self.open(task, OperationKind.START, cause, state=OperationState.PROPOSED)
         if task.operation is None and old.operation is not None:
             task = replace(task, operation=old.operation)  # made anew, and still the same task
@@ -185,7 +201,8 @@ class Ledger:
     ) -> TaskRecord:
         """Return a task that is not wanted any more; what else was being done is withdrawn."""
         task = self.close(task, OperationState.WITHDRAWN, "the task is not wanted any more")
-        cause = Cause.STOP if job.stopping else Cause.RESIZE
+        cause = Cause.SURGE if task.extra else Cause.RESIZE
+        cause = Cause.STOP if job.stopping else cause
         return self.open(task, OperationKind.REMOVE, cause, state=state)
 
 

@@ -30,6 +30,7 @@ from control_plane.api.operations import STOP, Cause
 from control_plane.scheduler.core.copies import ended_in_s, staying
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.release import runs_next
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
 _GIVE_UP_S = 60.0
@@ -346,12 +347,13 @@ class _Fold:
             return None
         return TaskRecord(
             index=task.index,
-            version=task.version if keep_version else self._record.version,
+            version=task.version if keep_version else runs_next(self._record, task),
             generation=task.generation,
             since=self._now.wall,
             begun=self._now.steady,
             avoid=_avoided(task) or task.avoid,
             operation=task.operation,
+            extra=task.extra,
         )
 
     def _next(self) -> int:

@@ -134,6 +134,7 @@ def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
                 since=now.wall,
                 begun=now.steady,
                 operation=task.operation,
+                extra=task.extra,
             )
         elif task.index in plan.unplaced:
             reason = "; ".join(plan.reasons)
@@ -159,6 +160,8 @@ def prune(record: JobRecord) -> JobRecord:
         return record
     if (before := earlier(record)) is not None:
         used.add(before)
+    if record.rollout is not None:
+        used.add(record.rollout.base)
     if used >= record.specs.keys():
         return record
     return replace(record, specs={v: s for v, s in record.specs.items() if v in used})

@@ -59,7 +59,10 @@ def check_share(
         return []
     shares = _Shares(spec.entitlement, specs, machines)
     before = shares.of(known) if known is not None else defaultdict(float)
-    wanted, taken = shares.needed([spec], spec.tasks), defaultdict[Need, float](float)
+    wanted, taken = (
+        shares.needed([spec], spec.tasks + spec.update.surge),
+        defaultdict[Need, float](float),
+    )
     for other in others:
         for need, amount in shares.of(other).items():
             taken[need] += amount
@@ -102,7 +105,8 @@ class _Shares:
 
         A version that is only kept to go back to needs nothing.
         """
-        tasks = max(wanted_tasks(record), len(record.tasks))
+        surge = 0 if record.stopping else record.spec.update.surge
+        tasks = max(wanted_tasks(record) + surge, len(record.tasks))
         runs = {task.version for task in record.tasks}
         return self.needed(
             [record.spec, *(spec for v, spec in record.specs.items() if v in runs)], tasks

@@ -22,6 +22,7 @@ from control_plane.scheduler.core.operations import (
     waits,
 )
 from control_plane.scheduler.core.reconcile import available
+from control_plane.scheduler.core.release import is_held, starts_as
 from control_plane.scheduler.core.rollout import HOMELESS, is_overdue, take_down, wanted_tasks
 
 
@@ -30,7 +31,7 @@ def remaining(record: JobRecord, seen: Seen) -> tuple[int, ...]:
     made = Decision(record, Ledger(record, seen.now))
     made.record = kept(made)
     after = resized(made, seen)
-    return tuple(task.index for task in after.tasks if not is_going(task))
+    return tuple(task.index for task in after.tasks if not (is_going(task) or task.extra))
 
 
 def resized(made: Decision, seen: Seen) -> JobRecord:
@@ -40,14 +41,22 @@ def resized(made: Decision, seen: Seen) -> JobRecord:
     gets the lowest free ones, and what is too much goes from where most tasks stand. They go
     all at once: nobody counts on them any more. They are drained like any other.
     """
-    record, ledger, now = _with_newest(made.record), made.ledger, seen.now
-    staying = [task for task in record.tasks if not is_going(task)]
+    record, now = _with_newest(made.record), seen.now
+    staying = [
+        task for task in record.tasks if not is_going(task) and (record.stopping or not task.extra)
+    ]
     missing = wanted_tasks(record) - len(staying)
     if missing == 0:
         return record
     if missing > 0:
         return replace(record, tasks=_with_new(record, missing, now))
-    surplus = _surplus(staying, -missing, seen)
+    made.record = record
+    return without(made, _surplus(staying, -missing, seen), now)
+
+
+def without(made: Decision, surplus: frozenset[int], now: Moment) -> JobRecord:
+    """Return the record with some tasks on their way out, or to be asked about."""
+    record, ledger = made.record, made.ledger
     generation, tasks = record.generation, list[TaskRecord]()
     for task in record.tasks:
         if task.index in surplus:
@@ -72,9 +81,10 @@ def _with_newest(record: JobRecord) -> JobRecord:
     perhaps just what the newest version does not need (BUG-AL1). One whose machine was lost
     does so, too, unless its old copy is to be handled by rules of its own, or a controller has
     yet to say that it shall go. Its generation rises: should the old copy be back after all, it
-    is not taken for the newest version (BUG-TC1).
+    is not taken for the newest version (BUG-TC1). While that is with its canaries, or was halted,
+    none of them gets it.
     """
-    if all(task.version == record.version for task in record.tasks):
+    if all(task.version == record.version for task in record.tasks) or is_held(record):
         return record
 
     generation = record.generation
@@ -117,8 +127,8 @@ def begin_removals(made: Decision, seen: Seen) -> JobRecord:
 def kept(made: Decision) -> JobRecord:
     """Return the record without removals that have not begun, where the tasks are wanted again."""
     record = made.record
-    waiting = [task for task in record.tasks if is_going(task) and waits(task)]
-    staying = sum(1 for task in record.tasks if not is_going(task))
+    waiting = [t for t in record.tasks if is_going(t) and waits(t) and not t.extra]
+    staying = sum(1 for task in record.tasks if not (is_going(task) or task.extra))
     kept = {task.index for task in waiting[: max(0, wanted_tasks(record) - staying)]}
     if not kept:
         return record
@@ -139,7 +149,7 @@ def _with_new(record: JobRecord, missing: int, now: Moment) -> list[TaskRecord]:
             tasks.append(
                 TaskRecord(
                     index=index,
-                    version=record.version,
+                    version=starts_as(record),
                     generation=record.generation,
                     since=now.wall,
                     begun=now.steady,

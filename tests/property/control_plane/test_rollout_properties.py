@@ -13,6 +13,7 @@ from control_plane.allocator.core.planner import plan
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, UpdatePolicy, task_id
+from control_plane.api.updates import Canary, OnFailure
 from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.scheduler.core.decide import decide, go_on, settle
 from control_plane.scheduler.core.decision import Found, Seen
@@ -26,22 +27,39 @@ IMAGE = "sha256:" + "1" * 64
 MACHINES = ("m1", "m2", "m3")
 
 
-def a_spec(tasks: int, budget: int) -> JobSpec:
+POLICIES = st.one_of(
+    st.builds(UpdatePolicy, max_unavailable=st.integers(1, 3), drain_s=st.just(1.0)),
+    st.builds(
+        UpdatePolicy,
+        max_unavailable=st.integers(0, 3),
+        drain_s=st.sampled_from([0.0, 1.0]),
+        batch=st.none() | st.integers(1, 3),
+        health_gate_s=st.sampled_from([0.0, 2.0]),
+        healthy_within_s=st.just(5.0),
+        canary=st.none() | st.builds(Canary, tasks=st.integers(1, 4), hold_s=st.just(3.0)),
+        on_failure=st.sampled_from([OnFailure.CONTINUE, OnFailure.ROLLBACK]),
+        failures=st.integers(1, 2),
+        surge=st.integers(1, 2),
+    ),
+)
+
+
+def a_spec(tasks: int, update: UpdatePolicy) -> JobSpec:
     return JobSpec(
         name="web",
         entitlement="front",
         tasks=tasks,
         image=IMAGE,
         command=["/x"],
-        update=UpdatePolicy(max_unavailable=budget, drain_s=1),
+        update=update,
     )
 
 
 class Model:
     """A job on three machines whose agents do in one step what they are told."""
 
-    def __init__(self, tasks: int, budget: int) -> None:
-        spec = a_spec(tasks, budget)
+    def __init__(self, tasks: int, update: UpdatePolicy | None = None) -> None:
+        spec = a_spec(tasks, update or UpdatePolicy(drain_s=1))
         self.record = JobRecord(name="web", spec=spec, version=1, specs={1: spec})
         self.clock = 0.0
         self.up = dict.fromkeys(MACHINES, True)
@@ -79,6 +97,8 @@ class Model:
         wanted = made.record.spec.tasks
         if self.serving(made.record) < serving:  # SC6: only within the budget
             assert wanted - self.serving(made.record) <= made.record.spec.update.max_unavailable
+        extras = sum(task.extra for task in made.record.tasks)
+        assert extras <= made.record.spec.update.surge
         settle(made, self.allocate(made.record, view), self.now)
         self.record = made.record
         self.obey()
@@ -177,14 +197,14 @@ def get_well(model: Model) -> None:
             model.tasks[machine][name] = replace(status, health=Health.HEALTHY)
 
 
-@settings(deadline=None, max_examples=150)
-@given(st.integers(0, 6), st.integers(1, 3), EVENTS)
-def test_a_rollout_keeps_its_budget_and_always_ends(tasks, budget, events):  # SC6 SC10
-    model = Model(tasks, budget)
+@settings(deadline=None, max_examples=300)
+@given(st.integers(0, 6), POLICIES, EVENTS)
+def test_a_rollout_keeps_its_budget_and_always_ends(tasks, update, events):  # SC6 SC10 SC21
+    model = Model(tasks, update)
     for kind, what in events:
         happen(model, kind, what)
     get_well(model)
-    for _ in range(120):
+    for _ in range(500):
         model.round()
         if summarize(model.record).phase == "stable":
             break
@@ -204,7 +224,7 @@ def test_a_rollout_keeps_its_budget_and_always_ends(tasks, budget, events):  # S
 @settings(deadline=None)
 @given(st.integers(1, 6), EVENTS)
 def test_generations_only_rise(tasks, events):  # design 3.1
-    model = Model(tasks, 1)
+    model = Model(tasks)
     last: dict[int, int] = {}
     for kind, what in events:
         happen(model, kind, what)
@@ -217,7 +237,7 @@ def test_generations_only_rise(tasks, events):  # design 3.1
 @given(EVENTS)
 @example([("round", 0), ("down", "m1"), ("down", "m2"), ("down", "m3"), ("round", 0), ("up", "m1")])
 def test_observing_twice_is_observing_once(events):
-    model = Model(4, 1)
+    model = Model(4)
     for kind, what in events:
         happen(model, kind, what)
     once = observe(model.record, model.view(), model.now)

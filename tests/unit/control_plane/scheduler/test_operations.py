@@ -30,7 +30,7 @@ async def told(w: World, job: str = "web") -> list[JobEvent]:
         page = await w.cp.job_events(job, found[-1].seq if found else 0, 7)
         found += page.events
         if not page.more:
-            return found
+            return [event for event in found if event.kind is not OperationKind.ROLLOUT]
 
 
 def brief(events: list[JobEvent]) -> set[tuple[int, str, str, str]]:

@@ -1,0 +1,360 @@
+"""How a job gets to its newest version: canaries first, batch by batch, and back if it fails.
+
+    canaries -> the rest, each batch through its gate -> done
+       too many new tasks fail -> halted, or back to what the job ran before (a new version)
+
+The budget of `decide.py` holds above all of it: what is said here only makes an update slower.
+What is counted in seconds is counted on the clock of durations, and anew after a start of the
+control plane.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from msgspec.structs import replace
+
+from agent.api import Health, RestartWhen, TaskState
+from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of
+from control_plane.api.operations import Cause, OperationKind, OperationState
+from control_plane.api.updates import OnFailure, Rollout
+from control_plane.scheduler.core.job_check import same_tasks
+from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.operations import Ledger, is_going
+
+_TROUBLE = (TaskState.BACKOFF, TaskState.FAILED, TaskState.STOPPED)
+_BLAMELESS = ("lost", "cut-off")
+"""Ends that say nothing of the version: its machine was rebooted, or cut off."""
+_PLACED = (TaskPhase.STARTING, TaskPhase.RUNNING)
+
+
+def begun(record: JobRecord) -> JobRecord:
+    """Return the record with the rollout of its newest version, once tasks run another one."""
+    known = record.rollout
+    if known is not None and _is_of(known, record):
+        return record
+    others = [t.version for t in record.tasks if t.version != record.version and not is_going(t)]
+    if not others:
+        return record
+    if known is None:  # nothing is known of before: it had what most of its tasks run
+        base = max(sorted(set(others)), key=others.count)
+    else:
+        base = known.version if known.done else known.base
+    serves = any(_serves(task) for task in record.tasks)
+    needs_canaries = canaries(record.spec) > 0 and serves
+    fresh = Rollout(version=record.version, base=base, passed=not needs_canaries)
+    return replace(record, rollout=fresh)
+
+
+def advance(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -> JobRecord:
+    """Return the record with its rollout moved on; `before`: what was known before this look."""
+    known = record.rollout
+    if known is None or known.done or known.version != record.version or record.stopping:
+        return record
+    rollout = known if known.passed else _canaries(record, known, ledger, now)
+    if record.spec.update.on_failure is not OnFailure.CONTINUE and not known.returns_from:
+        rollout = _failures(record, rollout, before, now)
+        if not (record.paused or rollout.halted) and _is_failed(record, rollout):
+            return _verdict(record, rollout, ledger)
+    if rollout.passed and not rollout.halted and _is_done(record, rollout, now):
+        rollout = replace(rollout, done=True)
+        ledger.tell(f"version {record.version} runs on all tasks", OperationState.DONE)
+    return record if rollout is known else replace(record, rollout=rollout)
+
+
+def is_outdated(task: TaskRecord, record: JobRecord) -> bool:
+    """Return whether a task is to be taken down for the newest version."""
+    halted = record.rollout is not None and record.rollout.halted and is_held(record)
+    return task.version != record.version and not (record.paused or halted)
+
+
+def is_held(record: JobRecord) -> bool:
+    """Return whether only some tasks may run the newest version yet."""
+    rollout = record.rollout
+    return rollout is not None and _is_of(rollout, record) and _is_narrow(rollout)
+
+
+def may_renew(record: JobRecord) -> int | None:
+    """Return how many more tasks may become the newest version now; None: all of them."""
+    rollout = record.rollout
+    if rollout is None or not is_held(record):
+        return None
+    if rollout.halted:
+        return 0
+    return max(0, canaries(record.spec) - sum(1 for task in record.tasks if _is_new(task, record)))
+
+
+def at_once(record: JobRecord, now: Moment) -> tuple[int, int | None]:
+    """Return how many new tasks are not through the gate, and how many more may be taken now.
+
+    None: as many as the budget lets.
+    """
+    policy = record.spec.update
+    if policy.health_gate_s <= 0 and policy.batch is None:
+        return 0, None
+    new = [task for task in record.tasks if _is_new(task, record)]
+    fresh = sum(1 for t in new if _serves(t) and not _is_proven(t, record, now))
+    if policy.batch is None:
+        return fresh, None
+    under_way = any(not _is_proven(task, record, now) for task in new)
+    return fresh, 0 if under_way else policy.batch
+
+
+def runs_next(record: JobRecord, task: TaskRecord) -> int:
+    """Return the version with which a task that is taken down starts again."""
+    operation = task.operation
+    if operation is not None and operation.kind is OperationKind.UPDATE:
+        return record.version
+    return task.version if is_held(record) and task.version in record.specs else record.version
+
+
+def starts_as(record: JobRecord) -> int:
+    """Return the version of tasks that are added now."""
+    rollout = record.rollout
+    if rollout is not None and is_held(record) and rollout.base in record.specs:
+        return rollout.base
+    return record.version
+
+
+def cause_of_update(record: JobRecord) -> Cause:
+    """Return why a task gets the newest version now."""
+    rollout = record.rollout
+    if rollout is None or not _is_of(rollout, record):
+        return Cause.RELEASE
+    if rollout.returns_from:
+        return Cause.ROLLBACK
+    return Cause.RELEASE if rollout.passed else Cause.CANARY
+
+
+def canaries(spec: JobSpec) -> int:
+    """Return how many tasks are to be canaries; 0: none."""
+    canary = spec.update.canary
+    if canary is None:
+        return 0
+    part = ceil(spec.tasks * canary.share) if canary.share is not None else 0
+    return min(spec.tasks, max(canary.tasks, part))
+
+
+def back_to(now: JobSpec, then: JobSpec) -> JobSpec:
+    """Return what an earlier version wanted of each task, at the size and pace of now."""
+    return replace(
+        then,
+        tasks=now.tasks,
+        update=now.update,
+        preferences=now.preferences,
+        admission=now.admission,
+        machine_types=now.machine_types,
+        requires=now.requires,
+        controller=now.controller,
+    )
+
+
+def returned(record: JobRecord, spec: JobSpec, reason: str) -> JobRecord:
+    """Return the record with `spec` as a new version, to which those that run it belong at once.
+
+    It is known to work, so no canaries go first, and nothing goes back from it.
+    """
+    version = record.version + 1
+    same = {v for v, known in record.specs.items() if same_tasks(known, spec)}
+    tasks = [
+        replace(task, version=version) if task.version in same else task for task in record.tasks
+    ]
+    rollout = Rollout(
+        version=version,
+        base=min(same, default=0),
+        passed=True,
+        returns_from=record.version,
+        reason=reason,
+    )
+    specs = record.specs | {version: spec}
+    return replace(record, spec=spec, version=version, specs=specs, tasks=tasks, rollout=rollout)
+
+
+def resumed(record: JobRecord) -> JobRecord:
+    """Return the record in which an update that was halted goes on; what failed is forgiven."""
+    rollout = record.rollout
+    if rollout is None or not rollout.halted:
+        return record
+    return replace(
+        record,
+        rollout=replace(rollout, halted=False, forgiven=len(rollout.failed), reason=""),
+    )
+
+
+def told(record: JobRecord, now: Moment) -> str:
+    """Return how an update goes, or went, in a sentence; empty: nothing is to be said."""
+    rollout = record.rollout
+    if rollout is None or not _is_of(rollout, record) or record.stopping:
+        return ""
+    if rollout.halted:
+        return f"{rollout.reason}; nothing more is updated until it is resumed or rolled back"
+    if rollout.returns_from:
+        return rollout.reason if rollout.reason else ""
+    if rollout.done:
+        return ""
+    if not rollout.passed and record.spec.update.canary is not None:
+        new = [task for task in record.tasks if _is_new(task, record)]
+        held_s = min((now.spent_s(task) if _serves(task) else 0.0 for task in new), default=0.0)
+        hold_s = record.spec.update.canary.hold_s
+        return (
+            f"version {record.version}: {len(new)} of {canaries(record.spec)} canaries,"
+            f" healthy for {held_s:.0f} of {hold_s:.0f} s"
+        )
+    return ""
+
+
+def next_look(record: JobRecord, now: Moment) -> float | None:
+    """Return when (steady) a task passes its gate, or is late, if nothing else happens."""
+    rollout, policy = record.rollout, record.spec.update
+    if rollout is None or rollout.done or rollout.halted or not _is_of(rollout, record):
+        return None
+    hold_s = policy.canary.hold_s if policy.canary is not None and not rollout.passed else 0.0
+    gate_s, times = max(policy.health_gate_s, hold_s), list[float]()
+    for task in record.tasks:
+        if task.version != record.version or task.phase not in _PLACED:
+            continue
+        spent_s = now.spent_s(task)
+        for after_s in (
+            (policy.health_gate_s, gate_s) if _serves(task) else (policy.healthy_within_s,)
+        ):
+            if spent_s < after_s:
+                times.append(now.steady + after_s - spent_s)
+    return min(times, default=None)
+
+
+# -- the stages
+
+
+def _canaries(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -> Rollout:
+    """Return the rollout with the canaries passed, if they held for long enough."""
+    canary, wanted = record.spec.update.canary, canaries(record.spec)
+    if canary is None or not wanted:
+        return replace(rollout, passed=True)
+    new = [task for task in record.tasks if _is_new(task, record)]
+    hold_s = max(canary.hold_s, record.spec.update.health_gate_s)
+    held = [task for task in new if _serves(task) and now.spent_s(task) >= hold_s]
+    if len(held) < wanted or len(held) < len(new):
+        return rollout
+    ledger.tell(f"{len(held)} canaries of version {record.version} held", OperationState.DONE)
+    return replace(rollout, passed=True)
+
+
+def _failures(record: JobRecord, rollout: Rollout, before: JobRecord, now: Moment) -> Rollout:
+    """Return the rollout with the new tasks that failed until now."""
+    known = set(rollout.failed)
+    earlier = {task.index: task for task in before.tasks} if before is not record else {}
+    found = [
+        task.index
+        for task in record.tasks
+        if task.index not in known
+        and not is_going(task)
+        and task.version == record.version
+        and (_fails(task, record, now) or _has_crashed(earlier.get(task.index), task))
+    ]
+    if not found:
+        return rollout
+    room = record.spec.update.failures + rollout.forgiven
+    return replace(rollout, failed=(*rollout.failed, *found)[: max(len(known), room)])
+
+
+def _is_failed(record: JobRecord, rollout: Rollout) -> bool:
+    return len(rollout.failed) - rollout.forgiven >= record.spec.update.failures
+
+
+def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger) -> JobRecord:
+    """Return the record after too many new tasks failed: back, if there is whereto, or halted.
+
+    What goes back is not judged itself: versions do not chase each other.
+    """
+    count, named = len(rollout.failed), f"{record.name}-{rollout.failed[-1]}"
+    words = next((t.reason for t in record.tasks if t.index == rollout.failed[-1]), "")
+    why = f" ({words})" if words else ""
+    reason = f"version {record.version} failed on {count} task{'s' if count > 1 else ''},"
+    reason += f" of late on {named}{why}"
+    base = record.specs.get(rollout.base)
+    goes_back = (
+        record.spec.update.on_failure is OnFailure.ROLLBACK
+        and base is not None
+        and not same_tasks(base, record.spec)
+    )
+    if base is None or not goes_back:
+        ledger.tell(f"halted: {reason}", OperationState.FAILED)
+        return replace(record, rollout=replace(rollout, halted=True, reason=reason))
+    ledger.tell(f"back to version {rollout.base}: {reason}", OperationState.FAILED)
+    return returned(
+        record,
+        back_to(record.spec, base),
+        f"{reason}; the job went back to version {rollout.base}",
+    )
+
+
+def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
+    failed = frozenset(rollout.failed)
+    return all(
+        is_going(task)
+        or (
+            task.version == record.version
+            and (task.phase not in _PLACED or task.index in failed or _is_proven(task, record, now))
+        )
+        for task in record.tasks
+    )
+
+
+# -- single tasks
+
+
+def _is_of(rollout: Rollout, record: JobRecord) -> bool:
+    return rollout.version == record.version
+
+
+def _is_narrow(rollout: Rollout) -> bool:
+    return rollout.halted or not rollout.passed
+
+
+def _is_new(task: TaskRecord, record: JobRecord) -> bool:
+    """Return whether a task runs the newest version, or is on its way to it."""
+    if is_going(task):
+        return False
+    operation = task.operation
+    begins = (
+        operation is not None
+        and operation.kind is OperationKind.UPDATE
+        and operation.state is OperationState.RUNNING
+    )
+    return begins or task.version == record.version
+
+
+def _serves(task: TaskRecord) -> bool:
+    return task.phase is TaskPhase.RUNNING and task.listed
+
+
+def _is_proven(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
+    """Return whether a task has been healthy for as long as the gate asks."""
+    gate_s = record.spec.update.health_gate_s
+    return _serves(task) and task.version == record.version and now.spent_s(task) >= gate_s
+
+
+def _fails(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
+    """Return whether a new task is not as it should be, and its machine not to blame."""
+    if task.phase not in _PLACED or task.placement is None:
+        return False
+    if task.health is Health.UNHEALTHY:
+        return True
+    if task.state in _TROUBLE:
+        result = task.last_exit.result if task.last_exit is not None else ""
+        when = spec_of(record, task).restart.when
+        finished = result == "success" and when is not RestartWhen.ALWAYS
+        ended = task.state is TaskState.STOPPED and when is RestartWhen.NEVER
+        return result not in _BLAMELESS and not finished and not ended
+    late = now.spent_s(task) >= record.spec.update.healthy_within_s
+    return late and task.phase is TaskPhase.STARTING and task.state is not None
+
+
+def _has_crashed(old: TaskRecord | None, task: TaskRecord) -> bool:
+    """Return whether a task ended and its agent started it again between two looks."""
+    return (
+        old is not None
+        and old.generation == task.generation
+        and old.invocation_id != ""
+        and task.restarts > old.restarts
+    )

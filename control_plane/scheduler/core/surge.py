@@ -1,0 +1,100 @@
+"""Tasks beside the wanted ones, while some are updated or must leave (SC21).
+
+They start first, as far as there is room, and serve before a predecessor stops; so they count for
+the budget as long as they do. There are never more of them than `update.surge`, those that are on
+their way out included, and one that serves goes only within the budget.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from control_plane.agents.core.seen import View
+from control_plane.api.jobs import JobRecord, TaskRecord
+from control_plane.api.operations import OperationKind, OperationState
+from control_plane.scheduler.core.consulting import is_controlled
+from control_plane.scheduler.core.decision import Decision, Seen
+from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.reconcile import available
+from control_plane.scheduler.core.release import is_outdated, may_renew, starts_as
+from control_plane.scheduler.core.rollout import must_move
+from control_plane.scheduler.core.sizing import without
+
+
+def spare(record: JobRecord, view: View) -> int:
+    """Return how many tasks that serve may go; below 0: too many do not serve already.
+
+    Extra ones that serve stand in for as many others.
+    """
+    base, extras = _parts(record)
+    down = sum(1 for task in base if not available(task, view))
+    standing_in = sum(1 for task in extras if available(task, view))
+    return record.spec.update.max_unavailable + standing_in - down
+
+
+def surged(made: Decision, seen: Seen) -> JobRecord:
+    """Return the record with as many extra tasks as it needs now, within what it may have."""
+    record, view = made.record, seen.view
+    base, extras = _parts(record)
+    most = 0 if record.stopping else record.spec.update.surge
+    if not (most or extras):
+        return record
+    waiting = sum(1 for task in base if _must_go(record, task, view))
+    going = sum(1 for task in base if _is_under_way(task))
+    stale = [task for task in extras if is_outdated(task, record) or must_move(task, view)]
+    kept = [task for task in extras if task not in stale]
+    gone = stale + kept[min(most, waiting + going) :]
+    if gone:
+        return without(made, _removable(record, gone, view), seen.now)
+    known = sum(1 for task in record.tasks if task.extra)
+    more = min(most, waiting) - len(kept)
+    more, renew = min(more, most - known), may_renew(record)
+    version = record.version
+    if renew == 0 and not all(is_outdated(t, record) for t in base if _must_go(record, t, view)):
+        version = starts_as(record)  # some must leave, and the newest version is not proven yet
+    elif renew is not None:
+        more = min(more, renew)
+    if more <= 0:
+        return record
+    first = max([record.spec.tasks - 1, *(task.index for task in record.tasks)]) + 1
+    added = [
+        TaskRecord(
+            index=first + n,
+            version=version,
+            generation=record.generation,
+            since=seen.now.wall,
+            begun=seen.now.steady,
+            extra=True,
+        )
+        for n in range(more)
+    ]
+    return replace(record, tasks=[*record.tasks, *added])
+
+
+def _parts(record: JobRecord) -> tuple[list[TaskRecord], list[TaskRecord]]:
+    staying = [task for task in record.tasks if not is_going(task)]
+    extras = [task for task in staying if task.extra]
+    return [task for task in staying if not task.extra], extras
+
+
+def _must_go(record: JobRecord, task: TaskRecord, view: View) -> bool:
+    """Return whether a task will be taken down for what extra tasks are there for."""
+    return not _is_under_way(task) and (is_outdated(task, record) or must_move(task, view))
+
+
+def _is_under_way(task: TaskRecord) -> bool:
+    operation = task.operation
+    return (
+        operation is not None
+        and operation.state is OperationState.RUNNING
+        and operation.kind in (OperationKind.UPDATE, OperationKind.MOVE)
+    )
+
+
+def _removable(record: JobRecord, gone: list[TaskRecord], view: View) -> frozenset[int]:
+    """Return which of the extra tasks may go now: those that do not serve, others by the budget."""
+    if is_controlled(record):  # it is asked about those that serve
+        return frozenset(task.index for task in gone)
+    serving = [task.index for task in gone if available(task, view)]
+    idle = [task.index for task in gone if task.index not in serving]
+    return frozenset([*idle, *serving[: max(0, spare(record, view))]])

@@ -1,0 +1,332 @@
+"""Updates in the assembled control plane: canaries, gates, batches, the way back, extra tasks."""
+
+import asyncio
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from virtual_time import run
+from world import World, a_job, a_region, scenario
+
+from agent.api import Health, Limits
+from control_plane.api.jobs import JobPhase
+from control_plane.api.machines import EventKind
+from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
+
+OTHER, THIRD = ["/bin/other"], ["/bin/third"]
+
+
+def policy(**fields) -> UpdatePolicy:
+    return UpdatePolicy(**({"drain_s": 0.0} | fields))
+
+
+def break_version(w: World, *commands: str) -> None:
+    """From now on no task of these commands gets healthy."""
+    for machine in w.region.machines.values():
+        machine.behaviour.healthy = lambda spec: spec.command[0] not in commands
+
+
+async def versions(w: World) -> list[int]:
+    return [task.version for task in (await w.cp.get_job("web")).record.tasks]
+
+
+async def commands(w: World) -> set[str]:
+    record = (await w.cp.get_job("web")).record
+    return {record.specs[task.version].command[0] for task in record.tasks}
+
+
+async def rollouts(w: World) -> list[str]:
+    return [e.reason for e in (await w.cp.job_events("web")).events if e.kind == "rollout"]
+
+
+async def is_told(w: World, count: int) -> bool:
+    return len(await rollouts(w)) == count
+
+
+def heal(w: World) -> None:
+    """From now on every task is healthy, those that run included."""
+    break_version(w)
+    for machine in w.region.machines.values():
+        for task, status in list(machine.tasks.items()):
+            if status.health is Health.UNHEALTHY:
+                machine.report(task, health=Health.HEALTHY)
+
+
+async def least_served(w: World, until, within_s: float = 600) -> int:
+    """Return the fewest tasks that clients were told until something is so."""
+    least = len(await w.endpoints())
+
+    async def is_so() -> bool:
+        nonlocal least
+        least = min(least, len(await w.endpoints()))
+        return await until()
+
+    await w.until(is_so, within_s)
+    return least
+
+
+@scenario()
+async def test_a_canary_runs_alone_until_it_was_healthy_for_long_enough(w: World):
+    """SC2, SC15."""
+    update = policy(max_unavailable=3, canary=Canary(tasks=1, share=0.3, hold_s=300))
+    await w.deployed(a_job(6, update=update))
+    await w.cp.apply_job(a_job(6, update=update, command=OTHER))
+
+    async def two_serve() -> bool:
+        return (await versions(w)).count(2) == 2 and len(await w.endpoints()) == 6
+
+    await w.until(two_serve)
+    await asyncio.sleep(250)
+    assert (await versions(w)).count(2) == 2
+    assert "2 of 2 canaries" in (await w.cp.get_job("web")).update
+    await w.stable(within_s=400)
+    assert await versions(w) == [2] * 6
+    assert await rollouts(w) == ["2 canaries of version 2 held", "version 2 runs on all tasks"]
+    causes = [e.cause for e in (await w.cp.job_events("web")).events if e.kind == "update"]
+    assert sorted(causes) == ["canary"] * 2 + ["release"] * 4
+
+
+@scenario()
+async def test_what_fails_during_the_canary_stage_comes_back_as_it_was(w: World):
+    update = policy(canary=Canary(tasks=1, hold_s=3600))
+    await w.deployed(a_job(6, update=update))
+    await w.cp.apply_job(a_job(6, update=update, command=OTHER))
+    await w.until(lambda: 2 in [t.version for t in w.cp._jobs.get("web").tasks])
+    await w.until(lambda: w.endpoints_count(6))
+    canary = next(t for t in w.cp._jobs.get("web").tasks if t.version == 2)
+    other = next(n for n in w.region.machines if n != canary.placement.machine)
+    w.region.machines[other].power_off()
+    await w.until(lambda: w.endpoints_count(6), 300)
+    assert sorted(await versions(w)) == [1] * 5 + [2]
+    await w.cp.apply_job(a_job(7, update=update, command=OTHER))
+    await w.until(lambda: w.endpoints_count(7), 300)
+    assert sorted(await versions(w)) == [1] * 6 + [2]
+
+
+@scenario()
+async def test_the_next_batch_begins_when_the_last_one_passed_its_gate(w: World):
+    update = policy(max_unavailable=6, batch=2, health_gate_s=60)
+    await w.deployed(a_job(6, update=update))
+    await w.cp.apply_job(a_job(6, update=update, command=OTHER))
+    began = w.runtime.now()
+    assert await least_served(w, lambda: is_on(w, 2)) == 4
+    assert w.runtime.now() - began >= 120
+    await w.stable()
+    events = [e for e in (await w.cp.job_events("web")).events if e.kind == "update"]
+    ends = sorted(e.end for e in events)
+    assert ends[2] - ends[1] >= 60
+    assert ends[4] - ends[3] >= 60
+
+
+@scenario()
+async def test_without_batches_each_task_that_passed_makes_room_for_one(w: World):
+    update = policy(max_unavailable=1, health_gate_s=40)
+    await w.deployed(a_job(4, update=update))
+    await w.cp.apply_job(a_job(4, update=update, command=OTHER))
+    await w.stable(within_s=400)
+    ends = sorted(e.end for e in (await w.cp.job_events("web")).events if e.kind == "update")
+    assert all(two - one >= 40 for one, two in pairwise(ends))
+
+
+async def is_on(w: World, version: int) -> bool:
+    return set(await versions(w)) == {version}
+
+
+@pytest.mark.parametrize("canary", [None, Canary(tasks=1, hold_s=30)])
+def test_a_version_that_fails_is_taken_back_by_itself(canary):
+    """SC6: never more than the budget is away, and tasks that were not updated run on."""
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            update = policy(
+                max_unavailable=2, on_failure=OnFailure.ROLLBACK, health_gate_s=5, canary=canary
+            )
+            await w.deployed(a_job(6, update=update))
+            untouched = {(t.index, t.generation) for t in w.cp._jobs.get("web").tasks}
+            break_version(w, OTHER[0])
+            await w.cp.apply_job(a_job(6, update=update, command=OTHER))
+
+            async def went_back() -> bool:
+                status = await w.cp.get_job("web")
+                return status.phase is JobPhase.STABLE and await commands(w) == {"/bin/serve"}
+
+            assert await least_served(w, went_back) >= (5 if canary else 4)
+            status = await w.cp.get_job("web")
+            assert status.record.version == 3
+            assert "version 2 failed on 1 task" in status.update
+            assert "went back to version 1" in status.update
+            await w.until(lambda: is_told(w, 2))
+            (text, end) = await rollouts(w)
+            assert text.startswith("back to version 1: version 2 failed on 1 task")
+            assert end == "version 3 runs on all tasks"
+            kept = {(t.index, t.generation) for t in w.cp._jobs.get("web").tasks} & untouched
+            assert len(kept) >= 4
+            await asyncio.sleep(600)
+            assert (await w.cp.get_job("web")).record.version == 3
+
+    run(main())
+
+
+@scenario()
+async def test_versions_do_not_chase_each_other(w: World):
+    """The version to go back to fails as well: nothing goes to and fro."""
+    update = policy(on_failure=OnFailure.ROLLBACK)
+    await w.deployed(a_job(3, update=update))
+    break_version(w, OTHER[0], "/bin/serve")
+    await w.cp.apply_job(a_job(3, update=update, command=OTHER))
+    await w.until(lambda: w.cp._jobs.get("web").version == 3)
+    await asyncio.sleep(2000)
+    assert (await w.cp.get_job("web")).record.version == 3
+    assert len(await w.endpoints()) == 2
+    heal(w)
+    await w.stable(within_s=600)
+
+
+@scenario()
+async def test_a_later_version_that_fails_goes_back_to_what_ran_everywhere(w: World):
+    """Not to the one in between, which never did."""
+    update = policy(on_failure=OnFailure.ROLLBACK, health_gate_s=30)
+    await w.deployed(a_job(6, update=update))
+    await w.cp.apply_job(a_job(6, update=update, command=OTHER))
+    await w.until(lambda: 2 in [t.version for t in w.cp._jobs.get("web").tasks])
+    break_version(w, THIRD[0])
+    await w.cp.apply_job(a_job(6, update=update, command=THIRD))
+    await w.until(lambda: w.cp._jobs.get("web").version == 4)
+    await w.stable(within_s=900)
+    assert await commands(w) == {"/bin/serve"}
+
+
+@scenario()
+async def test_an_update_that_is_to_be_halted_waits_for_its_owner(w: World):
+    update = policy(max_unavailable=3, on_failure=OnFailure.PAUSE, failures=2)
+    await w.deployed(a_job(6, update=update))
+    break_version(w, OTHER[0])
+    await w.cp.apply_job(a_job(6, update=update, command=OTHER))
+
+    async def halted() -> bool:
+        return "nothing more is updated" in (await w.cp.get_job("web")).detail
+
+    await w.until(halted)
+    assert (await w.cp.get_job("web")).phase is JobPhase.WAITING
+    seen = await versions(w)
+    await asyncio.sleep(300)
+    assert await versions(w) == seen
+    heal(w)
+    await asyncio.sleep(300)
+    assert await versions(w) == seen
+    explanation = await w.cp.job_planner.explain("web")
+    assert "nothing more is updated" in explanation.update
+    await w.cp.pause_job("web", paused=False)
+    await w.stable(within_s=300)
+    assert await versions(w) == [2] * 6
+
+
+@scenario()
+async def test_a_successor_serves_before_its_predecessor_stops(w: World):
+    """SC21: with room for one task more, the wanted number serves all the time."""
+    update = policy(max_unavailable=0, surge=1, health_gate_s=5)
+    await w.deployed(a_job(3, update=update))
+    await w.cp.apply_job(a_job(3, update=update, command=OTHER))
+    most = 0
+
+    async def done() -> bool:
+        nonlocal most
+        most = max(most, w.alive().total())
+        return (await w.cp.get_job("web")).phase is JobPhase.STABLE and await is_on(w, 2)
+
+    assert await least_served(w, done) == 3
+    assert most == 4
+    assert [t.index for t in w.cp._jobs.get("web").tasks] == [0, 1, 2]
+    causes = {(e.kind, e.cause) for e in (await w.cp.job_events("web")).events}
+    assert {("start", "surge"), ("remove", "surge")} <= causes
+
+
+@scenario()
+async def test_an_extra_task_serves_while_machines_are_emptied_too(w: World):
+    update = policy(max_unavailable=0, surge=2)
+    await w.deployed(a_job(3, update=update))
+    leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine
+    await w.cp.inventory.outages.plan_unavailability([leaving], EventKind.MAINTENANCE, "work")
+
+    async def empty() -> bool:
+        return w.alive()[leaving] == 0 and w.alive().total() == 3
+
+    assert await least_served(w, empty) == 3
+    await w.stable()
+
+
+LARGE = Limits(memory_max_bytes=512 << 20)
+
+
+@scenario()
+async def test_without_room_for_an_extra_task_the_update_goes_on_within_the_budget(w: World):
+    update = policy(max_unavailable=1, surge=1)
+    await w.deployed(a_job(3, update=update, limits=LARGE))
+    await w.cp.apply_job(a_job(3, update=update, limits=LARGE, command=OTHER))
+    assert await least_served(w, lambda: is_on(w, 2)) == 2
+    await w.stable()
+
+
+@scenario()
+async def test_an_update_that_needs_an_extra_task_says_so_where_there_is_no_room(w: World):
+    update = policy(max_unavailable=0, surge=1)
+    await w.deployed(a_job(3, update=update, limits=LARGE))
+    await w.cp.apply_job(a_job(3, update=update, limits=LARGE, command=OTHER))
+
+    async def says() -> bool:
+        return "waits for a task beside the others" in (await w.cp.get_job("web")).detail
+
+    await w.until(says)
+    await asyncio.sleep(300)
+    assert len(await w.endpoints()) == 3
+    update = policy(max_unavailable=1)
+    await w.cp.apply_job(a_job(3, update=update, limits=LARGE, command=OTHER))
+    await w.stable()
+    assert len(w.cp._jobs.get("web").tasks) == 3
+
+
+@scenario()
+async def test_a_version_that_fails_beside_the_others_is_taken_back_without_a_loss(w: World):
+    update = policy(max_unavailable=0, surge=1, on_failure=OnFailure.ROLLBACK)
+    await w.deployed(a_job(3, update=update))
+    break_version(w, OTHER[0])
+    await w.cp.apply_job(a_job(3, update=update, command=OTHER))
+
+    async def went_back() -> bool:
+        status = await w.cp.get_job("web")
+        return status.phase is JobPhase.STABLE and status.record.version == 3
+
+    assert await least_served(w, went_back) == 3
+    assert w.alive().total() == 3
+
+
+@pytest.mark.parametrize("after_s", [1, 4, 8, 15, 25, 40, 60])
+def test_an_update_goes_on_where_it_was_after_a_kill(after_s):
+    """AV3: the stage, what failed and the extra tasks are stored with the job."""
+
+    async def main() -> None:
+        w = World(a_region())
+        update = policy(
+            max_unavailable=0,
+            surge=1,
+            health_gate_s=5,
+            canary=Canary(hold_s=20),
+            on_failure=OnFailure.ROLLBACK,
+        )
+        async with w.running():
+            await w.deployed(a_job(3, update=update))
+            await w.cp.apply_job(a_job(3, update=update, command=OTHER))
+            await asyncio.sleep(after_s)
+        async with w.running():
+            await w.until(w.all_answer)
+            await w.stable(within_s=600)
+            assert await is_on(w, 2)
+            assert w.alive().total() == 3
+        assert w.region.broken_rules == []
+
+    run(main())
