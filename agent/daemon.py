@@ -47,7 +47,8 @@ from agent.services.tasks import Tasks
 from agent.services.units import Units
 from agent.services.usage import UsageReader
 from agent.wire.client import WireClient
-from agent.wire.door import LOCAL, Limits, open_door, raise_descriptor_limit
+from agent.wire.door import open_door
+from agent.wire.limits import LOCAL, Limits, raise_descriptor_limit
 from agent.wire.server import http_log
 
 log = logging.getLogger(__name__)

@@ -73,7 +73,8 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         await stack.enter_async_context(doors)
         log.info("serving", extra={"url": url, "socket": config.socket})
         started(url)
-        await _until(stopping, control_plane.wait_failed(), identity.renew_forever())
+        ends = identity.end_connections_forever(control_plane.disconnect)
+        await _until(stopping, control_plane.wait_failed(), identity.renew_forever(), ends)
         log.info("ending; tasks go on")
 
 

@@ -262,6 +262,13 @@ class ControlPlane:
         """Record a host whose identity was proved; again for one that is known."""
         return await self._broker.join(request)
 
+    async def disconnect(self, machine: str) -> None:
+        """Close the connections to a machine's agent, those in use, too; they are made anew.
+
+        For when the identity that its agent showed counts no more: who is there shows another one.
+        """
+        await self._pool.drop(machine)
+
     # -- entitlements
 
     async def list_entitlements(self) -> Entitlements:

@@ -67,6 +67,7 @@ class WireClient:
         self._timeout_s = timeout_s
         self._tls = tls
         self._sessions: dict[Lane, aiohttp.ClientSession] = {}
+        self._is_closed = False
         if not endpoint.startswith(("unix:", "https://")):
             raise InvalidInput(
                 f"cannot connect to {endpoint!r}: not an https:// or unix: address",
@@ -87,13 +88,16 @@ class WireClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, also those in use; none is opened any more."""
+        self._is_closed = True
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             await session.close()
 
     def _open(self, lane: Lane = Lane.COMMAND) -> aiohttp.ClientSession:
         """Return the connections of one kind of calls: none of them waits behind another kind."""
+        if self._is_closed:
+            raise Unreachable(f"the connections to {self.endpoint} were closed for good")
         if self.expected:
             EXPECTED.set(self.expected)  # of the task that is about to connect
         session = self._sessions.get(lane)

@@ -12,81 +12,34 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import os
-import resource
 import socket
 import ssl
-import struct
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 
 from aiohttp import web
 
+from agent.wire.limits import Limits
+from agent.wire.networks import Suspects, whence
 from agent.wire.visitor import Visitor, begins_at, ends_at
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 32
-"""Connections that are accepted before the loop's other work has its turn."""
+"""Connections that are accepted before the loop's other work has its turn (some 20 us each)."""
+_BEGUN_AT_ONCE = 4
+"""Handshakes that begin before it has (0.25 to 1 ms each): who is known goes before who is not."""
+_BEGIN_S = 0.002
+"""From one handshake to the next, on average: they take half of the loop's time at most."""
 _SWEEP_S = 1.0
-_UCRED = struct.Struct("3i")
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_SHARE = 4
-"""Of the process' descriptors a door takes at most one in four."""
 
 
 IsVoid = Callable[[str, float], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How many may be in, and how long each step of theirs may take."""
-
-    connections: int = 4096
-    strangers: int = 1024
-    """Who proved no identity; with TLS each takes 0.3 MB."""
-    strangers_per_address: int = 128
-    """Of one IPv4 address or one IPv6 /64; on a unix socket: of one user."""
-    per_peer: int = 64
-    """Connections of one certificate's name."""
-    handshakes_per_address: int = 4
-    """At once; the others of that address wait their turn."""
-    first_byte_s: float = 10.0
-    handshake_s: float = 10.0
-    header_s: float = 10.0
-    """From the first byte of a request to the end of its header; also how long a stranger may
-    ask nothing."""
-    idle_s: float = 75.0
-    """Between two requests of one whose identity is known."""
-    write_s: float = 30.0
-    """How long an answer may wait for a reader who takes nothing of it."""
-
-    def within(self, descriptors: int) -> Limits:
-        """Return these limits as far as a process with that many descriptors can keep them."""
-        most = max(16, descriptors // _SHARE)
-        return replace(
-            self,
-            connections=min(self.connections, most),
-            strangers=min(self.strangers, max(8, most // 2)),
-            strangers_per_address=min(self.strangers_per_address, max(4, most // 4)),
-        )
-
-
-LOCAL = Limits(connections=256, strangers=256, strangers_per_address=192, idle_s=300.0)
-"""Of a unix socket: nobody there shows a certificate, and the kernel says who it is."""
-
-
-def raise_descriptor_limit() -> int:
-    """Take as many descriptors as the unit allows (`LimitNOFILE`), and return how many that is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return 1 << 20 if hard == resource.RLIM_INFINITY else hard
 
 
 class _Guest:
@@ -141,6 +94,11 @@ class Door:
         self._stranger_count = 0
         self._of_peer: Counter[str] = Counter()
         self._shaking: Counter[str] = Counter()
+        self._suspects = Suspects()
+        self._spoke: deque[_Guest] = deque()
+        """Guests whose handshake is to begin, or to wait for its address' turn in `_turns`."""
+        self._begins_at = 0.0
+        self._beginning: asyncio.TimerHandle | None = None
         self._turns: dict[str, deque[_Guest]] = {}
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         """Given up for a moment where no descriptor is left, so as to close who knocks."""
@@ -164,6 +122,8 @@ class Door:
             tasks.append(self._sweeping)
         for guest in list(self._guests):
             self._end(guest, "")
+        if self._beginning is not None:
+            self._beginning.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -204,7 +164,10 @@ class Door:
 
     def _welcome(self, sock: socket.socket, name: object) -> None:
         sock.setblocking(False)
-        address, network = _whence(sock, name)
+        if _first_byte(sock) == b"":
+            sock.close()  # it left already, and displaces nobody
+            return
+        address, network = whence(sock, name)
         of_network = len(self._strangers.get(network, ()))
         crowd = self._stranger_count >= self.limits.strangers
         if of_network >= self.limits.strangers_per_address:
@@ -220,41 +183,74 @@ class Door:
         guest = _Guest(sock, address, network, self._loop.time())
         self._guests[guest] = self._silent[guest] = None
         self._note(guest, network)
-        self._loop.add_reader(sock.fileno(), self._first_byte, guest)
+        if self._is_silent(guest):
+            self._loop.add_reader(sock.fileno(), self._is_silent, guest)
 
     def _make_room(self, network: str) -> bool:
         """Send the oldest idle stranger of a network away; empty: of all.
 
-        Those who said nothing yet go first: whoever means it speaks at once.
+        Those who said nothing yet go first: whoever means it speaks at once, also if what was
+        said has not been looked at yet; of them, those whose network wasted a place before.
         """
         if not network:
-            oldest = next(iter(self._silent), None) or next(iter(self._guests), None)
-            if oldest is not None:
-                self._end(oldest, "there are too many")
+            while (guest := self._first(self._silent)) is not None:
+                if self._is_silent(guest) or guest not in self._guests:
+                    self._end(guest, "there are too many")
+                    return True
+            guest = self._first(self._guests)
+            if guest is not None:
+                self._end(guest, "there are too many")
                 return True
             network = max(self._strangers, key=lambda n: len(self._strangers[n]), default="")
-        for stranger in self._strangers.get(network, ()):
-            if isinstance(stranger, _Guest) or not stranger.is_served:
-                self._end(stranger, "there are too many")
-                return True
-        return False
+        known = self._strangers.get(network, {})
+        silent = (one for one in list(known) if one in self._silent and self._is_silent(one))
+        idle = (one for one in known if isinstance(one, _Guest) or not one.is_served)
+        going = next(silent, None) or next(idle, None)
+        if going is None:
+            return False
+        self._end(going, "there are too many")
+        return True
 
-    def _first_byte(self, guest: _Guest) -> None:
-        try:
-            byte = guest.sock.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            byte = b""
+    def _first(self, guests: dict[_Guest, None]) -> _Guest | None:
+        """Return the oldest suspect, or the oldest of all."""
+        now, has = self._loop.time(), self._suspects.has
+        return next((one for one in guests if has(one.network, now)), next(iter(guests), None))
+
+    def _is_silent(self, guest: _Guest) -> bool:
+        """Return whether a guest has said nothing yet; one that has is taken on, or sent away."""
+        byte = _first_byte(guest.sock)
+        if byte is None:
+            return True
         if not byte:
             self._end(guest, "")
-            return
+            return False
         self._loop.remove_reader(guest.sock.fileno())
         self._silent.pop(guest, None)
-        if self._shaking[guest.network] < self.limits.handshakes_per_address:
-            self._begin(guest)
-        else:
-            self._turns.setdefault(guest.network, deque()).append(guest)
+        self._take_on(guest)
+        return False
+
+    def _take_on(self, guest: _Guest) -> None:
+        self._spoke.append(guest)
+        if self._beginning is None:
+            self._beginning = self._loop.call_at(self._begins_at, self._begin_some)
+
+    def _begin_some(self) -> None:
+        """Begin a few handshakes; the others begin when those who are known had their turn."""
+        begun, self._beginning = 0, None
+        while self._spoke and begun < _BEGUN_AT_ONCE:
+            guest = self._spoke.popleft()
+            if guest not in self._guests:
+                continue
+            if _first_byte(guest.sock) == b"":
+                self._end(guest, "the handshake failed")
+            elif self._shaking[guest.network] < self.limits.handshakes_per_address:
+                self._begin(guest)
+                begun += 1
+            else:
+                self._turns.setdefault(guest.network, deque()).append(guest)
+        self._begins_at = self._loop.time() + begun * _BEGIN_S * (self._tls is not None)
+        if self._spoke:
+            self._beginning = self._loop.call_at(self._begins_at, self._begin_some)
 
     def _begin(self, guest: _Guest) -> None:
         self._shaking[guest.network] += 1
@@ -272,13 +268,13 @@ class Door:
                 lambda: _Greeter(self, guest), guest.sock, ssl=self._tls, **timeouts
             )
         except (OSError, ssl.CertificateError) as e:
-            self._ended["the handshake failed"] += 1
             e.__traceback__ = None  # its frames hold the future that holds the error: a circle
 
     def _shook(self, guest: _Guest) -> None:
         """Go on after a handshake, however it ended, even before it began."""
         network, guest.task = guest.network, None
-        self._end(guest, "")
+        if guest in self._guests:
+            self._end(guest, "the handshake failed")
         self._shaking[network] -= 1
         if self._shaking[network] <= 0:
             del self._shaking[network]
@@ -286,7 +282,7 @@ class Door:
         while turns:
             guest = turns.popleft()
             if guest in self._guests:
-                self._begin(guest)
+                self._take_on(guest)
                 break
         if not turns:
             self._turns.pop(network, None)
@@ -308,6 +304,7 @@ class Door:
         self._visitors[visitor] = None
         if name:
             self._of_peer[name] += 1
+            self._suspects.proved(guest.network, self._loop.time())
         else:
             self._note(visitor, guest.network)
         transport.set_protocol(visitor)
@@ -333,6 +330,8 @@ class Door:
             one.abort()
             self._left(one)
         elif self._guests.pop(one, self) is not self:
+            if why:
+                self._suspects.add(one.network, self._loop.time())
             self._silent.pop(one, None)
             self._forget(one, one.network)
             if one.task is not None:
@@ -397,24 +396,11 @@ async def open_door(
         await door.close()
 
 
-def _whence(sock: socket.socket, name: object) -> tuple[str, str]:
-    """Return the address of who connects, and the network that is to blame for it."""
-    if sock.family == socket.AF_UNIX:
-        _, uid, _ = _UCRED.unpack(
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        )
-        return "", f"user {uid}"
-    address = str(name[0]) if isinstance(name, tuple) else ""
-    return address, network_of(address)
-
-
-def network_of(address: str) -> str:
-    """Return whom to blame: an IPv4 address, or the /64 that one IPv6 host owns."""
+def _first_byte(sock: socket.socket) -> bytes | None:
+    """Return the first byte of a connection; empty: it ended; None: nothing was said yet."""
     try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(ip, ipaddress.IPv6Address):
-        mapped = ip.ipv4_mapped
-        return str(mapped or ipaddress.ip_network((ip, 64), strict=False))
-    return str(ip)
+        return sock.recv(1, socket.MSG_PEEK)
+    except (BlockingIOError, InterruptedError):
+        return None
+    except OSError:
+        return b""

@@ -148,10 +148,12 @@ class FrontEnd(
         return await self._registrar.renew(principal(call.peer), call.body.csr_pem)
 
     async def revoke_machine_identity(self, call: Call) -> Revocation:
-        """Let a host's certificates count no more."""
+        """Let a host's certificates count no more, on connections that stand neither."""
         machine = self._inventory.get(call.path["machine"]).record.machine
         people = self._guard.people
-        return await people.revoke_identity("host", machine, principal(call.peer))
+        revocation = await people.revoke_identity("host", machine, principal(call.peer))
+        await self._control_plane.disconnect(machine)
+        return revocation
 
     async def create_token(self, call: Call) -> Token:
         """Make a join token."""

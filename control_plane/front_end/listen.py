@@ -14,7 +14,8 @@ from pathlib import Path
 from aiohttp import web
 
 from agent.errors import ConfigError
-from agent.wire.door import LOCAL, Door, IsVoid, Limits, open_door, raise_descriptor_limit
+from agent.wire.door import Door, IsVoid, open_door
+from agent.wire.limits import LOCAL, Limits, raise_descriptor_limit
 from agent.wire.server import http_log
 
 BACKLOG = 4096

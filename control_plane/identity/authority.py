@@ -16,7 +16,7 @@ import re
 import ssl
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +37,8 @@ from agent.wire.visitor import ends_at
 log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+Disconnect = Callable[[str], Awaitable[None]]
+"""Closes the connections to a machine's agent."""
 
 ROOT_LIFE_S = 10 * 365 * 86_400.0
 LEAF_LIFE_S = 45 * 86_400.0
@@ -294,6 +296,19 @@ class OwnIdentity:
                 await asyncio.sleep(min(left_s, _LOOK_S))
                 left_s = due - self._clock()
             self.renew()
+
+    async def end_connections_forever(
+        self, disconnect: Disconnect, look_s: float = _LOOK_S
+    ) -> None:
+        """See that no agent is talked to for longer than its certificate counts.
+
+        An agent that is ours closes such a connection itself; one that uses a host's key does not.
+        """
+        while True:
+            await asyncio.sleep(look_s)
+            now = self._clock()
+            for machine in [name for name, ends in self.ends.items() if ends <= now]:
+                await disconnect(machine)
 
     def _followed(self, context: ssl.SSLContext) -> ssl.SSLContext:
         self._contexts.add(context)

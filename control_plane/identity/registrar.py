@@ -21,7 +21,7 @@ import msgspec
 
 from agent.api import ID_PATTERN, Certificate, JoinRequest
 from agent.errors import Busy, Conflict, FieldError, Forbidden, InvalidInput, NotFound
-from agent.wire.door import network_of
+from agent.wire.networks import network_of
 from control_plane.api.machines import MachineRecord, MachineView, Token, TokenRequest
 from control_plane.identity.authority import Authority, Subject, public_key_of
 from control_plane.runtime.runtime import Runtime

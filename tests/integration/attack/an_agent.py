@@ -12,7 +12,7 @@ from agent.daemon import Agent
 from agent.machine.fake import FakeMachine
 
 
-async def main(folder: Path) -> None:
+async def main(folder: Path, listen: str) -> None:
     """Serve until killed; the identity is in the folder already."""
     logs.configure("twine-agent", "info")
     config = AgentConfig(
@@ -20,7 +20,7 @@ async def main(folder: Path) -> None:
         run_dir=str(folder / "run"),
         socket=str(folder / "cp.sock"),
         socket_group="root",
-        listen="127.0.0.1:0",
+        listen=listen,
         sidekick="/opt/twine/bin/sidekick",
         sidekick_state_dir=str(folder / "sidekick"),
     )
@@ -29,4 +29,4 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

@@ -40,7 +40,7 @@ class Face:
         if kind == "agent":
             held = self.authority.credential(Subject("host", "vm1", (USER,)), "https://x")
             tls.save(held, folder / "state/identity/identity.json")
-            program = [str(here / "an_agent.py"), str(folder)]
+            program = [str(here / "an_agent.py"), str(folder), f"{USER}:0"]
             self.name = "/host/vm1"
         else:
             program = ["-m", "control_plane.daemon", "serve", "--state", str(folder / "state")]

@@ -17,7 +17,8 @@ from agent.errors import InvalidInput
 from agent.routes import JOIN_ROUTES
 from agent.services import keys
 from agent.wire import server
-from agent.wire.door import Door, Limits, open_door
+from agent.wire.door import Door, open_door
+from agent.wire.limits import Limits
 from agent.wire.server import Call, Peer, make_app
 from control_plane.identity.authority import public_key_of
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from aiohttp import web
 
 from agent.wire import tls
-from agent.wire.door import Door, Limits, open_door
+from agent.wire.door import Door, open_door
+from agent.wire.limits import Limits
 from agent.wire.server import Peer, make_app
 from control_plane.identity.authority import Authority, Subject, open_authority
 

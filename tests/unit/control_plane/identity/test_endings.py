@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 import time
@@ -22,8 +23,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.passed_s = 0.0
+        self.asked = 0
 
     def __call__(self) -> float:
+        self.asked += 1
         return time.time() + self.passed_s
 
 
@@ -79,3 +82,29 @@ def test_the_end_of_an_identity_is_warned_of_a_week_ahead_and_once(
 
     called(own, issued(authority, 45 * DAY_S))
     assert own.ending() == []
+
+
+def test_connections_to_an_agent_end_with_its_certificate(tmp_path: Path) -> None:
+    """BUG-HT5: whoever has a host's key does not close a connection on which it is believed."""
+    clock = Clock()
+    authority = open_authority(tmp_path / "authority.pem", "twine")
+    own = OwnIdentity(authority, ["127.0.0.1"], clock)
+    called(own, issued(authority, 2 * DAY_S))
+    ended: list[str] = []
+
+    async def look_twice() -> None:
+        async def disconnect(machine: str) -> None:
+            ended.append(machine)
+
+        looked = clock.asked
+        looking = asyncio.ensure_future(own.end_connections_forever(disconnect, 0.0))
+        while clock.asked < looked + 2:
+            await asyncio.sleep(0)
+        looking.cancel()
+
+    clock.passed_s += DAY_S
+    asyncio.run(look_twice())
+    assert ended == []
+    clock.passed_s += 2 * DAY_S
+    asyncio.run(look_twice())
+    assert set(ended) == {"vm1"}

@@ -1,0 +1,55 @@
+"""How many may come in to an HTTP server, and how long each step of theirs may take."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass, replace
+
+_SHARE = 4
+"""Of the process' descriptors a door takes at most one in four."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many may be in, and how long each step of theirs may take."""
+
+    connections: int = 4096
+    strangers: int = 1024
+    """Who proved no identity; with TLS each takes 0.3 MB."""
+    strangers_per_address: int = 128
+    """Of one IPv4 address or one IPv6 /64; on a unix socket: of one user."""
+    per_peer: int = 64
+    """Connections of one certificate's name."""
+    handshakes_per_address: int = 4
+    """At once; the others of that address wait their turn."""
+    first_byte_s: float = 10.0
+    handshake_s: float = 10.0
+    header_s: float = 10.0
+    """From the first byte of a request to the end of its header; also how long a stranger may
+    ask nothing."""
+    idle_s: float = 75.0
+    """Between two requests of one whose identity is known."""
+    write_s: float = 30.0
+    """How long an answer may wait for a reader who takes nothing of it."""
+
+    def within(self, descriptors: int) -> Limits:
+        """Return these limits as far as a process with that many descriptors can keep them."""
+        most = max(16, descriptors // _SHARE)
+        return replace(
+            self,
+            connections=min(self.connections, most),
+            strangers=min(self.strangers, max(8, most // 2)),
+            strangers_per_address=min(self.strangers_per_address, max(4, most // 4)),
+        )
+
+
+LOCAL = Limits(connections=256, strangers=256, strangers_per_address=192, idle_s=300.0)
+"""Of a unix socket: nobody there shows a certificate, and the kernel says who it is."""
+
+
+def raise_descriptor_limit() -> int:
+    """Take as many descriptors as the unit allows (`LimitNOFILE`), and return how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return 1 << 20 if hard == resource.RLIM_INFINITY else hard

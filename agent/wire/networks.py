@@ -1,0 +1,69 @@
+"""Where a connection comes from, and which network is to blame for what it does."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from functools import lru_cache
+
+_UCRED = struct.Struct("3i")
+_REMEMBERED = 4096
+SUSPECT_S = 60.0
+PROVED_S = 600.0
+
+
+class Suspects:
+    """Networks that took a place at the door of late and made no use of it.
+
+    A flood is of these soon, also one from thousands of addresses; a newcomer is not, nor one
+    of a network where somebody proved an identity of late.
+    """
+
+    def __init__(self) -> None:
+        """Suspect nobody yet."""
+        self._until: dict[str, float] = {}
+        self._proved_until: dict[str, float] = {}
+
+    def add(self, network: str, now: float) -> None:
+        """Note that a place was wasted."""
+        _note(self._until, network, now + SUSPECT_S)
+
+    def proved(self, network: str, now: float) -> None:
+        """Note that somebody of there proved an identity."""
+        _note(self._proved_until, network, now + PROVED_S)
+
+    def has(self, network: str, now: float) -> bool:
+        """Return whether a place was wasted of late, and nothing was proved."""
+        return self._until.get(network, now) > now >= self._proved_until.get(network, now)
+
+
+def _note(times: dict[str, float], network: str, until: float) -> None:
+    times.pop(network, None)
+    times[network] = until
+    if len(times) > _REMEMBERED:
+        del times[next(iter(times))]
+
+
+def whence(sock: socket.socket, name: object) -> tuple[str, str]:
+    """Return the address of who connects, and the network that is to blame for it."""
+    if sock.family == socket.AF_UNIX:
+        _, uid, _ = _UCRED.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        )
+        return "", f"user {uid}"
+    address = str(name[0]) if isinstance(name, tuple) else ""
+    return address, network_of(address)
+
+
+@lru_cache(maxsize=4096)
+def network_of(address: str) -> str:
+    """Return whom to blame: an IPv4 address, or the /64 that one IPv6 host owns."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv6Address):
+        mapped = ip.ipv4_mapped
+        return str(mapped or ipaddress.ip_network((ip, 64), strict=False))
+    return str(ip)

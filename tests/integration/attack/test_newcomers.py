@@ -1,0 +1,178 @@
+"""A flood keeps no newcomer out, and those who are known not waiting (BUG-HT4)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from agent.wire import tls
+from agent.wire.door import Door, open_door
+from agent.wire.limits import Limits
+from agent.wire.networks import PROVED_S, SUSPECT_S, Suspects
+from control_plane.identity.authority import OwnIdentity, Subject, open_authority
+
+from .face import ATTACKER, SETTLES_S, USER
+
+ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40)
+
+
+@asynccontextmanager
+async def served(limits: Limits, folder: Path | None = None) -> AsyncIterator[tuple[Door, int]]:
+    """Serve with a door of its own; with a folder over TLS."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
+    await runner.setup()
+    listener = socket.create_server((USER, 0), backlog=1024)
+    port = listener.getsockname()[1]
+    context = None
+    if folder is not None:
+        authority = open_authority(folder / "authority.pem", "twine")
+        context = OwnIdentity(authority, [USER]).server_context()
+    async with open_door(runner, listener, context, limits, logging.getLogger("x")) as door:
+        yield door, port
+        await runner.cleanup()
+
+
+def came(stack: ExitStack, port: int, address: str, says: bytes = b"") -> socket.socket:
+    """Connect from an address of the loopback, and say something; nobody looks at it yet."""
+    sock = stack.enter_context(socket.socket())
+    sock.bind((address, 0))
+    sock.connect((USER, port))
+    sock.sendall(says)
+    sock.setblocking(False)
+    return sock
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(SETTLES_S):
+        while not holds():
+            await asyncio.sleep(0)
+
+
+async def answered(sock: socket.socket) -> bool:
+    """Return whether a request on a connection was answered; it may have been closed."""
+    async with asyncio.timeout(SETTLES_S):
+        try:
+            answer = await asyncio.get_running_loop().sock_recv(sock, 15)
+        except ConnectionError:
+            return False
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_whoever_has_spoken_is_not_taken_for_one_who_says_nothing() -> None:
+    """BUG-HT4: who knocked before a burst was sent away with a request that nobody had read."""
+    async with served(Limits(strangers=4)) as (_, port):
+        with ExitStack() as stack:
+            user = came(stack, port, USER, ASKED)
+            for number in range(30):
+                came(stack, port, f"127.0.1.{number + 1}")
+            assert await answered(user)
+
+
+async def test_those_who_wasted_a_place_go_before_a_newcomer_who_is_slow() -> None:
+    """BUG-HT4: under a flood from 200 addresses a newcomer had to speak within 10 ms."""
+    async with served(Limits(strangers=8)) as (door, port):
+        with ExitStack() as stack:
+
+            async def flood() -> None:
+                socks = [came(stack, port, f"127.0.1.{n % 20 + 1}") for n in range(100)]
+                await until(lambda: sum(map(_is_over, socks)) >= len(socks) - 8)
+
+            await flood()
+            user = came(stack, port, USER)
+            await until(lambda: any(guest.address == USER for guest in door._guests))
+            await flood()
+            user.sendall(ASKED)
+            assert await answered(user)
+
+
+def _is_over(sock: socket.socket) -> bool:
+    try:
+        return not sock.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+async def test_one_that_left_at_once_displaces_nobody() -> None:
+    """BUG-HT2: the checks of a load balancer are no strangers at all."""
+    async with served(Limits(strangers=1)) as (door, port):
+        with ExitStack() as stack:
+            user = came(stack, port, USER)
+            await until(lambda: door.count() == (1, 1))
+            for _ in range(100):
+                came(stack, port, ATTACKER).close()
+            last = came(stack, port, USER, ASKED)
+            assert await answered(last)
+            assert door.count()[1] <= 1
+            assert _is_over(user)
+
+
+async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
+    """BUG-HT4: those who are known have their turn between them: one costs a millisecond."""
+    async with served(Limits(), tmp_path) as (door, port):
+        with ExitStack() as stack:
+            for number in range(60):
+                came(stack, port, f"127.0.1.{number + 1}", HELLO)
+
+            def begun() -> int:
+                return sum(guest.task is not None for guest in door._guests)
+
+            seen = [0]
+            while seen[-1] < 60:
+                await asyncio.sleep(0)
+                seen.append(begun())
+            assert max(now - before for before, now in pairwise(seen)) <= 4
+
+
+async def test_a_network_of_somebody_who_is_known_is_no_suspect(tmp_path: Path) -> None:
+    """BUG-HT4: one that failed once is not shut out because others of its house did."""
+    async with served(Limits(), tmp_path) as (door, port):
+        authority = open_authority(tmp_path / "authority.pem", "twine")
+        context = tls.unverified_context()
+        tls.install(context, authority.credential(Subject("user", "ann"), ""))
+        now = asyncio.get_running_loop().time()
+        door._suspects.add(USER, now)
+        assert door._suspects.has(USER, now)
+        _, writer = await asyncio.open_connection(USER, port, ssl=context)
+        await until(lambda: not door._suspects.has(USER, now))
+        writer.close()
+
+
+def test_suspicion_ends() -> None:
+    """BUG-HT4: an address is not shut out for what was done from it an hour ago."""
+    suspects = Suspects()
+    suspects.add("a", 0.0)
+    assert suspects.has("a", SUSPECT_S - 1)
+    assert not suspects.has("a", SUSPECT_S)
+    assert not suspects.has("b", 0.0)
+    suspects.proved("a", 1.0)
+    suspects.add("a", PROVED_S)
+    assert not suspects.has("a", PROVED_S)
+    assert suspects.has("a", PROVED_S + 1)
+
+
+@pytest.mark.parametrize("count", [10_000])
+def test_suspects_are_bounded(count: int) -> None:
+    """BUG-HT2: what is remembered of strangers is bounded like everything about them."""
+    suspects = Suspects()
+    for number in range(count):
+        suspects.add(str(number), float(number))
+        suspects.proved(str(number), float(number))
+    assert len(suspects._until) == len(suspects._proved_until) == 4096
+    assert suspects._until.keys() == {str(n) for n in range(count - 4096, count)}

@@ -1,0 +1,97 @@
+"""An agent whose identity was revoked is told nothing more, on no connection (BUG-HT5)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from .face import USER, Face, running
+from .test_identity import ctl, joins
+
+ESTABLISHED = "01"
+"""Of a connection, in /proc/net/tcp (Documentation/networking/proc_net_tcp.rst)."""
+
+
+@pytest.fixture(scope="module")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
+    """A control plane with a host of its own."""
+    with running("control plane", tmp_path_factory.mktemp("revoked")) as face:
+        yield face
+
+
+def unused_port() -> int:
+    """Return a port of the loopback that nobody listens at."""
+    with socket.create_server((USER, 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def agent(face: Face, machine: str, port: int) -> Iterator[None]:
+    """Run the agent of a host that has joined, until left."""
+    folder = face.folder / f"{machine}-runs"
+    held = face.folder / machine / "identity.json"
+    there = folder / "state/identity/identity.json"
+    there.parent.mkdir(parents=True, exist_ok=True)
+    there.write_bytes(held.read_bytes())
+    here = Path(__file__).parent
+    with (face.folder / f"{machine}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(here / "an_agent.py"), str(folder), f"{USER}:{port}"],
+            env=os.environ | {"PYTHONPATH": str(here.parents[2])},
+            stderr=log,
+        )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answering(face: Face, machine: str) -> bool:
+    """Return whether the control plane hears a machine's agent."""
+    return bool(json.loads(ctl(face, "machine", "show", machine, "--output", "json"))["ready"])
+
+
+def standing(port: int) -> int:
+    """Return how many connections to a port of the loopback stand."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == ESTABLISHED for row in rows)
+
+
+def test_a_revoked_agent_is_talked_to_no_more(control_plane: Face) -> None:
+    """BUG-HT5: the control plane went on with a connection that stood, until the leaf ended."""
+    face, port = control_plane, unused_port()
+    joins(face, "vm7", f"{USER}:{port}")
+    with agent(face, "vm7", port):
+        face.until(lambda: answering(face, "vm7"), "the agent is not heard")
+        assert standing(port) >= 1
+        ctl(face, "machine", "revoke-identity", "vm7")
+        face.until(lambda: standing(port) == 0, "a connection stands")
+        face.until(lambda: not answering(face, "vm7"), "the agent is still believed")
+    revoked = face.log.read_text()
+    assert "Traceback" not in revoked
+    assert "Unclosed" not in revoked
+
+
+def test_one_that_joined_again_is_talked_to_again(control_plane: Face) -> None:
+    """BUG-HT5: a revocation is of certificates, not of the machine."""
+    face, port = control_plane, unused_port()
+    joins(face, "vm6", f"{USER}:{port}")
+    with agent(face, "vm6", port):
+        face.until(lambda: answering(face, "vm6"), "the agent is not heard")
+        ctl(face, "machine", "revoke-identity", "vm6")
+        revoked_at = time.time()
+        face.until(lambda: not answering(face, "vm6"), "the agent is still believed")
+    face.until(lambda: int(time.time()) > int(revoked_at))  # a certificate counts in seconds
+    joins(face, "vm6", f"{USER}:{port}")
+    with agent(face, "vm6", port):
+        face.until(lambda: answering(face, "vm6"), "the agent is not believed again")
