@@ -135,7 +135,7 @@ def test_a_job_may_wait_for_room_only_where_there_is_none(world: World) -> None:
 
 @pytest.mark.parametrize(("waiting", "most", "bound"), [(1, 1, True), (2, 1, True), (1, 2, False)])
 def test_a_release_waits_at_rest_while_tasks_without_room_use_up_the_budget(waiting, most, bound):
-    """BUG-SI2: a job of which one task never finds room may not be updated, and is as it must be."""
+    """BUG-SI2: a job of which one task never finds room may not be updated, and is at rest."""
     spec = replace(SPEC, update=UpdatePolicy(max_unavailable=most))
     there = Placement(machine="m01")
     tasks = [
