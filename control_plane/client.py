@@ -58,6 +58,7 @@ from control_plane.api.people import (
 )
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
+from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 
 _T = TypeVar("_T")
@@ -141,6 +142,26 @@ class ControlPlaneClient(WireClient):
             _ROUTE["get_endpoints"], timeout_s=wait_s + 10.0, job=job, after=after, wait_s=wait_s
         )
         return _as(Endpoints, answer)
+
+    async def shard(self, job: str, shard: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
+        """Return the healthy tasks that serve a shard; waits as `endpoints` does."""
+        answer = await self.call(
+            _ROUTE["get_shard"],
+            timeout_s=wait_s + 10.0,
+            job=job,
+            shard=shard,
+            after=after,
+            wait_s=wait_s,
+        )
+        return _as(Endpoints, answer)
+
+    async def get_shards(self, job: str) -> ShardMapView:
+        """Return which tasks serve which shards of a job."""
+        return _as(ShardMapView, await self.call(_ROUTE["get_shards"], job=job))
+
+    async def put_shards(self, job: str, shards: ShardMap) -> ShardMapView:
+        """Say which tasks serve which shards of a job."""
+        return _as(ShardMapView, await self.call(_ROUTE["put_shards"], shards, job=job))
 
     async def watch_endpoints(
         self, known: Mapping[str, int | None], wait_s: float = 0.0

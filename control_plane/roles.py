@@ -23,6 +23,7 @@ from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.desk import MachineDesk
 from control_plane.discovery.discovery import Discovery
+from control_plane.discovery.shard_maps import ShardMaps
 from control_plane.health.checker import HealthChecker
 from control_plane.health.desk import HealthDesk
 from control_plane.images.store import FindImage
@@ -91,7 +92,10 @@ class ControlPlane:
         placing = Placing(self._allocator)
         self.allocations = self._allocator.allocations
         self._keeper = PoolKeeper(region, self._allocator)
-        self._discovery = Discovery(self._jobs, self._broker, self._allocator.directory.jobs)
+        self._shards = ShardMaps(store, self._jobs, runtime.breathe)
+        self.discovery = Discovery(
+            self._jobs, self._broker, self._allocator.directory.jobs, self._shards
+        )
         self._control = JobControl(
             runtime,
             self._jobs,
@@ -139,6 +143,7 @@ class ControlPlane:
         await self._broker.load()
         await self._portal.load()
         await self._jobs.load()
+        await self._shards.load()
         await self._allocator.load()
         await self.maintenance.load()
         self._loops = Loops(self._runtime)
@@ -176,6 +181,7 @@ class ControlPlane:
         loops.start("pool keeper", self._keeper.run, Failing.BEGINS_ANEW)
         loops.start("health", self._checker.run)
         loops.start("ops planner", self.maintenance.run, Failing.BEGINS_ANEW)
+        loops.start("shard maps", self._shards.run, Failing.BEGINS_ANEW)
         loops.start("machines", self.inventory.run, Failing.BEGINS_ANEW)
         for number, store in enumerate(self._stores):
             loops.start(f"store {number}" if number else "store", store.wait_failed)
@@ -240,13 +246,13 @@ class ControlPlane:
 
     async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
         """Return the listed tasks of a job; waits up to `wait_s` for a revision > `after`."""
-        return await self._discovery.endpoints(job, after, wait_s)
+        return await self.discovery.endpoints(job, after, wait_s)
 
     async def watch_endpoints(
         self, known: Mapping[str, int | None], wait_s: float = 0.0
     ) -> EndpointsNews:
         """Return where those of many jobs answer of which something else is known."""
-        return await self._discovery.watch(known, wait_s)
+        return await self.discovery.watch(known, wait_s)
 
     # -- machines
 

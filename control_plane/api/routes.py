@@ -15,6 +15,7 @@ from control_plane.api.operations import JobEvents, TaskStory
 from control_plane.api.people import Needs
 from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
+from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.validate import job_relations
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 
@@ -118,6 +119,33 @@ ROUTES: tuple[Route, ...] = (
         changes=False,
         waits=True,
         summary="Healthy tasks of those of many jobs whose revision is not the known one",
+    ),
+    Route(
+        "put_shards",
+        "PUT",
+        f"{_JOB}/shards",
+        request=ShardMap,
+        response=ShardMapView,
+        needs=Needs.OWNER,
+        summary="Say which tasks serve which shards of a job; replaces what was said before",
+    ),
+    Route(
+        "get_shards",
+        "GET",
+        f"{_JOB}/shards",
+        response=ShardMapView,
+        needs=Needs.VIEWER,
+        summary="Which tasks serve which shards of a job",
+    ),
+    Route(
+        "get_shard",
+        "GET",
+        f"{_JOB}/shards/{{shard}}",
+        query=("after", "wait_s"),
+        response=Endpoints,
+        roles=("host", "anyone"),
+        needs=Needs.VIEWER,
+        summary="Healthy tasks that serve a shard, in order; waits like the job's endpoints",
     ),
     *MACHINE_ROUTES,
     *HEALTH_ROUTES,

@@ -155,11 +155,14 @@ def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> 
 
 @job.command()
 @click.argument("name")
+@click.option("--shard", help="Only the tasks that serve this shard, the first to ask first.")
 @output_option
 @click.pass_obj
-def endpoints(target: Target, name: str, output: str) -> None:
+def endpoints(target: Target, name: str, shard: str | None, output: str) -> None:
     """Show where the healthy tasks of a job answer."""
-    found: Endpoints = target.ask(lambda client: client.endpoints(name))
+    found: Endpoints = target.ask(
+        lambda client: client.shard(name, shard) if shard else client.endpoints(name)
+    )
     rows = [
         (e.task, port, f"{e.host}:{number}", e.machine, e.version)
         for e in found.endpoints

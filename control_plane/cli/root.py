@@ -20,6 +20,7 @@ from control_plane.cli.offline import plan_offline
 from control_plane.cli.people import group, machine_revoke_identity, role, user, whoami
 from control_plane.cli.plans import explain, plan
 from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
+from control_plane.cli.shards import shards
 from control_plane.cli.updates import pause, restart, resume, rollback
 
 
@@ -61,5 +62,6 @@ machine.add_command(machine_revoke_identity)
 job.add_command(plan)
 job.add_command(explain)
 job.add_command(events)
+job.add_command(shards)
 for command in (pause, resume, restart, rollback):
     job.add_command(command)

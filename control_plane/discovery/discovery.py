@@ -13,8 +13,10 @@ from collections.abc import Callable, Collection, Mapping
 from agent.errors import NotFound
 from control_plane.api.jobs import Endpoint, Endpoints, JobRecord, TaskRecord, task_id
 from control_plane.api.machines import MachineRecord
+from control_plane.api.shards import ShardMapView
 from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
+from control_plane.discovery.shard_maps import ShardMaps
 from control_plane.runtime.readable import Readable
 from control_plane.runtime.table import ignore
 
@@ -29,8 +31,10 @@ class Discovery:
         jobs: Readable[JobRecord],
         broker: Brokers,
         jobs_on: Callable[[str], Collection[str]],
+        shards: ShardMaps,
     ) -> None:
         """List nothing until jobs are loaded; `jobs_on` says whose tasks a machine has."""
+        self._shards = shards
         self._jobs = jobs
         self._broker = broker
         self._jobs_on = jobs_on
@@ -47,6 +51,33 @@ class Discovery:
         """Return what is listed, once its revision is above `after` or `wait_s` is over."""
         await self._until(lambda: self._revision(job) > after, [job], wait_s)
         return self._now(job)
+
+    async def shard(self, job: str, shard: str, after: int, wait_s: float) -> Endpoints:
+        """Return the listed tasks that serve a shard, the one to ask first first.
+
+        Waits as `endpoints` does. `NotFound` where the owner said nothing of the shard.
+        """
+        await self._until(lambda: self._revision(job) > after, [job], wait_s)
+        tasks = self._shards.tasks_of(job, shard)
+        if tasks is None:
+            hint = f"twinectl job shards {job}"
+            raise NotFound(f"nothing was said of shard {shard} of job {job}", hint=hint)
+        found = self._now(job)
+        listed = {e.task: e for e in found.endpoints}
+        serving = [listed[t] for t in (task_id(job, i) for i in tasks) if t in listed]
+        return Endpoints(job=job, revision=found.revision, endpoints=serving)
+
+    async def put_shards(self, job: str, shards: Mapping[str, list[int]]) -> ShardMapView:
+        """Replace what is said of a job's shards, and tell those who wait for the job."""
+        before = self._shards.view(job)
+        after = await self._shards.put(job, shards)
+        if after != before and job in self._revisions:
+            self._rises(job)
+        return after
+
+    def shards(self, job: str) -> ShardMapView:
+        """Return what was said of a job's shards."""
+        return self._shards.view(job)
 
     async def watch(self, known: Mapping[str, int | None], wait_s: float = 0.0) -> EndpointsNews:
         """Return the jobs whose revision is not the known one, or nothing after `wait_s`.

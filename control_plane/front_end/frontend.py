@@ -29,6 +29,7 @@ from control_plane.api.operations import JobEvents, TaskStory
 from control_plane.api.people import IssuedCredential, Revocation
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
+from control_plane.api.shards import ShardMapView
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 from control_plane.front_end.access import Access
 from control_plane.front_end.capacity_handlers import CapacityHandlers
@@ -260,6 +261,21 @@ class FrontEnd(
         """Show where many jobs answer; waits for news if asked to."""
         wanted: WatchedJobs = call.body
         return await self._control_plane.watch_endpoints(wanted.known, wanted.wait_s)
+
+    async def put_shards(self, call: Call) -> ShardMapView:
+        """Take which tasks serve which shards."""
+        return await self._control_plane.discovery.put_shards(call.path["job"], call.body.shards)
+
+    async def get_shards(self, call: Call) -> ShardMapView:
+        """Show which tasks serve which shards."""
+        return self._control_plane.discovery.shards(call.path["job"])
+
+    async def get_shard(self, call: Call) -> Endpoints:
+        """Show where a shard is served; waits for news if asked to."""
+        after, wait_s = call.number("after", 0.0), call.number("wait_s", 0.0)
+        return await self._control_plane.discovery.shard(
+            call.path["job"], call.path["shard"], int(after or 0), min(wait_s or 0.0, MAX_WAIT_S)
+        )
 
     async def healthz(self, _: Call) -> Liveness:
         """Answer at all."""

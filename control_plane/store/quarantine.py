@@ -22,6 +22,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
 from control_plane.api.people import Grant, Group, Revocation
+from control_plane.api.shards import ShardPart
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
 from control_plane.store.protocol import Delete, Entry, Operation, Put, Store
 from control_plane.store.records import (
@@ -41,6 +42,7 @@ from control_plane.store.records import (
     QUARANTINE,
     REQUESTS,
     REVOKED,
+    SHARDS,
     TASKS,
     WAVES,
     DamagedRecord,
@@ -68,6 +70,7 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     CLOCK: ClockAnchor,
     PLANS: PlanRecord,
     WAVES: WaveRecord,
+    SHARDS: ShardPart,
 }
 """What is below each prefix; `jobs/` may hold records of the release before, too."""
 _HEARSAY = ("facts", "hardware")

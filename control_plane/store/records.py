@@ -19,6 +19,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
 from control_plane.api.people import Grant, Group, Revocation
+from control_plane.api.shards import ShardPart
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
 
 SCHEMAS: dict[type, int] = {
@@ -42,6 +43,7 @@ SCHEMAS: dict[type, int] = {
     ClockAnchor: 1,
     PlanRecord: 1,
     WaveRecord: 1,
+    ShardPart: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
 
@@ -58,6 +60,7 @@ PLANS, WAVES = "maintenance/", "maintenance-waves/"
 JOB_EVENTS = "job-events/"
 GROUPS, OPERATORS = "people/groups/", "people/operators/"
 REVOKED = "people/revoked/"
+SHARDS = "shards/"
 QUARANTINE = "quarantine/"
 """Records that cannot be used, each under its whole name (`quarantine.py`)."""
 USES = "entitlement-uses/"

@@ -19,6 +19,7 @@ from control_plane.api.machines import TokenRequest
 from control_plane.api.maintenance import GoOn, MaintenanceWish, Reported
 from control_plane.api.people import GroupSpec, Needs
 from control_plane.api.routes import ROUTES
+from control_plane.api.shards import ShardMap
 from control_plane.api.watch import WatchedJobs
 from control_plane.front_end.access import ROLES, check_role
 from control_plane.front_end.guard import NAMED, Guard
@@ -68,6 +69,9 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "job_logs": (OWNERS, OPERATORS | {"other owner"}),
     "get_endpoints": ALL,
     "watch_endpoints": ALL,
+    "put_shards": (OWNERS, OPERATORS | {"other owner"}),
+    "get_shards": USERS,
+    "get_shard": ALL,
     "list_machines": USERS,
     "get_machine": USERS,
     "remove_machine": OPERATORS,
@@ -126,6 +130,7 @@ PATH = {
     "request": "no",
     "digest": DIGEST,
     "plan": "no",
+    "shard": "a",
 }
 ELSEWHERE = {"group": "new", "who": "user:new", "user": "new"}
 
@@ -156,6 +161,7 @@ def body_of(route: Route, entitlement: str) -> Any:
         Revoke: Revoke(machines=["no"]),
         TokenRequest: TokenRequest(machine="vm9"),
         GroupSpec: GroupSpec(members=["x"]),
+        ShardMap: ShardMap(shards={"a": [0]}),
         WatchedJobs: WatchedJobs(known={"job-of-web": None}),
     }
     return bodies.get(route.request)

@@ -56,7 +56,7 @@ async def test_who_waits_for_a_job_that_ends_is_told_and_nothing_is_kept(w: Worl
     await w.cp.stop_job("web")
     with pytest.raises(NotFound):
         await waiting
-    discovery = w.cp._discovery
+    discovery = w.cp.discovery
     assert not discovery._bells
     assert not discovery._endpoints
     assert not discovery._revisions
@@ -86,7 +86,7 @@ async def test_one_call_follows_many_jobs(w: World):
         known["api"] = news.changed[0].revision
         waiting = asyncio.create_task(w.cp.watch_endpoints(known, wait_s=60))
     assert news.missing == ["api"]
-    assert not w.cp._discovery._bells
+    assert not w.cp.discovery._bells
 
 
 @scenario()

@@ -1,0 +1,116 @@
+"""Which tasks serve which shards of a job, as its owner says; kept as long as the job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from agent.errors import TwineError, Unprocessable
+from control_plane.api.jobs import JobRecord
+from control_plane.api.shards import PARTS, ShardMapView, ShardPart, part_of, parts_of
+from control_plane.runtime.readable import Readable
+from control_plane.runtime.table import Breathe, Table
+from control_plane.store import Store
+from control_plane.store.records import SHARDS
+
+log = logging.getLogger(__name__)
+
+
+class ShardMaps:
+    """Takes maps, answers from them, and forgets those of jobs that are gone."""
+
+    def __init__(self, store: Store, jobs: Readable[JobRecord], breathe: Breathe) -> None:
+        """Load nothing yet."""
+        self._jobs = jobs
+        self._table: Table[ShardPart] = Table(
+            store, SHARDS, ShardPart, "shard map", breathe=breathe
+        )
+        self._gone: set[str] = set()
+        """Jobs that went, whose maps may still be stored."""
+        self._wake = asyncio.Event()
+        jobs.listen(self._job_changed)
+
+    async def load(self) -> None:
+        """Read everything; jobs are loaded already."""
+        await self._table.load()
+        for name in self._table.names():
+            job = name.partition("/")[0]
+            if self._jobs.find(job) is None:
+                self._gone.add(job)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Forget the maps of jobs that are gone."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for job in sorted(self._gone):
+                try:
+                    await self._forget(job)
+                except TwineError as e:  # the next job that goes takes it along
+                    log.info("shard map kept", extra={"job": job, "why": str(e)})
+
+    def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
+        if after is None and before is not None:
+            self._gone.add(name)
+            self._wake.set()
+
+    async def _forget(self, job: str) -> None:
+        names = _names(job)
+        async with self._table.lock(*names):
+            record = self._jobs.find(job)
+            old = [
+                name
+                for name in names
+                if (part := self._table.find(name)) is not None
+                and (record is None or part.created_at != record.created_at)
+            ]
+            if old:
+                await self._table.commit_many(dict.fromkeys(old))
+        self._gone.discard(job)
+
+    async def put(self, job: str, shards: Mapping[str, list[int]]) -> ShardMapView:
+        """Replace what is said of a job's shards, whole or not at all; `NotFound` without it."""
+        record = self._jobs.get(job)
+        wrong = next((s for s, ts in shards.items() if any(t >= record.spec.tasks for t in ts)), "")
+        if wrong:
+            raise Unprocessable(
+                f"shard {wrong} is given to tasks {shards[wrong]}, and job {job} has "
+                f"{record.spec.tasks}: 0 to {record.spec.tasks - 1}"
+            )
+        parts = parts_of(record.created_at, shards)
+        names = _names(job)
+        async with self._table.lock(*names):
+            changes = {
+                name: parts.get(number)
+                for number, name in enumerate(names)
+                if parts.get(number) != self._table.find(name)
+            }
+            if changes:
+                await self._table.commit_many(changes)
+        return self.view(job)
+
+    def view(self, job: str) -> ShardMapView:
+        """Return what was said of a job's shards; `NotFound` without such a job."""
+        record = self._jobs.get(job)
+        shards: dict[str, list[int]] = {}
+        revision = 0
+        for name in _names(job):
+            part = self._table.find(name)
+            if part is not None and part.created_at == record.created_at:
+                shards |= part.shards
+                revision = max(revision, self._table.revision(name))
+        return ShardMapView(job=job, revision=revision, shards=dict(sorted(shards.items())))
+
+    def tasks_of(self, job: str, shard: str) -> list[int] | None:
+        """Return the tasks that serve a shard, in order; None of one that nobody spoke of."""
+        record = self._jobs.get(job)
+        part = self._table.find(_names(job)[part_of(shard)])
+        if part is None or part.created_at != record.created_at:
+            return None
+        return part.shards.get(shard)
+
+
+def _names(job: str) -> list[str]:
+    return [f"{job}/{number:02d}" for number in range(PARTS)]

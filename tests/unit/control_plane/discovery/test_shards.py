@@ -1,0 +1,113 @@
+"""Which task serves a shard, as owners say and clients are told."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from hypothesis import given
+from hypothesis import strategies as st
+from virtual_time import run
+from world import World, a_job, a_region, scenario
+
+from agent.errors import NotFound, Unprocessable
+from control_plane.api.jobs import Endpoints
+from control_plane.api.shards import PARTS, part_of, parts_of
+from control_plane.store.memory import MemoryStore
+from control_plane.store.records import SHARDS, encode
+
+
+def tasks(found: Endpoints) -> list[str]:
+    return [e.task for e in found.endpoints]
+
+
+@scenario()
+async def test_a_shard_is_answered_for_by_its_tasks_in_their_order(w: World):
+    """SD3: the one to ask first comes first; a task that serves nothing else is left out."""
+    await w.deployed(a_job(3))
+    discovery = w.cp.discovery
+    view = await discovery.put_shards("web", {"a": [2, 0], "b": [1], "nobody": []})
+    assert view.shards == {"a": [2, 0], "b": [1], "nobody": []}
+    assert tasks(await discovery.shard("web", "a", 0, 0)) == ["web-2", "web-0"]
+    assert tasks(await discovery.shard("web", "nobody", 0, 0)) == []
+    with pytest.raises(NotFound, match="nothing was said of shard c"):
+        await discovery.shard("web", "c", 0, 0)
+
+
+@scenario()
+async def test_who_waits_for_a_shard_is_told_when_it_moves(w: World):
+    await w.deployed(a_job(3))
+    discovery = w.cp.discovery
+    await discovery.put_shards("web", {"a": [0]})
+    before = await discovery.shard("web", "a", 0, 0)
+    waiting = asyncio.create_task(discovery.shard("web", "a", before.revision, 60))
+    await asyncio.sleep(1)
+    await discovery.put_shards("web", {"a": [0]})  # the same again is no news
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    await discovery.put_shards("web", {"a": [1]})
+    assert tasks(await waiting) == ["web-1"]
+
+
+@scenario()
+async def test_a_task_that_is_not_listed_serves_no_shard(w: World):
+    """SD1: a shard's clients are told of a failure like others."""
+    await w.deployed(a_job(3))
+    discovery = w.cp.discovery
+    await discovery.put_shards("web", {"a": [0, 1]})
+    [machine] = w.region.copies("web-0")
+    before = await discovery.shard("web", "a", 0, 0)
+    w.region.machines[machine].power_off()
+    after = await discovery.shard("web", "a", before.revision, 60)
+    assert tasks(after) == ["web-1"]
+
+
+@scenario()
+async def test_a_map_that_names_no_task_of_the_job_changes_nothing(w: World):
+    await w.deployed(a_job(3))
+    await w.cp.discovery.put_shards("web", {"a": [0]})
+    with pytest.raises(Unprocessable, match="0 to 2"):
+        await w.cp.discovery.put_shards("web", {"a": [1], "b": [3]})
+    assert w.cp.discovery.shards("web").shards == {"a": [0]}
+
+
+def test_a_map_goes_with_its_job_and_survives_all_else():
+    async def main() -> None:
+        region, store = a_region(), MemoryStore(strict=True)
+        async with World(region, store).running() as w:
+            await w.deployed(a_job(3))
+            await w.cp.discovery.put_shards("web", {f"s{i}": [i % 3] for i in range(100)})
+            said = w.cp.discovery.shards("web")
+            assert len(said.shards) == 100
+        async with World(region, store).running() as w:
+            assert w.cp.discovery.shards("web") == said
+            await w.cp.stop_job("web")
+            async with asyncio.timeout(120):
+                while (await w.store.list_prefix(SHARDS)).entries:
+                    await asyncio.sleep(1)
+            await w.deployed(a_job(3))
+            assert w.cp.discovery.shards("web").shards == {}
+
+    run(main())
+
+
+@given(st.dictionaries(st.text("abc0-", min_size=1, max_size=8), st.lists(st.integers(0, 9))))
+def test_parts_hold_each_shard_once(shards: dict[str, list[int]]):
+    parts = parts_of(1.0, shards)
+    assert set(parts) <= set(range(PARTS))
+    together = {s: t for part in parts.values() for s, t in part.shards.items()}
+    assert together == {s: list(dict.fromkeys(t)) for s, t in shards.items()}
+    assert all(part_of(s) == n for n, part in parts.items() for s in part.shards)
+
+
+def test_the_largest_map_is_stored_in_values_of_bounded_size():
+    """What etcd will take: 256 KiB a value, 100 rows a transaction."""
+    shards = {f"{i:063d}": list(range(14_984, 15_000)) for i in range(20_000)}
+    parts = parts_of(1.0, shards)
+    assert len(parts) <= 100
+    assert max(len(encode(part)) for part in parts.values()) <= 256 << 10
