@@ -36,13 +36,14 @@ from agent.services.facts import Facts
 from agent.services.host_profile import HostProfile
 from agent.services.identity import HostIdentity
 from agent.services.images import Images
+from agent.services.inside import Inside
 from agent.services.journal import Journal
 from agent.services.logs import Logs
 from agent.services.offload import Lanes
 from agent.services.port import listen
 from agent.services.prober import Prober
 from agent.services.roots import Roots
-from agent.services.supervisor import Host
+from agent.services.supervisor import Host, task_unit
 from agent.services.tasks import Tasks
 from agent.services.units import Units
 from agent.services.usage import UsageReader
@@ -137,15 +138,17 @@ class Agent:
         units = Units(machine.systemd, lanes)
         stack.callback(units.listen())
         images = Images(self._state, machine.btrfs, units, machine.processes, lanes, events)
+        roots = Roots(machine.btrfs, self._state / "tasks", images.folder)
         host = Host(
             units=units,
-            roots=Roots(machine.btrfs, self._state / "tasks", images.folder),
+            roots=roots,
             journal=Journal(self._state / "journal"),
             events=events,
             lanes=lanes,
             prober=prober,
             contact=Contact(Path(config.run_dir) / "fence", hardware.boot_id, machine.boottime_s),
             boot_id=hardware.boot_id,
+            inside=Inside(units, lambda task: task_unit(roots, task)),
         )
         self._host = host
         sidekick_state = Path(config.sidekick_state_dir)

@@ -15,6 +15,7 @@ TwineError
 │   ├── KernelFileError
 │   ├── SystemdError
 │   ├── BtrfsError
+│   ├── StepFailed
 │   └── ProgramError
 ├── ConfigError       our own configuration cannot be used              500
 └── ProtocolError     the other side answered something else than it promised
@@ -190,6 +191,12 @@ class SystemdError(HostError):
     """Systemd refused a request, or the bus to it is gone."""
 
     code = "systemd_error"
+
+
+class StepFailed(HostError):
+    """An init step of a task did not end well."""
+
+    code = "step_failed"
 
 
 class BtrfsError(HostError):

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from agent.core.inside import inside_unit, step_unit
 from agent.core.lease import read_bond, read_numbers
 from agent.core.records import unit_of
 from agent.machine import boottime_s
@@ -70,7 +71,8 @@ def kill_unit(unit: str, below: Path = SLICE) -> bool:
 def look(folder: Path, now_s: float, kill: Kill = kill_unit) -> None:
     """Kill what is overdue, and leave word for the agent that somebody looks."""
     for task_id in overdue(folder, now_s):
-        if kill(unit_of(task_id)):
+        units = (unit_of(task_id), step_unit(task_id), inside_unit(task_id, "*"))
+        if sum(map(kill, units)):
             log.warning("killed task %s: its control plane was not heard", task_id)
     new = folder / ".new.alive"
     new.write_text(f"{now_s!r}\n")

@@ -12,9 +12,14 @@ from typing import Annotated, NewType
 import msgspec
 from msgspec import Meta
 
+from agent.api.life import Hook as Hook
+from agent.api.life import Life as Life
+from agent.api.life import Step as Step
 from agent.api.network import Network as Network
 from agent.api.network import NetworkMode as NetworkMode
 from agent.api.network import Reach as Reach
+from agent.api.probes import Probe as Probe
+from agent.api.probes import ProbeKind as ProbeKind
 from agent.api.ranges import COUNT_MAX as COUNT_MAX
 from agent.api.ranges import DIGEST_PATTERN as DIGEST_PATTERN
 from agent.api.ranges import ID_PATTERN as ID_PATTERN
@@ -54,30 +59,6 @@ class Limits(Written, frozen=True, kw_only=True):
     """Hard limit; a task above it is killed (`oom-kill`). Swap is off for tasks."""
     tasks_max: Annotated[int, Meta(ge=1, le=4_194_304)] = 512
     """Processes and threads together."""
-
-
-class ProbeKind(StrEnum):
-    """How a task's health is asked for."""
-
-    HTTP = "http"
-    TCP = "tcp"
-
-
-class Probe(Written, frozen=True, kw_only=True):
-    """How to tell a healthy task from an unhealthy one."""
-
-    kind: ProbeKind = ProbeKind.HTTP
-    port: Port
-    path: HttpPath = "/"
-    interval_s: Seconds = 2.0
-    timeout_s: Seconds = 2.0
-    successes: Annotated[int, Meta(ge=1, le=100)] = 1
-    """Answers in a row that make a task healthy."""
-    failures: Annotated[int, Meta(ge=1, le=100)] = 3
-    """Failures in a row that make a task unhealthy."""
-    start_period_s: StartPeriod = 30.0
-    """For how long after its start a task that was not healthy yet may fail its probe: it is
-    neither, and nobody is told that it is broken. The first success ends it."""
 
 
 class RestartWhen(StrEnum):
@@ -153,6 +134,9 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     limits: Limits = Limits()
     restart: RestartPolicy = RestartPolicy()
     probe: Probe | None = None
+    """Whether it can serve. It decides about health alone; see `life` for what restarts a task."""
+    life: Life = Life()
+    """Steps before its start, a hook before its end, further probes, its longest run."""
     stop_timeout_s: Seconds = 10.0
     """From SIGTERM to SIGKILL of everything the task left."""
     offline_restart: bool = False
@@ -188,7 +172,8 @@ class Exit(Reported, frozen=True, kw_only=True):
 
     result: Id
     """systemd's word: success, exit-code, signal, oom-kill, timeout, …; `lost` after a
-    host reboot; `cut-off` where the host ended it because of `disconnect`."""
+    host reboot; `cut-off` where the host ended it because of `disconnect`; `startup` and
+    `liveness` where that probe failed for good."""
     code: Annotated[int, Meta(ge=-(1 << 31), le=1 << 32)] | None = None
     signal: Id | None = None
     at: Moment

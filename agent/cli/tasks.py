@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from agent import api
 from agent.cli import show
+from agent.cli.asked import asked_for, checked, image_of
 from agent.cli.program import call
 from agent.cli.show import output_option
-from agent.errors import InvalidInput, NotFound
+from agent.errors import NotFound
 from agent.usage import TaskUsage, Usages
 from agent.wire import options
 from agent.wire.quantities import about_size
@@ -57,39 +55,59 @@ if TYPE_CHECKING:
     default="always",
     show_default=True,
 )
+@click.option(
+    "--health-gate",
+    type=options.seconds(),
+    help="A new version must be healthy within this time, or the host brings the old one back.",
+)
+@click.option("--max-run", type=options.seconds(), help="End it after so long.")
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="More of the task as TOML: life, disconnect, … (docs/job-file.md).",
+)
 @click.option("--entitlement", default="local", show_default=True, help="Slice it runs in.")
 @click.option("--wait/--no-wait", default=True, help="Wait until it runs (and is healthy).")
 @click.argument("command", nargs=-1, required=True)
 @click.pass_obj
 def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **given: Any) -> None:
     """Start task NAME: COMMAND in a snapshot of an image. Put -- before the command."""
-    probe = None
-    if given["port"]:
-        probe = api.Probe(
-            port=given["port"], path=given["path"], start_period_s=given["start_period"]
-        )
-    wait = given["wait"]
+    wait, asked = given["wait"], asked_for(given) | {"command": list(command)}
+    asked["generation"] = time.time_ns() // 1_000_000
 
     async def start(client: AgentClient) -> api.TaskStatus:
-        spec = api.TaskSpec(
-            generation=time.time_ns() // 1_000_000,
-            image=await _image(client, given["image"]),
-            command=list(command),
-            environment=dict(_pair(e) for e in given["env"]),
-            entitlement=given["entitlement"],
-            limits=api.Limits(memory_max_bytes=int(given["memory"]), cpu_max_cores=given["cores"]),
-            restart=api.RestartPolicy(when=api.RestartWhen(given["restart"])),
-            probe=probe,
-            network=_network(given),
-        )
+        spec = checked(asked | {"image": await image_of(client, given["image"])})
         events = await client.get_events(0)
-        status = await client.put_task(name, _checked(spec))
-        return await _follow(client, name, events.latest) if wait else status
+        status = await client.put_task(name, spec)
+        if not wait:
+            return status
+        status = await _follow(client, name, events.latest)
+        while spec.life.health_gate_s and await _is_gated(client, name, status, spec.generation):
+            status = await _follow(client, name, (await client.get_events(0)).latest)
+        return status
 
     status = call(config_path, start)
     click.echo(f"{status.task_id}: {status.state}, {status.health}. {status.reason}".rstrip(". "))
-    if wait and not _as_asked(status):
+    if wait and not (_as_asked(status) and status.generation == asked["generation"]):
         sys.exit(1)
+
+
+async def _is_gated(
+    client: AgentClient, name: str, status: api.TaskStatus, generation: int
+) -> bool:
+    """Return whether a generation is still to pass its health gate; waits for news if so."""
+    if status.generation != generation or _is_healthy(status):
+        return False
+    events = await client.get_events(0)
+    now = await client.get_task(name)
+    if now == status:
+        await client.get_events(events.latest, wait_s=10)
+    return True
+
+
+def _is_healthy(status: api.TaskStatus) -> bool:
+    return status.state is api.TaskState.RUNNING and status.health is api.Health.HEALTHY
 
 
 def _as_asked(status: api.TaskStatus) -> bool:
@@ -119,56 +137,6 @@ def _is_as(status: api.TaskStatus, before: api.TaskStatus) -> bool:
     """Return whether a restart that was asked for is still to come."""
     same = status.invocation_id == before.invocation_id
     return same and status.state in (before.state, api.TaskState.STOPPING)
-
-
-async def _image(client: AgentClient, image: str) -> str:
-    if image.startswith("sha256:"):
-        return image
-    path = Path(image)
-    if not path.is_file():
-        raise InvalidInput(f"{image!r} is neither a digest nor a file")
-    click.echo(f"reading {image}", err=True)
-    digest = await asyncio.to_thread(_digest_of, path)
-    info = await client.put_image(digest, api.ImageFormat.TAR, _chunks(path))
-    click.echo(f"image {info.digest}", err=True)
-    return info.digest
-
-
-def _digest_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-
-
-async def _chunks(path: Path) -> AsyncIterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := await asyncio.to_thread(file.read, 1 << 20):
-            yield chunk
-
-
-def _checked(spec: api.TaskSpec) -> api.TaskSpec:
-    """Return the specification after the same checks that the server makes."""
-    from agent.wire.routes import decode_json
-
-    checked = decode_json(msgspec.json.encode(spec), api.TaskSpec, "the task")
-    assert isinstance(checked, api.TaskSpec)
-    return checked
-
-
-def _network(given: dict[str, Any]) -> api.Network:
-    """Return the network that the options ask for."""
-    pairs = [word.partition("=") for word in given["listen"]]
-    if wrong := [name for name, _, port in pairs if not port.isdigit()]:
-        raise InvalidInput(f"--listen {wrong[0]!r} is not NAME=PORT", hint="--listen http=8080")
-    return api.Network(
-        ports={name: int(port) for name, _, port in pairs}, unix_sockets=given["unix_sockets"]
-    )
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found:
-        raise InvalidInput(f"--env {text!r} is not NAME=VALUE")
-    return name, value
 
 
 @click.command()

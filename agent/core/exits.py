@@ -31,7 +31,9 @@ Source: systemd.exec(5), "Process Exit Codes".
 
 _RESULTS = {
     "oom-kill": "it used more memory than its limit and was killed (oom-kill)",
-    "timeout": "it did not end in time and was killed",
+    "timeout": "it ran for longer than it may (max_run_s), or did not end in time, and was killed",
+    "startup": "its startup probe failed for good",
+    "liveness": "its liveness probe failed for good",
     "external-stop": "its unit was stopped by somebody else on the host",
     "lost": "the host was rebooted",
     "cut-off": "its host did not hear its control plane for as long as its job asks",

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from agent.api import Health, Probe
+import msgspec
+
+from agent.api import Exit, Health, Probe, TaskState
+from agent.core.lease import Moment
+from agent.core.lifecycle import ended_by_host
+from agent.core.records import TaskRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +37,33 @@ def after_answer(streak: Streak, ok: bool, probe: Probe, *, starting: bool = Fal
     bad = streak.bad + 1
     health = Health.UNHEALTHY if bad >= probe.failures else streak.health
     return replace(streak, health=health, good=0, bad=bad)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one probe of a task has found out, for one invocation of its unit."""
+
+    invocation_id: str
+    probe: str
+    """`ready` (the task's own probe), `startup` or `liveness`."""
+    health: Health
+    reason: str = ""
+
+
+def after_verdict(task: TaskRecord, verdict: Verdict, now: Moment) -> TaskRecord:
+    """Return the task after a verdict; one about an earlier start changes nothing.
+
+    A startup or liveness probe that failed for good is an end of the task: it is counted as
+    such here, and what still runs of it is stopped by the decision that follows.
+    """
+    if task.state is not TaskState.RUNNING or task.invocation_id != verdict.invocation_id:
+        return task
+    change = msgspec.structs.replace
+    if verdict.probe == "ready":
+        return change(task, health=verdict.health, reason=verdict.reason)
+    if verdict.health is Health.UNHEALTHY:
+        ended = ended_by_host(task, Exit(result=verdict.probe, at=now.wall), now)
+        return change(ended, reason=f"its {verdict.probe} probe failed for good: {verdict.reason}")
+    if verdict.probe == "startup" and verdict.health is Health.HEALTHY:
+        return change(task, started_up=task.invocation_id)
+    return task

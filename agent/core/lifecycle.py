@@ -13,15 +13,18 @@ the host, calls `decide`, saves the record, carries out the action, and looks ag
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from dataclasses import replace as with_
 from enum import StrEnum
 
 from msgspec.structs import replace
 
 from agent.api import Exit, Health, RestartWhen, TaskState
 from agent.core.exits import describe
+from agent.core.gate import after_gate, passed_gate
 from agent.core.lease import Moment, ends_at, is_bound, is_cut_off, why_cut_off
-from agent.core.records import TaskRecord, Wanted, key_of
+from agent.core.records import TaskRecord, Wanted, is_up, key_of
 
 LINGERS = "processes of it are left that even SIGKILL does not end; waiting for the kernel"
 
@@ -99,8 +102,26 @@ class Decision:
     """Seconds since boot."""
 
 
+_AT_REST = (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED)
+_BY_PROBE = ("startup", "liveness")
+_JITTER = 0.25
+"""Share of a pause that differs from task to task, so that what ended together does not start
+together."""
+
+
 def decide(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     """Return what to do next for a task."""
+    if task.wanted is Wanted.RUN:
+        task = after_gate(task, now, seen.boot_id)
+    decision = _decide(task, seen, now)
+    decision = with_(decision, task=passed_gate(decision.task))
+    gate_s = decision.task.gate_boot_s
+    if gate_s is None or decision.action is not Action.REST:
+        return decision
+    return with_(decision, until=gate_s if decision.until is None else min(gate_s, decision.until))
+
+
+def _decide(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     if task.wanted is Wanted.GONE:
         return _towards_gone(task, seen)
     if task.cut_off or is_cut_off(task.spec, now):
@@ -115,11 +136,24 @@ def decide(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
         return _let_go(task, unit, reason, seen)
     if unit.ended:
         return _after_end(task, unit, seen, now)
+    if _ended_by_probe(task, unit):
+        return Decision(task, _stop(unit))
     if unit.active in ("active", "reloading"):
         return _while_running(task, unit, seen, now)
     state = TaskState.STOPPING if unit.active == "deactivating" else TaskState.STARTING
     between = replace(task, state=state, boot_id=seen.boot_id, health=Health.UNKNOWN)
     return Decision(between, Action.REST)
+
+
+def _ended_by_probe(task: TaskRecord, unit: SeenUnit) -> bool:
+    """Return whether a unit that still runs was given up because of a probe, and counted."""
+    end = task.last_exit
+    return (
+        task.state in _AT_REST
+        and task.ended_invocation == unit.invocation_id
+        and end is not None
+        and end.result in _BY_PROBE
+    )
 
 
 def _towards_gone(task: TaskRecord, seen: Seen) -> Decision:
@@ -210,7 +244,8 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) ->
             limits=task.limits,
         )
     if task.spec.probe is None:
-        running = replace(running, health=Health.HEALTHY)
+        health = Health.HEALTHY if is_up(running) else Health.UNKNOWN
+        running = replace(running, health=health)
     if running.limits != task.spec.limits:
         return Decision(running, Action.LIMIT)
     return Decision(running, Action.REST, ends_at(task.spec, now.heard_s))
@@ -293,6 +328,11 @@ def _exit_of(unit: SeenUnit, at: float) -> Exit:
     return Exit(result=unit.result, code=unit.exit_code, signal=unit.exit_signal, at=at)
 
 
+def ended_by_host(task: TaskRecord, end: Exit, now: Moment) -> TaskRecord:
+    """Return the task after this host found it broken while its process still runs."""
+    return _ended(task, end, now)
+
+
 def _ended(task: TaskRecord, end: Exit, now: Moment) -> TaskRecord:
     """Return the task after an end that nobody asked for, by its restart policy."""
     ran_s = _ran_s(task, end, now)
@@ -329,9 +369,15 @@ def _ran_s(task: TaskRecord, end: Exit, now: Moment) -> float:
 
 
 def backoff_s(task: TaskRecord, streak: int) -> float:
-    """Return the pause before the next start: doubled with each one, up to the maximum."""
+    """Return the pause before the next start: doubled with each one, up to the maximum.
+
+    From it goes up to a quarter, which differs from task to task and from start to start.
+    """
     policy = task.spec.restart
-    return min(policy.backoff_s * 2.0 ** min(streak, 30), policy.backoff_max_s)
+    pause_s = min(policy.backoff_s * 2.0 ** min(streak, 30), policy.backoff_max_s)
+    name = f"{task.task_id}/{task.restarts}/{streak}".encode()
+    share = int(hashlib.sha256(name).hexdigest()[:8], 16) / 0xFFFFFFFF
+    return pause_s * (1.0 - _JITTER * share)
 
 
 def after_failure(task: TaskRecord, reason: str, now: Moment, *, retry: bool) -> TaskRecord:

@@ -13,10 +13,11 @@ INET = ("AF_INET", "AF_INET6")
 def ports_of(spec: TaskSpec) -> list[int]:
     """Return the ports that a task may bind in the host's network, rising.
 
-    The port of its probe is one of them: what is asked there is the task.
+    The ports of its probes are among them: what is asked there is the task.
     """
     given = set(spec.network.ports.values())
-    return sorted(given if spec.probe is None else given | {spec.probe.port})
+    probes = (spec.probe, spec.life.startup, spec.life.liveness)
+    return sorted(given | {p.port for p in probes if p is not None and p.port is not None})
 
 
 def port_variables(spec: TaskSpec) -> dict[str, str]:

@@ -53,6 +53,14 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Limits that the running unit has."""
     cut_off: bool = False
     """It was ended because its control plane was not heard; only a command starts it again."""
+    started_up: str = ""
+    """Invocation whose startup probe succeeded."""
+    previous: TaskSpec | None = None
+    """What served before the generation that has to prove itself now (`core.gate`)."""
+    gate_boot_s: float | None = None
+    """Seconds since boot until when it has to be healthy."""
+    gone_back: str = ""
+    """Why the generation in force is not the one asked for last."""
     orphan: bool = False
     """It was found on the host and no specification is known: it is only being removed."""
 
@@ -83,7 +91,19 @@ def key_of(spec: TaskSpec) -> str:
     # the keys of units that run stay as they are.
     if spec.network != Network():
         process += (("network", _sorted(spec.network)),)
+    if spec.life.init or spec.life.max_run_s is not None:
+        process += (("life", [_sorted(step) for step in spec.life.init], spec.life.max_run_s),)
     return hashlib.sha256(msgspec.json.encode(process)).hexdigest()[:12]
+
+
+def is_up(task: TaskRecord) -> bool:
+    """Return whether a running task is past its startup probe, if it has one."""
+    return task.spec.life.startup is None or task.started_up == task.invocation_id
+
+
+def user_of(task_id: str) -> str:
+    """Return the dynamic user of a task, shared by all that runs for it; at most 31 characters."""
+    return "twine-" + hashlib.sha256(task_id.encode()).hexdigest()[:20]
 
 
 def _sorted(value: msgspec.Struct) -> object:
@@ -108,7 +128,7 @@ def status_of(task: TaskRecord) -> TaskStatus:
         epoch=task.spec.epoch,
         state=task.state,
         health=task.health,
-        reason=task.reason,
+        reason=task.reason or task.gone_back,
         image=task.spec.image,
         entitlement=task.spec.entitlement,
         job=task.spec.job,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from agent.api import Limits, TaskSpec
 from agent.core.network import network_properties, port_variables
-from agent.core.records import key_of, unit_of
+from agent.core.records import key_of, unit_of, user_of
 
 _S = 1_000_000
 
@@ -142,6 +142,7 @@ def unit_properties(
         "Type": "exec",
         "ExecStart": [list(spec.command)],
         "RootDirectory": root,
+        "User": user_of(task_id),
         "Slice": slice_of(spec.entitlement),
         "Environment": [f"{k}={v}" for k, v in environment.items()],
         "SyslogIdentifier": task_id,
@@ -152,7 +153,12 @@ def unit_properties(
         "OOMPolicy": "kill",
         "LogRateLimitIntervalUSec": 10 * _S,
         "LogRateLimitBurst": 10_000,
+        **_run_time(spec.life.max_run_s),
         **limit_properties(spec.limits),
         **hardening,
         **network_properties(task_id, spec),
     }
+
+
+def _run_time(seconds: float | None) -> dict[str, object]:
+    return {} if seconds is None else {"RuntimeMaxUSec": max(1, round(seconds * _S))}

@@ -31,8 +31,8 @@ _BY_SIGNATURE = {
         Personality PrivatePIDs PrivateTmpEx PrivateUsersEx ProcSubset ProtectControlGroupsEx
         ProtectHome ProtectProc ProtectSystem Restart RestartMode RootDirectory RootImage
         RuntimeDirectoryPreserve Slice StandardError StandardErrorFile StandardInput
-        StandardInputFile StandardOutput StandardOutputFile SyslogIdentifier Type
-        User WorkingDirectory""",
+        StandardInputFile StandardOutput StandardOutputFile SyslogIdentifier TTYPath
+        Type User WorkingDirectory""",
     "b": """
         CPUAccounting DefaultDependencies Delegate DynamicUser IOAccounting IPAccounting
         IgnoreSIGPIPE LockPersonality MemoryAccounting MemoryDenyWriteExecute MountAPIVFS
@@ -58,7 +58,7 @@ _BY_SIGNATURE = {
         After Before BindsTo CacheDirectory ConfigurationDirectory DelegateControllers
         Documentation Environment ExecPaths InaccessiblePaths JoinsNamespaceOf
         LogsDirectory NoExecPaths PartOf PassEnvironment ReadOnlyPaths ReadWritePaths
-        Requires RequiresMountsFor RuntimeDirectory StateDirectory SupplementaryGroups
+        Requires Requisite RequiresMountsFor RuntimeDirectory StateDirectory SupplementaryGroups
         SystemCallArchitectures UnsetEnvironment Wants""",
     "ay": "AllowedCPUs AllowedMemoryNodes CPUAffinity",
     "aay": "LogExtraFields",
@@ -208,7 +208,7 @@ def _commands(value: object) -> object:
 
 
 def _conditions(value: object) -> object:
-    """Return commands that decide about a start: they run as root, outside of the sandbox."""
+    """Return commands that are the host's own: they run as root, outside of the sandbox."""
     commands = _commands(value)
     assert isinstance(commands, list)
     return [(program, argv, [*flags, "privileged"]) for program, argv, flags in commands]
@@ -305,6 +305,7 @@ _BY_NAME: dict[str, Callable[[object], object]] = {
     "CapabilityBoundingSet": _capabilities,
     "DeviceAllow": _devices,
     "ExecCondition": _conditions,
+    "ExecStartPost": _conditions,
     "RestrictNamespaces": _namespaces,
 }
 _BY_KIND: dict[str, Callable[[object], object]] = {

@@ -1,9 +1,9 @@
-"""Asks tasks whether they are healthy, over HTTP or TCP on the machine's loopback address."""
+"""Asks tasks whether they are healthy: over HTTP or TCP on loopback, or by a command inside."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 
@@ -12,6 +12,8 @@ from agent.core.health import Streak, after_answer
 from agent.wire.reasons import why
 
 Report = Callable[[Health, str], None]
+Ask = Callable[[list[str], float], Awaitable[str]]
+"""Runs a command inside the task, for so many seconds, and returns what is wrong, or nothing."""
 
 
 class Prober:
@@ -27,7 +29,7 @@ class Prober:
             await self._session.close()
 
     async def watch(
-        self, probe: Probe, health: Health, report: Report, *, starting_s: float = 0.0
+        self, probe: Probe, health: Health, report: Report, inside: Ask, *, starting_s: float = 0.0
     ) -> None:
         """Probe for ever, from a known health on, and report each change of verdict.
 
@@ -37,7 +39,7 @@ class Prober:
         started = loop.time() + starting_s
         streak = Streak(health)
         while True:
-            problem = await self._ask(probe)
+            problem = await self._ask(probe, inside)
             new = after_answer(streak, not problem, probe, starting=loop.time() < started)
             if new.health is not streak.health:
                 report(new.health, problem if new.health is Health.UNHEALTHY else "")
@@ -45,8 +47,10 @@ class Prober:
             eager = streak.health is Health.UNKNOWN
             await asyncio.sleep(min(0.5, probe.interval_s) if eager else probe.interval_s)
 
-    async def _ask(self, probe: Probe) -> str:
+    async def _ask(self, probe: Probe, inside: Ask) -> str:
         """Return what is wrong with the answer, empty when it is good."""
+        if probe.kind is ProbeKind.EXEC:
+            return await inside(probe.command, probe.timeout_s)
         try:
             async with asyncio.timeout(probe.timeout_s):
                 if probe.kind is ProbeKind.TCP:

@@ -10,18 +10,22 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from agent.api import Health, Probe, TaskState
-from agent.core.lease import is_bound
+from agent.api import RestartWhen, TaskState
+from agent.core.health import after_verdict
+from agent.core.inside import Command
+from agent.core.lease import is_bound, is_cut_off
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
 from agent.core.records import TaskRecord, status_of, tell_change, unit_of
 from agent.core.unit_properties import key_in, limit_properties, not_after, unit_properties
-from agent.errors import Conflict, HostError, NotFound, TwineError
+from agent.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 from agent.machine import UnitState
 from agent.services.contact import Contact
 from agent.services.events import EventLog
+from agent.services.inside import Inside
 from agent.services.journal import Journal
 from agent.services.offload import Lanes
 from agent.services.prober import Prober
+from agent.services.probing import Probing
 from agent.services.roots import Roots
 from agent.services.units import Units
 
@@ -49,6 +53,7 @@ class Host:
     prober: Prober
     contact: Contact
     boot_id: str
+    inside: Inside
 
 
 class TaskLoop:
@@ -84,9 +89,7 @@ class TaskLoop:
         self._fresh = fresh
         self._known: Seen | None = None
         self._group = asyncio.TaskGroup()
-        self._probing: asyncio.Task[None] | None = None
-        self._probed: tuple[Probe | None, str] | None = None
-        self._verdict: tuple[str, Health, str] | None = None
+        self._probing = Probing(host.prober, self._group, self._waker.set)
 
     async def change(self, make: Callable[[TaskRecord], TaskRecord]) -> TaskRecord:
         """Take a new intent, made from the record as it is; returns once it is on disk.
@@ -113,8 +116,7 @@ class TaskLoop:
                 raise
             self._fresh = False
             self._known = None
-            self._stop_probing()
-            self._probed = None
+            self._probing.stop()
         self._waker.set()
         self._tell(record)
         return record
@@ -127,7 +129,7 @@ class TaskLoop:
                     while await self._attempt():
                         pass
                 finally:
-                    self._stop_probing()
+                    self._probing.stop()
 
     async def _attempt(self) -> bool:
         """Take one step; whatever goes wrong with it costs a pause, not the agent."""
@@ -144,14 +146,14 @@ class TaskLoop:
 
     async def _step(self) -> bool:
         self._waker.clear()
-        await self._take_verdict()
+        await self._take_verdicts()
         before = self.record
         seen = await self._look()
         decision = decide(before, seen, self._host.contact.moment(before.task_id))
         if not await self._keep(before, decision.task):
             return True
         self.settled.set()
-        self._probe_if_running()
+        self._probing.follow(self.record, self._host.contact.now_s(), self._probe)
         if decision.action is Action.FORGET:
             return not await self._forget(decision.task)
         await self._act(decision, seen)
@@ -184,6 +186,8 @@ class TaskLoop:
         async with self._lock:
             if self.record is not before:
                 return False
+            if task.spec is not before.spec:
+                self._host.contact.bind(task)  # back behind a health gate
             self.record = task
             if status_of(task) != status_of(before) and task.state not in _IN_PASSING:
                 self._tell(task)
@@ -226,7 +230,8 @@ class TaskLoop:
                 extra={"task": task.task_id, "step": str(decision.action), "why": str(e)},
             )
             if decision.action in (Action.PREPARE, Action.START):
-                retry = isinstance(e, HostError)
+                once = isinstance(e, StepFailed) and task.spec.restart.when is RestartWhen.NEVER
+                retry = isinstance(e, HostError) and not once
                 now = self._host.contact.moment(task.task_id)
                 await self._keep(task, after_failure(task, str(e), now, retry=retry))
             else:
@@ -241,19 +246,23 @@ class TaskLoop:
                 if self.record == task:
                     self._known = Seen(seen.unit, root=True, leftover=True, boot_id=seen.boot_id)
             case Action.START:
-                root = str(host.roots.path(task.task_id))
-                properties = unit_properties(task.task_id, task.spec, root)
+                guard: dict[str, object] = {}
                 if is_bound(task.spec):
-                    properties |= not_after(host.contact.may_start(task.task_id))
-                await host.units.start(self._unit, properties)
-                await self._woken(2.0)
+                    guard = not_after(host.contact.may_start(task.task_id))
+                if await self._initialised(task, guard):
+                    await host.units.start(self._unit, task_unit(host.roots, task) | guard)
+                    await self._woken(2.0)
             case Action.LIMIT:
                 await host.units.limit(self._unit, limit_properties(task.spec.limits))
                 await self._keep(self.record, replace(self.record, limits=task.spec.limits))
             case Action.STOP:
+                if task.state is TaskState.STOPPING and seen.unit and not task.cut_off:
+                    await self._before_stop(task, seen.unit)
                 await host.units.stop(self._unit)
                 await self._woken(1.0)
             case Action.REMOVE_ROOT:
+                if task.spec.life.init:
+                    await host.inside.end_steps(task.task_id)
                 await host.lanes.run("btrfs", host.roots.remove, task.task_id)
             case _:
                 until = decision.until
@@ -267,58 +276,61 @@ class TaskLoop:
         except TimeoutError:
             pass
 
-    def _probe_if_running(self) -> None:
-        task = self.record
-        probe = task.spec.probe
-        wanted = (probe, task.invocation_id) if task.state is TaskState.RUNNING else None
-        if wanted == self._probed:
+    async def _initialised(self, task: TaskRecord, guard: dict[str, object]) -> bool:
+        """Run the init steps; False where the task is wanted otherwise before they are done."""
+        if not task.spec.life.init:
+            return True
+        host, wanted = self._host, self.record
+        steps = asyncio.ensure_future(host.inside.init(task, guard))
+        try:
+            while not steps.done() and self.record is wanted:
+                if is_cut_off(task.spec, host.contact.moment(task.task_id)):
+                    break
+                waiting = asyncio.ensure_future(self._woken(RETRY_S))
+                await asyncio.wait({steps, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                self._waker.clear()
+            if steps.done() and self.record is wanted:
+                await steps
+                return True
+        finally:
+            steps.cancel()
+        await host.inside.end_steps(task.task_id)
+        return False
+
+    async def _before_stop(self, task: TaskRecord, unit: SeenUnit) -> None:
+        """Run the pre-stop hook inside what runs; whatever comes of it, the stop follows."""
+        if unit.active != "active" or unit.ended:
             return
-        self._stop_probing()
-        self._probed = wanted
-        if wanted is not None and probe is not None:
-            self._probing = self._group.create_task(self._probe(probe, task.invocation_id))
+        problem = await self._host.inside.before_stop(task)
+        if problem:
+            log.warning("task %s: its pre-stop hook failed: %s", task.task_id, problem)
+            message = f"its pre-stop hook failed: {problem}"
+            self._host.events.add("task", task.task_id, message, status_of(task))
 
-    def _stop_probing(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            self._probing = None
+    async def _probe(self, name: str, command: list[str], timeout_s: float) -> str:
+        """Run a command of a probe inside the task."""
+        asked = Command(tuple(command), timeout_s, quiet=True)
+        return await self._host.inside.run(self.record, name, asked)
 
-    async def _probe(self, probe: Probe, invocation_id: str) -> None:
-        def heard(health: Health, reason: str) -> None:
-            self._verdict = (invocation_id, health, reason)
-            self._waker.set()
+    async def _take_verdicts(self) -> None:
+        """Take what the probes found; it is kept on disk so that it survives a restart."""
+        while (verdict := self._probing.take()) is not None:
+            async with self._lock:
+                now = self._host.contact.moment(self.record.task_id)
+                task = after_verdict(self.record, verdict, now)
+                if task is self.record:
+                    continue
+                try:
+                    await self._save(task, durable=verdict.probe != "ready")
+                finally:  # a full disk is no reason to hide how a task is
+                    self.record = task
+                    self._tell(task)
 
-        while True:
-            try:
-                await self._host.prober.watch(
-                    probe, self.record.health, heard, starting_s=self._starting_s(probe)
-                )
-            except Exception:
-                extra = {"task": self.record.task_id}
-                log.exception("a probe failed; this is a bug", extra=extra)
-                await asyncio.sleep(probe.interval_s)
 
-    def _starting_s(self, probe: Probe) -> float:
-        """Return what is left of the start period of the task, which may run for long already."""
-        started_s, now_s = self.record.started_boot_s, self._host.contact.now_s()
-        return probe.start_period_s - (0.0 if started_s is None else now_s - started_s)
-
-    async def _take_verdict(self) -> None:
-        """Take the prober's verdict; it is kept on disk so that it survives a restart."""
-        verdict, self._verdict = self._verdict, None
-        if verdict is None:
-            return
-        invocation_id, health, reason = verdict
-        async with self._lock:
-            task = self.record
-            if task.state is not TaskState.RUNNING or task.invocation_id != invocation_id:
-                return
-            task = replace(task, health=health, reason=reason)
-            try:
-                await self._save(task, durable=False)
-            finally:  # a full disk is no reason to hide how a task is
-                self.record = task
-                self._tell(task)
+def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
+    """Return all properties of a task's unit: its steps and what runs inside are made from it."""
+    return unit_properties(task.task_id, task.spec, str(roots.path(task.task_id)))
 
 
 def _seen_unit(unit: UnitState) -> SeenUnit:

@@ -18,6 +18,7 @@ from agent.core.admission import (
     tombstone_of,
     too_big,
 )
+from agent.core.gate import with_gate
 from agent.core.reconcile import leftovers
 from agent.core.records import TaskRecord, Tombstone, Wanted, status_of, unit_of
 from agent.errors import Conflict, HostError, NotFound, Unprocessable
@@ -126,6 +127,7 @@ class Tasks:
             if new is None:
                 return record
             self._admit(task_id, spec)
+            new = with_gate(new, record, self._host.contact.now_s())
             return replace(new, boot_id=self._host.boot_id)
 
         try:
@@ -256,8 +258,12 @@ class Tasks:
 
     def using(self, digest: str) -> list[str]:
         """Return the ids of the tasks that run from an image, sorted."""
-        specs = self._coming | {t: loop.record.spec for t, loop in self._loops.items()}
-        return sorted(t for t, spec in specs.items() if spec.image == digest)
+        specs = [(t, spec.image) for t, spec in self._coming.items()]
+        for task_id, loop in self._loops.items():
+            old = loop.record.previous
+            specs += [(task_id, loop.record.spec.image)]
+            specs += [(task_id, old.image)] if old is not None else []
+        return sorted({t for t, image in specs if image == digest})
 
     @staticmethod
     def _unknown(task_id: str) -> NotFound:

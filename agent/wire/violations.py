@@ -37,7 +37,8 @@ def violations(value: Any, kind: Any, where: str = "", depth: int = 0) -> list[F
     elif isinstance(value, list) and get_origin(bare) is list:
         inner = _in_list(value, bare, constraints, where, depth)
     if not inner:
-        return [FieldError(field=where or "(whole)", reason=refusal(value, kind, _last(where)))]
+        reason = _of_parts(value, bare) or refusal(value, kind, _last(where))
+        return [FieldError(field=where or "(whole)", reason=reason)]
     return inner[:MAX_ERRORS]
 
 
@@ -98,6 +99,17 @@ def _is_refused(value: Any, kind: Any) -> bool:
     except (msgspec.ValidationError, RecursionError):
         return True
     return False
+
+
+def _of_parts(value: Any, kind: Any) -> str:
+    """Return what a table says of its own parts (`__post_init__`), each of which is right."""
+    if not isinstance(value, dict) or not is_struct(kind):
+        return ""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as e:
+        return str(e) if isinstance(e.__cause__, ValueError) else ""
+    return ""
 
 
 def _join(where: str, key: Any) -> str:

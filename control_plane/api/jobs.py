@@ -15,16 +15,15 @@ from agent.api import (
     EnvName,
     Exit,
     Health,
-    HttpPath,
     Limits,
     Name,
-    ProbeKind,
     Reach,
     RestartPolicy,
     Seconds,
-    StartPeriod,
     TaskState,
 )
+from control_plane.api.job_life import JobLife
+from control_plane.api.job_life import JobProbe as JobProbe
 from control_plane.api.operations import Operation
 from control_plane.api.policy import (
     Admission,
@@ -42,20 +41,6 @@ from control_plane.api.updates import UpdatePolicy as UpdatePolicy
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of what a person writes."""
-
-
-class JobProbe(_Written, frozen=True, kw_only=True):
-    """How to tell a healthy task; like the agent's probe, but with the port by name."""
-
-    kind: ProbeKind = ProbeKind.HTTP
-    port: Name
-    """One of the job's `ports`."""
-    path: HttpPath = "/"
-    interval_s: Seconds = 2.0
-    timeout_s: Seconds = 2.0
-    successes: Annotated[int, Meta(ge=1, le=100)] = 1
-    failures: Annotated[int, Meta(ge=1, le=100)] = 3
-    start_period_s: StartPeriod = 30.0
 
 
 class ControllerRef(_Written, frozen=True, kw_only=True):
@@ -90,6 +75,8 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     limits: Limits = Limits()
     restart: RestartPolicy = RestartPolicy()
     probe: JobProbe | None = None
+    life: JobLife = JobLife()
+    """Init steps, a hook before the end, startup and liveness probes, the longest run."""
     stop_timeout_s: Seconds = 10.0
     machine_types: Annotated[list[Name], Meta(max_length=1000)] = []
     """Hard requirement: only machines of these types; empty: whatever the entitlement holds."""

@@ -54,10 +54,10 @@ def job_relations(document: Any) -> list[FieldError]:
         for name, count in Counter(ports).items()
         if count > 1
     ]
-    probe = document.get("probe")
-    port = probe.get("port") if isinstance(probe, dict) else None
-    if isinstance(port, str) and port not in ports:
-        found.append(FieldError(field="probe.port", reason=_no_port(port, ports)))
+    for field, probe in _probes(document):
+        port = probe.get("port")
+        if isinstance(port, str) and port not in ports:
+            found.append(FieldError(field=f"{field}.port", reason=_no_port(port, ports)))
     found += _update_errors(document)
     gpus = document.get("gpus")
     if isinstance(gpus, float) and gpus > 0 and gpus % 1 and gpus not in GPU_PARTS:
@@ -98,12 +98,36 @@ def requirement_errors(listed: Any, field: str) -> list[FieldError]:
     ]
 
 
+def _probes(document: dict[Any, Any]) -> list[tuple[str, dict[Any, Any]]]:
+    life = document.get("life")
+    of_life = life if isinstance(life, dict) else {}
+    named = [("probe", document.get("probe"))]
+    named += [(f"life.{name}", of_life.get(name)) for name in ("startup", "liveness")]
+    return [(field, probe) for field, probe in named if isinstance(probe, dict)]
+
+
+def _commands(document: dict[Any, Any]) -> list[tuple[str, Any]]:
+    """Return every command of a job, with where it is."""
+    life = document.get("life")
+    of_life = life if isinstance(life, dict) else {}
+    steps, hook = of_life.get("init"), of_life.get("pre_stop")
+    parts: list[tuple[str, Any]] = [
+        ("", document),
+        *((f"{name}.", probe) for name, probe in _probes(document)),
+    ]
+    if isinstance(steps, list):
+        parts += [(f"life.init[{i}].", step) for i, step in enumerate(steps[:MAX_LISTED])]
+    parts += [("life.pre_stop.", hook)]
+    return [(f"{at}command", part.get("command")) for at, part in parts if isinstance(part, dict)]
+
+
 def _texts(document: dict[Any, Any]) -> list[tuple[str, str]]:
     """Return every text in which placeholders are replaced, with where it is."""
     texts: list[tuple[str, Any]] = []
-    command, environment = document.get("command"), document.get("environment")
-    if isinstance(command, list):
-        texts += [(f"command[{i}]", text) for i, text in enumerate(command)]
+    environment = document.get("environment")
+    for field, command in _commands(document):
+        if isinstance(command, list):
+            texts += [(f"{field}[{i}]", text) for i, text in enumerate(command)]
     if isinstance(environment, dict):
         texts += [(f"environment.{name}", text) for name, text in environment.items()]
     return [(field, text) for field, text in texts if isinstance(text, str)]

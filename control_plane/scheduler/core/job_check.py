@@ -105,18 +105,31 @@ def _per_task(spec: JobSpec) -> JobSpec:
     )
 
 
+def life_texts(spec: JobSpec) -> list[tuple[str, str]]:
+    """Return the arguments of all commands beside the main one, with where they are."""
+    life = spec.life
+    commands = {f"life.init[{i}].command": step.command for i, step in enumerate(life.init)}
+    if life.pre_stop is not None:
+        commands["life.pre_stop.command"] = life.pre_stop.command
+    probes = {"probe": spec.probe, "life.startup": life.startup, "life.liveness": life.liveness}
+    commands |= {f"{name}.command": p.command for name, p in probes.items() if p is not None}
+    return [(f"{at}[{i}]", text) for at, words in commands.items() for i, text in enumerate(words)]
+
+
 def _check_text(spec: JobSpec) -> list[FieldError]:
     errors = [
         _error("ports", f"port {name!r} is listed {count} times")
         for name, count in Counter(spec.ports).items()
         if count > 1
     ]
-    if spec.probe is not None and spec.probe.port not in spec.ports:
-        names = ", ".join(spec.ports) or "none"
-        errors.append(
-            _error("probe.port", f"{spec.probe.port!r} is not one of the job's ports ({names})")
-        )
+    named = {"probe": spec.probe, "life.startup": spec.life.startup}
+    for field, probe in {**named, "life.liveness": spec.life.liveness}.items():
+        if probe is not None and probe.port is not None and probe.port not in spec.ports:
+            names = ", ".join(spec.ports) or "none"
+            why = f"{probe.port!r} is not one of the job's ports ({names})"
+            errors.append(_error(f"{field}.port", why))
     texts = [(f"command[{i}]", text) for i, text in enumerate(spec.command)]
+    texts += life_texts(spec)
     texts += [(f"environment.{key}", text) for key, text in spec.environment.items()]
     for field, text in texts:
         errors += [

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from agent.api import Network, Probe, TaskSpec
+from msgspec.structs import replace
+
+from agent.api import Life, Network, Probe, TaskSpec
 from agent.api.network import port_variable
+from control_plane.api.job_life import JobProbe
 from control_plane.api.jobs import JobSpec, Placement, task_id
 
 _TEMPLATE = re.compile(r"\$?\$\{([^}$]*)\}")
@@ -49,7 +52,8 @@ def task_spec(
         job=spec.name,
         limits=spec.limits,
         restart=spec.restart,
-        probe=_probe(spec, placement),
+        probe=_probe(spec.probe, placement, values),
+        life=_life(spec, placement, values),
         stop_timeout_s=spec.stop_timeout_s,
         disconnect=spec.disconnect,
         network=_network(spec, placement),
@@ -67,19 +71,35 @@ def _network(spec: JobSpec, placement: Placement) -> Network:
     )
 
 
-def _probe(spec: JobSpec, placement: Placement) -> Probe | None:
-    if spec.probe is None:
+def _probe(p: JobProbe | None, placement: Placement, values: Mapping[str, str]) -> Probe | None:
+    if p is None:
         return None
-    p = spec.probe
     return Probe(
         kind=p.kind,
-        port=placement.ports[p.port],
+        port=None if p.port is None else placement.ports[p.port],
         path=p.path,
+        command=[_fill(argument, values) for argument in p.command],
         interval_s=p.interval_s,
         timeout_s=p.timeout_s,
         successes=p.successes,
         failures=p.failures,
         start_period_s=p.start_period_s,
+    )
+
+
+def _life(spec: JobSpec, placement: Placement, values: Mapping[str, str]) -> Life:
+    life = spec.life
+
+    def filled(command: list[str]) -> list[str]:
+        return [_fill(argument, values) for argument in command]
+
+    hook = life.pre_stop
+    return Life(
+        init=[replace(step, command=filled(step.command)) for step in life.init],
+        pre_stop=None if hook is None else replace(hook, command=filled(hook.command)),
+        max_run_s=life.max_run_s,
+        startup=_probe(life.startup, placement, values),
+        liveness=_probe(life.liveness, placement, values),
     )
 
 

@@ -102,7 +102,8 @@ class World:
                 fence.look(self.folder, self.clock, self.kill)
 
     def kill(self, unit: str) -> bool:
-        assert unit == "twine-task-web.service"
+        if unit != "twine-task-web.service":
+            return False
         if self.unit is None or self.unit.ended:
             return False
         self.unit.ended = True

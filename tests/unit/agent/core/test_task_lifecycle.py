@@ -165,9 +165,19 @@ def test_pauses_double_up_to_the_maximum_and_start_over_after_a_long_run() -> No
     unit = an_ended_unit(task, invocation_id="long", started_at=100.0 - 600.0)
     task = decide(replace(task, state=S.RUNNING), seen(unit), AT).task
 
-    assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
-    assert task.next_start_at == NOW + 1.0
-    assert backoff_s(task, 10_000) == 5.0
+    expected = [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert all(0.75 * most <= pause <= most for pause, most in zip(pauses, expected, strict=True))
+    assert 0.75 <= task.next_start_at - NOW <= 1.0
+    assert 0.75 * 5.0 <= backoff_s(task, 10_000) <= 5.0
+
+
+def test_what_ended_together_does_not_start_together() -> None:
+    """BUG-AG14."""
+    names = [f"web-{number}" for number in range(50)]
+    pauses = {backoff_s(a_record(task_id=name), 0) for name in names}
+
+    assert len(pauses) == len(names)
+    assert backoff_s(a_record(), 0) == backoff_s(a_record(), 0)
 
 
 @pytest.mark.parametrize("step_s", [-7200.0, 7200.0])
@@ -176,10 +186,11 @@ def test_a_stepped_clock_makes_no_pause_longer_or_shorter(step_s: float) -> None
     policy = RestartPolicy(backoff_s=4.0)
     task = a_record(spec=a_spec(restart=policy), state=S.RUNNING, boot_id=BOOT)
     pausing = decide(task, seen(an_ended_unit(task)), AT).task
-    early = decide(pausing, seen(), Moment(NOW + step_s, UP + 3.9))
-    due = decide(pausing, seen(), Moment(NOW + step_s, UP + 4.0))
+    pause_s = backoff_s(task, 0)
+    early = decide(pausing, seen(), Moment(NOW + step_s, UP + pause_s - 0.1))
+    due = decide(pausing, seen(), Moment(NOW + step_s, UP + pause_s))
 
-    assert (early.action, early.until) == (A.REST, UP + 4.0)
+    assert (early.action, early.until) == (A.REST, UP + pause_s)
     assert due.action is A.START
 
 

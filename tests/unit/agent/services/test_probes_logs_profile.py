@@ -32,7 +32,7 @@ from agent.services import host_profile
 from agent.services.host_profile import UNIT
 from agent.services.journal import Journal
 from agent.services.logs import Logs, journal_command
-from agent.services.prober import Prober
+from agent.services.prober import Ask, Prober
 
 
 @asynccontextmanager
@@ -85,8 +85,8 @@ async def test_a_slow_starter_is_not_unhealthy_before_its_start_period_is_over(
     """BUG-AG11."""
     really, answer, asked, enough = Prober._ask, ["503"], list[str](), asyncio.Event()
 
-    async def counted(self: Prober, probe: Probe) -> str:
-        asked.append(await really(self, probe))
+    async def counted(self: Prober, probe: Probe, inside: Ask) -> str:
+        asked.append(await really(self, probe, inside))
         if len(asked) == 10:
             enough.set()
         return asked[-1]
@@ -138,7 +138,7 @@ async def test_a_port_that_opens_is_enough_for_tcp(host: FakeHost) -> None:
         await until(client, "web", lambda s: s.health is Health.HEALTHY)
 
 
-@pytest.mark.parametrize("kind", list(ProbeKind))
+@pytest.mark.parametrize("kind", [ProbeKind.HTTP, ProbeKind.TCP])
 async def test_a_closed_port_is_unhealthy_with_a_reason(host: FakeHost, kind: ProbeKind) -> None:
     port = await _unused_port()
     async with host.agent() as client:
@@ -161,11 +161,11 @@ async def test_a_prober_with_a_bug_is_started_again(
 ) -> None:
     really, failures = Prober._ask, [1, 1]
 
-    async def breaks(self: Prober, probe: Probe) -> str:
+    async def breaks(self: Prober, probe: Probe, inside: Ask) -> str:
         if failures:
             failures.pop()
             raise RuntimeError("a bug")
-        return await really(self, probe)
+        return await really(self, probe, inside)
 
     monkeypatch.setattr(Prober, "_ask", breaks)
     async with a_server(["200"]) as port, host.agent() as client:

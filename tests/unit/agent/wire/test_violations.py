@@ -43,12 +43,19 @@ def test_every_violation_is_listed_with_its_field() -> None:
         "limits.cpu_weight",
         "limits.colour",
         "limits.memory_max_bytes",
-        "probe.port",
         "probe.path",
         "stop_timeout_s",
     }
     assert found["image"] == "missing"
     assert "cpu_weight" in found["limits.colour"]
+
+
+def test_what_fields_mean_to_each_other_is_said_in_the_words_of_their_type() -> None:
+    found = fields({**GOOD, "probe": {"path": "/"}, "life": {"liveness": {"kind": "exec"}}})
+    assert found == {
+        "probe": "a probe of kind http needs a port, and no command",
+        "life.liveness": "a probe of kind exec needs a command, and no port",
+    }
 
 
 def test_a_type_that_describes_its_pattern_is_quoted_with_it() -> None:

@@ -1,6 +1,10 @@
 """How the specification of a task is filled in from its job's and its placement."""
 
+import msgspec
+
 from control_plane.api.jobs import JobProbe, JobSpec, Placement
+from control_plane.api.validate import job_errors
+from control_plane.scheduler.core.job_check import _check_text
 from control_plane.scheduler.core.task_spec import task_spec, unknown_templates
 
 
@@ -28,3 +32,45 @@ def test_templates_are_filled_and_dollars_escaped():
     assert (made.probe.port, made.probe.path) == (20_007, "/ok")
     assert (made.generation, made.epoch, made.job) == (7, 2, "web")
     assert unknown_templates("${port:admin} $${x} ${task} ${}", ["http"]) == ["port:admin", ""]
+
+
+def a_job(**fields):
+    given = {"name": "web", "entitlement": "e", "tasks": 1, "image": "sha256:" + "1" * 64}
+    return msgspec.convert({**given, "command": ["/x"], "ports": ["http"], **fields}, JobSpec)
+
+
+LIFE = {
+    "init": [{"name": "migrate", "command": ["/m", "${task}"], "timeout_s": 5}],
+    "pre_stop": {"command": ["/drain", "${port:http}"]},
+    "max_run_s": 60,
+    "startup": {"port": "http"},
+    "liveness": {"kind": "exec", "command": ["/alive", "${machine}"]},
+}
+
+
+def test_the_life_of_a_job_reaches_the_task_with_its_ports_and_names_filled_in():
+    """AG10."""
+    placement = Placement(machine="m1", ports={"http": 20_007})
+    life = task_spec(a_job(life=LIFE), 3, placement, generation=7, epoch=2).life
+    assert (life.init[0].command, life.init[0].timeout_s) == (["/m", "web-3"], 5)
+    assert life.pre_stop.command == ["/drain", "20007"]
+    assert (life.startup.port, life.max_run_s) == (20_007, 60)
+    assert life.liveness.command == ["/alive", "m1"]
+
+
+def test_ports_and_placeholders_of_its_life_are_checked_with_everything_else():
+    life = {
+        "pre_stop": {"command": ["${port:admin}"]},
+        "startup": {"port": "admin"},
+        "liveness": {"kind": "tcp", "command": ["/x"]},
+        "health_gate_s": 5,
+    }
+    plain = msgspec.to_builtins(a_job()) | {"life": life}
+    assert {e.field for e in job_errors(plain)} == {
+        "life.startup.port",
+        "life.liveness",
+        "life.health_gate_s",
+        "life.pre_stop.command[0]",
+    }
+    found = _check_text(a_job(life={**LIFE, "pre_stop": {"command": ["${port:admin}", "${no}"]}}))
+    assert [e.field for e in found] == ["life.pre_stop.command[0]", "life.pre_stop.command[1]"]

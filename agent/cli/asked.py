@@ -1,0 +1,108 @@
+"""What `twine-agent run` is asked for: options, a file and an image become one specification."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tomllib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from agent import api
+from agent.errors import InvalidInput
+from agent.wire.written import plain
+
+if TYPE_CHECKING:
+    from agent.client import AgentClient
+
+
+def asked_for(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what the options and the file say, as plain values; what the file says goes first."""
+    limits = {"memory_max_bytes": int(given["memory"]), "cpu_max_cores": given["cores"]}
+    wanted: dict[str, Any] = {
+        "environment": dict(_pair(e) for e in given["env"]),
+        "entitlement": given["entitlement"],
+        "limits": limits,
+        "restart": {"when": given["restart"]},
+    }
+    if network := _network(given):
+        wanted["network"] = network
+    if given["port"]:
+        probe = {"port": given["port"], "path": given["path"]}
+        wanted["probe"] = {**probe, "start_period_s": given["start_period"]}
+    life = {"health_gate_s": given["health_gate"], "max_run_s": given["max_run"]}
+    if any(life.values()):
+        wanted["life"] = {k: v for k, v in life.items() if v}
+    if given["file"] is None:
+        return wanted
+    read = _read(given["file"])
+    for name in ("limits", "restart", "life", "environment", "network"):
+        inner = read.get(name)
+        if isinstance(inner, dict):
+            read[name] = {**wanted.get(name, {}), **inner}
+    return {**wanted, **read}
+
+
+def _network(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the network that the options ask for, empty for none."""
+    pairs = [word.partition("=") for word in given["listen"]]
+    if wrong := [name for name, _, port in pairs if not port.isdigit()]:
+        raise InvalidInput(f"--listen {wrong[0]!r} is not NAME=PORT", hint="--listen http=8080")
+    ports = {name: int(port) for name, _, port in pairs}
+    sockets = {"unix_sockets": True} if given["unix_sockets"] else {}
+    return ({"ports": ports} if ports else {}) | sockets
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a file as plain values, with numbers where sizes and times were written in words."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as e:
+        raise InvalidInput(f"cannot read {path}: {e}", hint="it must be TOML") from e
+    found = plain(document, api.TaskSpec)
+    assert isinstance(found, dict)
+    return found
+
+
+async def image_of(client: AgentClient, image: str) -> str:
+    if image.startswith("sha256:"):
+        return image
+    path = Path(image)
+    if not path.is_file():
+        raise InvalidInput(f"{image!r} is neither a digest nor a file")
+    click.echo(f"reading {image}", err=True)
+    digest = await asyncio.to_thread(_digest_of, path)
+    info = await client.put_image(digest, api.ImageFormat.TAR, _chunks(path))
+    click.echo(f"image {info.digest}", err=True)
+    return info.digest
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+async def _chunks(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := await asyncio.to_thread(file.read, 1 << 20):
+            yield chunk
+
+
+def checked(document: dict[str, Any]) -> api.TaskSpec:
+    """Return the specification after the same checks that the server makes."""
+    from agent.wire.routes import decode_json
+
+    spec = decode_json(msgspec.json.encode(document), api.TaskSpec, "the task")
+    assert isinstance(spec, api.TaskSpec)
+    return spec
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise InvalidInput(f"--env {text!r} is not NAME=VALUE")
+    return name, value

@@ -1,0 +1,96 @@
+"""What is run for a task beside its main process: steps before it, and commands inside it.
+
+Both are units of their own, made from the task's own unit: same root, user, sandbox, limits
+and slice, so there is no right that the task itself has not. A command inside also joins
+the task's namespaces and is moved into its cgroup, so that the two together stay within the
+task's limits and end together (docs/adr/0041).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.api import Step
+from agent.core.records import unit_of
+
+_S = 1_000_000
+
+_MOVE = (
+    'exec 2>/dev/null; to=/sys/fs/cgroup$1/cgroup.procs; [ -e "$to" ] || exit 1; '
+    'from=$(dirname "/sys/fs/cgroup$1")/$2/cgroup.procs; '
+    'for round in 1 2 3; do for pid in $(cat "$from"); do '
+    '[ "$pid" = $$ ] || echo "$pid" >"$to" || true; done; done'
+)
+"""Moves what runs in one cgroup to another; again, since what is moved may fork meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command to be run inside a running task."""
+
+    argv: tuple[str, ...]
+    timeout_s: float
+    terminal: str = ""
+    """Path of a pseudo terminal that it gets as its own."""
+    pipes: tuple[str, str, str] | None = None
+    """Paths of its standard input, output and error, where there is no terminal."""
+    environment: tuple[str, ...] = ()
+    quiet: bool = False
+    """What it writes is dropped; else it is in the task's log, unless it has pipes."""
+
+
+def step_unit(task_id: str) -> str:
+    """Return the name of the unit of a task's init steps, which run one after the other."""
+    return f"twine-step-{task_id}.service"
+
+
+def inside_unit(task_id: str, purpose: str) -> str:
+    """Return the name of the unit of a command inside a task."""
+    return f"twine-in-{task_id}.{purpose}.service"
+
+
+def step_properties(whole: Mapping[str, object], task_id: str, step: Step) -> dict[str, object]:
+    """Return the unit of an init step, from all properties of the task's unit."""
+    return {
+        **whole,
+        "Description": f"Twine task {task_id}: init step {step.name}",
+        "ExecStart": [list(step.command)],
+        "RuntimeMaxUSec": round(step.timeout_s * _S),
+    }
+
+
+def inside_properties(
+    whole: Mapping[str, object], task_id: str, cgroup: str, unit: str, command: Command
+) -> dict[str, object]:
+    """Return the unit of a command inside a task, whose processes are in `cgroup`."""
+    task = unit_of(task_id)
+    environment = whole.get("Environment", ())
+    assert isinstance(environment, list | tuple)
+    properties = {
+        **whole,
+        "Description": f"Twine task {task_id}: inside",
+        "ExecStart": [list(command.argv)],
+        "ExecStartPost": [["/bin/sh", "-c", _MOVE, "sh", cgroup, unit]],
+        "RootDirectoryStartOnly": True,
+        "RuntimeMaxUSec": round(command.timeout_s * _S),
+        "TimeoutStopUSec": 2 * _S,
+        "JoinsNamespaceOf": [task],
+        "Requisite": [task],
+        "PartOf": [task],
+        "After": [task],
+        "Environment": [*environment, *command.environment],
+        "CollectMode": "inactive",
+    }
+    properties.pop("ExecCondition", None)  # the task runs; it may
+    if command.terminal:
+        properties |= {
+            "TTYPath": command.terminal,
+            **dict.fromkeys(("StandardInput", "StandardOutput", "StandardError"), "tty"),
+        }
+    elif command.pipes is not None:
+        for name, path in zip(("Input", "Output", "Error"), command.pipes, strict=True):
+            properties[f"Standard{name}File"] = path
+    elif command.quiet:
+        properties |= {"StandardOutput": "null", "StandardError": "null"}
+    return properties

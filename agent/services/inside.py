@@ -1,0 +1,80 @@
+"""Runs commands for a task: the steps before it, hooks and probes inside it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from agent.api import Exit
+from agent.core.exits import describe
+from agent.core.inside import Command, inside_properties, inside_unit, step_properties, step_unit
+from agent.core.records import TaskRecord
+from agent.core.unit_properties import cgroup_of
+from agent.errors import StepFailed, SystemdError, TwineError
+from agent.machine import UnitState
+from agent.services.units import Units
+
+_GRACE_S = 30.0
+"""systemd ends the command after its time; so long after that nobody answered at all."""
+Whole = Callable[[TaskRecord], dict[str, object]]
+"""Returns all properties of a task's unit."""
+
+
+class Inside:
+    """Units that belong to a task beside its main one."""
+
+    def __init__(self, units: Units, whole: Whole) -> None:
+        """Make the units from what `whole` returns."""
+        self._units = units
+        self._whole = whole
+
+    async def init(self, task: TaskRecord, guard: dict[str, object]) -> None:
+        """Run the init steps of a task in their order; raises `StepFailed` for the first that
+        does not end well. `guard` are properties that say whether it may be started at all.
+        """
+        unit = step_unit(task.task_id)
+        for number, step in enumerate(task.spec.life.init, start=1):
+            properties = step_properties(self._whole(task) | guard, task.task_id, step)
+            end = await self._units.run(unit, properties, timeout_s=step.timeout_s + _GRACE_S)
+            if problem := _problem(end, step.timeout_s):
+                of = f"{number} of {len(task.spec.life.init)}"
+                raise StepFailed(f"init step {step.name} ({of}) failed: {problem}")
+
+    async def end_steps(self, task_id: str) -> None:
+        """Stop an init step that still runs; none is no error."""
+        await self._units.clear(step_unit(task_id), timeout_s=_GRACE_S)
+
+    async def run(self, task: TaskRecord, purpose: str, command: Command) -> str:
+        """Run a command inside a running task; return what is wrong, empty if it ended well."""
+        unit = inside_unit(task.task_id, purpose)
+        properties = self.properties(task, unit, command)
+        try:
+            end = await self._units.run(unit, properties, timeout_s=command.timeout_s + _GRACE_S)
+        except SystemdError as e:
+            return str(e)
+        return _problem(end, command.timeout_s)
+
+    def properties(self, task: TaskRecord, unit: str, command: Command) -> dict[str, object]:
+        """Return the unit of a command inside a task."""
+        cgroup = cgroup_of(task.task_id, task.spec.entitlement)
+        return inside_properties(self._whole(task), task.task_id, cgroup, unit, command)
+
+    async def before_stop(self, task: TaskRecord) -> str:
+        """Run the pre-stop hook of a task, if it has one; return what was wrong with it."""
+        hook = task.spec.life.pre_stop
+        if hook is None:
+            return ""
+        command = Command(tuple(hook.command), hook.timeout_s)
+        with contextlib.suppress(TwineError):
+            return await self.run(task, "pre-stop", command)
+        return "it could not be run"
+
+
+def _problem(end: UnitState, timeout_s: float) -> str:
+    if end.result == "success" and not end.exit_code:
+        return ""
+    if end.result == "timeout":
+        return f"it did not end within {timeout_s:g} s"
+    return describe(
+        Exit(result=end.result, code=end.exit_code, signal=end.exit_signal, at=end.exited_at or 0)
+    )

@@ -1,0 +1,51 @@
+"""A job's probes and what happens around its tasks: as on an agent, but with ports by name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import Hook, HttpPath, Name, ProbeKind, Seconds, StartPeriod, Step
+from agent.api.life import LongSeconds
+from agent.api.probes import InARow, ProbeCommand, check_probe
+
+
+class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what a person writes."""
+
+
+class JobProbe(_Written, frozen=True, kw_only=True):
+    """How to tell a healthy task; like the agent's probe, but with the port by name."""
+
+    kind: ProbeKind = ProbeKind.HTTP
+    port: Name | None = None
+    """One of the job's `ports`; of `http` and `tcp`."""
+    path: HttpPath = "/"
+    command: ProbeCommand = []
+    """Of `exec`: run inside the task; healthy if it ends with 0."""
+    interval_s: Seconds = 2.0
+    timeout_s: Seconds = 2.0
+    successes: InARow = 1
+    failures: InARow = 3
+    start_period_s: StartPeriod = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse a probe that says not where to ask."""
+        check_probe(self.kind, self.port, self.command)
+
+
+class JobLife(_Written, frozen=True, kw_only=True):
+    """What happens around the main process of each task (docs/task-lifecycle.md)."""
+
+    init: Annotated[list[Step], Meta(max_length=16)] = []
+    """Steps that have to end well before each start, in this order."""
+    pre_stop: Hook | None = None
+    """Run inside a task before it gets SIGTERM."""
+    max_run_s: LongSeconds | None = None
+    """A task that runs for longer is ended; that is a failure."""
+    startup: JobProbe | None = None
+    """Until it succeeds no other probe is asked; one that fails for good restarts the task."""
+    liveness: JobProbe | None = None
+    """One that fails for good restarts the task, by its restart policy."""
