@@ -74,7 +74,9 @@ Pem = Annotated[str, Meta(max_length=65_536)]
 Address = Annotated[str, Meta(max_length=300, description="HOST:PORT, of at most 300 characters")]
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Written(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Base of what a person writes."""
 
 

@@ -1,0 +1,57 @@
+"""A control plane and agents of different releases: what goes over the wire between them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent import api
+from agent.wire.routes import decode_json
+
+FIRST_RELEASE = {
+    "generation",
+    "epoch",
+    "image",
+    "command",
+    "environment",
+    "entitlement",
+    "job",
+    "limits",
+    "restart",
+    "probe",
+    "stop_timeout_s",
+    "offline_restart",
+    "disconnect",
+}
+"""What an agent of release 0.1.0 knows of a task; it refuses everything else by name."""
+PLAIN = api.TaskSpec(generation=7, image="sha256:" + "0" * 64, command=["/bin/true"])
+
+
+def test_a_task_that_asks_for_nothing_new_is_understood_by_agents_of_before():
+    """Control planes are upgraded first: what they do not use, they do not say."""
+    sent = msgspec.json.decode(msgspec.json.encode(PLAIN))
+    assert set(sent) <= FIRST_RELEASE
+    assert set(sent) == {"generation", "image", "command"}
+
+
+def test_what_is_left_out_means_what_it_meant():
+    """A default is part of the contract: each side fills in its own."""
+    assert decode_json(msgspec.json.encode(PLAIN), api.TaskSpec, "task") == PLAIN
+    assert PLAIN.limits == api.Limits()
+    assert (PLAIN.epoch, PLAIN.entitlement, PLAIN.job) == (0, "local", "")
+    assert (PLAIN.probe, PLAIN.stop_timeout_s, PLAIN.offline_restart) == (None, 10.0, False)
+    restart, disconnect = PLAIN.restart, PLAIN.disconnect
+    assert msgspec.json.encode([restart, disconnect]) == b"[{},{}]"
+
+
+def test_an_answer_may_say_more_than_is_known():
+    """Agents are upgraded later, one by one: what a newer one says besides is passed over."""
+    said = {
+        "task_id": "web-0",
+        "generation": 1,
+        "epoch": 0,
+        "image": PLAIN.image,
+        "state": "running",
+        "health": "healthy",
+        "of_the_next_release": {"more": [1, 2, 3]},
+    }
+    assert msgspec.convert(said, api.TaskStatus).task_id == "web-0"
