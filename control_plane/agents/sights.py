@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.agents.protocol import EventStream
@@ -252,28 +254,34 @@ class Sights:
 
     def _seen(self, record: MachineRecord, pool: str, now: float, steady: float) -> SeenMachine:
         sight = self.sight(record.machine)
-        event = departure(record, now) if record.unavailability else None
         up = record.state is MachineState.UP
         is_heard = up and sight.answering
-        return SeenMachine(
+        seen = SeenMachine(
             up=up,
             answering=sight.answering,
             ready=is_heard and _is_ready(record, sight),
             held=record.entitlement == pool,
-            leaving=event is not None,
-            overdue=bool(record.unavailability) and overdue(record, now),
-            leaving_reason=event.reason if event is not None else "",
-            called_back=event is not None and event.kind is EventKind.REVOKED,
-            capped=event is not None and event.kind is EventKind.POWER_CAP,
-            deadline=event.deadline if event is not None else None,
-            plans=planned(record),
             known=sight.was_listed or not up,
-            excused=excused(record, now),
-            returning=returning(record, now),
             tasks=sight.tasks,
             stopped=sight.stopped,
             refused=sight.refused,
             unheard_s=0.0 if is_heard else sight.silent_s(steady),
+        )
+        plans = planned(record) if record.unavailability else ()
+        if not plans:  # almost always
+            return seen
+        event = departure(record, now)
+        return replace(
+            seen,
+            leaving=event is not None,
+            overdue=overdue(record, now),
+            leaving_reason=event.reason if event is not None else "",
+            called_back=event is not None and event.kind is EventKind.REVOKED,
+            capped=event is not None and event.kind is EventKind.POWER_CAP,
+            deadline=event.deadline if event is not None else None,
+            plans=plans,
+            excused=excused(record, now),
+            returning=returning(record, now),
         )
 
 

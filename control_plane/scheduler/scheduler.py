@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence, Set
 
 from msgspec.structs import replace
 
@@ -255,7 +255,7 @@ class Scheduler:
         elif answer is not None and self._allocator.waiting.is_outdated(name, answer.gain):
             self._wake(name)
         self._wake_waiting()
-        if made.record != before:
+        if made.record != before and not view.keys() >= _machines_of(made.record):
             view = self._view(made.record, now)
         await self._runtime.breathe()
         for command in commands(made.record, view):
@@ -374,9 +374,8 @@ class Scheduler:
             self._asking.discard(name)
 
     def _view(self, record: JobRecord, now: Moment) -> View:
-        machines = {task.placement.machine for task in record.tasks if task.placement is not None}
         pool = self._placing.pool_of(record)
-        return self._sights.view(pool, machines | record.leaving.keys(), now.wall)
+        return self._sights.view(pool, _machines_of(record), now.wall)
 
     async def _retire(self, made: Decision) -> None:
         """Remove a job whose tasks and claims are gone, but remember its last generation.
@@ -414,3 +413,9 @@ class Scheduler:
             return None
         is_stray = task in self._allocator.strays(machine)
         return Stop(machine, task, status.generation, urgent=True) if is_stray else None
+
+
+def _machines_of(record: JobRecord) -> Set[str]:
+    """Return the machines on which tasks of a job are, or may be left."""
+    there = {task.placement.machine for task in record.tasks if task.placement is not None}
+    return there | record.leaving.keys()
