@@ -48,6 +48,18 @@ class AgentClient(WireClient):
         answer = await self.call(_ROUTE["pull_image"], pull, timeout_s=900.0)
         return _as(api.ImageInfo, answer)
 
+    async def fetch_oci_image(self, reference: str) -> api.ImageInfo:
+        """Let the agent fetch an image from a registry; returns when it is published."""
+        pull = api.OciPull(reference=reference)
+        answer = await self.call(_ROUTE["fetch_oci_image"], pull, timeout_s=3600.0)
+        return _as(api.ImageInfo, answer)
+
+    async def stage_image(self, reference: str) -> api.Ack:
+        """Let the agent fetch an image ahead of need; returns at once."""
+        return _as(
+            api.Ack, await self.call(_ROUTE["stage_image"], api.OciPull(reference=reference))
+        )
+
     async def put_image(
         self, digest: str, format_: api.ImageFormat, stream: AsyncIterator[bytes]
     ) -> api.ImageInfo:

@@ -33,6 +33,12 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sidekick_state_dir: str = "/var/lib/twine/sidekick"
     reserve_memory_bytes: Annotated[int, Meta(ge=0)] = 128 << 20
     """Memory that tasks may not be promised: the kernel, systemd and the agent need it."""
+    registry_tls_verify: bool = True
+    """Whether a registry must prove who it is; false also lets it speak plain HTTP."""
+    registry_credentials_file: str = ""
+    """Names and passwords, as containers-auth.json(5) has them; readable for root alone."""
+    crash_points: bool = False
+    """For tests: `TWINE_CRASHPOINT=name` makes the agent die there. Never on a host in use."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def address(self) -> tuple[str, int]:

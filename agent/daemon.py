@@ -30,6 +30,7 @@ from agent.machine.notify import notify, watchdog_s
 from agent.routes import JOIN_ROUTES
 from agent.server import Services, application
 from agent.services.contact import Contact
+from agent.services.crashpoints import arm_from_environment
 from agent.services.disk import StateDisk
 from agent.services.events import EventLog
 from agent.services.facts import Facts
@@ -39,6 +40,7 @@ from agent.services.images import Images
 from agent.services.inside import Inside
 from agent.services.journal import Journal
 from agent.services.logs import Logs
+from agent.services.oci import Registries
 from agent.services.offload import Lanes
 from agent.services.port import listen
 from agent.services.prober import Prober
@@ -98,6 +100,7 @@ class Agent:
         """Adopt what runs on the host and serve; leaving stops the agent, not the tasks."""
         async with AsyncExitStack() as stack:
             self._lock(stack)
+            arm_from_environment(self.config.crash_points)
             lanes = Lanes()
             stack.callback(lanes.close)
             prober = Prober()
@@ -137,7 +140,15 @@ class Agent:
         disk = StateDisk(self._state, events)
         units = Units(machine.systemd, lanes)
         stack.callback(units.listen())
-        images = Images(self._state, machine.btrfs, units, machine.processes, lanes, events)
+        images = Images(
+            self._state,
+            machine.btrfs,
+            units,
+            machine.processes,
+            lanes,
+            events,
+            Registries(config.registry_tls_verify, config.registry_credentials_file),
+        )
         roots = Roots(machine.btrfs, self._state / "tasks", images.folder)
         host = Host(
             units=units,

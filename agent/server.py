@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from agent import api
 from agent.core.records import unit_of
-from agent.errors import Busy, Forbidden, InvalidInput, NotFound, Unauthenticated
+from agent.errors import Busy, Forbidden, InvalidInput, NotFound, TwineError, Unauthenticated
 from agent.routes import ROUTES
 from agent.services.contact import Contact
 from agent.services.events import EventLog
@@ -163,6 +163,17 @@ def _image_handlers(s: Services) -> dict[str, Handler]:
         assert isinstance(info, api.ImageInfo)
         return info
 
+    async def fetch_oci_image(call: Call) -> api.ImageInfo:
+        _must_be_ready(s)
+        pull: api.OciPull = call.body
+        return await s.images.pull(pull.reference)
+
+    async def stage_image(call: Call) -> api.Ack:
+        _must_be_ready(s)
+        pull: api.OciPull = call.body
+        s.spawn(_staged(s, pull.reference))
+        return api.Ack(detail=f"{pull.reference} is being fetched")
+
     async def delete_image(call: Call) -> api.Ack:
         _must_be_ready(s)
         await s.images.delete(_digest(call), s.tasks.using)
@@ -173,6 +184,8 @@ def _image_handlers(s: Services) -> dict[str, Handler]:
         "get_image": get_image,
         "put_image": put_image,
         "pull_image": pull_image,
+        "fetch_oci_image": fetch_oci_image,
+        "stage_image": stage_image,
         "delete_image": delete_image,
     }
 
@@ -307,6 +320,14 @@ def _with_users(s: Services, info: api.ImageInfo) -> api.ImageInfo:
     return msgspec.structs.replace(info, tasks=s.tasks.using(info.digest))
 
 
+async def _staged(s: Services, reference: str) -> None:
+    """Fetch an image that nobody waits for; the events say what became of it."""
+    try:
+        await s.images.pull(reference)
+    except TwineError as e:
+        s.events.add("image", reference, f"not fetched: {e}")
+
+
 def _task_id(call: Call) -> str:
     task_id = call.path["task_id"]
     if not _ID.fullmatch(task_id):
@@ -329,7 +350,7 @@ def _format(call: Call) -> api.ImageFormat:
     try:
         return api.ImageFormat(text)
     except ValueError as e:
-        raise InvalidInput(f"format {text!r} is unknown", hint="tar or btrfs") from e
+        raise InvalidInput(f"format {text!r} is unknown", hint="tar, btrfs or oci") from e
 
 
 def _version(call: Call) -> tuple[int | None, int | None]:

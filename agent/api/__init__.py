@@ -18,6 +18,10 @@ from agent.api.life import Step as Step
 from agent.api.network import Network as Network
 from agent.api.network import NetworkMode as NetworkMode
 from agent.api.network import Reach as Reach
+from agent.api.oci import REFERENCE_PATTERN as REFERENCE_PATTERN
+from agent.api.oci import OciConfig as OciConfig
+from agent.api.oci import OciPull as OciPull
+from agent.api.oci import Reference as Reference
 from agent.api.probes import Probe as Probe
 from agent.api.probes import ProbeKind as ProbeKind
 from agent.api.ranges import COUNT_MAX as COUNT_MAX
@@ -125,7 +129,8 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     epoch: Count = 0
     """Leadership term of the sender; 0 for a local operator."""
     image: DigestStr
-    command: Annotated[list[Argument], Meta(min_length=1, max_length=4096)]
+    command: Annotated[list[Argument], Meta(max_length=4096)] = []
+    """Empty: what the image says, if it is an OCI image."""
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
     entitlement: Name = "local"
     job: Annotated[
@@ -213,6 +218,9 @@ class ImageFormat(StrEnum):
 
     TAR = "tar"
     BTRFS = "btrfs"
+    """A stream of `btrfs send`, full or on top of an image that is here."""
+    OCI = "oci"
+    """An OCI layout as a tar (skopeo's `oci-archive:`)."""
 
 
 class ImageInfo(Reported, frozen=True, kw_only=True):
@@ -225,6 +233,14 @@ class ImageInfo(Reported, frozen=True, kw_only=True):
     created_at: Moment
     tasks: Annotated[list[Id], Meta(max_length=100_000)] = []
     """Ids of the tasks that run from it; while there are any it cannot be deleted."""
+    reference: Annotated[str, Meta(max_length=512)] = ""
+    """Where it was fetched from, for one from a registry."""
+    manifest: Id = ""
+    """Digest of the manifest of an OCI image."""
+    layers: Annotated[list[Id], Meta(max_length=1024)] = []
+    """Chain ids of an OCI image's layers, lowest first; images share them."""
+    config: OciConfig | None = None
+    """How an OCI image wants to be run; a task's specification overrides it."""
 
 
 class Images(Reported, frozen=True, kw_only=True):

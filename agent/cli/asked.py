@@ -1,23 +1,16 @@
-"""What `twine-agent run` is asked for: options, a file and an image become one specification."""
+"""What `twine-agent run` is asked for: options and a file become one specification."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import tomllib
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
 import msgspec
 
 from agent import api
 from agent.errors import InvalidInput
 from agent.wire.written import plain
-
-if TYPE_CHECKING:
-    from agent.client import AgentClient
 
 
 def asked_for(given: dict[str, Any]) -> dict[str, Any]:
@@ -66,30 +59,6 @@ def _read(path: Path) -> dict[str, Any]:
     found = plain(document, api.TaskSpec)
     assert isinstance(found, dict)
     return found
-
-
-async def image_of(client: AgentClient, image: str) -> str:
-    if image.startswith("sha256:"):
-        return image
-    path = Path(image)
-    if not path.is_file():
-        raise InvalidInput(f"{image!r} is neither a digest nor a file")
-    click.echo(f"reading {image}", err=True)
-    digest = await asyncio.to_thread(_digest_of, path)
-    info = await client.put_image(digest, api.ImageFormat.TAR, _chunks(path))
-    click.echo(f"image {info.digest}", err=True)
-    return info.digest
-
-
-def _digest_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-
-
-async def _chunks(path: Path) -> AsyncIterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := await asyncio.to_thread(file.read, 1 << 20):
-            yield chunk
 
 
 def checked(document: dict[str, Any]) -> api.TaskSpec:

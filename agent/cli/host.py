@@ -1,4 +1,4 @@
-"""Commands about the host: what it has, its images."""
+"""Commands about the host: what it has, what happened on it, its profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from agent import api
 from agent.cli import show
 from agent.cli.program import call
 from agent.cli.show import output_option
-from agent.errors import InvalidInput, NotFound
 from agent.wire.quantities import SIZE, about_size, quantity_of
 
 if TYPE_CHECKING:
@@ -35,55 +34,6 @@ def facts(config_path: Path | None, output: str) -> None:
 
 def _fact(name: str, value: Any) -> str:
     return about_size(value) if quantity_of(name) is SIZE else str(value)
-
-
-@click.command()
-@output_option
-@click.pass_obj
-def images(config_path: Path | None, output: str) -> None:
-    """Show the images on this machine."""
-    found = call(config_path, lambda c: c.list_images())
-    if output == "json":
-        return show.json(found)
-    rows = [
-        (i.digest, str(i.format), about_size(i.stream_bytes), ", ".join(i.tasks) or "-")
-        for i in found.images
-    ]
-    return show.table(("IMAGE", "FORMAT", "SIZE", "TASKS"), rows)
-
-
-@click.group()
-def image() -> None:
-    """Remove images of this machine."""
-
-
-@image.command("rm")
-@click.argument("digest")
-@click.pass_obj
-def image_rm(config_path: Path | None, digest: str) -> None:
-    """Remove the image DIGEST (or its first digits) that no task runs from."""
-
-    async def remove(client: AgentClient) -> str:
-        held = [i.digest for i in (await client.list_images()).images]
-        found = [d for d in held if d.removeprefix("sha256:").startswith(_digits(digest))]
-        if len(found) > 1:
-            raise InvalidInput(
-                f"{digest} is the beginning of {len(found)} images",
-                hint="give more digits: " + ", ".join(found[:3]),
-            )
-        if not found:
-            raise NotFound(f"there is no image {digest} on this machine", hint="twine-agent images")
-        await client.delete_image(found[0])
-        return found[0]
-
-    click.echo(f"{call(config_path, remove)}: removed")
-
-
-def _digits(digest: str) -> str:
-    digits = digest.removeprefix("sha256:")
-    if len(digits) < 4 or set(digits) - set("0123456789abcdef"):
-        raise InvalidInput(f"{digest!r} is no digest", hint="sha256:… or 4 of its digits or more")
-    return digits
 
 
 @click.command()

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from agent.cli import host, service, tasks
+from agent.cli import image as images
 from agent.cli.program import run_program
 
 
@@ -21,7 +22,7 @@ def cli(context: click.Context, config: Path | None) -> None:
 
 _COMMANDS = (
     *(tasks.run, tasks.ps, tasks.show_task, tasks.top, tasks.logs, tasks.restart, tasks.stop),
-    *(host.facts, host.images, host.image, host.events, host.profile),
+    *(host.facts, images.images, images.image, host.events, host.profile),
     *(service.serve, service.join, service.install, service.show_config),
 )
 for _command in _COMMANDS:

@@ -12,7 +12,8 @@ import click
 
 from agent import api
 from agent.cli import show
-from agent.cli.asked import asked_for, checked, image_of
+from agent.cli.asked import asked_for, checked
+from agent.cli.image import image_of
 from agent.cli.program import call
 from agent.cli.show import output_option
 from agent.errors import NotFound
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name")
-@click.option("--image", required=True, help="Digest, or a root file system as .tar[.gz|.zst].")
+@click.option(
+    "--image",
+    required=True,
+    help="Digest, .tar[.gz|.zst], oci:REGISTRY/…, oci-archive:FILE or oci-layout:FOLDER.",
+)
 @click.option("-e", "--env", multiple=True, metavar="K=V", help="Environment variable.")
 @click.option(
     "--memory", type=options.size(), default="256MiB", show_default=True, help="48MiB, 1.5GiB, …"
@@ -69,10 +74,13 @@ if TYPE_CHECKING:
 )
 @click.option("--entitlement", default="local", show_default=True, help="Slice it runs in.")
 @click.option("--wait/--no-wait", default=True, help="Wait until it runs (and is healthy).")
-@click.argument("command", nargs=-1, required=True)
+@click.argument("command", nargs=-1)
 @click.pass_obj
 def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **given: Any) -> None:
-    """Start task NAME: COMMAND in a snapshot of an image. Put -- before the command."""
+    """Start task NAME: COMMAND in a snapshot of an image. Put -- before the command.
+
+    Without a command an OCI image runs its own.
+    """
     wait, asked = given["wait"], asked_for(given) | {"command": list(command)}
     asked["generation"] = time.time_ns() // 1_000_000
 

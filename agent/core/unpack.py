@@ -1,12 +1,17 @@
-"""Properties of the sandboxed units that turn an image's stream into a subvolume.
+"""Properties of the sandboxed units that fetch images and turn streams into subvolumes.
 
-Archives are hostile input: no code of ours reads them. GNU tar and `btrfs receive` do, in a
-unit that sees one writable folder, no network, no devices, and ends at its limits.
+Archives are hostile input: they are only read in a unit that sees one writable folder, no
+network, no devices, and ends at its limits; by GNU tar, `btrfs receive`, and for the layers of
+OCI images by `agent.machine.layer`. What fetches has a network and no capability at all.
 """
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Sequence
+
 from agent.api import ImageFormat
+from agent.core.oci import Layer
 
 _S = 1_000_000
 UNPACK_TIMEOUT_S = 900
@@ -30,6 +35,8 @@ _SANDBOX: dict[str, object] = {
     "RestrictAddressFamilies": ("AF_UNIX",),
     "LockPersonality": True,
     "SystemCallArchitectures": ("native",),
+    "SystemCallFilter": ("@system-service", "~@keyring", "~@memlock", "~@resources"),
+    "SystemCallErrorNumber": errno.EPERM,
     "UMask": 0o022,
     "MemoryMax": UNPACK_MEMORY_BYTES,
     "MemorySwapMax": 0,
@@ -42,38 +49,91 @@ _SANDBOX: dict[str, object] = {
 _TAR_CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER")
 """Enough to own files as the archive says; without CAP_MKNOD a device node fails."""
 _RECEIVE_CAPABILITIES = (
-    *_TAR_CAPABILITIES, "CAP_SYS_ADMIN", "CAP_FSETID", "CAP_SETFCAP", "CAP_MKNOD",
+    *_TAR_CAPABILITIES, "CAP_SYS_ADMIN", "CAP_FSETID", "CAP_SETFCAP",
 )  # fmt: skip
-"""`btrfs receive` sets received_uuid by an ioctl that asks for CAP_SYS_ADMIN."""
+"""`btrfs receive` sets received_uuid by an ioctl that asks for CAP_SYS_ADMIN. What else that
+would allow, mounts above all, the filter of system calls refuses."""
 
 
-def unpack_properties(stream: str, target: str, format_: ImageFormat) -> dict[str, object]:
+FIND_SETUID = (
+    "-xdev",
+    "-type",
+    "f",
+    "-perm",
+    "/6000",
+    "-exec",
+    "/usr/bin/chmod",
+    "ug-s",
+    "{}",
+    "+",
+)
+"""Arguments of find(1) that take set-uid and set-gid bits away."""
+
+
+def unpack_properties(
+    stream: str, target: str, format_: ImageFormat, mount: str
+) -> dict[str, object]:
     """Return the properties of the unit that unpacks `stream` into the folder `target`.
 
-    Afterwards a tar's files lie in `target` itself, a btrfs stream's subvolume below it.
-    Static entries below /dev are left out (the task gets a /dev of its own), other device
-    nodes make it fail, set-uid bits are dropped.
+    Afterwards a tar's files lie in `target` itself, a btrfs stream's subvolume below it: it is
+    found closed, as `btrfs receive` leaves it, and whoever opens it must drop set-uid bits
+    (`drop_setuid_properties`). Static entries below /dev are left out (the task gets a /dev of
+    its own), other device nodes make it fail, set-uid bits are dropped. `mount` is where the
+    file system is mounted: an incremental stream's parent is looked for below it.
     """
     if format_ is ImageFormat.BTRFS:
-        commands = [["/usr/bin/btrfs", "receive", "-q", "-f", stream, target]]
-        capabilities: tuple[str, ...] = _RECEIVE_CAPABILITIES
-    else:
-        commands = [
-            [
-                "/usr/bin/tar", "-x", "-f", stream, "-C", target, "--numeric-owner",
-                "--same-owner", "--same-permissions", "--delay-directory-restore",
-                "--exclude=./dev/*", "--exclude=dev/*",
-            ],
-            [
-                "/usr/bin/find", target, "-xdev", "-type", "f", "-perm", "/6000",
-                "-exec", "/usr/bin/chmod", "ug-s", "{}", "+",
-            ],
-        ]  # fmt: skip
-        capabilities = _TAR_CAPABILITIES
+        # Without -m it takes the one writable folder, a mount of its own in here, for all
+        # there is of the file system, and finds no parent.
+        receive = ["/usr/bin/btrfs", "receive", "-q", "-m", mount, "-f", stream, target]
+        return _sandbox(f"unpacks an image into {target}", [receive], target, _RECEIVE_CAPABILITIES)
+    tar = [
+        "/usr/bin/tar", "-x", "-f", stream, "-C", target, "--numeric-owner",
+        "--same-owner", "--same-permissions", "--delay-directory-restore",
+        "--exclude=./dev/*", "--exclude=dev/*",
+    ]  # fmt: skip
+    commands = [tar, ["/usr/bin/find", target, *FIND_SETUID]]
+    return _sandbox(f"unpacks an image into {target}", commands, target, _TAR_CAPABILITIES)
+
+
+def drop_setuid_properties(target: str) -> dict[str, object]:
+    """Return the properties of the unit that takes set-uid bits away from all below `target`."""
+    commands = [["/usr/bin/find", target, *FIND_SETUID]]
+    return _sandbox(f"drops set-uid bits below {target}", commands, target, _TAR_CAPABILITIES)
+
+
+def layer_properties(python: str, folder: str, layer: Layer, tree: str) -> dict[str, object]:
+    """Return the properties of the unit that applies a layer, a blob below `folder`, to a tree."""
+    blob = layer.blob
+    apply = [python, "-I", "-m", "agent.machine.layer", folder, blob.path, blob.compression]
+    apply += [blob.digest, layer.diff_id, tree]
+    return _sandbox(f"applies a layer to {tree}", [apply], tree, _TAR_CAPABILITIES)
+
+
+def fetch_properties(
+    arguments: Sequence[str], target: str, secrets: Sequence[str], output: str = ""
+) -> dict[str, object]:
+    """Return the properties of a unit that runs skopeo: it writes to `target` alone.
+
+    It has a network, so it must not see `secrets`. What it prints goes to the file `output`.
+    """
+    command = ["/usr/bin/skopeo", "--insecure-policy", *arguments]
+    return {
+        **_sandbox("fetches an image", [command], target, ()),
+        "PrivateNetwork": False,
+        "RestrictAddressFamilies": ("AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"),
+        "InaccessiblePaths": [f"-{path}" for path in secrets],
+        "Environment": [f"TMPDIR={target}", "HOME=/nonexistent"],
+        **({"StandardOutput": "file", "StandardOutputFile": output} if output else {}),
+    }
+
+
+def _sandbox(
+    what: str, commands: list[list[str]], writable: str, capabilities: tuple[str, ...]
+) -> dict[str, object]:
     return {
         **_SANDBOX,
-        "Description": f"Twine unpacks an image into {target}",
+        "Description": f"Twine {what}",
         "ExecStart": commands,
-        "ReadWritePaths": (target,),
+        "ReadWritePaths": (writable,),
         "CapabilityBoundingSet": capabilities,
     }

@@ -116,6 +116,9 @@ class Btrfs(Protocol):
     def free_bytes(self, path: Path) -> tuple[int, int]:
         """Return size and free space of the file system."""
 
+    def top(self, path: Path) -> Path:
+        """Return the subvolume that a path lies in."""
+
     def sync(self, path: Path) -> None:
         """Return once everything written to this file system, and no other, is on disk."""
 

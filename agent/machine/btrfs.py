@@ -87,6 +87,14 @@ class HostBtrfs:
             found = os.statvfs(path)
             return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
+    def top(self, path: Path) -> Path:
+        """Return the subvolume that a path lies in."""
+        with _translated(f"cannot find the subvolume of {path}"):
+            for folder in (path, *path.parents):
+                if _is_subvolume(folder):
+                    return folder
+        raise BtrfsError(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
+
     def sync(self, path: Path) -> None:
         """Return once everything written to this file system, and no other, is on disk.
 

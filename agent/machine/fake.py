@@ -118,6 +118,13 @@ class FakeBtrfs:
             raise BtrfsError(f"cannot read the free space at {path}: {os.strerror(errno.ENOENT)}")
         return self.size_bytes, self.available_bytes
 
+    def top(self, path: Path) -> Path:
+        """Return the subvolume that a path lies in; the file system's own folder is one."""
+        for folder in (path, *path.parents):
+            if folder == self.root or self._find(folder):
+                return folder
+        raise BtrfsError(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
+
     def sync(self, path: Path) -> None:
         """Do nothing, as there is nothing behind these folders."""
         if not path.exists():

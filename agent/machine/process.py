@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import BinaryIO, cast
 
 from agent.errors import ProgramError
 from agent.machine import Completed
@@ -70,3 +72,32 @@ class ProgramLines:
         """End the program; safe from any thread."""
         self._child.kill()
         self._child.wait()
+
+
+@contextmanager
+def filtered(argv: Sequence[str], source: BinaryIO) -> Iterator[BinaryIO]:
+    """Yield what a program makes of a file; raise `ProgramError` where it fails.
+
+    A failure is only known once all was read, so the block must read to the end.
+    """
+    try:
+        child = subprocess.Popen(
+            list(argv), stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    except OSError as e:
+        raise ProgramError(
+            f"cannot run {argv[0]}: {e.strerror}", hint=f"install what provides {argv[0]}"
+        ) from e
+    try:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        yield cast(BinaryIO, child.stdout)
+        said = child.stderr.read().decode(errors="replace").strip()
+        if child.wait():
+            raise ProgramError(f"{' '.join(argv)} failed with {child.returncode}: {said}")
+    finally:
+        for pipe in (child.stdout, child.stderr):
+            if pipe is not None:
+                pipe.close()
+        child.kill()
+        child.wait()

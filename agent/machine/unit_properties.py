@@ -56,7 +56,7 @@ _BY_SIGNATURE = {
     "i": "FinalKillSignal KillSignal LogLevelMax Nice OOMScoreAdjust SystemCallErrorNumber",
     "as": """
         After Before BindsTo CacheDirectory ConfigurationDirectory DelegateControllers
-        Documentation Environment ExecPaths InaccessiblePaths JoinsNamespaceOf
+        Documentation Environment ExecPaths ExecSearchPath InaccessiblePaths JoinsNamespaceOf
         LogsDirectory NoExecPaths PartOf PassEnvironment ReadOnlyPaths ReadWritePaths
         Requires Requisite RequiresMountsFor RuntimeDirectory StateDirectory SupplementaryGroups
         SystemCallArchitectures UnsetEnvironment Wants""",

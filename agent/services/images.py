@@ -5,6 +5,9 @@
     images/<digest>/            the read-only subvolume
     images/<digest>.json        written last: the image is complete
 
+Of an OCI image the subvolume is a snapshot of its topmost layer (`layers`): it costs nothing, and
+a task's root is made from it as from any other.
+
 What a crash leaves behind is removed at the next start; an image is never half visible.
 """
 
@@ -21,34 +24,34 @@ from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.api import ImageFormat, ImageInfo
-from agent.core.unpack import UNPACK_TIMEOUT_S, unpack_properties
+from agent.core.oci import place_of
+from agent.core.unpack import drop_setuid_properties, unpack_properties
 from agent.errors import (
     Conflict,
     HostError,
     NotFound,
-    SystemdError,
     TwineError,
     Unprocessable,
     Unreachable,
 )
-from agent.machine import Btrfs, Processes, UnitState
+from agent.machine import Btrfs, Processes
+from agent.services.crashpoints import passed
 from agent.services.disk import FREE_RESERVE_BYTES
 from agent.services.events import EventLog
+from agent.services.layers import Layers, declare
+from agent.services.oci import Assembled, Oci, Registries
 from agent.services.offload import Lanes
+from agent.services.sandbox import Sandbox
 from agent.services.units import Units
 
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 20
-FREE_LOOK_S = 0.1
-"""How often the room is looked at while an image is unpacked: at 1 GB/s it shrinks by less than
-the reserve between two looks."""
 IDLE_S = 60.0
 """A stream of which nothing came for so long has ended; whoever sends can begin anew."""
-CLEAR_TIMEOUT_S = 30.0
-"""How long an unpack unit from before may take to end once it was stopped."""
 
 
 class Images:
@@ -62,13 +65,12 @@ class Images:
         processes: Processes,
         lanes: Lanes,
         events: EventLog,
+        registries: Registries | None = None,
     ) -> None:
         """Keep images below `state`, a folder on btrfs."""
         self.folder = state / "images"
         self._staging = state / "staging"
         self._btrfs = btrfs
-        self._units = units
-        self._processes = processes
         self._lanes = lanes
         self._events = events
         self.idle_s = IDLE_S
@@ -76,26 +78,35 @@ class Images:
         """One at a time does something to an image; a lock lives while somebody has use for it."""
         for folder in (self.folder, self._staging):
             folder.mkdir(parents=True, exist_ok=True)
+        self._sandbox = Sandbox(self._staging, btrfs, units, processes, lanes)
+        self.layers = Layers(state, btrfs, self._sandbox, lanes)
+        self._oci = Oci(
+            state, btrfs, self._sandbox, self.layers, lanes, events, registries or Registries()
+        )
 
     async def tidy(self) -> None:
         """Remove what interrupted transfers left behind, before anything else runs."""
-        for unit in await self._units.all("twine-unpack-*.service"):
-            await self._units.clear(unit.unit, timeout_s=CLEAR_TIMEOUT_S)
+        await self._sandbox.clear()
         await self._lanes.run("btrfs", self._tidy)
 
     def _tidy(self) -> None:
         for path in list(self._staging.iterdir()):
             self._remove(path)
-        for path in self.folder.glob(".*.new"):
+        self._tidy_store(self.folder, lambda name: self.find(name) is not None)
+        self._tidy_store(self.layers.folder, lambda name: self.layers.find(name) is not None)
+
+    def _tidy_store(self, folder: Path, readable: Callable[[str], bool]) -> None:
+        """Keep the subvolumes that are described, and the descriptions of those there are."""
+        for path in folder.glob(".*.new"):
             self._remove(path)
-        there = set(self._btrfs.children(self.folder))
-        for path in self.folder.glob("*.json"):
-            if path.stem not in there or self.find(f"sha256:{path.stem}") is None:
+        there = set(self._btrfs.children(folder))
+        for path in folder.glob("*.json"):
+            if path.stem not in there or not readable(f"sha256:{path.stem}"):
                 log.error("an image is damaged and removed", extra={"image": path.stem})
                 self._remove(path)
-        complete = {p.stem for p in self.folder.glob("*.json")}
+        complete = {p.stem for p in folder.glob("*.json")}
         for name in there - complete:
-            self._remove(self.folder / name)
+            self._remove(folder / name)
 
     def _remove(self, path: Path) -> None:
         """Remove what was left behind, of whatever kind; what cannot go stays until later."""
@@ -148,21 +159,14 @@ class Images:
             stream = self._staging / f"{_hex(digest)}.stream"
             try:
                 size = await self._store(digest, stream, chunks)
-                await self._unpack(digest, format_, stream)
-                # Else a power cut could leave a complete image whose files are empty.
-                await self._lanes.run("sync", self._btrfs.sync, self._staging)
-                info = ImageInfo(
-                    digest=digest, format=format_, stream_bytes=size, created_at=time.time()
-                )
-                await self._lanes.run("btrfs", self._publish, info)
-                await self._lanes.run("sync", self._btrfs.sync, self.folder)
+                passed("image.stored")
+                assembled = await self._unpack(digest, format_, stream)
+                passed("image.unpacked")
+                return await self._complete(_info(digest, format_, size, assembled))
             except OSError as e:
                 raise HostError(f"cannot store image {digest}: {e.strerror}") from e
             finally:
                 await self._lanes.run("btrfs", self._discard, digest)
-        self._events.add("image", digest, "published")
-        log.info("an image is complete", extra={"image": digest, "bytes": size})
-        return info
 
     async def _store(self, digest: str, path: Path, chunks: AsyncIterator[bytes]) -> int:
         """Write the stream to `path` while hashing it; return its size in bytes."""
@@ -213,82 +217,87 @@ class Images:
         sha.update(data)
         return len(data)
 
-    async def _unpack(self, digest: str, format_: ImageFormat, stream: Path) -> None:
-        target = self._staging / _hex(digest)
-        make = self._btrfs.create if format_ is ImageFormat.TAR else os.mkdir
+    async def _unpack(self, digest: str, format_: ImageFormat, stream: Path) -> Assembled | None:
+        """Turn the stream into a subvolume in staging; say what it is of, for an OCI image."""
+        target, name = self._staging / _hex(digest), _hex(digest)[:12]
+        make = os.mkdir if format_ is ImageFormat.BTRFS else self._btrfs.create
         await self._lanes.run("btrfs", make, target)
-        unit = f"twine-unpack-{_hex(digest)[:12]}.service"
-        properties = unpack_properties(str(stream), str(target), format_)
-        # One from before would have unpacked into a folder that is gone by now.
-        await self._units.clear(unit, timeout_s=CLEAR_TIMEOUT_S)
-        short: list[int] = []
-        watch = asyncio.create_task(self._watch_room(unit, short.append))
-        try:
-            end = await self._units.run(unit, properties, timeout_s=UNPACK_TIMEOUT_S + 60)
-        except asyncio.CancelledError:
-            await self._units.stop(unit)
-            raise
-        except SystemdError:
-            if not short:
-                raise
-        finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-        if short:
-            raise Unprocessable(
-                f"image {digest} does not fit: unpacking it left {short[0] >> 20} MiB, and "
-                f"{FREE_RESERVE_BYTES >> 20} MiB must stay free",
-                hint="delete images that no task uses",
-            )
-        if end.active == "failed" or end.exit_code:
-            why = await asyncio.to_thread(self._said, end)
-            raise Unprocessable(f"image {digest} cannot be unpacked as {format_}: {why}")
+        unit = f"twine-unpack-{name}.service"
+        mount = str(await self._lanes.run("btrfs", self._btrfs.top, target.parent))
+        properties = unpack_properties(str(stream), str(target), format_, mount)
+        what = f"image {digest} cannot be unpacked as {format_}"
+        await self._sandbox.run(unit, properties, what)
+        if format_ is ImageFormat.BTRFS:
+            received = await self._lanes.run("btrfs", self._open_received, digest)
+            await self._sandbox.run(unit, drop_setuid_properties(received), what)
+        if format_ is not ImageFormat.OCI:
+            return None
+        assembled = await self._oci.assemble(target)
+        await self._lanes.run("btrfs", self._take_top, assembled, target)
+        return assembled
 
-    async def _watch_room(self, unit: str, tell: Callable[[int], None]) -> None:
-        """Stop an unpacking that fills the disk, and tell how many bytes it left.
+    def _take_top(self, assembled: Assembled, target: Path) -> None:
+        """Make `target` what its topmost layer is."""
+        self._btrfs.delete(target)
+        self._btrfs.snapshot(self.layers.path(assembled.layers[-1].chain), target)
+        passed("pull.assembled")
 
-        A few bytes of a stream may become many; with no room left, not even a task could be
-        stopped.
+    def _open_received(self, digest: str) -> str:
+        staged = self._staging / _hex(digest)
+        received = self._btrfs.children(staged)
+        if len(received) != 1:
+            raise Unprocessable(f"image {digest} holds {len(received)} subvolumes, it must be one")
+        self._btrfs.set_read_only(staged / received[0], False)
+        return str(staged / received[0])
+
+    async def pull(self, reference: str) -> ImageInfo:
+        """Fetch an image from a registry; return at once where that very image is here.
+
+        Raises `Unprocessable` for one that cannot be had, does not fit or must not be used.
         """
-        while True:
-            _, free = await self._lanes.run("files", self._btrfs.free_bytes, self._staging)
-            if free < FREE_RESERVE_BYTES:
-                tell(free)
-                await self._units.stop(unit)
-                return
-            await asyncio.sleep(FREE_LOOK_S)
+        async with self._oci.lock(reference):
+            if info := self.find(place_of(reference).digest):
+                return info
+            place, data = await self._oci.resolve(reference)
+            async with self._lock(place.digest):
+                if info := self.find(place.digest):
+                    return info
+                try:
+                    assembled = await self._oci.fetch(place, data)
+                    target = self._staging / _hex(place.digest)
+                    await self._lanes.run("btrfs", self._take_top, assembled, target)
+                    size = sum(layer.blob.size for layer in assembled.layers)
+                    return await self._complete(
+                        _info(place.digest, ImageFormat.OCI, size, assembled, reference)
+                    )
+                except OSError as e:
+                    raise HostError(f"cannot store image {reference}: {e.strerror}") from e
+                finally:
+                    await self._lanes.run("btrfs", self._discard, place.digest)
 
-    def _said(self, end: UnitState) -> str:
-        """Return the last words of a failed unpack unit."""
-        invocation = f"_SYSTEMD_INVOCATION_ID={end.invocation_id}"
-        command = ["journalctl", "--no-pager", "--quiet", "--output=cat", "--lines=3", invocation]
-        try:
-            words = self._processes.run(command, timeout_s=10.0).stdout
-        except TwineError:
-            words = ""
-        return "; ".join(words.strip().splitlines()) or end.result
+    async def _complete(self, info: ImageInfo) -> ImageInfo:
+        """Publish what stands in staging, and tell."""
+        # Else a power cut could leave a complete image whose files are empty.
+        await self._lanes.run("sync", self._btrfs.sync, self._staging)
+        passed("image.synced")
+        await self._lanes.run("btrfs", self._publish, info)
+        await self._lanes.run("sync", self._btrfs.sync, self.folder)
+        passed("image.declared")
+        self._events.add("image", info.digest, "published")
+        log.info("an image is complete", extra={"image": info.digest, "bytes": info.stream_bytes})
+        return info
 
     def _publish(self, info: ImageInfo) -> None:
         """Close the subvolume, move it into place, then declare it complete."""
         staged = self._staging / _hex(info.digest)
         if info.format is ImageFormat.BTRFS:
-            received = self._btrfs.children(staged)
-            if len(received) != 1:
-                raise Unprocessable(
-                    f"image {info.digest} holds {len(received)} subvolumes, it must be one"
-                )
-            staged = staged / received[0]
-            self._btrfs.set_read_only(staged, False)
+            staged = staged / self._btrfs.children(staged)[0]
         final = self.folder / _hex(info.digest)
         self._btrfs.delete(final)  # one whose removal once failed half-way
         os.rename(staged, final)
         self._btrfs.set_read_only(final, True)
-        temporary = self.folder / f".{_hex(info.digest)}.new"
-        with temporary.open("wb") as file:
-            file.write(msgspec.json.encode(info))
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, final.with_suffix(".json"))
+        passed("image.moved")
+        declare(final, msgspec.json.encode(info))
 
     def _discard(self, digest: str) -> None:
         self._remove(self._staging / f"{_hex(digest)}.stream")
@@ -305,12 +314,29 @@ class Images:
                 )
             # At once: from here on no new task can be made from it (trust F-40).
             (self.folder / f"{_hex(digest)}.json").unlink()
+            passed("delete.undeclared")
             await self._lanes.run("btrfs", self._btrfs.delete, self.folder / _hex(digest))
+            passed("delete.removed")
         self._events.add("image", digest, "deleted")
 
 
 def _new_file(path: Path) -> BinaryIO:
     return path.open("wb")
+
+
+def _info(
+    digest: str, format_: ImageFormat, size: int, oci: Assembled | None = None, reference: str = ""
+) -> ImageInfo:
+    info = ImageInfo(digest=digest, format=format_, stream_bytes=size, created_at=time.time())
+    if oci is None:
+        return info
+    return replace(
+        info,
+        reference=reference,
+        manifest=oci.manifest.digest,
+        layers=[layer.chain for layer in oci.layers],
+        config=oci.config,
+    )
 
 
 def _hex(digest: str) -> str:

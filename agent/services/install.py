@@ -55,7 +55,7 @@ def default_config() -> str:
     lines = ["# Configuration of the Twine agent. Each line shows a default.", ""]
     defaults = msgspec.to_builtins(AgentConfig(sidekick=f"{sys.prefix}/bin/sidekick"))
     for name, value in defaults.items():
-        shown = f'"{value}"' if isinstance(value, str) else str(value)
+        shown = msgspec.json.encode(value).decode()  # TOML writes these as JSON does
         comment = "" if name == "sidekick" else "# "
         lines.append(f"{comment}{name} = {shown}")
     return "\n".join(lines) + "\n"

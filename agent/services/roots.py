@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
+from agent.api import ImageInfo, OciConfig
 from agent.errors import NotFound
 from agent.machine import Btrfs
 
@@ -16,6 +21,7 @@ class Roots:
         self._btrfs = btrfs
         self._folder = folder
         self._images = images
+        self._configs: dict[str, OciConfig | None] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, task_id: str) -> Path:
@@ -28,6 +34,20 @@ class Roots:
     def has_image(self, digest: str) -> bool:
         """Return whether an image is complete on this machine."""
         return self._image(digest).with_suffix(".json").exists()
+
+    def config(self, digest: str) -> OciConfig | None:
+        """Return how an image wants to be run, None for one that says nothing about it.
+
+        Read once: what is under a digest never changes.
+        """
+        if digest not in self._configs:
+            try:
+                data = self._image(digest).with_suffix(".json").read_bytes()
+                found = msgspec.json.decode(data, type=ImageInfo).config
+            except (OSError, msgspec.DecodeError, UnicodeError):
+                return None
+            self._configs[digest] = found
+        return self._configs[digest]
 
     def look(self, task_id: str, digest: str) -> tuple[bool, bool]:
         """Return whether there is a root made from this image, and whether there is any."""
@@ -51,6 +71,8 @@ class Roots:
                 hint="pull or put the image, then put the task again",
             )
         self._btrfs.snapshot(image, path)
+        with suppress(OSError):  # when it was last used; what goes first goes by that
+            os.utime(image.with_suffix(".json"))
 
     def remove(self, task_id: str) -> None:
         """Remove the root of a task; one that is not there is no error."""

@@ -15,8 +15,15 @@ from agent.core.health import after_verdict
 from agent.core.inside import Command
 from agent.core.lease import is_bound, is_cut_off
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
+from agent.core.oci import as_run, image_properties
 from agent.core.records import TaskRecord, status_of, tell_change, unit_of
-from agent.core.unit_properties import key_in, limit_properties, not_after, unit_properties
+from agent.core.unit_properties import (
+    describe_unit,
+    key_in,
+    limit_properties,
+    not_after,
+    unit_properties,
+)
 from agent.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 from agent.machine import UnitState
 from agent.services.contact import Contact
@@ -330,7 +337,13 @@ class TaskLoop:
 
 def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
     """Return all properties of a task's unit: its steps and what runs inside are made from it."""
-    return unit_properties(task.task_id, task.spec, str(roots.path(task.task_id)))
+    config = roots.config(task.spec.image)
+    spec = as_run(task.spec, config)
+    return {
+        **unit_properties(task.task_id, spec, str(roots.path(task.task_id))),
+        **image_properties(spec, config),
+        "Description": describe_unit(task.task_id, task.spec),
+    }
 
 
 def _seen_unit(unit: UnitState) -> SeenUnit:

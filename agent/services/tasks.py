@@ -19,6 +19,7 @@ from agent.core.admission import (
     too_big,
 )
 from agent.core.gate import with_gate
+from agent.core.oci import as_run
 from agent.core.reconcile import leftovers
 from agent.core.records import TaskRecord, Tombstone, Wanted, status_of, unit_of
 from agent.errors import Conflict, HostError, NotFound, Unprocessable
@@ -160,6 +161,11 @@ class Tasks:
             raise Unprocessable(
                 f"task {task_id} cannot run: image {spec.image} is not on this machine",
                 hint="pull or put the image first",
+            )
+        if not as_run(spec, self._host.roots.config(spec.image)).command:
+            raise Unprocessable(
+                f"task {task_id} cannot run: neither it nor image {spec.image} has a command",
+                hint="say which program to run",
             )
         specs = dict(self._coming)
         specs |= {

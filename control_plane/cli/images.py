@@ -35,11 +35,16 @@ def image() -> None:
 
 @image.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(["tar", "btrfs"]), help="[default: looks]")
+@click.option(
+    "--format", "form", type=click.Choice(["tar", "btrfs", "oci"]), help="[default: looks]"
+)
 @output_option
 @click.pass_obj
 def push(target: Target, file: Path, form: str | None, output: str) -> None:
-    """Put FILE (a tar, or a stream of `btrfs send`) into the image store; print its digest."""
+    """Put FILE into the image store; print its digest.
+
+    A tar, a stream of `btrfs send`, or with `--format oci` an OCI archive.
+    """
     if not file.is_file():
         raise InvalidInput(f"cannot push {file}: there is no such file")
     format_ = ImageFormat(form) if form else _looks_like(file)

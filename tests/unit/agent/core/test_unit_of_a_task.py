@@ -14,12 +14,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.api import ImageFormat, Limits, Probe, RestartPolicy, TaskSpec
+from agent.core.oci import Blob, Layer
 from agent.core.reconcile import leftovers
 from agent.core.records import key_of, task_of, unit_of
 from agent.core.unit_properties import describe_unit, key_in, slice_of, unit_properties
-from agent.core.unpack import unpack_properties
+from agent.core.unpack import (
+    drop_setuid_properties,
+    fetch_properties,
+    layer_properties,
+    unpack_properties,
+)
 from agent.machine.unit_properties import encode
 
+LAYER = Layer("sha256:c", "", "sha256:d", Blob("sha256:b", 1, "gzip"))
 GOLDEN = Path(__file__).parents[3] / "data" / "unit_properties.json"
 TEXT = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=50
@@ -42,8 +49,10 @@ def test_the_properties_are_those_that_were_reviewed() -> None:  # AG2, AG8
     )
     found = {
         "task": unit_properties("web-0", spec, "/var/lib/twine/tasks/web-0"),
-        "tar": unpack_properties("/s/i.stream", "/s/i", ImageFormat.TAR),
-        "btrfs": unpack_properties("/s/i.stream", "/s/i", ImageFormat.BTRFS),
+        "tar": unpack_properties("/s/i.stream", "/s/i", ImageFormat.TAR, "/s"),
+        "btrfs": unpack_properties("/s/i.stream", "/s/i", ImageFormat.BTRFS, "/s"),
+        "layer": layer_properties("/py", "/s/oci-1", LAYER, "/s/c.layer"),
+        "fetch": fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o"),
     }
     if os.environ.get("TWINE_GOLDEN") == "write":
         GOLDEN.write_text(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
@@ -54,8 +63,10 @@ def test_the_properties_are_those_that_were_reviewed() -> None:  # AG2, AG8
 def test_systemd_takes_every_property() -> None:
     for properties in (
         unit_properties("web", a_spec(), "/r"),
-        unpack_properties("/s", "/t", ImageFormat.TAR),
-        unpack_properties("/s", "/t", ImageFormat.BTRFS),
+        unpack_properties("/s", "/t", ImageFormat.TAR, "/s"),
+        unpack_properties("/s", "/t", ImageFormat.BTRFS, "/s"),
+        layer_properties("/py", "/s/oci-1", LAYER, "/s/c.layer"),
+        fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o"),
     ):
         assert encode(properties)
 
@@ -97,7 +108,6 @@ def test_hostile_entitlements_are_no_entitlements(hostile: str) -> None:  # F-23
         {"job": "\0"},
         {"image": IMAGE + "\n"},
         {"probe": {"port": 80, "path": "/\n"}},
-        {"command": []},
         {"command": ["x" * 131_073]},
     ],
 )
@@ -138,12 +148,37 @@ def test_only_what_the_process_is_made_from_changes_the_key() -> None:
 
 def test_the_unpacker_can_write_nowhere_but_into_its_target() -> None:  # P10
     for format_ in ImageFormat:
-        properties = unpack_properties("/s/i.stream", "/s/i", format_)
+        properties = unpack_properties("/s/i.stream", "/s/i", format_, "/s")
         assert properties["ReadWritePaths"] == ("/s/i",)
         assert properties["PrivateNetwork"] is True
         assert properties["ProtectSystem"] == "strict"
-    tar = unpack_properties("/s/i.stream", "/s/i", ImageFormat.TAR)
+    tar = unpack_properties("/s/i.stream", "/s/i", ImageFormat.TAR, "/s")
     assert "CAP_MKNOD" not in tar["CapabilityBoundingSet"]  # type: ignore[operator]
+
+
+def test_the_unpacker_cannot_lift_its_sandbox() -> None:
+    """BUG-AG12: with CAP_SYS_ADMIN and every system call, it could mount what it liked."""
+    for properties in (
+        *(unpack_properties("/s/i.stream", "/s/i", f, "/s") for f in ImageFormat),
+        drop_setuid_properties("/s/i"),
+        layer_properties("/py", "/s/oci-1", LAYER, "/s/c.layer"),
+        fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"]),
+    ):
+        allowed = properties["SystemCallFilter"]
+        assert isinstance(allowed, tuple)
+        assert allowed[0] == "@system-service"  # an allow list without @mount
+        assert all(word.startswith("~") for word in allowed[1:])
+        capabilities = properties["CapabilityBoundingSet"]
+        assert isinstance(capabilities, tuple)
+        assert "CAP_MKNOD" not in capabilities
+        assert properties["NoNewPrivileges"] is True
+
+
+def test_what_fetches_has_no_capability_and_sees_no_secret() -> None:  # F-85
+    fetch = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
+    assert fetch["CapabilityBoundingSet"] == ()
+    assert fetch["InaccessiblePaths"] == ["-/id"]
+    assert fetch["ReadWritePaths"] == ("/s/oci-1",)
 
 
 def test_what_belongs_to_no_task_is_left_over_unless_it_is_spared() -> None:  # P9, F-06

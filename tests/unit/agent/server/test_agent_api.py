@@ -195,7 +195,7 @@ async def test_hostile_requests_get_a_problem_document_each(host: FakeHost) -> N
 
 
 async def test_everything_wrong_with_a_task_is_said_at_once(host: FakeHost) -> None:
-    wrong = {"image": "x", "command": [], "limits": {"tasks_max": 0}, "colour": "red"}
+    wrong = {"image": "x", "command": [1], "limits": {"tasks_max": 0}, "colour": "red"}
     async with (
         host.agent(),
         _session(host) as session,
@@ -204,7 +204,7 @@ async def test_everything_wrong_with_a_task_is_said_at_once(host: FakeHost) -> N
         problem = await _problem(response)
 
     fields = {e.field for e in problem.errors}
-    assert {"image", "command", "limits.tasks_max", "colour"} <= fields
+    assert {"image", "command[0]", "limits.tasks_max", "colour"} <= fields
 
 
 JSON = st.recursive(

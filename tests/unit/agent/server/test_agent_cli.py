@@ -120,7 +120,9 @@ def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run
         (("run", "web", f"--image={IMAGE}", "--memory=lots", "--", "x"), 64, "is no size"),
         (("run", "web", f"--image={IMAGE}", "-e", "A", "--", "x"), 64, "is not NAME=VALUE"),
         (("run", "web", f"--image={IMAGE}", "--memory=1K", "--", "x"), 64, "memory_max_bytes"),
-        (("run", "web", f"--image={IMAGE}"), 64, "COMMAND"),
+        (("run", "web", f"--image={IMAGE}"), 5, "has a command"),
+        (("image", "pull", "web"), 64, "names no image in a registry"),
+        (("run", "web", "--image=oci-archive:/none"), 64, "there is no file /none"),
         (("dance",), 64, "No such command"),
     ],
 )

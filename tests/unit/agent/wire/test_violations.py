@@ -28,7 +28,7 @@ def test_a_good_document_has_no_violations() -> None:
 
 def test_every_violation_is_listed_with_its_field() -> None:
     bad = {
-        "command": [],
+        "command": "ls",
         "environment": {"1BAD": "x", "OK": 3},
         "limits": {"cpu_weight": 0, "colour": "red", "memory_max_bytes": "big"},
         "probe": {"path": "no-slash"},

@@ -1,0 +1,44 @@
+"""Images of the Open Container Initiative on the agent's wire: what is fetched, what is known."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from agent.api.ranges import END, Argument, EnvName, Id, Reported, Written
+
+REFERENCE_PATTERN = (
+    r"^[a-z0-9]([a-z0-9.-]{0,252}[a-z0-9])?(:[0-9]{1,5})?"
+    r"(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)+"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?" + END
+)
+"""REGISTRY[:PORT]/REPOSITORY[:TAG][@DIGEST]; repository and tag as the distribution
+specification has them. The registry is always named: there is no default one."""
+Reference = Annotated[
+    str,
+    Meta(
+        pattern=REFERENCE_PATTERN,
+        max_length=512,
+        description="REGISTRY[:PORT]/REPOSITORY[:TAG][@sha256:…]",
+    ),
+]
+
+
+class OciPull(Written, frozen=True, kw_only=True):
+    """A request to fetch an image from a registry."""
+
+    reference: Reference
+
+
+class OciConfig(Reported, frozen=True, kw_only=True):
+    """What an image says about how it is run; a task's specification overrides it."""
+
+    entrypoint: Annotated[list[Argument], Meta(max_length=4096)] = []
+    command: Annotated[list[Argument], Meta(max_length=4096)] = []
+    environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
+    user: Id = ""
+    """As the image has it. A task's processes have a user of their own all the same."""
+    working_dir: Annotated[str, Meta(max_length=4096)] = ""
+    stop_signal: Id = ""
+    """Its name, such as SIGQUIT; empty: SIGTERM."""

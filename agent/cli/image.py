@@ -1,0 +1,183 @@
+"""Commands about images: what there is, fetching, removing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from agent import api
+from agent.cli import show
+from agent.cli.program import call
+from agent.cli.show import output_option
+from agent.errors import InvalidInput, NotFound
+from agent.wire.quantities import about_size
+
+if TYPE_CHECKING:
+    from agent.client import AgentClient
+
+_FORMS = "sha256:DIGEST, a .tar, oci:REGISTRY/REPOSITORY:TAG, oci-archive:FILE or oci-layout:FOLDER"
+
+
+@click.command()
+@output_option
+@click.pass_obj
+def images(config_path: Path | None, output: str) -> None:
+    """Show the images on this machine."""
+    found = call(config_path, lambda c: c.list_images())
+    if output == "json":
+        return show.json(found)
+    rows = [
+        (i.digest, str(i.format), about_size(i.stream_bytes), ", ".join(i.tasks) or "-")
+        for i in found.images
+    ]
+    return show.table(("IMAGE", "FORMAT", "SIZE", "TASKS"), rows)
+
+
+@click.group()
+def image() -> None:
+    """Fetch and remove images of this machine."""
+
+
+@image.command("rm")
+@click.argument("digest")
+@click.pass_obj
+def image_rm(config_path: Path | None, digest: str) -> None:
+    """Remove the image DIGEST (or its first digits) that no task runs from."""
+
+    async def remove(client: AgentClient) -> str:
+        held = [i.digest for i in (await client.list_images()).images]
+        found = [d for d in held if d.removeprefix("sha256:").startswith(_digits(digest))]
+        if len(found) > 1:
+            raise InvalidInput(
+                f"{digest} is the beginning of {len(found)} images",
+                hint="give more digits: " + ", ".join(found[:3]),
+            )
+        if not found:
+            raise NotFound(f"there is no image {digest} on this machine", hint="twine-agent images")
+        await client.delete_image(found[0])
+        return found[0]
+
+    click.echo(f"{call(config_path, remove)}: removed")
+
+
+def _digits(digest: str) -> str:
+    digits = digest.removeprefix("sha256:")
+    if len(digits) < 4 or set(digits) - set("0123456789abcdef"):
+        raise InvalidInput(f"{digest!r} is no digest", hint="sha256:… or 4 of its digits or more")
+    return digits
+
+
+@image.command("pull")
+@click.argument("reference")
+@output_option
+@click.pass_obj
+def image_pull(config_path: Path | None, reference: str, output: str) -> None:
+    """Fetch the image REFERENCE (REGISTRY/REPOSITORY:TAG or …@sha256:…) and print its digest.
+
+    What is here already is not fetched again, layer by layer.
+    """
+    info = call(config_path, lambda client: fetch(client, _reference(reference)))
+    return show.json(info) if output == "json" else click.echo(info.digest)
+
+
+@image.command("stage")
+@click.argument("reference")
+@click.pass_obj
+def image_stage(config_path: Path | None, reference: str) -> None:
+    """Let the agent fetch the image REFERENCE on its own, ahead of need; `events` shows how."""
+    said = call(config_path, lambda client: client.stage_image(_reference(reference)))
+    click.echo(said.detail)
+
+
+def _reference(text: str) -> str:
+    reference = text.removeprefix("oci:")
+    if not re.match(api.REFERENCE_PATTERN, reference):
+        raise InvalidInput(
+            f"{text!r} names no image in a registry",
+            hint="REGISTRY[:PORT]/REPOSITORY[:TAG][@sha256:…], for instance quay.io/team/web:3",
+        )
+    return reference
+
+
+async def fetch(client: AgentClient, reference: str) -> api.ImageInfo:
+    """Let the agent fetch an image from a registry, and tell what it is at."""
+    after = (await client.get_events(0)).latest
+    fetching = asyncio.create_task(client.fetch_oci_image(reference))
+    telling = asyncio.create_task(_tell(client, after))
+    try:
+        return await fetching
+    finally:
+        for task in (fetching, telling):
+            task.cancel()
+        await asyncio.gather(fetching, telling, return_exceptions=True)
+
+
+async def _tell(client: AgentClient, after: int) -> None:
+    while True:
+        events = await client.get_events(after, wait_s=10)
+        after = events.latest
+        for event in events.events:
+            if event.kind == "image":
+                short = event.object.removeprefix("sha256:")[:12]
+                click.echo(show.printable(f"{short}: {event.message}"), err=True)
+
+
+async def image_of(client: AgentClient, image: str) -> str:
+    """Return the digest of an image given in any of its forms, once it is on this machine."""
+    kind, _, rest = image.partition(":")
+    if kind == "sha256":
+        return image
+    if kind == "oci":
+        return (await fetch(client, _reference(image))).digest
+    if kind == "oci-archive":
+        return await _put(client, Path(rest), api.ImageFormat.OCI)
+    if kind == "oci-layout":
+        with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
+            await asyncio.to_thread(_archive, Path(rest), Path(archive.name))
+            return await _put(client, Path(archive.name), api.ImageFormat.OCI)
+    if not Path(image).is_file():
+        raise InvalidInput(f"{image!r} is neither a digest nor a file", hint=_FORMS)
+    return await _put(client, Path(image), api.ImageFormat.TAR)
+
+
+def _archive(layout: Path, archive: Path) -> None:
+    """Write a layout as a tar that is the same each time."""
+    if not (layout / "index.json").is_file():
+        raise InvalidInput(f"{layout} is no OCI layout: it has no index.json")
+    with tarfile.open(archive, "w") as tar:
+        for path in sorted(layout.rglob("*")):
+            if path.is_file():
+                entry = tar.gettarinfo(path, str(path.relative_to(layout)))
+                entry.uid = entry.gid = entry.mtime = 0
+                entry.uname = entry.gname = ""
+                with path.open("rb") as data:
+                    tar.addfile(entry, data)
+
+
+async def _put(client: AgentClient, path: Path, format_: api.ImageFormat) -> str:
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {path}")
+    click.echo(f"reading {path}", err=True)
+    digest = await asyncio.to_thread(_digest_of, path)
+    info = await client.put_image(digest, format_, _chunks(path))
+    click.echo(f"image {info.digest}", err=True)
+    return info.digest
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+async def _chunks(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := await asyncio.to_thread(file.read, 1 << 20):
+            yield chunk

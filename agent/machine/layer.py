@@ -1,0 +1,378 @@
+"""Applies one layer of an image to a tree. Run as a program inside a sandboxed unit:
+
+    python -m agent.machine.layer FOLDER BLOB COMPRESSION DIGEST DIFF_ID TREE
+
+A layer is a tar of what changed (`layer.md` of the OCI image specification): files replace what
+is there, `.wh.NAME` takes NAME of the layers below away, `.wh..wh..opq` everything of theirs in
+its folder. The archive is hostile input: its digest is checked before a byte of it is read as an
+archive, paths are resolved inside the tree by the kernel (`beneath`), nothing is ever written
+through a link or into a file that is there already. Set-uid bits and file capabilities are
+dropped; device nodes are left out below /dev and refused elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, cast
+
+from agent.errors import TwineError, Unprocessable
+from agent.machine.beneath import open_file, open_folder
+from agent.machine.process import filtered
+
+ENTRIES_MAX = 2_000_000
+"""Of one layer; the largest known images have a tenth."""
+DEPTH_MAX = 128
+_CHUNK = 1 << 20
+_WHITEOUT, _META, _OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
+_ACLS = frozenset({"system.posix_acl_access", "system.posix_acl_default"})
+_XATTR = "SCHILY.xattr."
+"""Prefix of extended attributes among the PAX records (what GNU tar, Go and libarchive write)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a layer held."""
+
+    entries: int
+    file_bytes: int
+    diff_id: str
+
+
+def main(argv: list[str]) -> int:
+    """Apply a layer as told by the arguments; say in one line why not."""
+    folder, blob, compression, digest, diff_id, tree = argv
+    try:
+        apply(folder, blob, compression, digest, diff_id, tree)
+    except (TwineError, tarfile.TarError, zlib.error, OSError, EOFError, RecursionError) as e:
+        hint = f" ({e.hint})" if isinstance(e, TwineError) and e.hint else ""
+        sys.stderr.write(f"{e}{hint}\n")  # the journal has it, and the agent reads it there
+        return 1
+    return 0
+
+
+def apply(
+    folder: str,
+    blob: str,
+    compression: str,
+    digest: str,
+    diff_id: str,
+    tree: str,
+    *,
+    owners: bool = True,
+) -> Applied:
+    """Apply the layer in `blob` below `folder` to the folder `tree`.
+
+    Without `owners` everything belongs to the caller: for tests without root. Raises
+    `Unprocessable`, `OSError` or tarfile's errors for what cannot or must not be applied; the
+    tree is then of no use.
+    """
+    fd = open_file(folder, blob)
+    with os.fdopen(fd, "rb") as file:
+        found = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        if found != digest:
+            raise Unprocessable(f"the layer has digest {found}, not {digest}")
+        file.seek(0)
+        with _uncompressed(file, compression) as plain:
+            hashing = _Hashing(plain)
+            root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                applier = _Applier(root, owners=owners)
+                applier.run(hashing)
+            finally:
+                os.close(root)
+            hashing.finish()
+    if hashing.digest != diff_id:
+        raise Unprocessable(f"what is in it has digest {hashing.digest}, not {diff_id}")
+    return Applied(applier.entries, applier.file_bytes, hashing.digest)
+
+
+@contextmanager
+def _uncompressed(file: BinaryIO, compression: str) -> Iterator[BinaryIO]:
+    if compression == "tar":
+        yield file
+    elif compression == "gzip":
+        yield cast(BinaryIO, _Gunzip(file))
+    elif compression == "zstd":
+        with filtered(["zstd", "-q", "-d", "-c"], file) as plain:
+            yield plain
+    else:
+        raise Unprocessable(f"compression {compression!r} is not known")
+
+
+class _Gunzip:
+    """Reads gzip, several members in a row included, and insists on each one's checksum."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self._member = zlib.decompressobj(wbits=31)
+        self._input = b""
+        self._over = False
+
+    def read(self, size: int) -> bytes:
+        while not self._over:
+            if not self._input:
+                self._input = self._source.read(_CHUNK)
+                if not self._input:
+                    if not self._member.eof:
+                        raise EOFError("the layer ends in the middle of its compressed data")
+                    self._over = True
+                    break
+            if self._member.eof:
+                if not self._input.strip(b"\0"):  # padding, as gzip(1) takes it
+                    self._input = b""
+                    continue
+                self._member = zlib.decompressobj(wbits=31)
+            data = self._member.decompress(self._input, size)
+            self._input = self._member.unconsumed_tail or self._member.unused_data
+            if data:
+                return data
+        return b""
+
+
+class _Hashing:
+    """Passes a stream on, and knows its digest once it was read to its end."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self._sha = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        data = self._source.read(size)
+        self._sha.update(data)
+        return data
+
+    def finish(self) -> None:
+        """Read what tar had no use for: it belongs to the layer, too."""
+        while self.read(_CHUNK):
+            pass
+
+    @property
+    def digest(self) -> str:
+        return "sha256:" + self._sha.hexdigest()
+
+
+@dataclass(slots=True)
+class _Applier:
+    root: int
+    owners: bool
+    entries: int = 0
+    file_bytes: int = 0
+    _made: set[tuple[int, str]] = field(default_factory=set)
+    """Folder (its inode) and name of what this layer brought: its whiteouts leave that alone."""
+    _times: dict[str, int] = field(default_factory=dict)
+    """Folder → time of its last change, set when nothing more is put into it."""
+
+    def run(self, stream: _Hashing) -> None:
+        with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|", bufsize=_CHUNK) as tar:
+            while (member := tar.next()) is not None:
+                self.entries += 1
+                if self.entries > ENTRIES_MAX:
+                    raise Unprocessable(f"more than {ENTRIES_MAX:,} entries")
+                cast(Any, tar).members.clear()  # else it keeps them all
+                self._entry(tar, member)
+        for path, at in self._times.items():
+            try:
+                fd = open_folder(self.root, path)
+            except OSError as e:
+                if e.errno in (errno.ENOENT, errno.ENOTDIR):
+                    continue  # taken away again
+                raise
+            os.utime(fd, ns=(at, at))
+            os.close(fd)
+
+    def _entry(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        parts = _parts(member.name)
+        if not parts:
+            if member.isdir():
+                self._folder_at(self.root, member)
+                self._times[""] = _when(member)
+            return
+        parent = self._parent(parts[:-1])
+        try:
+            self._into(tar, member, parent, parts)
+        finally:
+            os.close(parent)
+
+    def _into(
+        self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, parts: list[str]
+    ) -> None:
+        name = parts[-1]
+        if name == _OPAQUE:
+            for child in os.listdir(parent):
+                self._take_away(parent, child)
+        elif name.startswith(_META):
+            pass  # what aufs keeps for itself
+        elif name.startswith(_WHITEOUT):
+            gone = name.removeprefix(_WHITEOUT)
+            if gone in ("", ".", ".."):
+                raise Unprocessable(f"{member.name!r} takes away what has no name")
+            self._take_away(parent, gone)
+        elif not ((member.ischr() or member.isblk()) and parts[0] == "dev"):
+            self._make(tar, member, parent, name)
+            self._made.add((os.fstat(parent).st_ino, name))
+            if member.isdir():
+                self._times["/".join(parts)] = _when(member)
+
+    def _parent(self, parts: list[str]) -> int:
+        """Open the folder that an entry lies in; folders that no layer names are made."""
+        try:
+            return open_folder(self.root, "/".join(parts))
+        except FileNotFoundError:
+            above = self._parent(parts[:-1])
+        try:
+            os.mkdir(parts[-1], 0o755, dir_fd=above)
+            self._made.add((os.fstat(above).st_ino, parts[-1]))
+            return open_folder(above, parts[-1])
+        finally:
+            os.close(above)
+
+    def _take_away(self, parent: int, name: str) -> None:
+        """Remove what layers below have at a name; what this layer put there stays."""
+        try:
+            there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        ours = (os.fstat(parent).st_ino, name) in self._made
+        if not stat.S_ISDIR(there.st_mode):
+            if not ours:
+                os.unlink(name, dir_fd=parent)
+            return
+        fd = os.open(name, _FOLDER, dir_fd=parent)
+        try:
+            for child in os.listdir(fd):
+                self._take_away(fd, child)
+            empty = not os.listdir(fd)
+        finally:
+            os.close(fd)
+        if empty and not ours:
+            os.rmdir(name, dir_fd=parent)
+
+    def _clear(self, parent: int, name: str, *, keep_folder: bool) -> bool:
+        """Make room at a name; return whether there is a folder that may stay."""
+        try:
+            there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISDIR(there.st_mode):
+            os.unlink(name, dir_fd=parent)
+            return False
+        if keep_folder:
+            return True
+        shutil.rmtree(name, dir_fd=parent)
+        return False
+
+    def _make(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        if not (
+            member.isdir() or member.isreg() or member.issym() or member.islnk() or member.isfifo()
+        ):
+            kind = "device node" if member.ischr() or member.isblk() else f"{member.type!r}"
+            raise Unprocessable(f"{member.name!r} is a {kind}: images hold none")
+        if member.islnk():
+            return self._link(member, parent, name)
+        kept = self._clear(parent, name, keep_folder=member.isdir())
+        if member.isdir():
+            if not kept:
+                os.mkdir(name, 0o700, dir_fd=parent)
+            fd = os.open(name, _FOLDER, dir_fd=parent)
+            try:
+                self._folder_at(fd, member, anew=not kept)
+            finally:
+                os.close(fd)
+        elif member.issym():
+            os.symlink(member.linkname, name, dir_fd=parent)
+            if self.owners:
+                os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+            at = _when(member)
+            os.utime(name, ns=(at, at), dir_fd=parent, follow_symlinks=False)
+        elif member.isfifo():
+            os.mkfifo(name, 0o600, dir_fd=parent)
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _SAFE, dir_fd=parent)
+            self._finish(fd, member)
+            os.close(fd)
+        else:
+            self._file(tar, member, parent, name)
+        return None
+
+    def _file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        data = tar.extractfile(member)
+        assert data is not None
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=parent)
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            shutil.copyfileobj(data, file, _CHUNK)
+            self.file_bytes += member.size
+            self._finish(fd, member)
+
+    def _link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        target = _parts(member.linkname)
+        if not target:
+            raise Unprocessable(f"{member.name!r} is a hard link to no file")
+        folder = open_folder(self.root, "/".join(target[:-1]))
+        try:
+            there = os.stat(target[-1], dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(there.st_mode):
+                raise Unprocessable(f"{member.name!r} is a hard link to a folder")
+            if (os.fstat(folder).st_ino, target[-1]) == (os.fstat(parent).st_ino, name):
+                return
+            self._clear(parent, name, keep_folder=False)
+            os.link(target[-1], name, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
+        finally:
+            os.close(folder)
+
+    def _folder_at(self, fd: int, member: tarfile.TarInfo, *, anew: bool = True) -> None:
+        if not anew:
+            for attribute in os.listxattr(fd):
+                if _may_have(attribute):
+                    os.removexattr(fd, attribute)
+        self._finish(fd, member)
+
+    def _finish(self, fd: int, member: tarfile.TarInfo) -> None:
+        """Give what was made its owner, its attributes, its mode and its time, in this order."""
+        if self.owners:
+            os.fchown(fd, member.uid, member.gid)
+        for key, value in member.pax_headers.items():
+            attribute = key.removeprefix(_XATTR)
+            if attribute != key and _may_have(attribute):
+                os.setxattr(fd, attribute, value.encode(errors="surrogateescape"))
+        os.fchmod(fd, member.mode & 0o1777)
+        at = _when(member)
+        os.utime(fd, ns=(at, at))
+
+
+_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | _SAFE
+
+
+def _may_have(attribute: str) -> bool:
+    return attribute.startswith("user.") or attribute in _ACLS
+
+
+def _parts(name: str) -> list[str]:
+    """Return the parts of a path inside the tree; refuse one that climbs or is too deep."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise Unprocessable(f"{name[:200]!r} leaves the image")
+    if len(parts) > DEPTH_MAX:
+        raise Unprocessable(f"{name[:200]!r}… lies {len(parts)} folders deep")
+    return parts
+
+
+def _when(member: tarfile.TarInfo) -> int:
+    """Return the time of the last change in nanoseconds, as exact as the archive has it."""
+    whole, _, part = member.pax_headers.get("mtime", "").partition(".")
+    if whole.lstrip("-").isdigit() and (not part or part.isdigit()):
+        return int(whole) * 10**9 + int(part[:9].ljust(9, "0"))
+    return int(member.mtime) * 10**9
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

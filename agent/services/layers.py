@@ -1,0 +1,161 @@
+"""Layers of OCI images: each a read-only subvolume, a snapshot of the one below with its changes.
+
+    staging/<chain>.layer   the subvolume while its changes are applied
+    layers/<chain>/         the read-only subvolume
+    layers/<chain>.json     written last: the layer is complete
+
+Images on the same base share its layers; what a layer shares with those below is on disk once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from agent.core.oci import Layer
+from agent.core.unpack import layer_properties
+from agent.machine import Btrfs
+from agent.services.crashpoints import passed
+from agent.services.offload import Lanes
+from agent.services.sandbox import Sandbox
+
+
+class LayerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer that is complete."""
+
+    chain: str
+    below: str
+    diff_id: str
+    blob: str
+    """Digest of the compressed layer that it came from."""
+    blob_bytes: int
+    created_at: float
+
+
+class Layers:
+    """The layers on this machine, one folder of them."""
+
+    def __init__(self, state: Path, btrfs: Btrfs, sandbox: Sandbox, lanes: Lanes) -> None:
+        """Keep layers below `state`, a folder on btrfs."""
+        self.folder = state / "layers"
+        self._staging = state / "staging"
+        self._btrfs = btrfs
+        self._sandbox = sandbox
+        self._lanes = lanes
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._held: Counter[str] = Counter()
+        """Chain ids that an image under way needs: nobody may take them away."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def held(self, chains: Iterable[str]) -> Iterator[None]:
+        """Keep layers, there or to come, from being removed."""
+        mine = list(chains)
+        self._held.update(mine)
+        try:
+            yield
+        finally:
+            self._held.subtract(mine)
+
+    def is_held(self, chain: str) -> bool:
+        """Return whether an image under way needs this layer."""
+        return self._held[chain] > 0
+
+    def path(self, chain: str) -> Path:
+        """Return where a layer is or would be."""
+        return self.folder / chain.removeprefix("sha256:")
+
+    def find(self, chain: str) -> LayerInfo | None:
+        """Return a layer that is complete, None where there is none."""
+        try:
+            data = self.path(chain).with_suffix(".json").read_bytes()
+            return msgspec.json.decode(data, type=LayerInfo)
+        except (OSError, msgspec.DecodeError, UnicodeError):
+            return None
+
+    def all(self) -> list[LayerInfo]:
+        """Return all layers, the oldest first."""
+        found = [self.find("sha256:" + p.stem) for p in self.folder.glob("*.json")]
+        return sorted((f for f in found if f), key=lambda f: (f.created_at, f.chain))
+
+    def known(self, blobs: Iterable[str]) -> int:
+        """Return how many of an image's compressed layers, from the lowest, are here already."""
+        chains = {(info.below, info.blob): info.chain for info in self.all()}
+        below, count = "", 0
+        for blob in blobs:
+            if (found := chains.get((below, blob))) is None:
+                return count
+            below, count = found, count + 1
+        return count
+
+    async def have(self, layer: Layer, layout: Path) -> bool:
+        """Make sure that a layer is here, whose blob is in a layout; False where it was."""
+        lock = self._locks.setdefault(layer.chain, asyncio.Lock())
+        async with lock:
+            if self.find(layer.chain) is not None:
+                return False
+            name = layer.chain.removeprefix("sha256:")
+            staged = self._staging / f"{name}.layer"
+            try:
+                await self._lanes.run("btrfs", self._begin, layer, staged)
+                passed("pull.layer-begun")
+                unit = f"twine-unpack-{name[:12]}.service"
+                properties = layer_properties(sys.executable, str(layout), layer, str(staged))
+                await self._sandbox.run(unit, properties, f"layer {layer.blob.digest} is refused")
+                passed("pull.layer-applied")
+                # Else a power cut could leave a complete layer whose files are empty.
+                await self._lanes.run("sync", self._btrfs.sync, self._staging)
+                await self._lanes.run("btrfs", self._publish, layer, staged)
+                passed("pull.layer-published")
+            finally:
+                await self._lanes.run("btrfs", self._btrfs.delete, staged)
+            return True
+
+    def _begin(self, layer: Layer, staged: Path) -> None:
+        self._btrfs.delete(staged)
+        if layer.below:
+            self._btrfs.snapshot(self.path(layer.below), staged)
+        else:
+            self._btrfs.create(staged)
+            os.chmod(staged, 0o755)
+
+    def _publish(self, layer: Layer, staged: Path) -> None:
+        final = self.path(layer.chain)
+        self._btrfs.delete(final)  # one whose removal once failed half-way
+        os.rename(staged, final)
+        self._btrfs.set_read_only(final, True)
+        passed("pull.layer-moved")
+        info = LayerInfo(
+            chain=layer.chain,
+            below=layer.below,
+            diff_id=layer.diff_id,
+            blob=layer.blob.digest,
+            blob_bytes=layer.blob.size,
+            created_at=time.time(),
+        )
+        declare(final, msgspec.json.encode(info))
+
+    def delete(self, chain: str) -> None:
+        """Remove a layer that nothing needs; what is made from it keeps its content."""
+        self.path(chain).with_suffix(".json").unlink(missing_ok=True)
+        passed("gc.layer-undeclared")
+        self._btrfs.delete(self.path(chain))
+
+
+def declare(subvolume: Path, description: bytes) -> None:
+    """Write what a subvolume is beside it, which makes it complete; survives a power cut."""
+    temporary = subvolume.with_name(f".{subvolume.name}.new")
+    with temporary.open("wb") as file:
+        file.write(description)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, subvolume.with_suffix(".json"))

@@ -1,0 +1,222 @@
+"""Images of the Open Container Initiative: fetched, checked, put together from shared layers.
+
+    staging/oci-<key>/      a layout (`image-layout.md`): documents and compressed layers
+    staging/oci-<key>.json  the manifest as the registry gave it
+
+skopeo fetches, in a sandbox that has a network and nothing else. Every digest is checked here
+or where a layer is applied: skopeo is not believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from agent.api import OciConfig
+from agent.core.oci import (
+    DOCUMENT_MAX_BYTES,
+    Blob,
+    Layer,
+    Manifest,
+    Place,
+    choose,
+    digest_of,
+    is_index,
+    place_of,
+    read_config,
+    read_manifest,
+)
+from agent.core.unpack import fetch_properties
+from agent.errors import Unprocessable
+from agent.machine import Btrfs
+from agent.machine.beneath import read_file
+from agent.services.crashpoints import passed
+from agent.services.disk import FREE_RESERVE_BYTES
+from agent.services.events import EventLog
+from agent.services.layers import Layers
+from agent.services.offload import Lanes
+from agent.services.sandbox import Sandbox
+from agent.wire.quantities import about_size
+
+
+@dataclass(frozen=True, slots=True)
+class Registries:
+    """How images are fetched; the operator's choice, never that of who asks for an image."""
+
+    tls_verify: bool = True
+    credentials_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """An image whose layers are all here."""
+
+    manifest: Manifest
+    layers: tuple[Layer, ...]
+    config: OciConfig
+
+
+class Oci:
+    """Brings images' layers to this machine."""
+
+    def __init__(
+        self,
+        state: Path,
+        btrfs: Btrfs,
+        sandbox: Sandbox,
+        layers: Layers,
+        lanes: Lanes,
+        events: EventLog,
+        registries: Registries,
+    ) -> None:
+        """Use `state`, a folder on btrfs."""
+        self._state = state
+        self._staging = state / "staging"
+        self._btrfs = btrfs
+        self._sandbox = sandbox
+        self._layers = layers
+        self._lanes = lanes
+        self._events = events
+        self._registries = registries
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._machine = platform.machine()
+
+    def lock(self, reference: str) -> asyncio.Lock:
+        """Return the lock under which one at a time fetches this reference."""
+        return self._locks.setdefault(reference, asyncio.Lock())
+
+    async def resolve(self, reference: str) -> tuple[Place, bytes]:
+        """Return where an image is, digest included, and its manifest for this processor."""
+        place = place_of(reference)
+        data = await self._manifest(place.name, place.digest)
+        if is_index(data):
+            chosen = choose(data, self._machine)
+            place = place_of(f"{place.repository}@{chosen}")
+            data = await self._manifest(place.name, chosen)
+        passed("pull.resolved")
+        return Place(place.repository, place.tag, digest_of(data)), data
+
+    async def _manifest(self, name: str, digest: str) -> bytes:
+        key = _key(name)
+        stage, output = self._staging / f"oci-{key}", self._staging / f"oci-{key}.json"
+        await self._lanes.run("btrfs", self._anew, stage)
+        try:
+            words = ["inspect", "--raw", *self._options(""), name]
+            await self._skopeo(key, words, stage, f"cannot read {name}", str(output))
+            data = await self._lanes.run(
+                "files", read_file, str(self._staging), output.name, DOCUMENT_MAX_BYTES
+            )
+        except OSError as e:
+            raise Unprocessable(f"the manifest of {name} cannot be read: {e.strerror}") from e
+        finally:
+            await self._lanes.run("btrfs", self._discard, stage, output)
+        if digest and digest_of(data) != digest:
+            raise Unprocessable(f"{name} has a manifest with digest {digest_of(data)}")
+        return data
+
+    async def fetch(self, place: Place, data: bytes) -> Assembled:
+        """Fetch what is missing of an image and return it with all its layers here."""
+        manifest = read_manifest(data, place.digest)
+        name = place.at(manifest.digest)
+        stage = self._staging / f"oci-{_key(name)}"
+        try:
+            known = self._layers.known(blob.digest for blob in manifest.layers)
+            missing = manifest.layers[known:]
+            await self._lanes.run("files", self._admit, manifest, missing)
+            await self._lanes.run("btrfs", self._anew, stage)
+            await self._lanes.run("files", _stand_in, stage, manifest.layers[:known])
+            total = sum(blob.size for blob in missing)
+            said = f"fetching {len(missing)} of {len(manifest.layers)} layers, {about_size(total)}"
+            self._events.add("image", manifest.digest, said)
+            words = ["copy", "--preserve-digests", *self._options("src-"), name, f"oci:{stage}"]
+            await self._skopeo(_key(name), words, stage, f"cannot fetch {name}")
+            passed("pull.fetched")
+            return await self._assemble(manifest, stage)
+        finally:
+            await self._lanes.run("btrfs", self._btrfs.delete, stage)
+
+    async def assemble(self, layout: Path) -> Assembled:
+        """Return the one image of a layout that somebody filled, its layers here."""
+        data = await self._lanes.run("files", _document, layout, "index.json")
+        seen = 0
+        while is_index(data):
+            digest = choose(data, self._machine)
+            data = await self._lanes.run("files", _document, layout, Blob(digest, 0).path)
+            if digest_of(data) != digest:
+                raise Unprocessable(f"the manifest {digest} has digest {digest_of(data)}")
+            if (seen := seen + 1) > 3:
+                raise Unprocessable("the archive has an index in an index in an index")
+        return await self._assemble(read_manifest(data), layout)
+
+    async def _assemble(self, manifest: Manifest, layout: Path) -> Assembled:
+        data = await self._lanes.run("files", _document, layout, manifest.config.path)
+        layers, config = read_config(data, manifest, self._machine)
+        with self._layers.held(layer.chain for layer in layers):
+            for number, layer in enumerate(layers, start=1):
+                if await self._layers.have(layer, layout):
+                    said = f"layer {number} of {len(layers)} is here"
+                    self._events.add("image", manifest.digest, said)
+        return Assembled(manifest, tuple(layers), config)
+
+    def _admit(self, manifest: Manifest, missing: Sequence[Blob]) -> None:
+        """Refuse what cannot fit even compressed; unpacking is watched besides."""
+        _, free = self._btrfs.free_bytes(self._staging)
+        needed = sum(blob.size for blob in missing)
+        if needed + FREE_RESERVE_BYTES > free:
+            raise Unprocessable(
+                f"image {manifest.digest} does not fit: {about_size(needed)} are to be fetched, "
+                f"{about_size(free)} are free and {about_size(FREE_RESERVE_BYTES)} must stay so",
+                hint="delete images that no task uses",
+            )
+
+    async def _skopeo(
+        self, key: str, words: Sequence[str], stage: Path, what: str, output: str = ""
+    ) -> None:
+        secrets = [str(self._state / "identity"), str(self._state / "journal")]
+        properties = fetch_properties(words, str(stage), secrets, output)
+        await self._sandbox.run(f"twine-fetch-{key}.service", properties, what)
+
+    def _options(self, side: str) -> list[str]:
+        found = [] if self._registries.tls_verify else [f"--{side}tls-verify=false"]
+        if self._registries.credentials_file:
+            found.append(f"--{side}authfile={self._registries.credentials_file}")
+        return found
+
+    def _anew(self, stage: Path) -> None:
+        self._btrfs.delete(stage)
+        self._btrfs.create(stage)
+
+    def _discard(self, stage: Path, output: Path) -> None:
+        self._btrfs.delete(stage)
+        output.unlink(missing_ok=True)
+
+
+def _key(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:12]
+
+
+def _stand_in(stage: Path, blobs: Sequence[Blob]) -> None:
+    """Put empty files of the right size where skopeo would put layers that are here already.
+
+    It looks whether a blob is there by its name and takes it as it is; they have holes for
+    content and are never read.
+    """
+    (stage / "blobs" / "sha256").mkdir(parents=True)
+    for blob in blobs:
+        with (stage / blob.path).open("wb") as file:
+            file.truncate(blob.size)
+
+
+def _document(layout: Path, path: str) -> bytes:
+    try:
+        return read_file(str(layout), path, DOCUMENT_MAX_BYTES)
+    except OSError as e:
+        hint = "make one with skopeo copy … oci-archive:FILE"
+        if (layout / "manifest.json").exists():
+            hint = "this is an archive of Docker's: skopeo copy docker-archive:… oci-archive:FILE"
+        raise Unprocessable(f"this is no OCI image: {path}: {e.strerror}", hint=hint) from e

@@ -1,0 +1,66 @@
+"""A btrfs of its own for an agent in memory, and programs that are really run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from builders import FakeHost
+
+from agent.machine import Machine, Property
+from agent.machine.btrfs import HostBtrfs
+from agent.machine.fake import Ended
+from agent.machine.layer import main as apply_layer
+
+
+def run(*argv: str) -> None:
+    """Run a program that must succeed."""
+    subprocess.run(argv, check=True, capture_output=True, timeout=120)
+
+
+@contextmanager
+def mounted(folder: Path, size: int = 1 << 30) -> Iterator[FakeHost]:
+    """Yield a machine in memory whose state folder is on a btrfs of its own."""
+    host = FakeHost(folder)
+    host.state.mkdir()
+    image = folder / "image"
+    with image.open("wb") as file:
+        file.truncate(size)
+    run("mkfs.btrfs", "-q", str(image))
+    run("mount", "-o", "loop,commit=1", str(image), str(host.state))
+    try:
+        yield host
+    finally:
+        run("umount", str(host.state))
+
+
+def machine(host: FakeHost) -> Machine:
+    """Return the machine with the real file system."""
+    return replace(host.fake.machine, btrfs=HostBtrfs())
+
+
+def really(host: FakeHost, *programs: str) -> None:
+    """Let these programs run for real when a unit starts them; layers are applied in here."""
+    for name in programs:
+        host.fake.systemd.programs[name] = _program
+    for name in ("python", "python3", Path(sys.executable).name):
+        host.fake.systemd.programs[name] = _python
+
+
+def _program(argv: list[str], properties: Mapping[str, Property]) -> Ended:
+    output = properties.get("StandardOutputFile")
+    done = subprocess.run(argv, capture_output=True, timeout=120, check=False)
+    if output:
+        Path(str(output)).write_bytes(done.stdout)
+    sys.stderr.write(done.stderr.decode(errors="replace"))
+    return Ended(code=done.returncode)
+
+
+def _python(argv: list[str], properties: Mapping[str, Property]) -> Ended | None:
+    if "agent.machine.layer" not in argv:
+        return None
+    return Ended(code=apply_layer(argv[argv.index("agent.machine.layer") + 1 :]))

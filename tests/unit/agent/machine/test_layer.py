@@ -1,0 +1,220 @@
+"""One layer applied to a tree: what it changes, and what it must never reach."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from oci import compressed, entry, folder, layer, sha
+
+from agent.errors import TwineError, Unprocessable
+from agent.machine import layer as program
+from agent.machine.layer import apply
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a tree that has something of layers below, beside a file that is none of theirs."""
+    (tmp_path / "outside").write_text("host")
+    tree = tmp_path / "tree"
+    (tree / "etc" / "old").mkdir(parents=True)
+    (tree / "etc" / "hostname").write_text("below")
+    (tree / "etc" / "old" / "file").write_text("below")
+    (tree / "usr" / "lib").mkdir(parents=True)
+    (tree / "lib").symlink_to("usr/lib")
+    return tree
+
+
+def put(tree: Path, data: bytes, how: str = "tar", digest: str = "", diff_id: str = "") -> None:
+    """Apply a layer."""
+    (tree.parent / "blob").write_bytes(blob := compressed(data, how))
+    apply(
+        str(tree.parent),
+        "blob",
+        how,
+        digest or sha(blob),
+        diff_id or sha(data),
+        str(tree),
+        owners=os.geteuid() == 0,
+    )
+
+
+def untouched(tree: Path) -> None:
+    """Nothing beside the tree was changed."""
+    assert (tree.parent / "outside").read_text() == "host"
+    assert {p.name for p in tree.parent.iterdir()} == {"outside", "tree", "blob"}
+
+
+@pytest.mark.parametrize("how", ["tar", "gzip"])
+def test_files_come_with_mode_time_and_content_however_they_are_packed(
+    tree: Path, how: str
+) -> None:  # AG3
+    put(tree, layer(entry("./etc/new", data=b"x" * 70_000, mode=0o640, mtime=1234)), how)
+
+    new = tree / "etc" / "new"
+    assert new.read_bytes() == b"x" * 70_000
+    assert (stat.S_IMODE(new.stat().st_mode), new.stat().st_mtime) == (0o640, 1234)
+    assert (tree / "etc" / "hostname").read_text() == "below"
+
+
+def test_a_whiteout_takes_away_what_is_below_and_nothing_else(tree: Path) -> None:
+    put(tree, layer(entry("etc/.wh.old"), entry("etc/.wh.never-was"), entry("etc/new")))
+
+    assert sorted(p.name for p in (tree / "etc").iterdir()) == ["hostname", "new"]
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_an_opaque_folder_keeps_only_what_this_layer_put_there(tree: Path, last: bool) -> None:
+    mine = [folder("etc"), entry("etc/mine", data=b"1"), folder("etc/old"), entry("etc/old/mine")]
+    members = [*mine, entry("etc/.wh..wh..opq")] if last else [entry("etc/.wh..wh..opq"), *mine]
+    put(tree, layer(*members))
+
+    found = sorted(str(p.relative_to(tree / "etc")) for p in (tree / "etc").rglob("*"))
+    assert found == ["mine", "old", "old/mine"]
+
+
+def test_a_file_takes_the_place_of_a_folder_and_the_reverse(tree: Path) -> None:
+    put(
+        tree, layer(entry("etc/old", data=b"file"), folder("etc/hostname"), entry("etc/hostname/x"))
+    )
+
+    assert (tree / "etc" / "old").read_bytes() == b"file"
+    assert (tree / "etc" / "hostname" / "x").exists()
+
+
+def test_what_lies_behind_a_link_of_the_image_is_put_where_it_points_to(tree: Path) -> None:
+    put(tree, layer(entry("lib/new", data=b"1"), entry("lib/deep/er", data=b"2")))
+
+    assert (tree / "usr" / "lib" / "new").read_bytes() == b"1"
+    assert (tree / "usr" / "lib" / "deep" / "er").read_bytes() == b"2"
+    assert (tree / "lib").is_symlink()
+
+
+def test_an_absolute_link_means_the_image_and_not_the_host(tree: Path) -> None:  # F-31
+    (tree / "root").symlink_to("/etc")
+    put(tree, layer(entry("root/passwd", data=b"image")))
+
+    assert (tree / "etc" / "passwd").read_bytes() == b"image"
+    assert Path("/etc/passwd").read_bytes() != b"image"
+
+
+def test_hard_links_stay_links_and_a_later_layer_changes_one_of_them_only(tree: Path) -> None:
+    put(tree, layer(entry("a", data=b"1"), entry("b", tarfile.LNKTYPE, linkname="a")))
+    assert (tree / "a").stat().st_ino == (tree / "b").stat().st_ino
+
+    put(tree, layer(entry("a", data=b"2")))
+    assert ((tree / "a").read_bytes(), (tree / "b").read_bytes()) == (b"2", b"1")
+
+
+def test_attributes_of_users_are_kept_and_capabilities_and_set_uid_bits_are_not(
+    tree: Path,
+) -> None:  # F-31
+    headers = {
+        "SCHILY.xattr.user.note": "a\nb",
+        "SCHILY.xattr.security.capability": "x",
+        "SCHILY.xattr.trusted.overlay.opaque": "y",
+    }
+    put(tree, layer(entry("su", mode=0o6755, pax_headers=headers), folder("d", mode=0o1777)))
+
+    assert os.listxattr(tree / "su") == ["user.note"]
+    assert os.getxattr(tree / "su", "user.note") == b"a\nb"
+    assert stat.S_IMODE((tree / "su").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tree / "d").stat().st_mode) == 0o1777
+
+
+def test_device_nodes_are_left_out_below_dev_and_refused_elsewhere(tree: Path) -> None:  # F-31
+    put(tree, layer(folder("dev"), entry("dev/null", tarfile.CHRTYPE, devmajor=1, devminor=3)))
+    assert list((tree / "dev").iterdir()) == []
+
+    with pytest.raises(Unprocessable, match="device node"):
+        put(tree, layer(entry("disk", tarfile.BLKTYPE, devmajor=8, devminor=0)))
+
+
+HOSTILE = {
+    "climbs": [entry("../outside", data=b"bad")],
+    "climbs from inside": [entry("etc/../../outside", data=b"bad")],
+    "climbs by whiteout": [entry("../.wh.outside")],
+    "whites out nothing": [entry("etc/.wh.")],
+    "whites out its parent": [entry("etc/.wh...")],
+    "hard link out": [entry("x", tarfile.LNKTYPE, linkname="../outside")],
+    "hard link to a folder": [entry("x", tarfile.LNKTYPE, linkname="etc")],
+    "hard link to nothing": [entry("x", tarfile.LNKTYPE, linkname="no/where")],
+    "file as folder": [entry("f"), entry("f/x", data=b"bad")],
+    "link in a circle": [
+        entry("a", tarfile.SYMTYPE, linkname="b"),
+        entry("b", tarfile.SYMTYPE, linkname="a"),
+        entry("a/x", data=b"bad"),
+    ],
+    "too deep": [entry("d/" * 200 + "x", data=b"bad")],
+    "unknown kind": [entry("x", b"Z")],
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_archive_is_refused_and_reaches_nothing(tree: Path, kind: str) -> None:
+    """F-31 F-32: nothing outside of the tree is read, written or removed."""
+    with pytest.raises((TwineError, OSError)):
+        put(tree, layer(*HOSTILE[kind]))
+    untouched(tree)
+
+
+@pytest.mark.parametrize("target", ["/", "..", "../outside", "/proc/self/root", "/../../outside"])
+def test_a_link_to_the_outside_leads_nowhere_outside(tree: Path, target: str) -> None:  # F-31
+    members = [entry("x", tarfile.SYMTYPE, linkname=target), entry("x/outside", data=b"bad")]
+    members += [entry("x/.wh.outside"), entry("y", tarfile.LNKTYPE, linkname="x/outside")]
+    with suppress(TwineError, OSError):
+        put(tree, layer(*members))
+    untouched(tree)
+
+
+def test_a_changed_byte_is_noticed_before_anything_is_unpacked(tree: Path) -> None:  # F-29
+    data = layer(entry("new"))
+    with pytest.raises(Unprocessable, match="has digest"):
+        put(tree, data, digest="sha256:" + "0" * 64)
+    assert not (tree / "new").exists()
+
+    with pytest.raises(Unprocessable, match="what is in it has digest"):
+        put(tree, data, "gzip", diff_id="sha256:" + "0" * 64)
+
+
+def test_a_layer_cut_short_is_refused(tree: Path) -> None:  # F-29
+    data = layer(entry("new", data=os.urandom(50_000)))
+    blob = compressed(data, "gzip")[:-1000]
+    (tree.parent / "blob").write_bytes(blob)
+    with pytest.raises((EOFError, TwineError, tarfile.TarError)):
+        apply(str(tree.parent), "blob", "gzip", sha(blob), sha(data), str(tree), owners=False)
+
+
+def test_a_blob_that_is_a_link_or_a_pipe_is_not_opened(tree: Path) -> None:  # F-31
+    data = layer(entry("new"))
+    (tree.parent / "real").write_bytes(data)
+    (tree.parent / "blob").symlink_to("real")
+    os.mkfifo(tree.parent / "pipe")
+    for name, why in (
+        ("blob", "symbolic links"),
+        ("../blob", "not a path below"),
+        ("pipe", "not a plain file"),
+    ):
+        with pytest.raises(OSError, match=why):
+            apply(str(tree.parent), name, "tar", sha(data), sha(data), str(tree), owners=False)
+
+
+def test_too_many_entries_are_refused(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # F-32
+    monkeypatch.setattr(program, "ENTRIES_MAX", 3)
+    with pytest.raises(Unprocessable, match="more than 3 entries"):
+        put(tree, layer(*(entry(f"f{n}") for n in range(4))))
+
+
+def test_the_program_says_in_one_line_why_not(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree.parent / "blob").write_bytes(b"x")
+    wrong = "sha256:" + "0" * 64
+    code = program.main([str(tree.parent), "blob", "tar", wrong, wrong, str(tree)])
+
+    assert code == 1
+    assert capsys.readouterr().err.startswith("the layer has digest sha256:2d7")
