@@ -1,0 +1,173 @@
+"""No handler does work that grows faster than what it is given, on any route of both programs.
+
+Bodies are made from the types in the route tables: all of each is valid, one field is large, and
+the program has what they speak of. Decoding and refusing are in
+tests/unit/front_doors/test_growth_of_work.py, parameters in test_long_parameters.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import itertools
+import json
+import socket
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+
+import pytest
+
+from agent.api import ImageFormat
+from agent.client import AgentClient
+from agent.routes import ROUTES as AGENT_ROUTES
+from agent.services import keys
+from agent.wire.routes import Route
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.routes import ROUTES
+from control_plane.client import ControlPlaneClient
+
+from .bodies import LARGE, Maker
+from .face import SETTLES_S, Face, running
+from .test_long_parameters import LINEAR, SMALL_S, worked_s
+
+TIMES = 8
+MACHINES = 10_000
+PARAMETERS = {
+    "entitlement": "front",
+    "job": "web",
+    "task_id": "web-0",
+    "plan": "p1",
+    "digest": "sha256:" + "0" * 64,
+}
+NOT_CARRIED_OUT = {
+    "renew": "only a host may",
+    "lend_machine": "no entitlement to lend to is in the least body",
+    "revoke_machines": "nothing is lent",
+    "report_plan": "there is no plan",
+    "resume_plan": "there is no plan",
+    "approve_request": "there is no such request",
+    "deny_request": "there is no such request",
+    "withdraw_request": "there is no such request",
+    "push_image": "all of it is read, and it has another digest",
+    "put_image": "all of it is read, and it has another digest",
+}
+"""Routes that only refuse here, and why; what is large in their bodies costs all the same."""
+HEADER = "machine,datacenter,msb,row,rack,machine_type,cpus,memory\n"
+
+
+def _image() -> bytes:
+    with io.BytesIO() as file:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo("bin"))
+        return file.getvalue()
+
+
+IMAGE = _image()
+CSR = keys.signing_request(keys.new_key(), "m0")
+GENERATIONS = itertools.count(1)
+DIGEST = "sha256:" + hashlib.sha256(IMAGE).hexdigest()
+
+
+def rows(count: int) -> bytes:
+    """Return an inventory in CSV."""
+    lines = (f"m{n},dc1,msb{n % 7},row{n % 7},r{n // 40},t{n % 9},8,16G\n" for n in range(count))
+    return (HEADER + "".join(lines)).encode()
+
+
+@pytest.fixture(scope="module", params=["control plane", "agent"])
+def prepared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Face]:
+    """A program that has what the bodies speak of."""
+    with running(request.param, tmp_path_factory.mktemp("growth")) as face:
+        asyncio.run(_prepare(face))
+        yield face
+
+
+async def _prepare(face: Face) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield IMAGE
+
+    at = f"unix:{face.socket}"
+    if face.kind == "agent":
+        async with AgentClient(at) as agent:
+            await agent.put_image(DIGEST, ImageFormat.TAR, chunks())
+        return
+    async with ControlPlaneClient(at) as client:
+        status, said = asked(face, "POST", "/v1/machines:import?format=csv", rows(MACHINES))
+        assert status == 200, said
+        await client.put_entitlement("front", EntitlementSpec(machines=3))
+        await client.push_image(DIGEST, ImageFormat.TAR, chunks())
+
+
+def asked(face: Face, method: str, at: str, body: bytes) -> tuple[int, bytes]:
+    """Return status and answer of a request on the local socket, where everything is allowed."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(SETTLES_S)
+    sock.connect(str(face.socket))
+    http = HTTPConnection("x")
+    http.sock = sock
+    with closing(http):
+        http.request(method, at, body)
+        answer = http.getresponse()
+        return answer.status, answer.read()
+
+
+def address(route: Route) -> str:
+    path = route.path
+    for name in route.parameters:
+        path = path.replace(f"{{{name}}}", PARAMETERS.get(name, "x"))
+    return path + ("?dry_run=1" if "dry_run" in route.query else "")
+
+
+def requests(face: Face, route: Route, size: int) -> dict[str, bytes]:
+    """Return the bodies of one size, by what is large in them."""
+    if route.name == "import_machines":
+        return {"rows": rows(MACHINES * size // LARGE)}
+    if route.stream_in:
+        return {"bytes": bytes((8 << 20) * size // LARGE)}
+    maker = Maker({"image": DIGEST, "digest": DIGEST, "csr_pem": CSR}, GENERATIONS)
+    return {what: json.dumps(body).encode() for what, body in maker.bodies(route.request, size)}
+
+
+def fresh(face: Face, route: Route, body: bytes) -> bytes:
+    """Return a body with what can be used only once: a token, a generation."""
+    if route.name == "join":
+        wish = json.dumps({"machine": "m0"}).encode()
+        status, said = asked(face, "POST", "/v1/tokens", wish)
+        assert status == 200, said
+        return json.dumps(json.loads(body) | {"token": json.loads(said)["token"]}).encode()
+    if route.name == "put_task":
+        return json.dumps(json.loads(body) | {"generation": next(GENERATIONS)}).encode()
+    return body
+
+
+def work_s(face: Face, route: Route, body: bytes) -> tuple[float, int]:
+    body = fresh(face, route, body)
+    began = worked_s(face)
+    status, answer = asked(face, route.method, address(route), body)
+    assert status < 500 or status == 503, (route.name, body[:300], answer[:300])
+    return worked_s(face) - began, status
+
+
+def test_the_work_of_a_handler_grows_with_what_it_is_given(prepared: Face) -> None:
+    """BUG-HT3: made from the route tables; what is valid is carried out, and costs its size."""
+    face = prepared
+    statuses: dict[str, set[int]] = {}
+    for route in AGENT_ROUTES if face.kind == "agent" else ROUTES:
+        if route.request is None and not route.stream_in:
+            continue
+        small = requests(face, route, LARGE // TIMES)
+        for what, body in requests(face, route, LARGE).items():
+            large_s, status = work_s(face, route, body)
+            statuses.setdefault(route.name, set()).add(status)
+            if large_s < SMALL_S or what not in small:
+                continue
+            small_s = min(work_s(face, route, small[what])[0] for _ in range(3))
+            large_s = min(large_s, *(work_s(face, route, body)[0] for _ in range(2)))
+            assert large_s < LINEAR * TIMES * small_s, (route.name, what, small_s, large_s)
+    refused = {name for name, found in statuses.items() if not {200, 202} & found}
+    assert refused <= NOT_CARRIED_OUT.keys()
