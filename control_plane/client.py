@@ -35,6 +35,7 @@ from control_plane.api.inventory import (
     Undrain,
 )
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.limits import Lift, LimitView, LimitViews
 from control_plane.api.machines import MachineRecord, Machines, MachineView, Token, TokenRequest
 from control_plane.api.maintenance import (
     GoOn,
@@ -232,6 +233,14 @@ class ControlPlaneClient(WireClient):
     async def confirm_down(self, wish: ConfirmDown) -> ConfirmedDown:
         """Say that silent machines are down, whatever holds that back."""
         return _as(ConfirmedDown, await self.call(_ROUTE["confirm_down"], wish))
+
+    async def list_limits(self) -> LimitViews:
+        """Return the limits on what destroys, and what they hold back."""
+        return _as(LimitViews, await self.call(_ROUTE["list_limits"]))
+
+    async def lift_limit(self, name: str, wish: Lift) -> LimitView:
+        """Lift a limit for a while."""
+        return _as(LimitView, await self.call(_ROUTE["lift_limit"], wish, limit=name))
 
     async def list_plans(self) -> Plans:
         """Return all planned work on machines, the newest first."""

@@ -16,6 +16,7 @@ from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.pool_keeper import PoolKeeper
 from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord, Machines, MachineView
 from control_plane.api.operations import JobEvents, TaskStory
 from control_plane.api.settings import PortalSettings, SchedulerSettings
@@ -34,6 +35,7 @@ from control_plane.portal.portal import Portal
 from control_plane.profiles.switcher import Switcher
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.limits import Limits
 from control_plane.runtime.loops import Failing, Loops
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.census import Census
@@ -41,6 +43,7 @@ from control_plane.scheduler.core.rollout import summarize
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.job_planner import JobPlanner
+from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placing import Placing
 from control_plane.scheduler.scheduler import Scheduler
 from control_plane.store import Store
@@ -73,6 +76,7 @@ class ControlPlane:
         `call_controller` makes the calls of jobs' TaskControllers, `boot_id` names this boot of
         the host: on it the date goes on over restarts of the process.
         """
+        self.clock = runtime.now
         self._store = store
         self._stores = [store, *(broker_stores or {}).values()]
         self._runtime = runtime
@@ -83,12 +87,17 @@ class ControlPlane:
         self._broker.listen(self._portal.supply.heard)
         self.census = Census()
         self._broker.listen(self.census.machine_heard)
-        self.inventory = MachineDesk(self._broker, runtime, self._view, self._profile_of)
+        self.limits = Limits()
+        take_away = self.limits.of(
+            LimitName.TAKE_AWAY, settings.take_away_per_s, settings.take_away_burst
+        )
+        self.inventory = MachineDesk(self._broker, runtime, self._view, self._profile_of, take_away)
         self._jobs = JobTable(store, runtime.breathe)
         self._jobs.listen(self.census.job_heard)
         self._sights = Sights(self._broker, runtime)
-        region = Region(self._broker, self._sights, settings, runtime)
+        region = Region(self._broker, self._sights, settings, runtime, self.limits)
         self._allocator = Allocator(region, self._portal, self._jobs, store)
+        losses = Losses(region, self._jobs)
         placing = Placing(self._allocator)
         self.allocations = self._allocator.allocations
         self._keeper = PoolKeeper(region, self._allocator)
@@ -114,7 +123,13 @@ class ControlPlane:
         self._events = EventLog(store)
         self._controllers = Controllers(runtime, call_controller)
         self._scheduler = Scheduler(
-            region, self._jobs, placing, self._dispatcher, self._events, self._controllers
+            region,
+            self._jobs,
+            placing,
+            self._dispatcher,
+            self._events,
+            self._controllers,
+            losses,
         )
         self.job_planner = JobPlanner(self._jobs, placing, self._control, self._scheduler)
         sources = Sources(

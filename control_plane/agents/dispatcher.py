@@ -17,11 +17,12 @@ from agent.api import ImagePull, ProfileSpec, TaskSpec
 from agent.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachable
 from control_plane.agents.core.commands import Command, Start, Stop
 from control_plane.agents.core.seen import is_empty
-from control_plane.agents.core.stop_queue import Place, StopQueue, TokenBucket
+from control_plane.agents.core.stop_queue import Place, StopQueue
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi
 from control_plane.agents.region import Region
 from control_plane.agents.sights import PROFILE
+from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
 from control_plane.images.store import FindImage
 from control_plane.runtime.table import ignore
@@ -76,7 +77,9 @@ class Dispatcher:
         """Machines for which something waits that may go at once, by turns."""
         self._slots = settings.concurrent_calls
         self._stops = StopQueue()
-        self._bucket = TokenBucket(settings.destructive_per_s, settings.destructive_burst)
+        self._limit = region.limits.of(
+            LimitName.STOPS, settings.destructive_per_s, settings.destructive_burst
+        )
         self._release_at: asyncio.TimerHandle | None = None
         region.broker.listen(self._machine_changed, loaded=ignore)
 
@@ -167,7 +170,8 @@ class Dispatcher:
         while (place := self._stops.first()) is not None:
             wanted = self._wanted(place.machine, place.task)
             if isinstance(wanted, Stop):
-                wait_s = self._bucket.take(self._runtime.now())
+                wait_s = self._limit.take(self._runtime.now())
+                self._limit.held = len(self._stops) if wait_s > 0 else 0
                 if wait_s > 0:
                     loop = asyncio.get_running_loop()
                     self._release_at = loop.call_later(wait_s, self._release_again)

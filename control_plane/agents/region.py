@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from control_plane.agents.sights import Sights
 from control_plane.api.settings import SchedulerSettings
 from control_plane.broker.brokers import Brokers
+from control_plane.runtime.limits import Limits
 from control_plane.runtime.runtime import Runtime
 
 
@@ -18,3 +19,4 @@ class Region:
     sights: Sights
     settings: SchedulerSettings
     runtime: Runtime
+    limits: Limits = field(default_factory=Limits)

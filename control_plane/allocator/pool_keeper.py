@@ -10,6 +10,7 @@ from control_plane.agents.region import Region
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.feasibility import judge
 from control_plane.allocator.core.machine_pools import Machine
+from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.broker.core.assignment import FREE
 from control_plane.runtime.table import ignore
@@ -30,6 +31,9 @@ class PoolKeeper:
         self._settings, self._runtime = region.settings, region.runtime
         self._allocator = allocator
         self._index = allocator.index
+        self._limit = region.limits.of(
+            LimitName.TAKE_AWAY, self._settings.take_away_per_s, self._settings.take_away_burst
+        )
         self._empty: dict[str, float] = {}
         """Machine of an entitlement without tasks → since when (time of the loop)."""
         self._wake = asyncio.Event()
@@ -61,7 +65,7 @@ class PoolKeeper:
         for record in self._broker.held(entitlement):
             machine = self._index.machines.get(record.machine)
             if machine is not None and not machine.jobs:
-                await self._release(machine)
+                await self._give_back(machine)
 
     def _emptied(self, machines: list[Machine]) -> None:
         now = self._runtime.now()
@@ -156,6 +160,11 @@ class PoolKeeper:
         )
 
     async def _release(self, machine: Machine) -> None:
+        """Give one machine back; beyond the limit, at a later look."""
+        if self._limit.take(self._runtime.now()) == 0:
+            await self._give_back(machine)
+
+    async def _give_back(self, machine: Machine) -> None:
         """Give one machine back, or say why not."""
         name = machine.name
         try:

@@ -8,6 +8,7 @@ from agent.wire.routes import Route
 from control_plane.api.capacity_routes import CAPACITY_ROUTES
 from control_plane.api.health_routes import HEALTH_ROUTES
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.limit_routes import LIMIT_ROUTES
 from control_plane.api.machine_routes import MACHINE_ROUTES
 from control_plane.api.machines import Token, TokenRequest
 from control_plane.api.maintenance_routes import MAINTENANCE_ROUTES
@@ -150,6 +151,7 @@ ROUTES: tuple[Route, ...] = (
     *MACHINE_ROUTES,
     *HEALTH_ROUTES,
     *MAINTENANCE_ROUTES,
+    *LIMIT_ROUTES,
     *CAPACITY_ROUTES,
     *PEOPLE_ROUTES,
     Route(

@@ -62,6 +62,27 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Stops and restarts that may be sent per second, over all machines …"""
     destructive_burst: Annotated[int, Meta(ge=1)] = 20
     """… after at most this many at once."""
+    capped_moves_per_s: Positive = 1.0
+    """Tasks that may leave machines whose power is capped, per second, over the region …"""
+    capped_moves_burst: Annotated[int, Meta(ge=1)] = 10
+    """… after at most this many at once: whoever takes them in needs power, too."""
+    capacity_loss_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
+    """While more than this share of a data center's tasks do not serve, or run on machines whose
+    power is capped, nothing more is taken down there that could wait …"""
+    capacity_loss_tasks: Annotated[int, Meta(ge=1)] = 100
+    """… if it is at least so many tasks."""
+    take_away_per_s: Positive = 20.0
+    """Machines that may be taken from entitlements per second …"""
+    take_away_burst: Annotated[int, Meta(ge=1)] = 200
+    """… after at most this many at once."""
+    mark_down_per_s: Positive = 5.0
+    """Machines that may be declared down per second …"""
+    mark_down_burst: Annotated[int, Meta(ge=1)] = 500
+    """… after at most this many at once: an MSB of the paper."""
+    profile_switches_per_s: Positive = 5.0
+    """Machines that may be asked for another profile per second …"""
+    profile_switches_burst: Annotated[int, Meta(ge=1)] = 200
+    """… after at most this many at once."""
     default_cpu_cores: Annotated[float, Meta(ge=0.001, le=4096)] = 0.25
     """What a task claims of CPU whose job says nothing about it: four such tasks a core."""
     concurrent_calls: Annotated[int, Meta(ge=1)] = 64

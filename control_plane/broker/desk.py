@@ -31,6 +31,7 @@ from control_plane.broker.core.labels import relabelled
 from control_plane.broker.loans import Loans, ProfileOf
 from control_plane.broker.many import change_each
 from control_plane.broker.outages import Outages
+from control_plane.runtime.limits import Limit
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Compacted
 
@@ -47,11 +48,16 @@ class MachineDesk:
     """Lists, drains, lends, imports and removes machines, on people's behalf."""
 
     def __init__(
-        self, brokers: Brokers, runtime: Runtime, view: View, profile_of: ProfileOf
+        self,
+        brokers: Brokers,
+        runtime: Runtime,
+        view: View,
+        profile_of: ProfileOf,
+        take_away: Limit | None = None,
     ) -> None:
         """`view` knows the tasks of a machine, `profile_of` the profile of an entitlement."""
         self.outages = Outages(brokers, runtime)
-        self.loans = Loans(brokers, runtime)
+        self.loans = Loans(brokers, runtime, take_away)
         self._brokers = brokers
         self._runtime = runtime
         self._view = view

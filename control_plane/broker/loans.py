@@ -21,6 +21,7 @@ from control_plane.broker.core.assignment import (
     revoked,
 )
 from control_plane.broker.holds import refused
+from control_plane.runtime.limits import Limit
 from control_plane.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,9 @@ IsEmpty = Callable[[str], bool]
 class Loans:
     """Lends machines, calls them back, and sees that they return."""
 
-    def __init__(self, brokers: Brokers, runtime: Runtime) -> None:
-        """Find the loans as the brokers are loaded."""
+    def __init__(self, brokers: Brokers, runtime: Runtime, limit: Limit | None = None) -> None:
+        """Find the loans as the brokers are loaded; `limit` is that of machines taken away."""
+        self._limit = limit
         self._brokers = brokers
         self._runtime = runtime
         self._lent: set[str] = set()
@@ -125,6 +127,8 @@ class Loans:
         """Give a machine back if it is time; what stands against it may be gone next time."""
         assert record.loan is not None
         if not empty and _return_by(record) > self._runtime.date():
+            return
+        if not empty and self._limit is not None and self._limit.take(self._runtime.now()) > 0:
             return
         try:
             profile = profile_of(record.loan.donor) if record.loan.donor else ""

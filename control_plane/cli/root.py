@@ -12,6 +12,7 @@ from control_plane.cli.entitlements import entitlement
 from control_plane.cli.events import events, task
 from control_plane.cli.images import image
 from control_plane.cli.jobs import job
+from control_plane.cli.limits import limit
 from control_plane.cli.machine_health import machine_confirm_down, machine_held_back
 from control_plane.cli.machine_labels import machine_label
 from control_plane.cli.machines import machine, token
@@ -50,7 +51,7 @@ def main(context: click.Context, endpoint: str | None, credential: Path | None) 
 
 
 _COMMANDS = (
-    *(job, task, plan_offline, machine, maintenance, entitlement, capacity, image, token),
+    *(job, task, plan_offline, machine, maintenance, limit, entitlement, capacity, image, token),
     *(role, user, group, whoami, audit),
 )
 for _command in _COMMANDS:

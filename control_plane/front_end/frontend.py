@@ -35,6 +35,7 @@ from control_plane.front_end.access import Access
 from control_plane.front_end.capacity_handlers import CapacityHandlers
 from control_plane.front_end.guard import Guard
 from control_plane.front_end.health_handlers import HealthHandlers
+from control_plane.front_end.limit_handlers import LimitHandlers
 from control_plane.front_end.machine_handlers import MachineHandlers
 from control_plane.front_end.maintenance_handlers import MaintenanceHandlers
 from control_plane.front_end.metrics import Metrics
@@ -56,7 +57,12 @@ async def _nothing_issued() -> list[IssuedCredential]:
 
 
 class FrontEnd(
-    CapacityHandlers, MachineHandlers, HealthHandlers, MaintenanceHandlers, PeopleHandlers
+    CapacityHandlers,
+    MachineHandlers,
+    HealthHandlers,
+    LimitHandlers,
+    MaintenanceHandlers,
+    PeopleHandlers,
 ):
     """A handler for each row of the table."""
 
@@ -80,6 +86,7 @@ class FrontEnd(
         PeopleHandlers.__init__(self, self._guard, trail, issued)
         MachineHandlers.__init__(self, control_plane.inventory)
         HealthHandlers.__init__(self, control_plane.health)
+        LimitHandlers.__init__(self, control_plane.limits, control_plane.clock)
         MaintenanceHandlers.__init__(self, control_plane.maintenance)
         self._control_plane = control_plane
         self._registrar = registrar
@@ -89,6 +96,7 @@ class FrontEnd(
             control_plane.allocations,
             control_plane.census,
             control_plane.health,
+            lambda: control_plane.limits.views(control_plane.clock()),
             control_plane.quarantined,
             ending,
         )
@@ -121,6 +129,7 @@ class FrontEnd(
 
         async def guarded(call: Call) -> Any:
             self._guard.check(call)
+            self.check_deletion(call)
             if route.is_change and not call.flag("dry_run"):
                 return await recorder.carry_out(call, handler)
             return await handler(call)

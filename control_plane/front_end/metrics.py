@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from agent.wire.routes import Route
 from control_plane.allocator.transactions import Allocations
 from control_plane.api.jobs import TaskPhase
+from control_plane.api.limits import LimitViews
 from control_plane.api.machines import MachineState
 from control_plane.health.desk import HealthDesk
 from control_plane.scheduler.census import Census
@@ -32,6 +33,7 @@ class Metrics:
         allocations: Allocations,
         census: Census,
         health: HealthDesk,
+        limits: Callable[[], LimitViews],
         quarantined: Sequence[str] = (),
         ending: Callable[[], Sequence[str]] = list,
     ) -> None:
@@ -52,6 +54,7 @@ class Metrics:
         )
         self._registry.register(_CensusMetrics(census))
         self._registry.register(_HealthMetrics(health))
+        self._registry.register(_LimitMetrics(limits))
         Gauge(
             "twine_quarantined_records",
             "Stored records that cannot be used and were set aside (check-store).",
@@ -109,6 +112,29 @@ class _HealthMetrics(Collector):
             "Machines of which nothing is concluded yet although they are silent, or are back.",
             value=self._health.count(),
         )
+
+
+class _LimitMetrics(Collector):
+    """What limits let pass and hold back: an alarm while anything is held back."""
+
+    def __init__(self, limits: Callable[[], LimitViews]) -> None:
+        self._limits = limits
+
+    def collect(self) -> Iterator[Metric]:
+        held = GaugeMetricFamily(
+            "twine_limit_holds", "Whether a limit holds something back.", labels=["limit"]
+        )
+        lifted = GaugeMetricFamily(
+            "twine_limit_lifted", "Whether an operator lifted a limit.", labels=["limit"]
+        )
+        passed = CounterMetricFamily("twine_limit_passed", "What passed.", labels=["limit"])
+        refused = CounterMetricFamily("twine_limit_refused", "What had to wait.", labels=["limit"])
+        for view in self._limits().limits:
+            held.add_metric([view.name.value], bool(view.reason))
+            lifted.add_metric([view.name.value], view.lifted_for_s is not None)
+            passed.add_metric([view.name.value], view.passed)
+            refused.add_metric([view.name.value], view.refused)
+        yield from (held, lifted, passed, refused)
 
 
 class _AllocatorMetrics(Collector):

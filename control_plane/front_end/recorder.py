@@ -32,6 +32,7 @@ _OBJECTS = (
     "who",
     "user",
     "plan",
+    "limit",
 )
 """Parameters of paths that name what a call is about, the first one found."""
 _WORDS = {
@@ -41,7 +42,7 @@ _WORDS = {
 _TOLD = (
     *("entitlement", "tasks", "image", "machines", "rru", "per_type", "owners", "members"),
     *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority", "controller"),
-    *("work", "wave_size", "within", "despite", "without"),
+    *("work", "wave_size", "within", "despite", "without", "for_s"),
 )
 """Fields of a request that the audit log repeats; none of them may hold a secret."""
 

@@ -18,6 +18,7 @@ from control_plane.agents.polled import KNOCK_S
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.region import Region
 from control_plane.api.health import HeldBack
+from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.settings import SchedulerSettings
 from control_plane.broker.core.unavailability import failures
@@ -68,6 +69,9 @@ class HealthChecker:
         self._held: dict[str, Watch] = {}
         self._braked: dict[str, int] = {}
         """Machines held back by part."""
+        self._limit = region.limits.of(
+            LimitName.MARK_DOWN, region.settings.mark_down_per_s, region.settings.mark_down_burst
+        )
         self._anew_at = float("-inf")
         region.broker.listen(self._record_changed, loaded=ignore)
         region.sights.listen(self._sight_changed)
@@ -300,6 +304,10 @@ class HealthChecker:
         now = self._runtime.now()
         silent_s = watch.silent_s(now, self._anew_at)
         held = None if watch.confirmed else self._held_back(watch, silent_s, now)
+        if held is None and not watch.is_marked and not watch.confirmed:
+            wait_s = self._limit.take(now)
+            if wait_s > 0:
+                held = Held("so many machines went down that the rate limit holds", wait_s)
         self._hold(watch, held)
         if held is None and not watch.is_marked:
             watch.is_marked = True

@@ -12,6 +12,7 @@ from control_plane.agents.core.seen import is_empty
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.region import Region
 from control_plane.agents.sights import PROFILE, Sight
+from control_plane.api.limits import LimitName
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.broker.core.unavailability import open_event
 from control_plane.profiles.core.switch import Step, Switch, next_step
@@ -38,6 +39,13 @@ class Switcher:
         self._dispatcher = dispatcher
         pace = Pace(retry_s=self._settings.retry_s)
         self._workers = Workers(region.runtime, "profiles", self._look, pace)
+        self._limit = region.limits.of(
+            LimitName.PROFILES,
+            self._settings.profile_switches_per_s,
+            self._settings.profile_switches_burst,
+        )
+        self._asked_for: dict[str, tuple[str, int]] = {}
+        """Machine → the profile that it was asked for last: only another one counts anew."""
         self._raised_at: dict[str, float] = {}
         self._back_by: dict[str, tuple[float, float]] = {}
         """Machine → the deadline of its reboot as stored, and as this process counts it."""
@@ -60,7 +68,7 @@ class Switcher:
 
     def _forget(self, name: str) -> None:
         self._workers.forget(name)
-        for known in (self._raised_at, self._back_by):
+        for known in (self._raised_at, self._back_by, self._asked_for):
             known.pop(name, None)
 
     async def _look(self, name: str) -> float | None:
@@ -101,6 +109,12 @@ class Switcher:
         if sight.profile_refusals >= _REFUSALS_MAX:
             await self._quarantine(record, sight.refused[PROFILE])
             return None
+        wanted = (record.profile_wanted, record.assignment_generation)
+        if self._asked_for.get(record.machine) != wanted:
+            wait_s = self._limit.take(self._runtime.now())
+            if wait_s > 0:
+                return max(wait_s, _ASK_EVERY_S)
+            self._asked_for[record.machine] = wanted
         self._dispatcher.put_profile(record.machine)
         return self._settings.retry_s
 

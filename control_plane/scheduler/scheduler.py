@@ -25,7 +25,9 @@ from control_plane.allocator.core.request import Request
 from control_plane.allocator.core.spread import Repair
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.jobs import JobRecord, JobStatus, task_id
+from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
+from control_plane.api.operations import Cause
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
@@ -40,6 +42,7 @@ from control_plane.scheduler.core.reconcile import command_about, commands, next
 from control_plane.scheduler.core.rollout import is_quiet, summarize
 from control_plane.scheduler.core.task_spec import task_spec
 from control_plane.scheduler.event_log import EventLog
+from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placing import Placing
 from control_plane.store import Put
 from control_plane.store.records import retired_key
@@ -53,6 +56,8 @@ _PAUSE_TASK_S = 0.0005
 """… and more for each task: ten times what a round computes for it."""
 _OVERTAKEN_S = 0.1
 """Until the next round, where another writer was faster."""
+_LIMITED_S = 2.0
+"""Until the next round of a job of which a limit holds something back."""
 _GATHER_S = 0.05
 """What makes room comes in crowds; jobs that wait for some are woken once for all of it."""
 
@@ -68,6 +73,7 @@ class Scheduler:
         dispatcher: Dispatcher,
         event_log: EventLog,
         controllers: Controllers,
+        losses: Losses,
     ) -> None:
         """Run nothing yet."""
         self._jobs = jobs
@@ -96,6 +102,12 @@ class Scheduler:
         """Job → since when nothing goes on in it; a time in which we stood still is none."""
         self._log = event_log
         self._consultant = Consultant(controllers, jobs, event_log)
+        self._losses = losses
+        self._capped = region.limits.of(
+            LimitName.CAPPED_MOVES,
+            region.settings.capped_moves_per_s,
+            region.settings.capped_moves_burst,
+        )
         controllers.listen(self._wake)
         jobs.listen(lambda name, *_: self._wake(name))
         region.broker.listen(self._machine_changed, loaded=ignore)
@@ -237,6 +249,8 @@ class Scheduler:
             await self._runtime.breathe()
             if made.chosen or made.overdue:
                 go_on(made, await self._found(made, repairs), seen)
+                for _ in range(made.capped):
+                    self._capped.take(now.steady)
             is_asked = name in self._asking
             request = None if is_asked else self._placing.request(made.record, view)
             answer = self._answer(name, request)
@@ -263,8 +277,24 @@ class Scheduler:
             await self._runtime.breathe()
         self._consultant.ask(made.record, view)
         looks = (next_look(made.record, now, view), release.next_look(made.record, now))
-        due_s = (look - now.steady for look in looks if look is not None)
+        due_s = [look - now.steady for look in looks if look is not None]
+        if made.held:
+            self._losses.note(next(iter(seen.spared.values())))
+        if made.held or self._waits_for_power(made):
+            due_s.append(_LIMITED_S)
         return min([self._settings.resync_s, *due_s])
+
+    def _waits_for_power(self, made: Decision) -> bool:
+        """Return whether tasks have yet to leave machines whose power is capped."""
+        waiting = sum(
+            1
+            for task in made.record.tasks
+            if waits(task) and task.operation is not None and task.operation.cause is Cause.POWER
+        )
+        now = self._runtime.now()
+        if waiting and not self._capped.ready(now):
+            self._capped.hold_back(now, "others leave machines whose power is capped", 60.0)
+        return waiting > 0
 
     def _forget(self, name: str) -> None:
         """Drop what is remembered of a job that is gone."""
@@ -286,6 +316,8 @@ class Scheduler:
             evened=self._placing.evened(record),
             repairs=tuple(repair.task for repair in repairs),
             heard=heard,
+            spared=self._losses.held(record),
+            capped_moves=self._capped.ready(now.steady),
         )
         return seen, repairs
 

@@ -71,21 +71,3 @@ class StopQueue:
             del places[place]
             if not places:
                 del self._by_entitlement[entitlement]
-
-
-class TokenBucket:
-    """At most `burst` at once and `per_s` in the long run."""
-
-    def __init__(self, per_s: float, burst: int) -> None:
-        """Start full."""
-        self._per_s, self._burst = per_s, burst
-        self._tokens, self._at = float(burst), 0.0
-
-    def take(self, now: float) -> float:
-        """Return 0 if one more is allowed now, which is taken; else the seconds until it is."""
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
-        self._at = now
-        if self._tokens >= 1 - 1e-9:
-            self._tokens -= 1
-            return 0.0
-        return (1 - self._tokens) / self._per_s

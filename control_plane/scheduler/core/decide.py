@@ -95,7 +95,7 @@ def go_on(made: Decision, found: Found, seen: Seen) -> None:
     asks, overdue = is_controlled(made.record), frozenset(made.overdue)
     chosen = frozenset(made.chosen)
     ready = chosen & found.ready
-    going = _going(made, ready, asks=asks) | overdue
+    going = _going(made, ready, seen, asks=asks) | overdue
     for task in made.record.tasks:
         asked = task.index in ready or (asks and task.index in chosen and _may_stay(task))
         if asked and task.index not in going:
@@ -136,11 +136,14 @@ def _propose(made: Decision, seen: Seen) -> None:
         if machine is None or not (machine.up and machine.answering and task.phase in _UP):
             continue
         if machine.leaving or (is_outdated(task, record) and not task.extra):
+            if task.index in serving and _can_wait(task, machine, seen):
+                made.held.append(task.index)
+                continue
             due[task.index] = task
             if machine.overdue:
                 late.add(task.index)
     quiet = not due and len(serving) == len(within) and is_quiet(record)
-    repairs = seen.repairs if quiet else ()
+    repairs = seen.repairs if quiet and not (seen.spared or made.held) else ()
     due |= {task.index: task for task in within if task.index in repairs}
     serving -= late  # they go now, whatever the budget says: nothing else may go for them
     rest = (task for task in due.values() if task.index not in late)
@@ -166,6 +169,17 @@ def _propose(made: Decision, seen: Seen) -> None:
         made.record = replace(record, tasks=tasks, operations=made.ledger.opened)
     if healthy and made.room.serving <= 0 and not any(is_moving(task) for task in within):
         made.detail = _held_up(record, within, serving)
+    if made.held and not picked:
+        made.detail = made.detail or next(iter(seen.spared.values()), "")
+
+
+def _can_wait(task: TaskRecord, machine: SeenMachine, seen: Seen) -> bool:
+    """Return whether nothing is done to tasks that serve on a machine: much is lost near it."""
+    if not seen.spared or machine.overdue or task.placement is None:
+        return False
+    if task.placement.machine not in seen.spared:
+        return False
+    return not (machine.leaving and (machine.called_back or machine.capped))
 
 
 def _room(made: Decision, within: Sequence[TaskRecord], broken: Sequence[int], seen: Seen) -> Room:
@@ -259,16 +273,20 @@ def _is_voluntary(operation: Operation) -> bool:
 # -- what begins
 
 
-def _going(made: Decision, ready: frozenset[int], *, asks: bool) -> frozenset[int]:
+def _going(made: Decision, ready: frozenset[int], seen: Seen, *, asks: bool) -> frozenset[int]:
     """Return which tasks go now: those that were acknowledged, as far as the budget allows."""
     known = {task.index: task for task in made.record.tasks}
     going = set[int]()
     for index in made.chosen:
         task = known[index]
         updates = task.operation is not None and task.operation.kind is OperationKind.UPDATE
+        is_capped = task.operation is not None and task.operation.cause is Cause.POWER
+        if is_capped and seen.capped_moves is not None and made.capped >= seen.capped_moves:
+            continue
         if not (index in ready or _stops(task)) or (asks and not is_let(task)):
             continue
         if made.room.take(serves=index in made.serving, updates=updates):
+            made.capped += is_capped
             going.add(index)
     return frozenset(going)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from control_plane.agents.core.seen import View
@@ -30,6 +30,10 @@ class Seen:
     """Tasks whose move makes the spread more even."""
     heard: Heard = field(default_factory=Heard)
     """What the job's controller said last, if it has one."""
+    spared: Mapping[str, str] = field(default_factory=dict)
+    """Machines near which so much is lost that what can wait does → why."""
+    capped_moves: int | None = None
+    """Tasks that may begin to leave machines whose power is capped now; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,10 @@ class Decision:
     serving: frozenset[int] = field(default=frozenset())
     """Tasks that may not be missed: those of `chosen` go only within the budget."""
     room: Room = field(default_factory=lambda: Room())
+    held: list[int] = field(default_factory=list)
+    """Tasks that serve and to which nothing is done: too much is lost where they are."""
+    capped: int = 0
+    """Tasks that began to leave machines whose power is capped."""
 
     @property
     def events(self) -> list[JobEvent]:

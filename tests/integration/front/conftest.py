@@ -74,6 +74,7 @@ from control_plane.portal.desk import CapacityDesk, Sources
 from control_plane.portal.portal import Portal
 from control_plane.roles import ControlPlane
 from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.limits import Limits
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.census import Census
 from control_plane.store import Store
@@ -143,6 +144,7 @@ class CannedControlPlane(ControlPlane):
 
     def __init__(self, store: Store) -> None:
         self.brokers = Brokers(store, Runtime())
+        self.limits, self.clock = Limits(), time.monotonic
         self.inventory = MachineDesk(self.brokers, Runtime(), self._view, lambda _: "base")
         sights = Sights(self.brokers, Runtime())
         shared = SharedRegion(self.brokers, sights, SchedulerSettings(), Runtime())

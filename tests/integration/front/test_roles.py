@@ -15,6 +15,7 @@ from control_plane.api.capacity import DecisionNote, EntitlementSpec, Entitlemen
 from control_plane.api.health import ConfirmDown
 from control_plane.api.inventory import Drain, Lend, Revoke, Undrain
 from control_plane.api.jobs import JobSpec
+from control_plane.api.limits import Lift
 from control_plane.api.machines import TokenRequest
 from control_plane.api.maintenance import GoOn, MaintenanceWish, Reported
 from control_plane.api.people import GroupSpec, Needs
@@ -81,6 +82,8 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "label_machines": OPERATORS,
     "held_back_machines": USERS,
     "confirm_down": OPERATORS,
+    "list_limits": USERS,
+    "lift_limit": OPERATORS,
     "list_plans": USERS,
     "get_plan": USERS,
     "preview_plan": USERS,
@@ -131,6 +134,7 @@ PATH = {
     "digest": DIGEST,
     "plan": "no",
     "shard": "a",
+    "limit": "no",
 }
 ELSEWHERE = {"group": "new", "who": "user:new", "user": "new"}
 
@@ -157,6 +161,7 @@ def body_of(route: Route, entitlement: str) -> Any:
         MaintenanceWish: MaintenanceWish(machines=["no"], reason="x"),
         Reported: Reported(machines=["no"]),
         GoOn: GoOn(),
+        Lift: Lift(reason="x"),
         Lend: Lend(machine="no", borrower=entitlement),
         Revoke: Revoke(machines=["no"]),
         TokenRequest: TokenRequest(machine="vm9"),

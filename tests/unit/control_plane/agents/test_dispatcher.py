@@ -19,7 +19,7 @@ from world import a_job, scenario
 from agent import api
 from agent.errors import NotFound, Unreachable
 from control_plane.agents.core.commands import Start, Stop
-from control_plane.agents.core.stop_queue import Place, StopQueue, TokenBucket
+from control_plane.agents.core.stop_queue import Place, StopQueue
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.region import Region
@@ -27,6 +27,7 @@ from control_plane.agents.sights import Sights
 from control_plane.api.jobs import Placement
 from control_plane.api.settings import SchedulerSettings
 from control_plane.broker.brokers import Brokers
+from control_plane.runtime.limits import TokenBucket
 from control_plane.store.memory import MemoryStore
 
 

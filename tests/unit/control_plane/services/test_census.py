@@ -10,7 +10,9 @@ from control_plane.front_end.metrics import Metrics
 
 def scraped(w: World, name: str) -> dict[str, float]:
     """Return the samples of a metric with one label, without those that are 0."""
-    text = Metrics(ROUTES, w.cp.allocations, w.cp.census, w.cp.health).text().decode()
+    cp = w.cp
+    metrics = Metrics(ROUTES, cp.allocations, cp.census, cp.health, lambda: cp.limits.views(0.0))
+    text = metrics.text().decode()
     return {
         next(iter(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)

@@ -1,0 +1,133 @@
+"""Limits on what destroys: at most so much at once, and so much per second in the long run.
+
+A mistake that wants to stop, move or take everything gets no further than its limit (AV5). What
+waits is told with the reason, and operators lift a limit for a while. A restart lifts none.
+"""
+
+from __future__ import annotations
+
+from agent.errors import NotFound
+from control_plane.api.limits import LimitName, LimitView, LimitViews
+
+_WORDS = {
+    LimitName.STOPS: "stops of tasks on machines",
+    LimitName.CAPPED_MOVES: "moves of tasks off machines whose power is capped",
+    LimitName.CAPACITY: "operations on purpose where much capacity is lost already",
+    LimitName.TAKE_AWAY: "machines taken from entitlements",
+    LimitName.MARK_DOWN: "machines declared down",
+    LimitName.PROFILES: "switches of host profiles",
+    LimitName.DELETES: "deletions by one person",
+}
+
+
+class TokenBucket:
+    """At most `burst` at once and `per_s` in the long run."""
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        """Start full."""
+        self._per_s, self._burst = per_s, burst
+        self._tokens, self._at = float(burst), 0.0
+
+    def take(self, now: float) -> float:
+        """Return 0 if one more is allowed now, which is taken; else the seconds until it is."""
+        self.ready(now)
+        if self._tokens >= 1 - 1e-9:
+            self._tokens -= 1
+            return 0.0
+        return (1 - self._tokens) / self._per_s
+
+    def ready(self, now: float) -> int:
+        """Return how many are allowed now; none is taken."""
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
+        self._at = now
+        return int(self._tokens + 1e-9)
+
+
+class Limit:
+    """One limit, and what is known of it."""
+
+    def __init__(self, name: LimitName, per_s: float, burst: int) -> None:
+        """Hold back nothing yet."""
+        self.name, self.per_s, self.burst = name, per_s, burst
+        self.passed = self.refused = self.held = 0
+        self._reason = ""
+        self._bucket = TokenBucket(per_s, burst)
+        self._held_until = float("-inf")
+        self.lifted_until = float("-inf")
+        self._lifted_by = self._lifted_why = ""
+
+    def take(self, now: float) -> float:
+        """Return 0 if one more may happen now, which is counted; else the seconds until it may."""
+        if self.is_lifted(now):
+            self.passed += 1
+            return 0.0
+        wait_s = self._bucket.take(now)
+        if wait_s > 0:
+            self.hold_back(now, f"at most {self.per_s:g} per second after {self.burst} at once")
+        else:
+            self.passed += 1
+        return wait_s
+
+    def ready(self, now: float) -> int | None:
+        """Return how many may happen now; None: any number, it is lifted."""
+        return None if self.is_lifted(now) else self._bucket.ready(now)
+
+    def hold_back(self, now: float, why: str, for_s: float = 10.0) -> None:
+        """Note that something is held back, and why; not repeated, it counts for a moment."""
+        self.refused += 1
+        self._reason, self._held_until = why, now + for_s
+
+    def reason(self, now: float) -> str:
+        """Return why something is held back now; empty: nothing is."""
+        return self._reason if (now < self._held_until or self.held) else ""
+
+    def is_lifted(self, now: float) -> bool:
+        """Return whether an operator lifted it."""
+        return now < self.lifted_until
+
+    def lift(self, now: float, for_s: float, by: str, why: str) -> None:
+        """Let everything pass for a while."""
+        self.lifted_until, self._lifted_by, self._lifted_why = now + for_s, by, why
+
+    def view(self, now: float) -> LimitView:
+        """Return it as operators see it."""
+        lifted = self.is_lifted(now)
+        return LimitView(
+            name=self.name,
+            what=_WORDS[self.name],
+            per_s=self.per_s,
+            burst=self.burst,
+            passed=self.passed,
+            held=self.held,
+            refused=self.refused,
+            reason=self.reason(now),
+            lifted_for_s=self.lifted_until - now if lifted else None,
+            lifted_by=self._lifted_by if lifted else "",
+            lifted_why=self._lifted_why if lifted else "",
+        )
+
+
+class Limits:
+    """All limits of this process; each is made by the component that it limits."""
+
+    def __init__(self) -> None:
+        """Know none yet."""
+        self._limits: dict[LimitName, Limit] = {}
+
+    def of(self, name: LimitName, per_s: float, burst: int) -> Limit:
+        """Return a limit, made with these numbers by whoever asks first."""
+        known = self._limits.get(name)
+        if known is None:
+            known = self._limits[name] = Limit(name, per_s, burst)
+        return known
+
+    def views(self, now: float) -> LimitViews:
+        """Return all limits by name."""
+        return LimitViews(limits=[self._limits[name].view(now) for name in sorted(self._limits)])
+
+    def find(self, name: str) -> Limit:
+        """Return a limit, or raise `NotFound`."""
+        for known, limit in self._limits.items():
+            if known.value == name:
+                return limit
+        raise NotFound(f"there is no limit {name!r}", hint="twinectl limit list")

@@ -1,0 +1,136 @@
+"""How much of each data center's capacity is lost, and that nothing is added to it on purpose.
+
+Four events at once once cost a data center most of its capacity (paper §5.2): traffic moved in, a
+load test, new racks beside the old ones, and a release of the web tier, which went on while power
+was capped. Here a release, a rebalancing and a maintenance that can wait do wait while much of a
+data center does not serve or has too little power. Counted as records change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from control_plane.agents.region import Region
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.limits import LimitName
+from control_plane.api.machines import EventKind, MachineRecord
+from control_plane.api.operations import OperationKind
+from control_plane.broker.core.unavailability import open_event
+from control_plane.runtime.job_table import JobTable
+
+_NONE: Mapping[str, str] = {}
+_NO_LOSS = (OperationKind.START, OperationKind.REMOVE)
+"""What is not up yet, or is not wanted any more, is no capacity that was lost."""
+
+
+class Losses:
+    """Listens to brokers and jobs from before they are loaded."""
+
+    def __init__(self, region: Region, jobs: JobTable) -> None:
+        """Count nothing yet."""
+        self._share = region.settings.capacity_loss_share
+        self._least = region.settings.capacity_loss_tasks
+        self._runtime = region.runtime
+        self._limit = region.limits.of(LimitName.CAPACITY, 1.0, 1)
+        self._where: dict[str, str] = {}
+        """Machine → data center."""
+        self._serving: Counter[str] = Counter()
+        """Machine → tasks that serve there, as their records say."""
+        self._tasks: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
+        self._capped: dict[str, None] = {}
+        self._capped_tasks: Counter[str] = Counter()
+        """Data center → tasks that serve on machines whose power is capped."""
+        region.broker.listen(self._machine_heard)
+        jobs.listen(self._job_heard)
+
+    def held(self, record: JobRecord) -> Mapping[str, str]:
+        """Return the machines of a job where nothing is done that can wait, each with why."""
+        dcs = {dc for dc in self._tasks if self._is_over(dc)} if self._any() else None
+        now = self._runtime.now()
+        if not dcs or self._limit.is_lifted(now):
+            return _NONE
+        found = {}
+        for task in record.tasks:
+            machine = task.placement.machine if task.placement is not None else ""
+            dc = self._where.get(machine, "")
+            if dc in dcs:
+                found[machine] = self.why(dc)
+        return found
+
+    def note(self, why: str) -> None:
+        """Note that operations wait because of that."""
+        self._limit.hold_back(self._runtime.now(), why, for_s=60.0)
+
+    def why(self, dc: str) -> str:
+        """Return how much of a data center is lost."""
+        lost, capped = self._lost[dc], self._capped_tasks[dc]
+        return (
+            f"{lost + capped} of {self._tasks[dc]} tasks in {dc} do not serve or have too little"
+            f" power, more than {self._share:.0%}: nothing more is taken down there"
+        )
+
+    def _any(self) -> bool:
+        return self._lost.total() + self._capped_tasks.total() >= self._least
+
+    def _is_over(self, dc: str) -> bool:
+        gone = self._lost[dc] + self._capped_tasks[dc]
+        return gone >= self._least and gone > self._share * self._tasks[dc]
+
+    # -- what changes
+
+    def _machine_heard(
+        self, name: str, _: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        if after is None:
+            self._cap(name, capped=False)
+            return
+        known = self._where.get(name)
+        dc = after.location.datacenter
+        if known != dc:
+            is_capped = name in self._capped
+            self._cap(name, capped=False)
+            self._where[name] = dc
+            self._cap(name, capped=is_capped)
+        capped = bool(after.unavailability) and open_event(after, EventKind.POWER_CAP) is not None
+        self._cap(name, capped=capped)
+
+    def _cap(self, name: str, *, capped: bool) -> None:
+        if capped == (name in self._capped):
+            return
+        dc, serving = self._where.get(name, ""), self._serving[name]
+        if capped:
+            self._capped[name] = None
+            self._capped_tasks[dc] += serving
+        else:
+            del self._capped[name]
+            self._capped_tasks[dc] -= serving
+
+    def _job_heard(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
+        old = before.tasks if before is not None else []
+        new = after.tasks if after is not None else []
+        if len(old) == len(new):
+            pairs = [(was, task) for was, task in zip(old, new, strict=True) if was is not task]
+            self._count((was for was, _ in pairs), -1)
+            self._count((task for _, task in pairs), 1)
+        else:
+            self._count(old, -1)
+            self._count(new, 1)
+
+    def _count(self, tasks: Iterable[TaskRecord], sign: int) -> None:
+        for task in tasks:
+            if task.placement is None:
+                continue
+            machine = task.placement.machine
+            dc = self._where.get(machine, "")
+            kind = task.operation.kind if task.operation is not None else None
+            if task.phase is TaskPhase.RUNNING and task.listed:
+                self._serving[machine] += sign
+                if machine in self._capped:
+                    self._capped_tasks[dc] += sign
+            elif kind in _NO_LOSS:
+                continue
+            else:
+                self._lost[dc] += sign
+            self._tasks[dc] += sign
