@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
+
+import msgspec
 
 from agent import api
 from agent.routes import ROUTES
 from agent.usage import Usages
 from agent.wire.client import WireClient
+from agent.wire.duplex import Duplex
 from agent.wire.routes import Route
 
 _T = TypeVar("_T")
@@ -127,6 +131,19 @@ class AgentClient(WireClient):
             follow="true" if follow else None,
             since=since,
             tail=tail,
+        )
+
+    def exec_task(
+        self, task_id: str, command: list[str], *, tty: bool, rows: int = 24, columns: int = 80
+    ) -> AbstractAsyncContextManager[Duplex]:
+        """Run a command inside a running task; its last word is an `ExecEnd`."""
+        return self.converse(
+            _ROUTE["exec_task"],
+            task_id=task_id,
+            command=msgspec.json.encode(command).decode(),
+            tty="true" if tty else None,
+            rows=rows,
+            columns=columns,
         )
 
     async def get_usage(self) -> Usages:

@@ -33,6 +33,7 @@ from agent.services.contact import Contact
 from agent.services.crashpoints import arm_from_environment
 from agent.services.disk import StateDisk
 from agent.services.events import EventLog
+from agent.services.exec import Sessions
 from agent.services.facts import Facts
 from agent.services.host_profile import HostProfile
 from agent.services.identity import HostIdentity
@@ -189,6 +190,7 @@ class Agent:
             logs=Logs(machine.processes),
             events=events,
             contact=host.contact,
+            sessions=Sessions(host.inside, units, Path(config.run_dir) / "exec"),
             profile=HostProfile(
                 units,
                 events,
@@ -209,6 +211,7 @@ class Agent:
 
     async def _adopt(self, services: Services, lanes: Lanes) -> None:
         await services.images.tidy()
+        await services.sessions.tidy()
         replay = await lanes.run("journal", self._host.journal.replay)
         await services.tasks.adopt(replay)
         services.spawn(services.profile.adopt())

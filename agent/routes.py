@@ -101,6 +101,14 @@ ROUTES: tuple[Route, ...] = (
         summary="What the task wrote, from the journal",
     ),
     Route(
+        "exec_task",
+        "GET",
+        f"{_TASK}/exec",
+        query=("command", "tty", "rows", "columns", "term"),
+        duplex=True,
+        summary="Run a command inside a running task, over a websocket (docs/agent.md)",
+    ),
+    Route(
         "put_profile",
         "PUT",
         "/v1/profile",

@@ -21,12 +21,14 @@ from agent.errors import Busy, Forbidden, InvalidInput, NotFound, TwineError, Un
 from agent.routes import ROUTES
 from agent.services.contact import Contact
 from agent.services.events import EventLog
+from agent.services.exec import Sessions, wish_of
 from agent.services.facts import agent_version
 from agent.services.host_profile import HostProfile
 from agent.services.images import Images
 from agent.services.logs import Logs
 from agent.services.tasks import Tasks
 from agent.usage import Usages
+from agent.wire.duplex import Talk
 from agent.wire.peers import local_user, tls_peer
 from agent.wire.routes import Route
 from agent.wire.server import Call, Handler, Peer, make_app
@@ -45,6 +47,7 @@ class Services:
     logs: Logs
     events: EventLog
     contact: Contact
+    sessions: Sessions
     profile: HostProfile
     facts: Callable[[], Awaitable[api.MachineFacts]]
     usage: Callable[[], Awaitable[Usages]]
@@ -234,7 +237,14 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
         )
         return lines if s.tasks.knows(task_id) else await _some(lines, task_id)
 
+    async def exec_task(call: Call) -> Talk:
+        _must_be_ready(s)
+        task_id, wish = _task_id(call), wish_of(call)
+        record = s.tasks.running(task_id)
+        return lambda duplex: s.sessions.talk(record, wish, duplex)
+
     return {
+        "exec_task": exec_task,
         "list_tasks": list_tasks,
         "put_task": put_task,
         "get_task": get_task,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import host, service, tasks
+from agent.cli import host, inside, service, tasks
 from agent.cli import image as images
 from agent.cli.program import run_program
 
@@ -22,6 +22,7 @@ def cli(context: click.Context, config: Path | None) -> None:
 
 _COMMANDS = (
     *(tasks.run, tasks.ps, tasks.show_task, tasks.top, tasks.logs, tasks.restart, tasks.stop),
+    inside.exec_task,
     *(host.facts, images.images, images.image, host.events, host.profile),
     *(service.serve, service.join, service.install, service.show_config),
 )

@@ -250,6 +250,15 @@ class Tasks:
         """Return whether there is such a task."""
         return task_id in self._loops or task_id in self._spared
 
+    def running(self, task_id: str) -> TaskRecord:
+        """Return the record of a task that runs; raise `NotFound` or `Conflict`."""
+        if task_id not in self._loops:
+            raise self._unknown(task_id)
+        record = self._loops[task_id].record
+        if record.state is not TaskState.RUNNING:
+            raise Conflict(f"task {task_id} is {record.state}: nothing can be run inside it")
+        return record
+
     def spec(self, task_id: str) -> TaskSpec:
         """Return the specification in force of a task, or raise `NotFound`."""
         if task_id not in self._loops:

@@ -70,6 +70,33 @@ class Units:
 
         await self._lanes.run(_LANE, stop)
 
+    async def kill(self, unit: str, signal: int) -> None:
+        """Signal every process of a unit."""
+        await self._lanes.run(_LANE, self._systemd.kill, unit, signal)
+
+    async def until_end(
+        self, unit: str, running: Callable[[], None], *, start_s: float
+    ) -> UnitState | None:
+        """Return how a unit ended that was just started, None where it is gone.
+
+        `running` is called once its command has been executed; that may take `start_s`.
+        """
+        waker, told = asyncio.Event(), False
+        loop = asyncio.get_running_loop()
+        late = loop.time() + start_s
+        with self.changes(unit, waker):
+            while True:
+                waker.clear()
+                state = await self.find(unit)
+                if state is None or state.active == "failed" or state.sub in ("exited", "dead"):
+                    return state
+                if state.sub == "running" and not told:
+                    running()
+                    told = True
+                if not told and loop.time() > late:
+                    raise SystemdError(f"{unit} did not start within {start_s:g} s")
+                await _woken(waker, 2.0)
+
     async def limit(self, unit: str, properties: Mapping[str, object]) -> None:
         """Change properties of a running unit."""
         await self._lanes.run(_LANE, self._systemd.set_properties, unit, properties)

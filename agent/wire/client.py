@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from enum import Enum
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,7 @@ from agent.errors import (
     Unreachable,
     from_problem,
 )
+from agent.wire.duplex import HEARTBEAT_S, MAX_FRAME_BYTES, Duplex, Socket
 from agent.wire.quantities import about_size
 from agent.wire.reasons import why
 from agent.wire.routes import Route
@@ -162,6 +164,24 @@ class WireClient:
                     raise _refusal(route, response.status, await self._answer(route, response))
                 async for chunk in response.content.iter_any():
                     yield chunk
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            raise self._unreachable(route, e) from e
+
+    @asynccontextmanager
+    async def converse(self, route: Route, **parameters: object) -> AsyncIterator[Duplex]:
+        """Open a `duplex` route; leaving ends the conversation."""
+        try:
+            async with self._open(Lane.READER).ws_connect(
+                self._url(route, parameters),
+                heartbeat=HEARTBEAT_S,
+                max_msg_size=MAX_FRAME_BYTES,
+                compress=0,
+            ) as ws:
+                yield Socket(ws)
+        except aiohttp.WSServerHandshakeError as e:
+            ask: Any = self.call
+            await ask(route, **parameters)  # raises: only such an answer says why
+            raise ProtocolError(f"{self.endpoint} refused {route.name}: {e.message}") from e
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             raise self._unreachable(route, e) from e
 

@@ -52,6 +52,8 @@ def _operation(route: Route, schema_of: dict[int, Any]) -> dict[str, Any]:
         {"name": n, "in": "path", "required": True, "schema": _schema(n)} for n in route.parameters
     ] + [{"name": n, "in": "query", "required": False, "schema": _schema(n)} for n in route.query]
     ok: dict[str, Any] = {"description": "done"}
+    if route.duplex:
+        ok = {"description": "never: the answer is 101, and a websocket"}
     if route.stream_out:
         ok["content"] = {"application/octet-stream": {}}
     elif route.response is not None:

@@ -36,6 +36,8 @@ class Route:
     query: tuple[str, ...] = ()
     stream_in: bool = False
     stream_out: bool = False
+    duplex: bool = False
+    """A conversation over a websocket; its handler returns the `Talk` of it."""
     summary: str = ""
     roles: tuple[str, ...] = ()
     needs: str = ""
@@ -50,12 +52,12 @@ class Route:
     @property
     def is_change(self) -> bool:
         """Return whether a call may change something."""
-        return self.changes and self.method != "GET"
+        return self.duplex or (self.changes and self.method != "GET")
 
     @property
     def is_waiting(self) -> bool:
         """Return whether a call may stay for long: for news, or as a stream."""
-        return self.stream_out or self.waits or "wait_s" in self.query
+        return self.stream_out or self.duplex or self.waits or "wait_s" in self.query
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from agent.errors import Busy, InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
+from agent.wire import duplex
 from agent.wire.openapi import QUERY_MAX, document
 from agent.wire.quantities import shown
 from agent.wire.routes import Route, decode_json
@@ -171,6 +172,8 @@ def _endpoint(
         return await answered(request, await _decode(route, request, peer))
 
     async def answered(request: web.Request, call: Call) -> web.StreamResponse:
+        if route.duplex:
+            return await duplex.serve(request, await handler(call))
         if route.stream_out:
             return await _stream(request, await handler(call))
         result = await handler(call)

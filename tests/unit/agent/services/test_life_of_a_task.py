@@ -205,7 +205,7 @@ async def test_nothing_else_is_asked_before_the_startup_probe_succeeded(host: Fa
         assert (status.health, alive.seen) == (Health.UNKNOWN, [])
         alive.code = up.code = 0
         await until(client, "web", lambda s: s.health is Health.HEALTHY)
-        asked = len(up.seen)
+    asked = len(up.seen)
     async with host.agent() as client:  # it is past its startup probe, also for a new agent
         assert (await client.get_task("web")).health is Health.HEALTHY
         seen = len(alive.seen)

@@ -1,0 +1,121 @@
+"""Where the input and output of a command goes: a pseudo terminal, or three named pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import struct
+import termios
+from pathlib import Path
+
+_CHUNK = 64 << 10
+
+
+class Streams:
+    """Descriptors towards one command. Until `opened` our own ends keep the others waiting."""
+
+    def __init__(self) -> None:
+        """Hold nothing yet; see `terminal` and `pipes`."""
+        self.path = ""
+        """Of the terminal; empty where there are pipes."""
+        self.paths: tuple[str, str, str] | None = None
+        self.outputs: dict[int, int] = {}
+        """Descriptor to read from, by stream: 1 output, 2 error."""
+        self._input: int | None = None
+        self._held: list[int] = []
+        self._folder: Path | None = None
+
+    @classmethod
+    def terminal(cls) -> Streams:
+        """Return the streams of a new pseudo terminal."""
+        streams = cls()
+        master, slave = os.openpty()
+        os.set_blocking(master, False)
+        streams.path = os.ttyname(slave)
+        streams.outputs, streams._input, streams._held = {1: master}, master, [slave]
+        return streams
+
+    @classmethod
+    def pipes(cls, folder: Path) -> Streams:
+        """Return the streams of three named pipes, made in a folder that goes with them."""
+        streams = cls()
+        streams._folder = folder
+        folder.mkdir(mode=0o700, parents=True)
+        paths = [folder / name for name in ("in", "out", "err")]
+        for path in paths:
+            os.mkfifo(path, 0o600)
+        flags = os.O_NONBLOCK | os.O_CLOEXEC
+        readers = [os.open(path, os.O_RDONLY | flags) for path in paths]
+        writers = [os.open(path, os.O_WRONLY | flags) for path in paths]
+        streams.outputs, streams._input = {1: readers[1], 2: readers[2]}, writers[0]
+        streams._held = [readers[0], *writers[1:]]
+        streams.paths = (str(paths[0]), str(paths[1]), str(paths[2]))
+        return streams
+
+    def opened(self) -> None:
+        """The command has its ends, or never will: let go of those we held for it."""
+        for fd in self._held:
+            os.close(fd)
+        self._held = []
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell the terminal its size; pipes have none."""
+        if self.path and self._input is not None:
+            fcntl.ioctl(self._input, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    async def read(self, stream: int) -> bytes:
+        """Return what the command wrote next, nothing at its end."""
+        fd = self.outputs[stream]
+        while True:
+            try:
+                return os.read(fd, _CHUNK)
+            except BlockingIOError:
+                await _ready(fd, write=False)
+            except OSError:
+                return b""  # EIO: nobody holds the terminal any more
+
+    async def write(self, data: bytes) -> None:
+        """Hand input to the command; to one that reads no more it is lost."""
+        while data and self._input is not None:
+            try:
+                data = data[os.write(self._input, data) :]
+            except BlockingIOError:
+                await _ready(self._input, write=True)
+            except OSError:
+                return
+
+    def end_input(self) -> None:
+        """Say that there is no more input: by closing the pipe, or as a terminal does (^D)."""
+        if self.path and self._input is not None:
+            os.write(self._input, b"\x04")
+        elif self._input is not None:
+            os.close(self._input)
+            self._input = None
+
+    def close(self) -> None:
+        """Let go of everything; a terminal hangs up."""
+        self.opened()
+        ends = {*self.outputs.values(), *([self._input] if self._input is not None else [])}
+        for fd in ends:
+            os.close(fd)
+        self.outputs, self._input = {}, None
+        if self._folder is not None:
+            for path in self._folder.iterdir():
+                path.unlink()
+            self._folder.rmdir()
+
+
+async def _ready(fd: int, *, write: bool) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def set_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    (loop.add_writer if write else loop.add_reader)(fd, set_ready)
+    try:
+        await ready
+    finally:
+        (loop.remove_writer if write else loop.remove_reader)(fd)

@@ -1,0 +1,199 @@
+"""Sessions: commands inside running tasks, with somebody who types and reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from agent.api.exec import STDIN, ExecEnd, ExecWord, Window
+from agent.api.life import Command as HookCommand
+from agent.core.inside import Command, inside_unit
+from agent.core.records import TaskRecord
+from agent.errors import Busy, InvalidInput, SystemdError, TwineError
+from agent.machine import UnitState
+from agent.machine.terminals import Streams
+from agent.services.inside import Inside
+from agent.services.units import Units
+from agent.wire.duplex import Duplex, Frame
+from agent.wire.routes import decode_json
+from agent.wire.server import Call
+
+PER_TASK, PER_HOST = 8, 32
+"""Sessions at once. Each is a unit, a terminal and up to four descriptors."""
+IDLE_S = 900.0
+"""A session in which nothing was said for so long ends."""
+LONGEST_S = 8 * 3600.0
+_START_S = 60.0
+_DRAIN_S = 0.25
+"""What a command wrote last is waited for so long once it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be run, and how."""
+
+    argv: list[str]
+    tty: bool
+    window: Window
+    term: str = "xterm"
+
+
+def wish_of(call: Call) -> Wish:
+    """Return what a request asks for."""
+    text = call.query.get("command", "")
+    argv = decode_json(text.encode(), HookCommand, "parameter command, a list of texts,")
+    rows, columns = call.number("rows", 24), call.number("columns", 80)
+    size = {"rows": int(rows or 24), "columns": int(columns or 80)}
+    window = decode_json(msgspec.json.encode(size), Window, "the window")
+    term = call.query.get("term", "xterm")
+    if not re.fullmatch(r"[A-Za-z0-9._+-]{1,64}", term):
+        raise InvalidInput(f"parameter term is no name of a terminal: {term[:80]!r}")
+    assert isinstance(window, Window)
+    return Wish(argv, call.flag("tty"), window, term)
+
+
+class Sessions:
+    """Runs commands for those who are connected; no session outlives its connection."""
+
+    def __init__(self, inside: Inside, units: Units, folder: Path, idle_s: float = IDLE_S) -> None:
+        """Make pipes below `folder`; what an earlier agent left there is of no use."""
+        self._inside, self._units, self._folder = inside, units, folder
+        self._idle_s = idle_s
+        self._of: Counter[str] = Counter()
+
+    async def tidy(self) -> None:
+        """Remove what sessions of an earlier agent left: nobody is connected to them."""
+        for state in await self._units.all(inside_unit("*", "exec-*")):
+            await self._units.stop(state.unit)
+        if self._folder.exists():
+            shutil.rmtree(self._folder)
+
+    @contextmanager
+    def _counted(self, task_id: str) -> Iterator[None]:
+        if self._of[task_id] >= PER_TASK or self._of.total() >= PER_HOST:
+            raise Busy(
+                f"{self._of[task_id]} sessions run in task {task_id}, of {self._of.total()} on"
+                " this host",
+                hint=f"end some of them: at most {PER_TASK} of a task, {PER_HOST} of a host",
+            )
+        self._of[task_id] += 1
+        try:
+            yield
+        finally:
+            self._of[task_id] -= 1
+
+    async def talk(self, task: TaskRecord, wish: Wish, duplex: Duplex) -> None:
+        """Run a command to its end, or to that of the connection."""
+        try:
+            with self._counted(task.task_id):
+                end = await self._session(task, wish, duplex)
+        except TwineError as e:
+            end = ExecEnd(problem=e.problem())
+        await duplex.send(msgspec.json.encode(end).decode())
+
+    async def _session(self, task: TaskRecord, wish: Wish, duplex: Duplex) -> ExecEnd:
+        name = f"exec-{secrets.token_hex(4)}"
+        unit = inside_unit(task.task_id, name)
+        streams = Streams.terminal() if wish.tty else Streams.pipes(self._folder / name)
+        streams.resize(wish.window.rows, wish.window.columns)
+        command = Command(
+            tuple(wish.argv),
+            LONGEST_S,
+            terminal=streams.path,
+            pipes=streams.paths,
+            environment=(f"TERM={wish.term}",) if wish.tty else (),
+        )
+        session = _Session(self._units, unit, streams, duplex, self._idle_s)
+        try:
+            await self._units.start(unit, self._inside.properties(task, unit, command))
+            return await session.run()
+        finally:
+            streams.close()
+            with contextlib.suppress(TwineError):
+                await asyncio.shield(self._units.stop(unit))
+
+
+class _Session:
+    def __init__(
+        self, units: Units, unit: str, streams: Streams, duplex: Duplex, idle_s: float
+    ) -> None:
+        self._units, self._unit, self._streams, self._duplex = units, unit, streams, duplex
+        self._idle_s = idle_s
+        self._said = asyncio.get_running_loop().time()
+
+    async def run(self) -> ExecEnd:
+        hearing = asyncio.ensure_future(self._hear())
+        telling = [asyncio.ensure_future(self._tell(s)) for s in self._streams.outputs]
+        ending = asyncio.ensure_future(self._ended())
+        idling = asyncio.ensure_future(self._idle())
+        try:
+            await asyncio.wait({hearing, ending, idling}, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                hearing.result() if hearing.done() else None
+                why = "nobody listens any more" if hearing.done() else "nothing was said for long"
+                return ExecEnd(problem=Busy(f"the session was ended: {why}").problem())
+            end = ending.result()
+            self._streams.opened()
+            await asyncio.wait(telling, timeout=_DRAIN_S)
+            return _end_of(end)
+        finally:
+            running = [hearing, ending, idling, *telling]
+            for future in running:
+                future.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _hear(self) -> None:
+        async for frame in self._duplex.frames():
+            self._said = asyncio.get_running_loop().time()
+            await self._take(frame)
+
+    async def _take(self, frame: Frame) -> None:
+        if isinstance(frame, bytes):
+            if frame[:1] == bytes([STDIN]):
+                await self._streams.write(frame[1:])
+            return
+        word = decode_json(frame.encode(), ExecWord, "a word of a session")
+        assert isinstance(word, ExecWord)
+        if word.window is not None:
+            self._streams.resize(word.window.rows, word.window.columns)
+        if word.end_of_input:
+            self._streams.end_input()
+        if word.signal is not None:
+            await self._units.kill(self._unit, word.signal)
+
+    async def _tell(self, stream: int) -> None:
+        while data := await self._streams.read(stream):
+            self._said = asyncio.get_running_loop().time()
+            await self._duplex.send(bytes([stream]) + data)
+
+    async def _idle(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while (left_s := self._said + self._idle_s - clock()) > 0:
+            await asyncio.sleep(left_s)
+
+    async def _ended(self) -> UnitState:
+        end = await self._units.until_end(self._unit, self._streams.opened, start_s=_START_S)
+        if end is None:
+            raise SystemdError(
+                f"{self._unit} was not started, or is gone",
+                hint="is the task still running? see journalctl -u " + self._unit,
+            )
+        return end
+
+
+def _end_of(end: UnitState) -> ExecEnd:
+    if end.result == "timeout":
+        return ExecEnd(problem=Busy(f"the command ran for {LONGEST_S:g} s and was ended").problem())
+    if end.exit_code is None and end.exit_signal is None:
+        return ExecEnd(problem=SystemdError(f"it could not be run: {end.result}").problem())
+    return ExecEnd(code=end.exit_code, signal=end.exit_signal)
