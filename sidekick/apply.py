@@ -19,7 +19,16 @@ from sidekick import boot, reboot
 from sidekick.boot import LINE
 from sidekick.observe import Sight, fresh, tasks_of
 from sidekick.plan import claims
-from sidekick.report import Change, Disruption, Outcome, ProfileState, Report, SettingReport
+from sidekick.report import (
+    Change,
+    Disruption,
+    Outcome,
+    ProfileState,
+    Report,
+    SettingReport,
+    Switched,
+    switch_of,
+)
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of
 from sidekick.state import (
@@ -374,13 +383,13 @@ class Run:
         )
         self._record = replace(self._before if undone else self._record, failure=failure)
         self._state.save(self._record)
-        report = replace(self._report(ProfileState.DEGRADED, reason), rolled_back=undone)
+        report = self._report(ProfileState.DEGRADED, reason, undone=undone)
         self._state.write_status(report)
         return report
 
-    def _report(self, standing: ProfileState, detail: str = "") -> Report:
+    def _report(self, standing: ProfileState, detail: str = "", *, undone: bool = False) -> Report:
         applied = self._record.applied
-        return Report(
+        report = Report(
             name=self._target.name,
             generation=self._target.generation,
             epoch=self._target.epoch,
@@ -393,7 +402,16 @@ class Run:
             command=self._command,
             boot_id=self._host.hardware.boot_id,
             uptime_s=self._host.monotonic(),
+            rolled_back=undone,
         )
+        return replace(report, switched=self._switched(report))
+
+    def _switched(self, report: Report) -> Switched | None:
+        """Return what this run took; of one that wrote nothing (yet) what an earlier one took."""
+        if not self._written or report.state is ProfileState.APPLYING:
+            last = self._state.read_status()
+            return last.switched if last else None
+        return switch_of(report, [change.setting for change in self._written])
 
     def _note(self, step: Step) -> None:
         """Note a step while going back, which a full disk must not stop."""

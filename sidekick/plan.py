@@ -36,16 +36,24 @@ class Plan:
 def make_plan(
     settings: Sequence[Setting], wanted: Sequence[Wanted], observed: Observed, originals: Observed
 ) -> Plan:
-    """Return the changes kind by kind, in the order of `settings`."""
+    """Return the changes kind by kind, in the order of `settings`.
+
+    What a kind that others stand on gives back comes last, the last kind first: a module cannot
+    be unloaded while a value still names it.
+    """
     absent = [w for w in wanted if observed.get(w.setting) is None]
     present = [w for w in wanted if observed.get(w.setting) is not None]
     changes: list[Change] = []
+    last: list[Change] = []
     for setting in settings:
         ours = [w for w in present if setting.owns(w.setting)]
         before = {k: v for k, v in originals.items() if setting.owns(k)}
-        changes += setting.plan(ours, observed, before)
+        names = {w.setting for w in ours}
+        for change in setting.plan(ours, observed, before):
+            given_back = setting.carries_others and change.setting not in names
+            (last if given_back else changes).append(change)
     return Plan(
-        changes=tuple(changes),
+        changes=(*changes, *reversed(last)),
         missing=tuple(w for w in absent if w.required),
         unsupported=tuple(w for w in absent if not w.required),
     )

@@ -110,6 +110,29 @@ class SettingReport(msgspec.Struct, frozen=True, kw_only=True):
     took_ms: float = 0.0
 
 
+class SettingSwitch(msgspec.Struct, frozen=True, kw_only=True):
+    """What one setting came to in a switch, and how long it took."""
+
+    setting: str
+    outcome: Outcome
+    took_ms: float
+
+
+class Switched(msgspec.Struct, frozen=True, kw_only=True):
+    """The last run that wrote anything, by which switches of a fleet are counted."""
+
+    name: str
+    generation: int = 0
+    epoch: int = 0
+    command: str
+    state: ProfileState
+    rolled_back: bool = False
+    at: float
+    """When it ended, in seconds since 1970."""
+    took_ms: float
+    settings: list[SettingSwitch]
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How the machine stands, with proof per setting."""
 
@@ -132,6 +155,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str = ""
     uptime_s: float = 0.0
     """When this was read back, in seconds since that boot: no step of the clock moves it."""
+    switched: Switched | None = None
+    """Stays while the host is only looked at."""
+
+
+def switch_of(report: Report, written: Iterable[str]) -> Switched:
+    """Return what a run took that wrote these settings, each counted once."""
+    names = set(written)
+    return Switched(
+        name=report.name,
+        generation=report.generation,
+        epoch=report.epoch,
+        command=report.command,
+        state=report.state,
+        rolled_back=report.rolled_back,
+        at=report.at,
+        took_ms=report.took_ms,
+        settings=[
+            SettingSwitch(setting=s.setting, outcome=s.outcome, took_ms=s.took_ms)
+            for s in report.settings
+            if s.setting in names
+        ],
+    )
 
 
 class PlanReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,6 +80,8 @@ class Setting:
     """Its section of a profile, and the first part of its settings' names."""
     section: ClassVar[Any]
     """The type of that section: a Struct that forbids unknown fields, or a dict."""
+    carries_others: ClassVar[bool] = False
+    """Whether other kinds stand on it: it is set before them, and given back after them."""
 
     # what a profile says
 

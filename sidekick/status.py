@@ -102,7 +102,7 @@ def _judged(
     host: Host, state: StateFolder, record: Record, reports: Sequence[SettingReport]
 ) -> Report:
     """Return the report on a host that nothing is being done to."""
-    target = record.applied or Target()
+    target, last = record.applied or Target(), state.read_status()
     standing, detail = state_of(reports, target.name), ""
     unfinished = state.unfinished()
     if unfinished:
@@ -132,4 +132,5 @@ def _judged(
         command="verify",
         boot_id=host.hardware.boot_id,
         uptime_s=host.monotonic(),
+        switched=last.switched if last else None,
     )

@@ -24,6 +24,13 @@ from agent.api.oci import OciPull as OciPull
 from agent.api.oci import Reference as Reference
 from agent.api.probes import Probe as Probe
 from agent.api.probes import ProbeKind as ProbeKind
+from agent.api.profile import ProfileSpec as ProfileSpec
+from agent.api.profile import ProfileState as ProfileState
+from agent.api.profile import ProfileStatus as ProfileStatus
+from agent.api.profile import ProfileSwitch as ProfileSwitch
+from agent.api.profile import SettingOutcome as SettingOutcome
+from agent.api.profile import SettingStatus as SettingStatus
+from agent.api.profile import SettingSwitch as SettingSwitch
 from agent.api.ranges import COUNT_MAX as COUNT_MAX
 from agent.api.ranges import DIGEST_PATTERN as DIGEST_PATTERN
 from agent.api.ranges import ID_PATTERN as ID_PATTERN
@@ -283,68 +290,6 @@ class MachineFacts(Reported, frozen=True, kw_only=True):
     """What works here: `cgroup-v2`, `btrfs`, `systemd-257`, `private-pids`, …"""
     problems: Annotated[list[Words], Meta(max_length=1024)] = []
     """In words what is wrong with the host, such as a disk that is read-only."""
-
-
-class SettingOutcome(StrEnum):
-    """How one setting of a profile stands."""
-
-    APPLIED = "applied"
-    ALREADY = "already"
-    UNSUPPORTED = "unsupported"
-    PENDING_REBOOT = "pending_reboot"
-    FAILED = "failed"
-    DRIFTED = "drifted"
-    PARTIAL = "partial"
-    """As much of it as there was; the profile takes that."""
-    UNDONE = "undone"
-
-
-class SettingStatus(Reported, frozen=True, kw_only=True):
-    """One setting of the profile, as it was wanted and as it was read back."""
-
-    setting: Id
-    outcome: SettingOutcome
-    wanted: Words
-    actual: Words
-    detail: Words = ""
-    took_ms: Milliseconds = 0.0
-
-
-class ProfileState(StrEnum):
-    """How a machine stands to the profile it was last asked to run."""
-
-    NONE = "none"
-    APPLYING = "applying"
-    VERIFIED = "verified"
-    PENDING_REBOOT = "pending_reboot"
-    DRIFTED = "drifted"
-    DEGRADED = "degraded"
-
-
-class ProfileSpec(Written, frozen=True, kw_only=True):
-    """The profile a machine shall run."""
-
-    name: Name
-    generation: Annotated[int, Meta(ge=1, le=COUNT_MAX)] = 1
-    epoch: Count = 0
-    allow_reboot: bool = False
-    """Whether the machine may be rebooted for settings that need it."""
-
-
-class ProfileStatus(Reported, frozen=True, kw_only=True):
-    """The profile a machine runs, with proof per setting."""
-
-    name: Id = ""
-    generation: Count = 0
-    epoch: Count = 0
-    state: ProfileState = ProfileState.NONE
-    detail: Words = ""
-    settings: Annotated[list[SettingStatus], Meta(max_length=10_000)] = []
-    took_ms: Milliseconds = 0.0
-    boot_id: Id = ""
-    """Boot of the host in which this was read back."""
-    uptime_s: Moment = 0.0
-    """When in that boot it was read back; 0 where an earlier sidekick did not say."""
 
 
 class Event(Reported, frozen=True, kw_only=True):

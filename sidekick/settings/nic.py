@@ -36,6 +36,10 @@ WORDS: dict[str, tuple[Group, int]] = {
 }
 MOST = {"queues": 3, "rx_ring": 0, "tx_ring": 3}
 """In the same structure, the largest value that the driver takes."""
+NOTF_COAL = 53
+"""Bit of a virtio device that delays notifications (include/uapi/linux/virtio_net.h)."""
+VIRTIO_MOST = {"rx_usecs": 0, "tx_usecs": 0, "rx_frames": 1, "tx_frames": 1}
+"""What virtio_net takes without that bit; its structure shows the words all the same."""
 SWITCHES: dict[str, tuple[Group, int, int]] = {
     "adaptive_rx": (ethtool.COALESCING, 9, 1),
     "adaptive_tx": (ethtool.COALESCING, 10, 1),
@@ -161,14 +165,24 @@ class NicSetting(LeadingSetting):
 def _resolved(host: Host, nic: str, key: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield the wanted name and value: "max" as a number, too much as a name of its own."""
     name = f"nic.{nic}.{key}"
-    words = find_words(host.fs, nic, WORDS[key][0]) if key in MOST else None
-    most = words[MOST[key]] if words else None
+    most = _most(host, nic, key)
     if value == "max":
         yield name, str(most or 0)
-    elif most and isinstance(value, int) and value > most:
+    elif most is not None and isinstance(value, int) and value > most:
         yield f"{name}:{value}", str(value)
     else:
         yield name, str(value)
+
+
+def _most(host: Host, nic: str, key: str) -> int | None:
+    """Return the most that a driver takes for a key, None where it does not say."""
+    if key in MOST:
+        words = find_words(host.fs, nic, WORDS[key][0])
+        return words[MOST[key]] or None if words else None
+    features = host.fs.find(f"/sys/class/net/{nic}/device/features") or ""
+    if key in VIRTIO_MOST and set(features) == {"0", "1"} and features[NOTF_COAL:][:1] != "1":
+        return VIRTIO_MOST[key]
+    return None
 
 
 def _parts(setting: str) -> tuple[str, str, str]:

@@ -42,6 +42,7 @@ class ServicesSetting(Setting):
 
     kind: ClassVar[str] = "services"
     section: ClassVar[type[Services]] = Services
+    carries_others: ClassVar[bool] = True
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return the services that are not for a profile, or that it wants both ways."""

@@ -31,6 +31,8 @@ DATA = Path(__file__).resolve().parents[2] / "data" / "hosts"
 NAMES = sorted(path.stem for path in DATA.glob("*.toml"))
 CPUS = "/sys/devices/system/cpu"
 ACTIONS = {"drop_caches", "compact_memory"}
+DEFAULT_QDISC = "/proc/sys/net/core/default_qdisc"
+"""The kernel holds the module of the one that is named there."""
 QUEUE_DEPTHS = {"none": "1023", "mq-deadline": "64", "kyber": "256", "bfq": "64"}
 
 
@@ -117,6 +119,8 @@ class TreeProcesses:
             case ["systemctl", "daemon-reload"]:
                 self._reload()
             case ["modprobe", "-r", name]:
+                if f"sch_{self.fs.find(DEFAULT_QDISC)}" == name:
+                    raise ProgramError(f"modprobe: FATAL: Module {name} is in use.")
                 self.fs.path(f"/sys/module/{name}/initstate").unlink()
                 self.fs.path(f"/sys/module/{name}").rmdir()
             case ["modprobe", name]:

@@ -333,3 +333,16 @@ def test_what_is_not_a_profiles_is_refused_by_name(
 
 def test_a_name_belongs_to_its_kind() -> None:
     assert {kind: setting_of(f"{kind}.x").kind for kind in SECTIONS} == {k: k for k in SECTIONS}
+
+
+@pytest.mark.parametrize("fake", ["vm"], indirect=True)
+def test_a_guests_card_that_cannot_delay_interrupts_is_unsupported(fake: RecordedHost) -> None:
+    """Seen on a guest: the structure shows the words, and the kernel refuses another number."""
+    setting, wanted = wanted_of(fake, "nic", "[nic]\nrx_usecs=16\nrx_frames=1\ntx_usecs=0\n")
+    found = {w.setting: setting.read(fake.host(), w.setting) for w in wanted}
+    assert found == {
+        "nic.eth0.rx_usecs:16": None,
+        "nic.eth0.rx_frames": "1",
+        "nic.eth0.tx_usecs": "0",
+    }
+    assert "more than the driver of eth0 takes" in setting.lacking("nic.eth0.rx_usecs:16")

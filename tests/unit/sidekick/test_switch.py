@@ -224,3 +224,25 @@ def test_pages_and_sysctls_are_given_back_together(fake: FakeHost) -> None:
     assert fake.pages() == 24
     apply(fake, Target())
     assert fake.live() == untouched
+
+
+def test_what_a_switch_took_is_told_until_the_next_one(fake: FakeHost) -> None:  # HP4
+    assert standing.verify(fake.host(), fake.state).switched is None
+    fake.apply(a_target(fake, "web", 3, sysctl={"vm.swappiness": 10, "kernel.panic": 9}))
+    for _ in range(2):
+        switched = standing.verify(fake.host(), fake.state).switched
+        assert switched
+        assert (switched.name, switched.generation, switched.command) == ("web", 3, "apply")
+        assert switched.state is ProfileState.VERIFIED
+        assert switched.took_ms >= sum(s.took_ms for s in switched.settings) > 0
+        assert {s.setting for s in switched.settings} == {
+            "sysctl.vm.swappiness",
+            "sysctl.kernel.panic",
+        }
+    fake.apply(a_target(fake, "web", 4, sysctl={"vm.swappiness": 10, "kernel.panic": 9}))
+    assert standing.status(fake.host(), fake.state).switched == switched, "nothing was written"
+    fake.apply(a_target(fake, "bad", 5, sysctl={"kernel.panic": 8, "vm.swappiness": 300}))
+    failed = standing.status(fake.host(), fake.state).switched
+    assert failed
+    assert (failed.name, failed.state, failed.rolled_back) == ("bad", ProfileState.DEGRADED, True)
+    assert {s.outcome for s in failed.settings} == {Outcome.FAILED, Outcome.UNDONE}

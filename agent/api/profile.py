@@ -1,0 +1,109 @@
+"""The host's profile: what is asked for, how the machine stands to it, what a switch took."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from agent.api.ranges import (
+    COUNT_MAX,
+    Count,
+    Id,
+    Milliseconds,
+    Moment,
+    Name,
+    Reported,
+    Words,
+    Written,
+)
+
+
+class SettingOutcome(StrEnum):
+    """How one setting of a profile stands."""
+
+    APPLIED = "applied"
+    ALREADY = "already"
+    UNSUPPORTED = "unsupported"
+    PENDING_REBOOT = "pending_reboot"
+    FAILED = "failed"
+    DRIFTED = "drifted"
+    PARTIAL = "partial"
+    """As much of it as there was; the profile takes that."""
+    UNDONE = "undone"
+
+
+class SettingStatus(Reported, frozen=True, kw_only=True):
+    """One setting of the profile, as it was wanted and as it was read back."""
+
+    setting: Id
+    outcome: SettingOutcome
+    wanted: Words
+    actual: Words
+    detail: Words = ""
+    took_ms: Milliseconds = 0.0
+
+
+class ProfileState(StrEnum):
+    """How a machine stands to the profile it was last asked to run."""
+
+    NONE = "none"
+    APPLYING = "applying"
+    VERIFIED = "verified"
+    PENDING_REBOOT = "pending_reboot"
+    DRIFTED = "drifted"
+    DEGRADED = "degraded"
+
+
+class ProfileSpec(Written, frozen=True, kw_only=True):
+    """The profile a machine shall run."""
+
+    name: Name
+    generation: Annotated[int, Meta(ge=1, le=COUNT_MAX)] = 1
+    epoch: Count = 0
+    allow_reboot: bool = False
+    """Whether the machine may be rebooted for settings that need it."""
+
+
+class SettingSwitch(Reported, frozen=True, kw_only=True):
+    """What one setting came to in a switch, and how long it took."""
+
+    setting: Id
+    outcome: SettingOutcome
+    took_ms: Milliseconds = 0.0
+
+
+class ProfileSwitch(Reported, frozen=True, kw_only=True):
+    """The last run of sidekick that wrote anything: what a fleet's switches are counted by."""
+
+    name: Id = ""
+    generation: Count = 0
+    epoch: Count = 0
+    command: Id = ""
+    """apply, rollback, resume, try, revert or repair."""
+    state: ProfileState = ProfileState.NONE
+    """What came of it."""
+    rolled_back: bool = False
+    at: Moment = 0.0
+    """When it ended, in seconds since 1970 by the machine's clock."""
+    took_ms: Milliseconds = 0.0
+    settings: Annotated[list[SettingSwitch], Meta(max_length=10_000)] = []
+
+
+class ProfileStatus(Reported, frozen=True, kw_only=True):
+    """The profile a machine runs, with proof per setting."""
+
+    name: Id = ""
+    generation: Count = 0
+    epoch: Count = 0
+    state: ProfileState = ProfileState.NONE
+    detail: Words = ""
+    settings: Annotated[list[SettingStatus], Meta(max_length=10_000)] = []
+    took_ms: Milliseconds = 0.0
+    boot_id: Id = ""
+    """Boot of the host in which this was read back."""
+    uptime_s: Moment = 0.0
+    """When in that boot it was read back; 0 where an earlier sidekick did not say."""
+    switched: ProfileSwitch | None = None
+    """Stays while the host is only looked at; None before the first switch."""
