@@ -14,6 +14,8 @@ import pytest
 from tests.lab.the_lab import NAME, TheLab
 from vm_lab.image.app import VERSIONS, build_app
 
+collect_ignore = ["in_guest"]  # runs inside a guest, see test_0_host_profiles.py
+
 
 @pytest.fixture(scope="session")
 def the_lab() -> Iterator[TheLab]:

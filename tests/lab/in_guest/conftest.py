@@ -1,0 +1,31 @@
+"""Each test finds the guest as nobody has touched it, and has to leave it so."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from the_host import OURS, STATE, TheHost, differences, everything
+
+
+@pytest.fixture(scope="session")
+def untouched() -> dict[str, str]:
+    """The guest before the first profile, with the slice of tasks that an agent would make."""
+    subprocess.run(["systemctl", "start", "workload.slice"], check=True)
+    return everything()
+
+
+@pytest.fixture
+def host(untouched: dict[str, str]) -> Iterator[TheHost]:
+    """The guest without a profile; afterwards every setting must be as it was."""
+    shutil.rmtree(STATE, ignore_errors=True)
+    shutil.rmtree(OURS, ignore_errors=True)
+    OURS.mkdir()
+    found = TheHost()
+    yield found
+    found.release()
+    assert differences(untouched, everything()) == []
+    assert found.state.load().originals == {}
+    assert found.state.unfinished() is None

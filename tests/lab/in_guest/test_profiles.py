@@ -1,0 +1,62 @@
+"""Every shipped profile on a booted machine: applied, verified, switched, released."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from the_host import PROFILES, TheHost, differences, everything
+
+from sidekick.profile import Library
+from sidekick.report import Outcome, ProfileState
+from sidekick.settings import SETTINGS
+from sidekick.status import verify
+
+SHIPPED = Library(PROFILES, SETTINGS).names()
+STAGED = {"batch"}
+"""Needs a boot, which `test_0_boots.py` does; here it is staged and taken back."""
+UNABLE = {"turbo"}
+"""Requires what no guest has, and is refused as a whole."""
+
+
+def applied(host: TheHost, name: str) -> None:
+    """Apply a profile and look at it anew."""
+    report = host.apply(name)
+    if name in UNABLE:
+        assert (report.state, report.rolled_back) == (ProfileState.DEGRADED, True), report
+        return
+    expected = ProfileState.PENDING_REBOOT if name in STAGED else ProfileState.VERIFIED
+    assert report.state is expected, (name, report)
+    assert verify(host.host(), host.state).state is expected
+    failed = [s for s in report.settings if s.outcome in (Outcome.FAILED, Outcome.DRIFTED)]
+    assert failed == []
+
+
+def test_every_profile_in_a_row_and_none_at_the_end(
+    host: TheHost, untouched: dict[str, str]
+) -> None:  # F-73 HP12
+    assert len(SHIPPED) >= 11
+    for name in [*SHIPPED, *reversed(SHIPPED)]:
+        applied(host, name)
+    host.release()
+    assert differences(untouched, everything()) == []
+
+
+@pytest.mark.long
+def test_every_profile_to_every_other_and_released(
+    host: TheHost, untouched: dict[str, str]
+) -> None:  # F-73 HP12
+    """What is in force after any switch is what the profile brings when it is the first one."""
+    alone = {}
+    for name in SHIPPED:
+        applied(host, name)
+        alone[name] = everything()
+        host.release()
+        assert differences(untouched, everything()) == [], name
+    for one, other in itertools.permutations(SHIPPED, 2):
+        applied(host, one)
+        applied(host, other)
+        if other not in UNABLE:
+            assert differences(alone[other], everything()) == [], (one, other)
+    host.release()
+    assert differences(untouched, everything()) == []

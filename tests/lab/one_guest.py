@@ -1,0 +1,113 @@
+"""One booted guest without a control plane, for what sidekick does on a real kernel."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.the_lab import BIN, COMMAND_S, NAME, ROOT, WAIT_S, Failed
+
+INSIDE = Path(__file__).parent / "in_guest"
+FOLDER = "/root/in_guest"
+
+
+class OneGuest:
+    """A lab of one machine, m1."""
+
+    def __init__(self, variant: str = "base") -> None:
+        self.name = f"{NAME}-{variant}"
+        self.variant = variant
+
+    def lab(self, *words: str, timeout_s: float = COMMAND_S, stdin: bytes | None = None) -> str:
+        """Return what `twine-lab` says."""
+        argv = [str(BIN / "twine-lab"), words[0], "--name", self.name, *words[1:]]
+        done = subprocess.run(
+            argv, input=stdin or b"", capture_output=True, timeout=timeout_s, check=False, cwd=ROOT
+        )
+        out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        if done.returncode:
+            raise Failed(argv, subprocess.CompletedProcess(argv, done.returncode, out, err))
+        return out
+
+    def up(self) -> None:
+        self.lab("down")
+        words = ("--bare", "--count", "1", "--variant", self.variant)
+        self.lab("up", *words, timeout_s=1800)
+
+    def down(self) -> None:
+        self.lab("down")  # fails by itself if a process, namespace or mount is left
+
+    def ssh(self, command: str, timeout_s: float = COMMAND_S) -> str:
+        return self.lab("ssh", "m1", "--", command, timeout_s=timeout_s)
+
+    def find(self, command: str) -> str:
+        """Return what a command says, "" while the guest does not answer."""
+        try:
+            return self.ssh(command).strip()
+        except (Failed, subprocess.TimeoutExpired):
+            return ""
+
+    def put(self, path: str, text: str) -> None:
+        self.lab(
+            "ssh", "m1", "--", f"mkdir -p $(dirname {path}); cat > {path}", stdin=text.encode()
+        )
+
+    def pytest(self, *words: str, timeout_s: float = 3600.0) -> None:
+        """Run tests of `in_guest` there; theirs are the words if they fail."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            for path in sorted(INSIDE.glob("*")):
+                if path.is_file():
+                    tar.add(path, arcname=path.name)
+        unpack = f"rm -rf {FOLDER} && mkdir {FOLDER} && tar -xzf - -C {FOLDER}"
+        self.lab("ssh", "m1", "--", unpack, stdin=packed.getvalue())
+        line = shlex.join(["/opt/twine/bin/python", "-m", "pytest", "-q", "--durations=5", *words])
+        argv = [str(BIN / "twine-lab"), "ssh", "--name", self.name, "m1", "--"]
+        done = subprocess.run(
+            [*argv, f"cd {FOLDER} && {line}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=sys.stderr,
+            timeout=timeout_s,
+            check=False,
+            cwd=ROOT,
+        )
+        print(done.stdout.decode())
+        assert done.returncode == 0, done.stdout.decode()[-6000:]
+
+    def until(self, what: str, seen: Callable[[], bool]) -> None:
+        """Wait for something to be seen."""
+        began = time.monotonic()
+        while not seen():
+            if time.monotonic() - began > WAIT_S:
+                pytest.fail(f"after {WAIT_S:g} s still not: {what}")
+            time.sleep(1.0)
+
+    def boot_id(self) -> str:
+        return self.find("cat /proc/sys/kernel/random/boot_id")
+
+    def booted_again(self, before: str) -> None:
+        """Return once another boot has come up as far as sidekick's resume."""
+        self.until("it booted again", lambda: self.boot_id() not in ("", before))
+        done = "systemctl is-active sidekick-resume.service || systemctl is-failed sidekick-resume"
+        words = ("active", "inactive", "failed")
+        self.until(
+            "its boot is over", lambda: self.find(done).splitlines()[:1] in [[w] for w in words]
+        )
+
+    def line(self) -> list[str]:
+        return self.ssh("cat /proc/cmdline").split()
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.ssh("sidekick status -o json; true"))
+        return found
