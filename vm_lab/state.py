@@ -32,7 +32,7 @@ class LabRecord(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int
     memory_mib: int
     variant: str
-    """Which guest image: "base" or "bench"."""
+    """Which guest image: "base", "bench" or "grub" (boots from its disk)."""
     image: str
     """Name of the image, which ends in the hash of what it was built from."""
     accel: str

@@ -40,6 +40,7 @@ class Vagrant:
             "TWINE_LAB_CPUS": str(self.record.cpus),
             "TWINE_LAB_MEMORY_MIB": str(self.record.memory_mib),
             "TWINE_LAB_ACCEL": self.record.accel,
+            "TWINE_LAB_BOOT": "disk" if self.record.variant == "grub" else "direct",
             "TWINE_LAB_NETWORK": NETWORK,
             "TWINE_LAB_SUBNET": str(self.topology.network),
             "TWINE_LAB_POOL_PATH": str(paths.pool),

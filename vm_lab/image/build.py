@@ -21,10 +21,10 @@ from vm_lab.errors import LabError
 from vm_lab.image.initrd import build_initrd
 from vm_lab.image.recipe import RECIPE, run_recipe
 
-VARIANTS = ("base", "bench")
+VARIANTS = ("base", "bench", "grub")
 BUSYBOX = Path("/bin/busybox")
 DISK_GIB = 8  # as in base.sh
-BOX_METADATA = {"provider": "libvirt", "format": "qcow2", "virtual_size": DISK_GIB}
+GRUB_DISK_GIB = 9  # with the partition of its own for /boot (grub.sh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +130,18 @@ def _project_layer(cache: Path, base: Path, deps: Path, wheel: Path, say: Say) -
 
 def _disk(cache: Path, variant: str, base: Path, layers: list[Path], say: Say) -> Path:
     """Return the folder of the bootable image made of the layers."""
-    key = recipe_key([RECIPE / "disk.sh"], base.name, *(layer.name for layer in layers))
+    loader, gib = ("grub", GRUB_DISK_GIB) if variant == "grub" else ("none", DISK_GIB)
+    recipes = [RECIPE / "disk.sh", *([RECIPE / "grub.sh"] if loader == "grub" else [])]
+    key = recipe_key(recipes, base.name, *(layer.name for layer in layers))
     folder = cache / f"twine-{variant}-{key}"
     if not is_cached(folder):
         say("image: putting the layers together")
         with partial_folder(folder) as partial:
-            run_recipe("disk.sh", base / "base.raw", partial / "box.img", *layers, say=say)
+            run_recipe("disk.sh", base / "base.raw", partial / "box.img", loader, *layers, say=say)
             os.link(base / "vmlinuz", partial / "vmlinuz")
             os.link(base / "initrd", partial / "initrd")
-            (partial / "metadata.json").write_bytes(msgspec.json.encode(BOX_METADATA))
+            metadata = {"provider": "libvirt", "format": "qcow2", "virtual_size": gib}
+            (partial / "metadata.json").write_bytes(msgspec.json.encode(metadata))
             (partial / "Vagrantfile").write_text("# settings are in vm_lab/Vagrantfile\n")
     current = cache / f"current-{variant}"
     current.unlink(missing_ok=True)
@@ -159,7 +162,9 @@ def pack_box(image: Image) -> Path:
 
 def _prune(cache: Path) -> None:
     """Keep the newest few of each kind; a running lab holds links to what it uses."""
-    for pattern in ("base-base-*", "base-bench-*", "twine-base-*", "twine-bench-*", "deps-*"):
-        keep_newest(cache, pattern)
+    for variant in VARIANTS:
+        keep_newest(cache, f"base-{variant}-*")
+        keep_newest(cache, f"twine-{variant}-*")
+    keep_newest(cache, "deps-*")
     keep_newest(cache, "wheels-*")
     keep_newest(cache, "project-*")

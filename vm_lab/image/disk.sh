@@ -1,10 +1,12 @@
 #!/bin/bash
 # Puts the layers on a copy of the base disk and converts it for vagrant.
 #
-#   unshare --mount --propagation private disk.sh BASE_RAW OUT_QCOW2 LAYER_TAR...
+#   unshare --mount --propagation private disk.sh BASE_RAW OUT_QCOW2 LOADER LAYER_TAR...
+#
+# LOADER is "none" for a disk without a boot loader, or "grub".
 set -euo pipefail
-base=$1 out=$2
-shift 2
+base=$1 out=$2 loader=$3
+shift 3
 
 # The copy is made in memory: only the result is written to the host's disk.
 tmp=$(mktemp -d)
@@ -27,6 +29,10 @@ if [ $# -gt 0 ]; then
     btrfs --quiet filesystem sync "$mnt"
     fstrim "$mnt"
     umount "$mnt"
+fi
+if [ "$loader" = grub ]; then
+    bash "${0%/*}/grub.sh" "$disk" "$tmp/grub.raw"
+    mv "$tmp/grub.raw" "$disk"
 fi
 qemu-img convert -f raw -O qcow2 "$disk" "$out.partial"
 mv "$out.partial" "$out"

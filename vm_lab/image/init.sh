@@ -8,21 +8,27 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 
+root=/dev/vda
+panic=0
+for word in $(cat /proc/cmdline); do
+    case "$word" in
+        root=*) root="${word#root=}" ;;
+        panic=*) panic="${word#panic=}" ;;
+    esac
+done
+
+# As Debian's own: with panic=N on the command line nobody is waited for.
 fail() {
     echo "initrd: $1" >/dev/console
-    sh
+    case "$panic" in
+        '' | 0 | *[!0-9]*) sh ;;
+        *) sleep "$panic" && reboot -f ;;
+    esac
 }
 
 while read -r module; do
     insmod "/modules/$module" || echo "initrd: cannot load $module" >/dev/console
 done </modules/order
-
-root=/dev/vda
-for word in $(cat /proc/cmdline); do
-    case "$word" in
-        root=*) root="${word#root=}" ;;
-    esac
-done
 
 tries=0
 while [ ! -b "$root" ]; do
