@@ -31,9 +31,11 @@ from control_plane.client import ControlPlaneClient
 
 from .bodies import LARGE, Maker
 from .face import SETTLES_S, Face, running
-from .test_long_parameters import LINEAR, SMALL_S, worked_s
+from .test_long_parameters import SMALL_S, worked_s
 
-TIMES = 8
+TIMES = 2
+LINEAR = 1.5
+"""Times what linear growth would be: quadratic is twice, sorting a tenth more."""
 MACHINES = 10_000
 PARAMETERS = {
     "entitlement": "front",
@@ -42,19 +44,13 @@ PARAMETERS = {
     "plan": "p1",
     "digest": "sha256:" + "0" * 64,
 }
-NOT_CARRIED_OUT = {
-    "renew": "only a host may",
-    "lend_machine": "no entitlement to lend to is in the least body",
-    "revoke_machines": "nothing is lent",
-    "report_plan": "there is no plan",
-    "resume_plan": "there is no plan",
-    "approve_request": "there is no such request",
-    "deny_request": "there is no such request",
-    "withdraw_request": "there is no such request",
-    "push_image": "all of it is read, and it has another digest",
-    "put_image": "all of it is read, and it has another digest",
+CARRIED_OUT = {
+    *("pull_image", "put_task", "put_profile"),
+    *("join", "apply_job", "plan_job", "watch_endpoints", "import_machines", "drain_machines"),
+    *("undrain_machines", "label_machines", "preview_plan", "request_entitlement", "create_token"),
+    *("put_group", "put_entitlement"),
 }
-"""Routes that only refuse here, and why; what is large in their bodies costs all the same."""
+"""Routes that must not only refuse here; the others are given large bodies all the same."""
 HEADER = "machine,datacenter,msb,row,rack,machine_type,cpus,memory\n"
 
 
@@ -153,6 +149,19 @@ def work_s(face: Face, route: Route, body: bytes) -> tuple[float, int]:
     return worked_s(face) - began, status
 
 
+def growth(face: Face, route: Route, small: bytes, large: bytes) -> float:
+    """Return how many times more the larger body costs: what is already so is done once more.
+
+    Others use this computer: of several looks the smallest counts, and a bad one is repeated.
+    """
+    for _ in range(4):
+        small_s = min(work_s(face, route, small)[0] for _ in range(3))
+        large_s = min(work_s(face, route, large)[0] for _ in range(3))
+        if large_s < LINEAR * TIMES * small_s:
+            break
+    return large_s / small_s
+
+
 def test_the_work_of_a_handler_grows_with_what_it_is_given(prepared: Face) -> None:
     """BUG-HT3: made from the route tables; what is valid is carried out, and costs its size."""
     face = prepared
@@ -166,8 +175,7 @@ def test_the_work_of_a_handler_grows_with_what_it_is_given(prepared: Face) -> No
             statuses.setdefault(route.name, set()).add(status)
             if large_s < SMALL_S or what not in small:
                 continue
-            small_s = min(work_s(face, route, small[what])[0] for _ in range(3))
-            large_s = min(large_s, *(work_s(face, route, body)[0] for _ in range(2)))
-            assert large_s < LINEAR * TIMES * small_s, (route.name, what, small_s, large_s)
+            found = growth(face, route, small[what], body)
+            assert found < LINEAR * TIMES, (route.name, what, found)
     refused = {name for name, found in statuses.items() if not {200, 202} & found}
-    assert refused <= NOT_CARRIED_OUT.keys()
+    assert not refused & CARRIED_OUT
