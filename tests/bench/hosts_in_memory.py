@@ -35,6 +35,7 @@ class Hosts:
         self.running: dict[str, int] = {}
         """Release → tasks that run healthy."""
         self.calls = 0
+        self.start_s, self.stop_s = START_S, STOP_S
 
     def add(self, name: str, location: api.Location) -> MachineRecord:
         host = self.by_name[name] = Host(self, name)
@@ -72,6 +73,7 @@ class Host:
             agent_version="0",
         )
         self.off_at: float | None = None
+        self.boots = 1
         self.tasks: dict[str, tuple[api.TaskStatus, str]] = {}
         """Task → its status and its release."""
         self.images: list[api.ImageInfo] = []
@@ -85,6 +87,12 @@ class Host:
         for status, release in self.tasks.values():
             self._count(status, release, -1)
         self.wake()
+
+    def power_on(self) -> None:
+        """Boot: what ran there does not come back by itself."""
+        self.off_at, self.boots = None, self.boots + 1
+        self.facts = replace(self.facts, boot_id=f"{self.name}-{self.boots}")
+        self.tasks, self.events, self.sequence = {}, [], 0
 
     def wake(self) -> None:
         if self.more is not None and not self.more.done():
@@ -204,7 +212,7 @@ class Agent:
         )
         host.tasks[task_id] = (status, release)
         host.say("task", task_id, status)
-        self._later(START_S, host.start, task_id, release)
+        self._later(host.hosts.start_s, host.start, task_id, release)
         return status
 
     async def delete_task(
@@ -223,7 +231,7 @@ class Agent:
             health=Health.UNKNOWN,
         )
         host.tasks[task_id] = (status, release)
-        self._later(STOP_S, host.stop, task_id)
+        self._later(host.hosts.stop_s, host.stop, task_id)
         return status
 
     async def task_logs(
