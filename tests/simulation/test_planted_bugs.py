@@ -13,7 +13,7 @@ from control_plane.agents.core.seen import View
 from control_plane.api.jobs import TaskPhase, TaskRecord
 from control_plane.health.checker import HealthChecker
 from control_plane.health.watch import Watch
-from control_plane.scheduler.core import consulting, decide, reconcile, rollout
+from control_plane.scheduler.core import consulting, decide, reconcile, rollout, sizing
 from vm_lab.region import scenario
 from vm_lab.region.run import Job, run_one
 from vm_lab.region.seed import Outcome
@@ -66,7 +66,8 @@ def test_a_second_copy_before_the_first_has_certainly_ended_is_found(
 
 def test_an_operation_without_acknowledgement_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """TC5: what is offered begins only once the controller said so."""
-    monkeypatch.setattr(decide, "_is_let", lambda _: True)
+    for module in (decide, sizing):
+        monkeypatch.setattr(module, "is_let", lambda _: True)
     assert found("f55-controllers", {"acknowledged"}).seed <= MOST
 
 

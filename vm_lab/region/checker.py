@@ -77,6 +77,15 @@ class Standing:
     """Since when it cannot be reached at all."""
     drained: bool = False
     overdue_at: float = float("inf")
+    spared_at: float = float("-inf")
+    """When work was called off last that had begun."""
+
+    def overdue(self, now: float) -> bool:
+        """Return whether its tasks may go whatever else is said.
+
+        What was decided before the work was called off may be written a moment after.
+        """
+        return now >= self.overdue_at or now - self.spared_at < NEWS_S
 
 
 @dataclass(slots=True)
@@ -329,8 +338,10 @@ class Checker(Observer):
     def undrained(self, names: Sequence[str]) -> None:
         """Take in that maintenance was called off."""
         for name in names:
-            self.standings[name].drained = False
-            self.standings[name].overdue_at = float("inf")
+            standing = self.standings[name]
+            if self.now >= standing.overdue_at:
+                standing.spared_at = self.now
+            standing.drained, standing.overdue_at = False, float("inf")
 
     def listed(self, endpoints: Endpoints) -> None:
         """What is taken from clients on purpose never brings a job below its budget."""
@@ -368,7 +379,7 @@ class Checker(Observer):
         owned = self.region.clients.jobs.get(job)
         if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
             return
-        forced = {t: n for t, n in gone.items() if self.now >= self.standings[n].overdue_at}
+        forced = {t: n for t, n in gone.items() if self.standings[n].overdue(self.now)}
         chosen = {t: n for t, n in gone.items() if t not in forced and self._on_purpose(t, n)}
         self.region.applications.taken(job, chosen, left)
 
@@ -382,8 +393,7 @@ class Checker(Observer):
             and self.now - copy.healthy_since > LAG_S
         )
         sound = standing.sound and self.now - standing.sound_since > LAG_S
-        overdue = self.now >= standing.overdue_at
-        return well and sound and standing.state == "up" and not overdue
+        return well and sound and standing.state == "up" and not standing.overdue(self.now)
 
     def _could_serve(self, task: str, name: str) -> bool:
         """Return whether the control plane may still believe that a task serves."""

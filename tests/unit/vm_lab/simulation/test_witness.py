@@ -100,6 +100,20 @@ def test_a_machine_that_ended_a_moment_ago_is_nobodys_fault(world: World) -> Non
     assert world.accused() == []
 
 
+@pytest.mark.parametrize(("later_s", "accused"), [(1.0, 0), (5.0, 1)])
+def test_what_was_decided_before_work_was_called_off_may_be_written_a_moment_later(
+    world: World, later_s: float, accused: int
+) -> None:
+    """BUG-SI1: a pause over the deadline, and both writes right after it."""
+    world.region.machines["m01"].power_off()
+    world.region.checker.drained(["m04"], world.region.timeline.now + 1.0)
+    world.wait(30)
+    world.region.checker.undrained(["m04"])
+    world.wait(later_s)
+    world.listed("web-3")
+    assert len(world.accused()) == accused
+
+
 def test_what_ended_long_ago_counts_when_another_is_taken_down(world: World) -> None:
     world.region.machines["m01"].power_off()
     world.wait(30)
