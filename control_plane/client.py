@@ -58,6 +58,7 @@ from control_plane.api.people import (
     Users,
 )
 from control_plane.api.plans import JobExplanation, JobPlan
+from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.watch import EndpointsNews, WatchedJobs
@@ -269,6 +270,28 @@ class ControlPlaneClient(WireClient):
     async def resume_plan(self, name: str, wish: GoOn) -> PlanView:
         """Let a paused plan go on."""
         return _as(PlanView, await self.call(_ROUTE["resume_plan"], wish, plan=name))
+
+    async def propose_profile(
+        self, entitlement: str, wish: ProfileWish, *, dry_run: bool = False
+    ) -> ProfileView:
+        """Bring the machines of an entitlement to a changed profile, a few at a time."""
+        route, dry = _ROUTE["propose_profile"], "true" if dry_run else None
+        answer = await self.call(route, wish, entitlement=entitlement, dry_run=dry)
+        return _as(ProfileView, answer)
+
+    async def get_profile_rollout(self, entitlement: str) -> ProfileView:
+        """Return the profile of an entitlement, and how far a change of it is."""
+        route = _ROUTE["get_profile_rollout"]
+        return _as(ProfileView, await self.call(route, entitlement=entitlement))
+
+    async def rollback_profile(self, entitlement: str) -> ProfileView:
+        """Bring its machines back to the profile before."""
+        route = _ROUTE["rollback_profile"]
+        return _as(ProfileView, await self.call(route, entitlement=entitlement))
+
+    async def profile_stats(self) -> ProfileStats:
+        """Return how long hosts take to change each kind of setting."""
+        return _as(ProfileStats, await self.call(_ROUTE["profile_stats"]))
 
     async def lend_machine(self, wish: Lend) -> MachineRecord:
         """Give a whole, empty machine to another entitlement for a while."""

@@ -32,6 +32,7 @@ from control_plane.ops_planner.planner import OpsPlanner
 from control_plane.portal.core.report import Used
 from control_plane.portal.desk import CapacityDesk, Sources
 from control_plane.portal.portal import Portal
+from control_plane.profiles.rollouts import ProfileRollouts
 from control_plane.profiles.switcher import Switcher
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.job_table import JobTable
@@ -120,6 +121,11 @@ class ControlPlane:
             region, self._allocator, self._jobs, self.inventory.outages, self.census, store
         )
         self._switcher = Switcher(region, self._dispatcher)
+        self.profiles = ProfileRollouts(
+            region, self._portal, store, self._portal.settings.profile_keys
+        )
+        self._dispatcher.profile_text = self.profiles.text_of
+        self._keeper.keeps = self.profiles.keeps
         self._events = EventLog(store)
         self._controllers = Controllers(runtime, call_controller)
         self._scheduler = Scheduler(
@@ -161,6 +167,7 @@ class ControlPlane:
         await self._shards.load()
         await self._allocator.load()
         await self.maintenance.load()
+        await self.profiles.load()
         self._loops = Loops(self._runtime)
         self._start(self._loops)
         return self
@@ -191,6 +198,7 @@ class ControlPlane:
         loops.start("dispatcher", lambda: self._dispatcher.run(epoch))
         loops.start("scheduler", lambda: self._scheduler.run(epoch))
         loops.start("profiles", self._switcher.run, Failing.BEGINS_ANEW)
+        loops.start("profile rollouts", self.profiles.run, Failing.BEGINS_ANEW)
         loops.start("controllers", self._controllers.run)
         loops.start("allocator", self._allocator.run)
         loops.start("pool keeper", self._keeper.run, Failing.BEGINS_ANEW)

@@ -46,7 +46,9 @@ PROFILES = (
     Path(sys.prefix, "share/twine/profiles"),
     Path(__file__).resolve().parent.parent / "profiles",
 )
-"""Of the operator, of the installed package, of the source tree."""
+"""Of the operator, of the installed package, of the source tree …"""
+DELIVERED = "profiles"
+"""… and, last, those that the agent was given and keeps in this folder of the state."""
 
 
 class NoProcesses:
@@ -137,7 +139,12 @@ def cli(
     """Bring this machine to a host profile and prove it."""
     log.configure("sidekick", "info" if verbose else "error")
     make_host = ctx.obj or real_host
-    ctx.obj = Context(root, StateFolder(state), Library(profiles or PROFILES, SETTINGS), make_host)
+    ctx.obj = Context(
+        root,
+        StateFolder(state),
+        Library(profiles or (*PROFILES, state / DELIVERED), SETTINGS),
+        make_host,
+    )
 
 
 for command in profile_commands.COMMANDS:

@@ -6,20 +6,24 @@ Sidekick reports by file (docs/adr/0008): what it wrote last is what the agent s
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from agent.api import ProfileSpec, ProfileState, ProfileStatus
-from agent.errors import Conflict, TwineError
+from agent.errors import Conflict, HostError, TwineError, Unprocessable
 from agent.services.events import EventLog
 from agent.services.units import Units
 
 log = logging.getLogger(__name__)
 
 UNIT = "twine-sidekick.service"
+DELIVERED = "profiles"
+"""Folder in sidekick's state: profiles that were delivered with a request."""
 SWITCH_TIMEOUT_S = 600.0
 """A switch with hugepages took 244 s at the 90th percentile (paper, Figure 17)."""
 BELIEVED_S = 600.0
@@ -98,11 +102,23 @@ class HostProfile:
                 f"profile {spec.name} is not applied: generation {spec.generation} of epoch "
                 f"{spec.epoch} is older than {current.generation} of {current.epoch}"
             )
+        _check_text(spec)
         same = (spec.name, spec.generation) == (current.name, current.generation)
         if same and current.state in (ProfileState.VERIFIED, ProfileState.APPLYING):
             return False
         self._asked, self._failure, self._pending = spec, "", True
         return True
+
+    def _deliver(self, spec: ProfileSpec) -> None:
+        """Keep the text of a profile where sidekick looks for those that no package brought."""
+        path, data = self._state / DELIVERED / f"{spec.name}.toml", spec.text.encode()
+        try:
+            if path.is_file() and path.read_bytes() == data:
+                return
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            _write(path, data)
+        except OSError as e:
+            raise HostError(f"profile {spec.name} cannot be kept: {e.strerror}") from e
 
     async def adopt(self) -> None:
         """Wait for a sidekick that an earlier agent started; it outlives the agent."""
@@ -165,6 +181,8 @@ class HostProfile:
             self._failure = failure or f"it ended without a report; see journalctl -u {UNIT}"
 
     async def _run(self, spec: ProfileSpec) -> None:
+        if spec.text:
+            await asyncio.to_thread(self._deliver, spec)
         command = [
             str(self._sidekick),
             "apply-profile",
@@ -187,6 +205,31 @@ class HostProfile:
             "Slice": "system.slice",
         }
         await self._units.run(UNIT, properties, timeout_s=SWITCH_TIMEOUT_S + 30.0)
+
+
+def _check_text(spec: ProfileSpec) -> None:
+    """Refuse a text whose name does not end with its digest: a name never means another text."""
+    digest = hashlib.sha256(spec.text.encode()).hexdigest()
+    if spec.text and not spec.name.endswith(f"-{digest[:12]}"):
+        raise Unprocessable(
+            f"profile {spec.name} is not taken: the digest of its text is {digest[:12]}…",
+            hint="what was delivered is not what was named",
+        )
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Put a file in place whole, on the disk, or not at all."""
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _believable(

@@ -82,6 +82,8 @@ class Dispatcher:
         )
         self._release_at: asyncio.TimerHandle | None = None
         region.broker.listen(self._machine_changed, loaded=ignore)
+        self.profile_text: Callable[[str], str] = lambda _: ""
+        """Return the text of a profile that hosts do not have; whoever knows them says so."""
 
     def follow(self, wanted: Wanted) -> None:
         """Take the source of what is wanted: the scheduler."""
@@ -346,8 +348,10 @@ class Dispatcher:
         record = self._broker.table.get(machine)
         if not record.entitlement:
             return
+        text = self.profile_text(record.profile_wanted)
         spec = ProfileSpec(
             name=record.profile_wanted,
+            text=text,
             generation=record.assignment_generation,
             epoch=self._epoch,
             allow_reboot=is_empty(self._sights.sight(machine).tasks),

@@ -278,6 +278,7 @@ class Sights:
             leaving_reason=event.reason if event is not None else "",
             called_back=event is not None and event.kind is EventKind.REVOKED,
             capped=event is not None and event.kind is EventKind.POWER_CAP,
+            switching=event is not None and event.kind is EventKind.PROFILE,
             deadline=event.deadline if event is not None else None,
             plans=plans,
             excused=excused(record, now),

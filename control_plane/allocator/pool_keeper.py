@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from agent.errors import TwineError
 from control_plane.agents.region import Region
@@ -38,6 +39,8 @@ class PoolKeeper:
         """Machine of an entitlement without tasks → since when (time of the loop)."""
         self._wake = asyncio.Event()
         self._looked_at = -_CLOCK_S
+        self.keeps: Callable[[MachineRecord], bool] = lambda _: False
+        """Return whether a machine stays for another reason; whoever knows one says so."""
         allocator.allocations.listen(self._emptied)
         region.broker.listen(lambda name, *_: self._look_soon(name), loaded=ignore)
         allocator.portal.table.listen(lambda *_: self._wake.set())
@@ -106,7 +109,7 @@ class PoolKeeper:
         entitlement = self._portal.table.find(machine.pool)
         if record is None or record.hold is not None or record.loan is not None:
             return False
-        if self._still_runs(record):
+        if self._still_runs(record) or self.keeps(record):
             return False
         if entitlement is None or record.profile_wanted != entitlement.spec.host_profile:
             return True

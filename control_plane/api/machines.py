@@ -33,6 +33,8 @@ class EventKind(StrEnum):
     """Hardware refresh: like a decommission, and another machine takes its place."""
     REVOKED = "revoked"
     """Its loan is called back; tasks of the borrower move away before `deadline`."""
+    PROFILE = "profile"
+    """It is brought to another host profile, which cannot be done around its tasks."""
     POWER_CAP = "power-cap"
     """Its power is capped: it runs slower, tasks move away, and it stays where it is."""
 

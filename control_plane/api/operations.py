@@ -41,6 +41,8 @@ class Cause(StrEnum):
     MAINTENANCE = "maintenance"
     LOAN = "loan"
     """Its machine was lent and is called back."""
+    PROFILE = "profile"
+    """Its machine gets another host profile, which cannot be done around tasks."""
     POWER = "power"
     """The power of its machine is capped."""
     REBALANCE = "rebalance"
@@ -65,7 +67,7 @@ class OperationState(StrEnum):
 
 WAITING = (OperationState.PROPOSED, OperationState.OFFERED, OperationState.ACKNOWLEDGED)
 """It has not begun: the task is as it was."""
-MUST_LEAVE = (Cause.MAINTENANCE, Cause.LOAN, Cause.POWER)
+MUST_LEAVE = (Cause.MAINTENANCE, Cause.LOAN, Cause.POWER, Cause.PROFILE)
 """The machine is wanted for something else: tasks leave it by a deadline."""
 STOP = "stop"
 """Instead of a move: the task stops, and starts again where it is after the maintenance."""

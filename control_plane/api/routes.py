@@ -16,6 +16,7 @@ from control_plane.api.operations import JobEvents, TaskStory
 from control_plane.api.people import Needs
 from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
+from control_plane.api.profile_routes import PROFILE_ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.validate import job_relations
 from control_plane.api.watch import EndpointsNews, WatchedJobs
@@ -154,6 +155,7 @@ ROUTES: tuple[Route, ...] = (
     *LIMIT_ROUTES,
     *CAPACITY_ROUTES,
     *PEOPLE_ROUTES,
+    *PROFILE_ROUTES,
     Route(
         "list_store_images",
         "GET",

@@ -113,11 +113,20 @@ class Overgrant(StrEnum):
     """Whoever comes first gets machines: for regions in which not all quotas are used at once."""
 
 
+def owners_settings() -> dict[str, list[str]]:
+    """Return what owners may change of the profiles that come with Twine."""
+    return {"web": ["sysctl.net.*", "sysctl.vm.swappiness", "hugepages.*"]}
+
+
 class PortalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rules of the capacity portal."""
 
     approval: Approval = Approval.FITS
     overgrant: Overgrant = Overgrant.REFUSE
+    profile_keys: dict[str, list[Annotated[str, Meta(min_length=1, max_length=200)]]] = (
+        msgspec.field(default_factory=owners_settings)
+    )
+    """By host profile, which settings owners of entitlements that run it may change."""
     approvers: list[Annotated[str, Meta(min_length=1, max_length=63)]] = []
     """Users who decide requests, besides the operators at the socket."""
     keep_requests: Annotated[int, Meta(ge=10)] = 10_000

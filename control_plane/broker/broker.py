@@ -228,6 +228,23 @@ class Broker:
             lambda r: replace(r, assignment_generation=max(r.assignment_generation, above) + 1),
         )
 
+    async def want_profile(self, machine: str, entitlement: str, profile: str) -> None:
+        """Have a machine be brought to another profile, as long as it is the entitlement's."""
+
+        def change(record: MachineRecord) -> MachineRecord:
+            if record.entitlement != entitlement or record.profile_wanted == profile:
+                return record
+            return replace(
+                record,
+                assignment_generation=record.assignment_generation + 1,
+                profile_wanted=profile,
+                profile_state=ProfileState.NONE,
+                profile_detail="",
+            )
+
+        await self.table.update(machine, change)
+        log.info("another profile wanted", extra={"machine": machine, "profile": profile})
+
     async def profile_seen(self, machine: str, seen: ProfileStatus) -> None:
         """Record what the agent proved about its profile; ends an expected reboot."""
 

@@ -300,6 +300,16 @@ class Brokers:
         """Let the machine be asked for its profile once more, as a new request."""
         await self.of(machine).raise_generation(machine, above)
 
+    async def want_profile(self, machine: str, entitlement: str, profile: str) -> None:
+        """Have a machine be brought to another profile, as long as it is the entitlement's."""
+        await self.of(machine).want_profile(machine, entitlement, profile)
+
+    async def change(
+        self, machine: str, change: Callable[[MachineRecord], MachineRecord]
+    ) -> MachineRecord:
+        """Change one machine."""
+        return (await self.of(machine).change_many([machine], change))[0]
+
     async def profile_seen(self, machine: str, seen: ProfileStatus) -> None:
         """Record what the agent proved about its profile; ends an expected reboot."""
         await self.of(machine).profile_seen(machine, seen)

@@ -20,6 +20,7 @@ from control_plane.cli.maintenance import maintenance
 from control_plane.cli.offline import plan_offline
 from control_plane.cli.people import group, machine_revoke_identity, role, user, whoami
 from control_plane.cli.plans import explain, plan
+from control_plane.cli.profiles import profile
 from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
 from control_plane.cli.shards import shards
 from control_plane.cli.updates import pause, restart, resume, rollback
@@ -51,7 +52,8 @@ def main(context: click.Context, endpoint: str | None, credential: Path | None) 
 
 
 _COMMANDS = (
-    *(job, task, plan_offline, machine, maintenance, limit, entitlement, capacity, image, token),
+    *(job, task, plan_offline, machine, maintenance, limit, profile),
+    *(entitlement, capacity, image, token),
     *(role, user, group, whoami, audit),
 )
 for _command in _COMMANDS:

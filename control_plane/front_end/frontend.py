@@ -40,6 +40,7 @@ from control_plane.front_end.machine_handlers import MachineHandlers
 from control_plane.front_end.maintenance_handlers import MaintenanceHandlers
 from control_plane.front_end.metrics import Metrics
 from control_plane.front_end.people_handlers import Issued, PeopleHandlers
+from control_plane.front_end.profile_handlers import ProfileHandlers
 from control_plane.front_end.recorder import Recorder
 from control_plane.front_end.trail import Trail
 from control_plane.identity.people import People
@@ -62,6 +63,7 @@ class FrontEnd(
     HealthHandlers,
     LimitHandlers,
     MaintenanceHandlers,
+    ProfileHandlers,
     PeopleHandlers,
 ):
     """A handler for each row of the table."""
@@ -88,6 +90,7 @@ class FrontEnd(
         HealthHandlers.__init__(self, control_plane.health)
         LimitHandlers.__init__(self, control_plane.limits, control_plane.clock)
         MaintenanceHandlers.__init__(self, control_plane.maintenance)
+        ProfileHandlers.__init__(self, control_plane.profiles)
         self._control_plane = control_plane
         self._registrar = registrar
         self._images = images

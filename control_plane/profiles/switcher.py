@@ -47,6 +47,8 @@ class Switcher:
         self._asked_for: dict[str, tuple[str, int]] = {}
         """Machine → the profile that it was asked for last: only another one counts anew."""
         self._raised_at: dict[str, float] = {}
+        self._asked_empty: dict[str, int] = {}
+        """Machine → the generation of its profile that was asked for with no task in the way."""
         self._back_by: dict[str, tuple[float, float]] = {}
         """Machine → the deadline of its reboot as stored, and as this process counts it."""
         region.broker.listen(lambda name, *_: self._wake(name), loaded=ignore)
@@ -68,7 +70,7 @@ class Switcher:
 
     def _forget(self, name: str) -> None:
         self._workers.forget(name)
-        for known in (self._raised_at, self._back_by, self._asked_for):
+        for known in (self._raised_at, self._back_by, self._asked_empty, self._asked_for):
             known.pop(name, None)
 
     async def _look(self, name: str) -> float | None:
@@ -84,7 +86,11 @@ class Switcher:
         name, sight = record.machine, self._sights.sight(record.machine)
         if record.state is not MachineState.UP or not sight.answering:
             return await self._overdue(record)
-        switch = next_step(record, sight.profile, empty=is_empty(sight.tasks))
+        empty = is_empty(sight.tasks)
+        # what an earlier process asked for under which circumstances is not known
+        asked_empty = self._asked_empty.get(name) == record.assignment_generation
+        asked_full = not asked_empty and open_event(record, EventKind.PLANNED) is None
+        switch = next_step(record, sight.profile, empty=empty, asked_full=asked_full)
         match switch.step:
             case Step.SEND:
                 return await self._send(record, sight)
@@ -115,6 +121,10 @@ class Switcher:
             if wait_s > 0:
                 return max(wait_s, _ASK_EVERY_S)
             self._asked_for[record.machine] = wanted
+        if is_empty(sight.tasks):
+            self._asked_empty[record.machine] = record.assignment_generation
+        else:
+            self._asked_empty.pop(record.machine, None)
         self._dispatcher.put_profile(record.machine)
         return self._settings.retry_s
 

@@ -22,6 +22,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
 from control_plane.api.people import Grant, Group, Revocation
+from control_plane.api.profiles import ProfileRollout, ProfileVersion
 from control_plane.api.shards import ShardPart
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
 from control_plane.store.protocol import Delete, Entry, Operation, Put, Store
@@ -39,9 +40,11 @@ from control_plane.store.records import (
     MACHINES,
     OPERATORS,
     PLANS,
+    PROFILES,
     QUARANTINE,
     REQUESTS,
     REVOKED,
+    ROLLOUTS,
     SHARDS,
     TASKS,
     WAVES,
@@ -70,6 +73,8 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     CLOCK: ClockAnchor,
     PLANS: PlanRecord,
     WAVES: WaveRecord,
+    PROFILES: ProfileVersion,
+    ROLLOUTS: ProfileRollout,
     SHARDS: ShardPart,
 }
 """What is below each prefix; `jobs/` may hold records of the release before, too."""

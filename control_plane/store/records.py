@@ -19,6 +19,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
 from control_plane.api.people import Grant, Group, Revocation
+from control_plane.api.profiles import ProfileRollout, ProfileVersion
 from control_plane.api.shards import ShardPart
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
 
@@ -43,6 +44,8 @@ SCHEMAS: dict[type, int] = {
     ClockAnchor: 1,
     PlanRecord: 1,
     WaveRecord: 1,
+    ProfileVersion: 1,
+    ProfileRollout: 1,
     ShardPart: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
@@ -57,6 +60,7 @@ DECISIONS = "decisions/"
 IMPORTS = "imports/"
 IMPORT_DECISIONS = "import-decisions/"
 PLANS, WAVES = "maintenance/", "maintenance-waves/"
+PROFILES, ROLLOUTS = "profiles/", "profile-rollouts/"
 JOB_EVENTS = "job-events/"
 GROUPS, OPERATORS = "people/groups/", "people/operators/"
 REVOKED = "people/revoked/"

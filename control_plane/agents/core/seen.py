@@ -33,6 +33,8 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """It was lent and its owner wants it back: the reason of `leaving`."""
     capped: bool = False
     """Its power is capped: the reason of `leaving`."""
+    switching: bool = False
+    """It gets another host profile: the reason of `leaving`."""
     deadline: float | None = None
     """When its tasks must be gone, in seconds since 1970."""
     plans: tuple[UnavailabilityEvent, ...] = ()

@@ -22,10 +22,10 @@ DRAINING = (
     EventKind.POWER_CAP,
 )
 """What an operator plans, and may call off."""
-MOVING = (*DRAINING, EventKind.REVOKED)
+MOVING = (*DRAINING, EventKind.REVOKED, EventKind.PROFILE)
 """Tasks must move away."""
 _FINAL = (EventKind.DECOMMISSION, EventKind.REFRESH)
-_PASSING = (EventKind.MAINTENANCE, EventKind.POWER_CAP)
+_PASSING = (EventKind.MAINTENANCE, EventKind.POWER_CAP, EventKind.PROFILE)
 """Afterwards the machine is as it was."""
 _SOON = {
     EventKind.MAINTENANCE: "is going to be taken for maintenance",
@@ -33,6 +33,7 @@ _SOON = {
     EventKind.REFRESH: "is going to be replaced",
     EventKind.REVOKED: "is called back from its loan",
     EventKind.POWER_CAP: "is going to have less power",
+    EventKind.PROFILE: "is going to get another host profile",
 }
 _NOW = {
     EventKind.MAINTENANCE: "is being taken for maintenance",
@@ -40,6 +41,7 @@ _NOW = {
     EventKind.REFRESH: "is being replaced",
     EventKind.REVOKED: "is called back from its loan",
     EventKind.POWER_CAP: "has less power than it needs",
+    EventKind.PROFILE: "is getting another host profile",
 }
 
 

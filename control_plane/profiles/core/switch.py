@@ -40,8 +40,13 @@ class Switch:
     reason: str = ""
 
 
-def next_step(record: MachineRecord, seen: ProfileStatus, *, empty: bool) -> Switch:
-    """Return what brings the machine closer to its profile; `empty`: no task is alive."""
+def next_step(
+    record: MachineRecord, seen: ProfileStatus, *, empty: bool, asked_full: bool = False
+) -> Switch:
+    """Return what brings the machine closer to its profile; `empty`: no task is alive.
+
+    `asked_full`: when it was asked there were some, so that it could not boot, or had to refuse.
+    """
     if not record.entitlement:
         return Switch(Step.NOTHING)
     if seen.generation > record.assignment_generation:
@@ -55,6 +60,8 @@ def next_step(record: MachineRecord, seen: ProfileStatus, *, empty: bool) -> Swi
             return Switch(Step.NOTHING if same else Step.RECORD)
         case ProfileState.APPLYING:
             return Switch(Step.WAIT)
+        case ProfileState.PENDING_REBOOT | ProfileState.DEGRADED if empty and asked_full:
+            return Switch(Step.RAISE, f"no task is in the way any more: {seen.detail}")
         case ProfileState.PENDING_REBOOT:
             if empty:
                 return Switch(Step.WAIT_REBOOT, "settings take effect at the next boot")

@@ -252,6 +252,8 @@ def _need(
 def _why_leave(machine: SeenMachine) -> Cause:
     if machine.called_back:
         return Cause.LOAN
+    if machine.switching:
+        return Cause.PROFILE
     return Cause.POWER if machine.capped else Cause.MAINTENANCE
 
 

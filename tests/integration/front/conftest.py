@@ -72,6 +72,7 @@ from control_plane.ops_planner.planner import OpsPlanner
 from control_plane.portal.core.report import Used
 from control_plane.portal.desk import CapacityDesk, Sources
 from control_plane.portal.portal import Portal
+from control_plane.profiles.rollouts import ProfileRollouts
 from control_plane.roles import ControlPlane
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import Limits
@@ -168,6 +169,8 @@ class CannedControlPlane(ControlPlane):
         self.maintenance = OpsPlanner(
             shared, allocator, table, self.inventory.outages, self.census, store
         )
+        keys = self.portal.settings.profile_keys
+        self.profiles = ProfileRollouts(shared, self.portal, store, keys)
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
         self.jobs: dict[str, JobSpec] = {}
         self.quarantined = []

@@ -19,6 +19,7 @@ from control_plane.api.limits import Lift
 from control_plane.api.machines import TokenRequest
 from control_plane.api.maintenance import GoOn, MaintenanceWish, Reported
 from control_plane.api.people import GroupSpec, Needs
+from control_plane.api.profiles import ProfileWish
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap
 from control_plane.api.watch import WatchedJobs
@@ -95,6 +96,10 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "revoke_machines": OPERATORS,
     "list_brokers": USERS,
     "broker_machines": USERS,
+    "propose_profile": (OWNERS, OPERATORS | {"other owner"}),
+    "get_profile_rollout": USERS,
+    "rollback_profile": (OWNERS, OPERATORS | {"other owner"}),
+    "profile_stats": USERS,
     "list_entitlements": USERS,
     "put_entitlement": OPERATORS,
     "delete_entitlement": (OWNERS, OPERATORS | {"other owner"}),
@@ -162,6 +167,7 @@ def body_of(route: Route, entitlement: str) -> Any:
         Reported: Reported(machines=["no"]),
         GoOn: GoOn(),
         Lift: Lift(reason="x"),
+        ProfileWish: ProfileWish(text="= =", reason="x"),
         Lend: Lend(machine="no", borrower=entitlement),
         Revoke: Revoke(machines=["no"]),
         TokenRequest: TokenRequest(machine="vm9"),

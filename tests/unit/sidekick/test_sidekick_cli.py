@@ -13,7 +13,7 @@ from click.shell_completion import ShellComplete
 from fake_host import FakeHost
 
 from agent.errors import ProgramError
-from sidekick.cli import NoProcesses, cli, main, real_host
+from sidekick.cli import DELIVERED, NoProcesses, cli, main, real_host
 from sidekick.history import KEPT
 from sidekick.profile_commands import COMPLETE
 
@@ -364,3 +364,18 @@ def test_the_manual_page_has_every_command_and_option(run: Run) -> None:
     options = [p.opts[-1] for c in cli.commands.values() for p in c.params if p.opts[0][0] == "-"]
     assert [option for option in options if option not in plain] == []
     assert all(line[0] == "." or line[0].isalnum() or line[0] == "[" for line in page.splitlines())
+
+
+def test_profiles_that_the_agent_was_given_are_found_after_those_of_the_package(
+    fake: FakeHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HP13: by every command, so at each boot too; none stands in for one of the package."""
+    folder = fake.state.folder / DELIVERED
+    folder.mkdir(parents=True)
+    (folder / "web-0123.toml").write_text("description='Longer queues'\nextends='web'\n")
+    (folder / "web.toml").write_text("description='Not this one'\n")
+    options = [f"--root={fake.root}", f"--state={fake.state.folder}"]
+    assert main([*options, "list"], make_host=lambda root: fake.host(root)) == 0
+    out = capsys.readouterr().out
+    assert "Longer queues" in out
+    assert "Not this one" not in out

@@ -25,14 +25,15 @@ from agent.api import (
     TaskState,
 )
 from agent.client import AgentClient
-from agent.errors import Conflict, NotFound, ProgramError
+from agent.errors import Conflict, NotFound, ProgramError, Unprocessable
 from agent.machine import Completed, boottime_s
 from agent.machine.fake import Ended
 from agent.services import host_profile
-from agent.services.host_profile import UNIT
+from agent.services.host_profile import DELIVERED, UNIT
 from agent.services.journal import Journal
 from agent.services.logs import Logs, journal_command
 from agent.services.prober import Ask, Prober
+from control_plane.api.profiles import version_name
 
 
 @asynccontextmanager
@@ -322,6 +323,21 @@ async def _profile(client: AgentClient, state: ProfileState, generation: int) ->
             if (status.state, status.generation) == (state, generation):
                 return status
             after = (await client.get_events(after, wait_s=5)).latest
+
+
+async def test_a_profile_that_is_delivered_is_kept_under_its_digest(host: FakeHost) -> None:
+    """HP13: sidekick finds it by its name, at each boot as well; no name means another text."""
+    calls = _sidekick(host)
+    name = version_name("web", "what it says")
+    async with host.agent() as client:
+        wrong = ProfileSpec(name=name, generation=2, text="something else")
+        with pytest.raises(Unprocessable, match="is not taken: the digest"):
+            await client.put_profile(wrong)
+        await client.put_profile(ProfileSpec(name=name, generation=2, text="what it says"))
+        await _profile(client, ProfileState.VERIFIED, 2)
+    assert [call[1:3] for call in calls] == [["apply-profile", name]]
+    folder = host.folder / "sidekick" / DELIVERED
+    assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(f"{name}.toml", "what it says")]
 
 
 async def test_a_profile_is_brought_about_by_sidekick_in_a_unit_of_its_own(host: FakeHost) -> None:

@@ -1,0 +1,126 @@
+"""`twinectl profile`: the host profile of an entitlement, changed while its jobs run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from agent.errors import InvalidInput
+from agent.wire.options import seconds
+from control_plane.api.profiles import TEXT_MAX, ProfileStats, ProfileView, ProfileWish
+from control_plane.cli import show
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+
+
+@click.group()
+def profile() -> None:
+    """Change the host profile of an entitlement while its jobs run."""
+
+
+@profile.command()
+@click.argument("entitlement")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--reason", required=True, help="Shown to everybody who asks why.")
+@click.option("--at-once", type=click.IntRange(1, 1000), default=1, show_default=True,
+              help="Machines that are changed together.")  # fmt: skip
+@click.option("--gate", type=seconds(), default="1m", show_default=True,
+              help="A machine must be well for so long before the next one's turn.")  # fmt: skip
+@click.option("--failures", type=click.IntRange(1, 1000), default=1, show_default=True,
+              help="Machines that fail before all go back.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Check it, change nothing.")
+@output_option
+@click.pass_obj
+def propose(
+    target: Target,
+    entitlement: str,
+    file: Path,
+    reason: str,
+    at_once: int,
+    gate: float,
+    failures: int,
+    dry_run: bool,
+    output: str,
+) -> None:
+    """Bring the machines of ENTITLEMENT to the profile of FILE, a few at a time.
+
+    FILE is TOML, extends what they run, and sets what owners may set. What needs a boot, or is
+    in the way of tasks, is done once these have left, within the budgets of their jobs.
+    """
+    wish = ProfileWish(
+        text=_read(file), reason=reason, at_once=at_once, gate_s=gate, failures=failures
+    )
+    found = target.ask(lambda client: client.propose_profile(entitlement, wish, dry_run=dry_run))
+    if dry_run:
+        show.emit(output, found, lambda: click.echo("valid, nothing changed"))
+        return
+    _emit(output, found)
+
+
+@profile.command()
+@click.argument("entitlement")
+@output_option
+@click.pass_obj
+def status(target: Target, entitlement: str, output: str) -> None:
+    """Show what the machines of ENTITLEMENT run, and how far a change of it is."""
+    _emit(output, target.ask(lambda client: client.get_profile_rollout(entitlement)))
+
+
+@profile.command()
+@click.argument("entitlement")
+@output_option
+@click.pass_obj
+def rollback(target: Target, entitlement: str, output: str) -> None:
+    """Bring the machines of ENTITLEMENT back to the profile before the last change."""
+    _emit(output, target.ask(lambda client: client.rollback_profile(entitlement)))
+
+
+@profile.command()
+@output_option
+@click.pass_obj
+def stats(target: Target, output: str) -> None:
+    """Show how long the last switch of each host took, by kind of setting."""
+    found: ProfileStats = target.ask(lambda client: client.profile_stats())
+    rows = [
+        (row.setting, row.switches, _time(row.p50_ms), _time(row.p90_ms)) for row in found.settings
+    ]
+    columns = ("setting", "switches", "P50", "P90")
+    show.emit(output, found, lambda: show.table(columns, rows))
+
+
+def _time(milliseconds: float) -> str:
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(TEXT_MAX + 1)
+        if len(data) > TEXT_MAX:
+            raise InvalidInput(f"{file} is over {TEXT_MAX >> 10} KiB")
+        return data.decode()
+    except OSError as e:
+        raise InvalidInput(f"cannot read {file}: {e.strerror}") from e
+    except UnicodeDecodeError as e:
+        raise InvalidInput(f"{file} cannot be read: it is not UTF-8") from e
+
+
+def _emit(output: str, found: ProfileView) -> None:
+    def lines() -> None:
+        for line in _head(found):
+            click.echo(show.printable(line))
+        rows = [(name, count, found.proved.get(name, 0)) for name, count in found.machines.items()]
+        show.table(("profile", "machines", "proved"), rows)
+
+    show.emit(output, found, lines)
+
+
+def _head(found: ProfileView) -> list[str]:
+    head = [f"entitlement {found.entitlement}: machines that join it run {found.profile}"]
+    rollout = found.rollout
+    if rollout is not None:
+        head.append(f"  {rollout.base} → {rollout.name}: {rollout.state}, {rollout.reason}")
+        if rollout.failed:
+            head.append(f"  failed on {', '.join(rollout.failed[:10])}")
+    return [*head, *(f"  {line}" for line in found.waiting[:10])]

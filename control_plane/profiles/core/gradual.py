@@ -1,0 +1,147 @@
+"""How machines in use get to another profile: a few at a time, and back if that fails.
+
+    due -> its turn: asked for, with its tasks on it -> proved -> well for a while -> the next
+             the host says that tasks stand in the way -> drained first -> ... -> tasks may return
+             it cannot reach it, or is not well then -> failed -> all go back
+
+Tasks leave by operations like for a maintenance, within the budgets of their jobs and asked of
+their controllers; nothing has a deadline here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from agent.api import ProfileState as Proof
+from control_plane.api.profiles import ProfileRollout, ProfileState
+
+_IN_THE_WAY = (Proof.PENDING_REBOOT, Proof.DEGRADED)
+"""With tasks on the machine: the switch needs a boot, or was refused because of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine of the entitlement, as it is now."""
+
+    name: str
+    wanted: str
+    """The profile that it is asked for."""
+    proof: Proof = Proof.NONE
+    """How it stands to that one."""
+    empty: bool = True
+    up: bool = True
+    leaving: bool = False
+    """Its tasks were asked to leave for the switch."""
+    well: bool = True
+    """No task that is placed there is broken."""
+    proved_s: float = 0.0
+    """For how long its profile has been proved; counted anew after a start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What is to be done now."""
+
+    rollout: ProfileRollout
+    switch: tuple[str, ...] = ()
+    """Machines to be asked for `target`."""
+    drain: tuple[str, ...] = ()
+    give_back: tuple[str, ...] = ()
+    """Machines to which tasks may return."""
+    waiting: tuple[str, ...] = field(default=())
+    """What the machines in their turn wait for."""
+
+
+def target(rollout: ProfileRollout) -> str:
+    """Return the profile that machines are to run in the end."""
+    forward = rollout.state in (ProfileState.ROLLING, ProfileState.DONE)
+    return rollout.name if forward else rollout.base
+
+
+def is_under_way(rollout: ProfileRollout | None) -> bool:
+    """Return whether machines are being brought somewhere."""
+    return rollout is not None and rollout.state in (ProfileState.ROLLING, ProfileState.BACK)
+
+
+def steps(
+    rollout: ProfileRollout, hosts: Sequence[Host], lost: Collection[str], now: float
+) -> Steps:
+    """Return what comes next; `lost`: machines that were put aside for not reaching `name`."""
+    known = {host.name: host for host in hosts}
+    rollout = _failures(rollout, known, lost)
+    if rollout.state is ProfileState.ROLLING and len(rollout.failed) >= rollout.failures:
+        listed = ", ".join(rollout.failed[:3])
+        reason = f"{rollout.name} failed on {listed}: back to {rollout.base}"
+        rollout = replace(rollout, state=ProfileState.BACK, reason=reason)
+    wanted = target(rollout)
+    trial = [n for n in rollout.trial if n in known and not _is_through(known[n], rollout, wanted)]
+    leaving = {host.name for host in hosts if host.leaving}
+    back = tuple(sorted(leaving & {h.name for h in hosts if _is_proved(h, wanted)}))
+    due = [h for h in hosts if h.wanted != wanted and h.name not in trial and h.up]
+    due.sort(key=lambda host: (not host.empty, host.name))
+    room = max(0, rollout.at_once - len(trial))
+    trial += [host.name for host in due[:room]]
+    turn = [known[name] for name in trial]
+    switch = tuple(host.name for host in turn if host.wanted != wanted)
+    drain = tuple(
+        host.name
+        for host in turn
+        if host.wanted == wanted
+        and host.proof in _IN_THE_WAY
+        and not host.empty
+        and not host.leaving
+    )
+    waiting = tuple(_words(host, wanted) for host in turn)
+    rollout = replace(rollout, trial=tuple(trial))
+    if not trial and not any(host.wanted != wanted for host in hosts):
+        ends = rollout.state is ProfileState.ROLLING
+        state = ProfileState.DONE if ends else ProfileState.RETURNED
+        rollout = replace(rollout, state=state, ended=now)
+    return Steps(rollout, switch, drain, back, waiting)
+
+
+def _failures(
+    rollout: ProfileRollout, known: dict[str, Host], lost: Collection[str]
+) -> ProfileRollout:
+    """Return the rollout with the machines that failed until now."""
+    if rollout.state is not ProfileState.ROLLING:
+        return rollout
+    sick = [
+        name
+        for name in rollout.trial
+        if (host := known.get(name)) is not None
+        and _is_proved(host, rollout.name)
+        and host.proved_s >= rollout.gate_s
+        and not host.well
+    ]
+    failed = tuple(dict.fromkeys([*rollout.failed, *sorted(lost), *sick]))
+    return replace(rollout, failed=failed) if failed != rollout.failed else rollout
+
+
+def _is_proved(host: Host, wanted: str) -> bool:
+    return host.wanted == wanted and host.proof is Proof.VERIFIED
+
+
+def _is_through(host: Host, rollout: ProfileRollout, wanted: str) -> bool:
+    """Return whether a machine's turn is over; on the way back nothing is waited for."""
+    if not _is_proved(host, wanted):
+        return False
+    if rollout.state is ProfileState.BACK:
+        return True
+    return host.proved_s >= rollout.gate_s and host.well
+
+
+def _words(host: Host, wanted: str) -> str:
+    if not host.up:
+        return f"{host.name} is down"
+    if host.wanted != wanted:
+        return f"{host.name} is asked for {wanted}"
+    if host.proof is Proof.VERIFIED:
+        well = "" if host.well else "; tasks there are not well"
+        return f"{host.name} proved it {host.proved_s:.0f} s ago{well}"
+    if host.leaving and not host.empty:
+        return f"{host.name}: tasks leave for it"
+    return f"{host.name}: {host.proof}"

@@ -1,0 +1,61 @@
+"""What is wrong with a profile that an owner proposes: everything at once.
+
+The host decides in the end: sidekick reads the file with its facts, by the same rules. Here it
+is refused before any machine is touched what no host could take, or the owner may not set.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from agent.errors import FieldError
+
+_HEADER = frozenset({"description", "extends", "version", "owner", "fits"})
+_DEEP = frozenset({"sysctl"})
+"""Tables whose keys are names of their own, dots included: `sysctl."net.core.somaxconn"`."""
+MAX_ERRORS = 20
+
+
+def check_text(text: str, extends: str, allowed: Sequence[str]) -> list[FieldError]:
+    """Return why a text cannot be the profile of an entitlement that runs `extends`.
+
+    `allowed` are patterns of the settings that it may speak of: `sysctl.net.*`.
+    """
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as e:
+        return [FieldError(field="text", reason=f"it is no TOML: {e}")]
+    found = []
+    if not isinstance(document.get("description"), str):
+        found.append(FieldError(field="description", reason="a sentence is missing"))
+    if document.get("extends") != extends:
+        reason = f"it must extend {extends!r}, the profile of the entitlement's machines"
+        found.append(FieldError(field="extends", reason=reason))
+    known = ", ".join(allowed) or "nothing"
+    for name in dict.fromkeys(_settings(document)):
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed):
+            reason = f"its owners may not set it; they may set {known}"
+            found.append(FieldError(field=name, reason=reason))
+    return found[:MAX_ERRORS]
+
+
+def _settings(document: dict[str, Any]) -> Iterator[str]:
+    """Yield the names of all settings that a profile speaks of, in any of its conditions."""
+    for key, value in document.items():
+        if key == "when":
+            for block in value if isinstance(value, list) else [value]:
+                if isinstance(block, dict):
+                    yield from _settings({k: v for k, v in block.items() if k != "if"})
+        elif key in _HEADER:
+            continue
+        elif isinstance(value, dict) and value:
+            for name, inner in value.items():
+                if key in _DEEP or not isinstance(inner, dict):
+                    yield f"{key}.{name}"
+                else:
+                    yield from (f"{key}.{name}.{deep}" for deep in inner or ("",))
+        else:
+            yield key

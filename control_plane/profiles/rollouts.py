@@ -1,0 +1,344 @@
+"""Brings machines that are in use to a changed profile, and back if that fails (HP12, HP13).
+
+The texts of profiles and one rollout for each entitlement are stored; `core/gradual.py` says what
+comes next from them and from how the machines stand. The switcher does each single switch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from agent.api import Health, TaskState
+from agent.api import ProfileState as Proof
+from agent.errors import Conflict, InvalidInput, NotFound, TwineError
+from control_plane.agents.core.seen import is_empty
+from control_plane.agents.region import Region
+from control_plane.api.capacity import EntitlementRecord
+from control_plane.api.machines import (
+    EventKind,
+    MachineRecord,
+    MachineState,
+    UnavailabilityEvent,
+)
+from control_plane.api.profiles import (
+    ProfileRollout,
+    ProfileState,
+    ProfileStats,
+    ProfileVersion,
+    ProfileView,
+    ProfileWish,
+    digest_of,
+    version_name,
+)
+from control_plane.broker.core.unavailability import began, ended, open_event
+from control_plane.portal.portal import Portal
+from control_plane.profiles.core.gradual import Host, Steps, is_under_way, steps, target
+from control_plane.profiles.core.proposal import check_text
+from control_plane.profiles.core.stats import stats_of
+from control_plane.runtime.table import Table
+from control_plane.store import Store
+from control_plane.store.records import PROFILES, ROLLOUTS
+
+log = logging.getLogger(__name__)
+_LOOK_S = 2.0
+"""Between two looks at what is under way."""
+_SICK = (TaskState.BACKOFF, TaskState.FAILED)
+
+
+class ProfileRollouts:
+    """Owner of proposed profiles and of their way onto machines."""
+
+    def __init__(
+        self, region: Region, portal: Portal, store: Store, keys: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Load nothing yet; `keys` says by profile which settings owners may change."""
+        self._broker, self._sights, self._runtime = region.broker, region.sights, region.runtime
+        self._portal, self._keys = portal, keys
+        self._versions: Table[ProfileVersion] = Table(store, PROFILES, ProfileVersion, "profile")
+        self._rollouts: Table[ProfileRollout] = Table(
+            store, ROLLOUTS, ProfileRollout, "profile rollout"
+        )
+        self._proved: dict[str, tuple[int, float]] = {}
+        """Machine → which generation of its profile has been proved, and since when."""
+        self._waiting: dict[str, tuple[str, ...]] = {}
+        self._stuck: dict[str, str] = {}
+        """Machine → its entitlement, where it waits for a boot or its tasks were asked to leave."""
+        self._lost: dict[str, str] = {}
+        """Machine → the profile for which it was put aside."""
+        region.broker.listen(self._machine_changed)
+
+    async def load(self) -> None:
+        """Read all profiles and rollouts."""
+        await self._versions.load()
+        await self._rollouts.load()
+
+    async def run(self) -> None:
+        """Carry rollouts on until cancelled."""
+        while True:
+            for name in sorted({*self._rollouts, *self._stuck.values()}):
+                try:
+                    await self._look(name)
+                except TwineError as e:  # the next look tries again
+                    fields = {"entitlement": name, "reason": str(e)}
+                    log.warning("profile does not go on", extra=fields)
+            await self._runtime.sleep(_LOOK_S)
+
+    # -- what others ask
+
+    def text_of(self, profile: str) -> str:
+        """Return the text of a proposed profile; empty: hosts have it already."""
+        version = self._versions.find(profile)
+        return version.text if version is not None else ""
+
+    def keeps(self, record: MachineRecord) -> bool:
+        """Return whether a machine stays with its entitlement because of what is under way."""
+        rollout = self._rollouts.find(record.entitlement)
+        if rollout is None or not is_under_way(rollout):
+            return open_event(record, EventKind.PROFILE) is not None
+        return record.machine in rollout.trial or record.profile_wanted == target(rollout)
+
+    def show(self, entitlement: str) -> ProfileView:
+        """Return the profile of an entitlement, and how far the next one is."""
+        record = self._entitlement(entitlement)
+        held = self._broker.held(entitlement)
+        rollout = self._rollouts.find(entitlement)
+        shown = rollout.name if rollout is not None else record.spec.host_profile
+        waiting = self._waiting.get(entitlement, ()) if is_under_way(rollout) else ()
+        return ProfileView(
+            entitlement=entitlement,
+            profile=record.spec.host_profile,
+            rollout=rollout,
+            machines=dict(sorted(Counter(m.profile_wanted for m in held).items())),
+            proved=dict(
+                sorted(
+                    Counter(
+                        m.profile for m in held if m.profile_state is Proof.VERIFIED and m.profile
+                    ).items()
+                )
+            ),
+            waiting=list(waiting),
+            text=self.text_of(shown),
+        )
+
+    def stats(self) -> ProfileStats:
+        """Return how long hosts took for their last switch."""
+        sights = (self._sights.sight(name) for name in self._broker.table)
+        return stats_of(sight.profile for sight in sights if sight.answering)
+
+    async def propose(
+        self, entitlement: str, wish: ProfileWish, by: str, *, dry_run: bool = False
+    ) -> ProfileView:
+        """Begin to bring an entitlement's machines to a profile; the same again changes nothing."""
+        async with self._rollouts.lock(entitlement):
+            record = self._entitlement(entitlement)
+            current = self._versions.find(record.spec.host_profile)
+            root = current.extends if current is not None else record.spec.host_profile
+            if record.spec.materialization:
+                raise InvalidInput(
+                    f"the machines of {entitlement!r} are those of {record.spec.materialization!r}",
+                    hint="propose the profile there",
+                )
+            errors = check_text(wish.text, root, self._keys.get(root, ()))
+            name = version_name(root, wish.text)
+            if errors:
+                listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
+                raise InvalidInput(
+                    f"the profile for {entitlement!r} cannot be taken: {listed}",
+                    errors=tuple(errors),
+                )
+            known = self._rollouts.find(entitlement)
+            if known is not None and is_under_way(known) and known.name != name:
+                raise Conflict(
+                    f"entitlement {entitlement!r} is on its way to {target(known)}",
+                    hint="twinectl profile status, or profile rollback",
+                )
+            if (
+                dry_run
+                or name == record.spec.host_profile
+                or (known is not None and known.name == name and is_under_way(known))
+            ):
+                return self.show(entitlement)
+            now = self._runtime.date()
+            if self._versions.find(name) is None:
+                version = ProfileVersion(
+                    name=name,
+                    digest=digest_of(wish.text),
+                    extends=root,
+                    text=wish.text,
+                    entitlement=entitlement,
+                    by=by,
+                    at=now,
+                    reason=wish.reason,
+                )
+                async with self._versions.lock(name):
+                    await self._versions.commit(name, version)
+            rollout = ProfileRollout(
+                entitlement=entitlement,
+                name=name,
+                base=record.spec.host_profile,
+                at_once=wish.at_once,
+                gate_s=wish.gate_s,
+                failures=wish.failures,
+                reason=wish.reason,
+                by=by,
+                at=now,
+            )
+            await self._rollouts.commit(entitlement, rollout)
+        log.info("profile proposed", extra={"entitlement": entitlement, "profile": name})
+        return self.show(entitlement)
+
+    async def go_back(self, entitlement: str, by: str) -> ProfileView:
+        """Bring machines back to the profile before the last one."""
+        self._entitlement(entitlement)
+        async with self._rollouts.lock(entitlement):
+            known = self._rollouts.find(entitlement)
+            if known is None or known.state is ProfileState.RETURNED:
+                raise Conflict(
+                    f"entitlement {entitlement!r} has no profile to go back from",
+                    hint="twinectl profile status",
+                )
+            if known.state is not ProfileState.BACK:
+                reason = f"{by} wants {known.base} again"
+                changed = replace(known, state=ProfileState.BACK, reason=reason, trial=())
+                await self._rollouts.commit(entitlement, changed)
+        return self.show(entitlement)
+
+    def _entitlement(self, name: str) -> EntitlementRecord:
+        record = self._portal.table.find(name)
+        if record is None:
+            raise NotFound(f"there is no entitlement {name!r}")
+        return record
+
+    # -- one entitlement
+
+    def _machine_changed(
+        self, name: str, _before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        waits = after is not None and (
+            after.profile_state is Proof.PENDING_REBOOT
+            or open_event(after, EventKind.PROFILE) is not None
+        )
+        if after is not None and after.entitlement and waits:
+            self._stuck[name] = after.entitlement
+        else:
+            self._stuck.pop(name, None)
+        if after is not None and after.quarantined_profile:
+            self._lost[name] = after.quarantined_profile
+        else:
+            self._lost.pop(name, None)
+        if after is None:
+            self._proved.pop(name, None)
+
+    async def _look(self, name: str) -> None:
+        """Take the next step for one entitlement."""
+        async with self._rollouts.lock(name):
+            known = self._rollouts.find(name)
+            if self._portal.table.find(name) is None:
+                if known is not None:
+                    await self._rollouts.commit(name, None)
+                return
+            hosts = [self._host(record) for record in self._broker.held(name)]
+            if known is None or not is_under_way(known):
+                await self._unstick(hosts)
+                return
+            lost = [
+                record.machine
+                for machine, profile in self._lost.items()
+                if profile == known.name
+                and (record := self._broker.table.find(machine)) is not None
+                and record.quarantined_until > known.at
+            ]
+            made = steps(known, hosts, lost, self._runtime.date())
+            self._waiting[name] = made.waiting
+            if made.rollout.state in (ProfileState.DONE, ProfileState.BACK):
+                await self._set_profile(name, target(made.rollout))
+            if made.rollout != known:
+                await self._rollouts.commit(name, made.rollout)
+                if made.rollout.state is not known.state:
+                    fields = {"entitlement": name, "profile": target(made.rollout)}
+                    fields["state"] = made.rollout.state.value
+                    log.info("profile goes on", extra=fields)
+        await self._carry_out(name, made)
+
+    async def _unstick(self, hosts: Sequence[Host]) -> None:
+        """Empty one machine that waits for a boot, and let tasks back where that is over."""
+        for host in hosts:
+            if host.leaving and host.proof is Proof.VERIFIED:
+                await self._end(host.name)
+        waits = [h for h in hosts if h.proof is Proof.PENDING_REBOOT and h.up]
+        if waits and not any(host.leaving for host in hosts) and not waits[0].empty:
+            await self._begin(waits[0].name, waits[0].wanted)
+
+    async def _carry_out(self, entitlement: str, made: Steps) -> None:
+        wanted = target(made.rollout)
+        for machine in made.switch:
+            await self._broker.want_profile(machine, entitlement, wanted)
+            self._sights.changed(machine)
+        for machine in made.drain:
+            await self._begin(machine, wanted)
+        for machine in made.give_back:
+            await self._end(machine)
+
+    async def _begin(self, machine: str, profile: str) -> None:
+        """Have the tasks of a machine leave, because its switch cannot be done around them."""
+        now = self._runtime.date()
+        event = UnavailabilityEvent(
+            event_id=f"{machine}-profile-{now:.3f}",
+            kind=EventKind.PROFILE,
+            reason=f"it is brought to profile {profile}",
+            start=now,
+        )
+        await self._broker.change(machine, lambda record: began(record, event))
+        log.info("machine emptied for its profile", extra={"machine": machine})
+
+    async def _end(self, machine: str) -> None:
+        now = self._runtime.date()
+        await self._broker.change(machine, lambda r: ended(r, now, (EventKind.PROFILE,)))
+
+    async def _set_profile(self, name: str, profile: str) -> None:
+        """Have machines that join be brought to a profile, here and where the same are used."""
+        for other, spec in self._portal.specs().items():
+            if name in (other, spec.materialization) and spec.host_profile != profile:
+                await self._portal.table.update(
+                    other,
+                    lambda r: replace(
+                        r,
+                        spec=replace(r.spec, host_profile=profile),
+                        generation=r.generation + 1,
+                    ),
+                )
+
+    def _host(self, record: MachineRecord) -> Host:
+        name, sight = record.machine, self._sights.sight(record.machine)
+        up = record.state is MachineState.UP and sight.answering
+        seen = sight.profile
+        current = (
+            seen.generation == record.assignment_generation and seen.name == record.profile_wanted
+        )
+        proof = seen.state if up and current else Proof.NONE
+        now, generation = self._runtime.now(), record.assignment_generation
+        if proof is Proof.VERIFIED and record.profile_state is Proof.VERIFIED:
+            if self._proved.get(name, (0, 0.0))[0] != generation:
+                self._proved[name] = (generation, now)
+        else:
+            self._proved.pop(name, None)
+            proof = Proof.APPLYING if proof is Proof.VERIFIED else proof
+        since = self._proved.get(name)
+        well = all(
+            status.health is not Health.UNHEALTHY and status.state not in _SICK
+            for status in sight.tasks.values()
+        )
+        return Host(
+            name=name,
+            wanted=record.profile_wanted,
+            proof=proof,
+            empty=is_empty(sight.tasks),
+            up=up,
+            leaving=open_event(record, EventKind.PROFILE) is not None,
+            well=well,
+            proved_s=now - since[1] if since is not None else 0.0,
+        )

@@ -1,0 +1,259 @@
+"""Host profiles that change while jobs run, in the assembled control plane on virtual time."""
+
+import asyncio
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from virtual_time import run
+from world import World, a_job, a_region, scenario
+
+from agent.api import Health, ProfileState, ProfileStatus, SettingOutcome, SettingStatus
+from agent.errors import Conflict, InvalidInput, NotFound
+from control_plane.api.jobs import UpdatePolicy
+from control_plane.api.profiles import ProfileWish, version_name
+from control_plane.api.settings import PortalSettings
+from control_plane.profiles.core.stats import ALL, stats_of
+
+TEXT = """
+description = "Front ends with a longer queue"
+extends = "web"
+owner = "web"
+[sysctl]
+"net.core.somaxconn" = 16384
+"""
+OTHER = TEXT.replace("16384", "32768")
+NAME = version_name("web", TEXT)
+
+
+def a_wish(text: str = TEXT, **fields) -> ProfileWish:
+    return ProfileWish(**({"text": text, "reason": "a longer queue", "gate_s": 10} | fields))
+
+
+def rollout(w: World):
+    return w.cp.profiles.show("front").rollout
+
+
+async def arrived(w: World, state: str = "done", within_s: float = 900) -> None:
+    await w.until(lambda: rollout(w).state == state, within_s)
+
+
+async def spread(w: World, tasks: int = 3, **changes) -> None:
+    """Have a job with a task on each machine."""
+    await w.deployed(a_job(tasks, update=UpdatePolicy(drain_s=0), **changes))
+    assert sorted(w.alive().values()) == [1] * 3
+
+
+@scenario()
+async def test_a_profile_that_is_live_changes_machine_by_machine_under_running_tasks(w: World):
+    """HP13 BUG-SK6: tasks run on, one machine at a time, each proved before the next."""
+    await spread(w)
+    where, most = w.region.where(), 0
+    view = await w.cp.profiles.propose("front", a_wish(), "eve")
+    assert view.rollout is not None
+    assert (view.profile, view.rollout.name, view.rollout.base) == ("web", NAME, "web")
+    while rollout(w).state != "done":
+        under_way = [m for m in w.region.machines.values() if m.profile.state != "verified"]
+        most = max(most, len(under_way))
+        await asyncio.sleep(0.1)
+    assert most == 1
+    assert w.region.where() == where
+    assert {m.profile.name for m in w.region.machines.values()} == {NAME}
+    assert {m.wanted.text for m in w.region.machines.values()} == {TEXT}
+    view = w.cp.profiles.show("front")
+    assert (view.profile, view.machines, view.proved) == (NAME, {NAME: 3}, {NAME: 3})
+    assert not [e for e in (await w.cp.job_events("web")).events if e.cause == "profile"]
+
+
+@scenario()
+async def test_what_needs_a_boot_waits_until_tasks_have_left_within_the_budget(w: World):
+    """HP12: drained, booted, verified, and given back; one budget for all causes."""
+    await spread(w)
+    for machine in w.region.machines.values():
+        machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
+    await w.cp.profiles.propose("front", a_wish(), "eve")
+    least = 3
+    while rollout(w).state != "done":
+        least = min(least, len(await w.endpoints()))
+        await asyncio.sleep(0.1)
+    await w.stable()
+    assert least == 2
+    assert {m.profile.name for m in w.region.machines.values()} == {NAME}
+    assert {m.profile.state for m in w.region.machines.values()} == {ProfileState.VERIFIED}
+    moves = [e for e in (await w.cp.job_events("web")).events if e.cause == "profile"]
+    assert len(moves) >= 3
+    assert {e.kind for e in moves} == {"move"}
+    assert not any(
+        r.unavailability[-1].end is None for r in w.cp._broker.held("front") if r.unavailability
+    )
+
+
+@scenario()
+async def test_a_host_that_refuses_because_of_tasks_is_drained_and_asked_again(w: World):
+    await spread(w)
+    for machine in w.region.machines.values():
+        refuses_while_full(machine)
+    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await arrived(w)
+    assert {m.profile.name for m in w.region.machines.values()} == {NAME}
+    assert rollout(w).failed == ()
+
+
+def refuses_while_full(machine) -> None:
+    """Have a host do what sidekick does about settings that tasks stand on."""
+    switch = machine._switch
+
+    async def refuse(wanted) -> None:
+        if wanted.name == NAME and machine.tasks:
+            await asyncio.sleep(0.2)
+            machine._profile(ProfileState.DEGRADED)
+        else:
+            await switch(wanted)
+
+    machine._switch = refuse
+
+
+@scenario()
+async def test_a_profile_that_a_host_cannot_reach_is_taken_back_everywhere(w: World):
+    await spread(w)
+    for machine in w.region.machines.values():
+        machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
+    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await arrived(w, "returned")
+    view = w.cp.profiles.show("front")
+    assert view.profile == "web"
+    assert set(view.machines) == {"web"}
+    assert len(view.rollout.failed) == 1
+    assert f"{NAME} failed on" in view.rollout.reason
+    await w.until(lambda: w.alive().total() == 3)
+
+
+@scenario()
+async def test_tasks_that_are_not_well_under_a_profile_take_it_back(w: World):
+    await spread(w)
+    first = sorted(w.region.machines)[0]
+    await w.cp.profiles.propose("front", a_wish(gate_s=30), "eve")
+    await w.until(lambda: w.region.machines[first].profile.name == NAME)
+    (task,) = w.region.machines[first].tasks
+    w.region.machines[first].report(task, health=Health.UNHEALTHY)
+    await arrived(w, "returned")
+    assert rollout(w).failed == (first,)
+    assert {m.profile.name for m in w.region.machines.values()} == {"web"}
+
+
+@scenario()
+async def test_an_owner_goes_back_by_hand_and_may_propose_another(w: World):
+    await spread(w)
+    with pytest.raises(Conflict, match="no profile to go back from"):
+        await w.cp.profiles.go_back("front", "eve")
+    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await w.cp.profiles.propose("front", a_wish(), "eve")  # again changes nothing
+    with pytest.raises(Conflict, match="on its way"):
+        await w.cp.profiles.propose("front", a_wish(OTHER), "eve")
+    await arrived(w)
+    await w.cp.profiles.propose("front", a_wish(OTHER), "eve")  # upon the one before
+    await arrived(w)
+    assert rollout(w).base == NAME
+    await w.cp.profiles.go_back("front", "eve")
+    await arrived(w, "returned")
+    assert {m.profile.name for m in w.region.machines.values()} == {NAME}
+    assert w.cp.profiles.show("front").profile == NAME
+
+
+@scenario()
+async def test_what_an_owner_may_not_set_is_refused_with_all_reasons(w: World):
+    await w.set_up()
+    text = TEXT.replace('extends = "web"', 'extends = "base"') + (
+        '"kernel.panic" = 1\n[kernel]\ncmdline = ["quiet"]\n'
+        '[[when]]\nif = "true"\n[when.cpu]\nsmt = false\n'
+    )
+    with pytest.raises(InvalidInput) as refusal:
+        await w.cp.profiles.propose("front", a_wish(text), "eve")
+    fields = {e.field for e in refusal.value.errors}
+    assert fields == {"extends", "sysctl.kernel.panic", "kernel.cmdline", "cpu.smt"}
+    with pytest.raises(InvalidInput, match="no TOML"):
+        await w.cp.profiles.propose("front", a_wish("= ="), "eve")
+    with pytest.raises(NotFound):
+        await w.cp.profiles.propose("other", a_wish(), "eve")
+    assert rollout(w) is None
+    view = await w.cp.profiles.propose("front", a_wish(), "eve", dry_run=True)
+    assert view.rollout is None
+
+
+@pytest.mark.parametrize("after_s", [0.3, 1.5, 4, 12, 30, 60, 95])
+def test_a_rollout_goes_on_where_it_was_after_a_kill(after_s):
+    """HP12."""
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            await spread(w)
+            for machine in w.region.machines.values():
+                machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
+            await w.cp.profiles.propose("front", a_wish(), "eve")
+            await asyncio.sleep(after_s)
+        async with w.running():
+            await arrived(w)
+            await w.stable(within_s=300)
+            assert {m.profile.name for m in w.region.machines.values()} == {NAME}
+            held = w.cp._broker.held("front")
+            assert all(e.end is not None for r in held for e in r.unavailability)
+        assert w.region.broken_rules == []
+
+    run(main())
+
+
+@scenario()
+async def test_a_machine_whose_profile_waits_for_a_boot_is_emptied_for_it(w: World):
+    """HP12: also where nobody changes anything: what mends a drift needs a boot."""
+    await spread(w)
+    name = sorted(w.region.machines)[0]
+    machine = w.region.machines[name]
+    machine.behaviour.profile_end["web"] = ProfileState.PENDING_REBOOT
+    machine._profile(ProfileState.DRIFTED)
+    await w.until(lambda: machine.profile.state is ProfileState.PENDING_REBOOT)
+    await w.until(lambda: machine.profile.state is ProfileState.VERIFIED, 600)
+    await w.stable()
+
+    def is_over() -> bool:
+        record = w.cp._broker.table.get(name)
+        return all(event.end is not None for event in record.unavailability)
+
+    await w.until(is_over)
+
+
+def test_what_owners_may_change_is_what_the_profiles_say():
+    """The control plane refuses early what sidekick would refuse on the host."""
+    folder = Path(__file__).parents[4] / "profiles"
+    for name, keys in PortalSettings().profile_keys.items():
+        document = tomllib.loads((folder / f"{name}.toml").read_text())
+        assert document["allow"] == {name: keys}
+
+
+def test_times_of_switches_are_told_by_kind_of_setting():
+    """HP4: the form of Figure 17."""
+
+    def a_report(**took_ms: float) -> ProfileStatus:
+        settings = [
+            SettingStatus(
+                setting=f"{kind}.x",
+                outcome=SettingOutcome.APPLIED,
+                wanted="",
+                actual="",
+                took_ms=ms,
+            )
+            for kind, ms in took_ms.items()
+        ]
+        return ProfileStatus(settings=settings, took_ms=sum(took_ms.values()))
+
+    reports = [a_report(cpu=float(ms), hugepages=100.0 * ms) for ms in range(1, 11)]
+    found = stats_of([*reports, ProfileStatus()])
+    assert found.machines == 11
+    rows = {row.setting: (row.switches, row.p50_ms, row.p90_ms) for row in found.settings}
+    assert rows["cpu"] == (10, 5.0, 9.0)
+    assert rows["hugepages"] == (10, 500.0, 900.0)
+    assert [row.setting for row in found.settings] == ["cpu", "hugepages", ALL]
