@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from agent import api
+from agent.api.accounts import Accounts
 from agent.routes import ROUTES
 from agent.usage import Usages
 from agent.wire.client import WireClient
@@ -175,6 +176,18 @@ class AgentClient(WireClient):
         events = _as(api.Events, answer)
         self._answered = events.answered or None
         return events
+
+    async def get_accounts(self) -> Accounts:
+        """Return an account of all that is on the host."""
+        return _as(Accounts, await self.call(_ROUTE["get_accounts"], timeout_s=120.0))
+
+    async def repair_accounts(self) -> Accounts:
+        """Let the agent remove what is nobody's; returns what is still wrong."""
+        return _as(Accounts, await self.call(_ROUTE["repair_accounts"], timeout_s=300.0))
+
+    async def collect_garbage(self) -> Accounts:
+        """Let the agent remove images and layers that nobody needs."""
+        return _as(Accounts, await self.call(_ROUTE["collect_garbage"], timeout_s=300.0))
 
     async def readyz(self) -> api.Liveness:
         """Return whether the agent has reconciled its state, or raise `Busy`."""

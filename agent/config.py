@@ -37,6 +37,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether a registry must prove who it is; false also lets it speak plain HTTP."""
     registry_credentials_file: str = ""
     """Names and passwords, as containers-auth.json(5) has them; readable for root alone."""
+    image_keep_s: Annotated[float, Meta(ge=0)] = 7 * 86_400.0
+    """How long an image stays that no task uses."""
+    image_free_bytes: Annotated[int, Meta(ge=0)] = 512 << 20
+    """When less is free, images go that nobody used for an hour, the longest unused first."""
     crash_points: bool = False
     """For tests: `TWINE_CRASHPOINT=name` makes the agent die there. Never on a host in use."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -24,11 +24,13 @@ from msgspec.structs import replace
 
 from agent import api
 from agent.config import AgentConfig
+from agent.core.retention import Room
 from agent.errors import Busy, TwineError, Unprocessable
 from agent.machine import Machine
 from agent.machine.notify import notify, watchdog_s
 from agent.routes import JOIN_ROUTES
 from agent.server import Services, application
+from agent.services.accounts import Ledger
 from agent.services.contact import Contact
 from agent.services.crashpoints import arm_from_environment
 from agent.services.disk import StateDisk
@@ -70,6 +72,7 @@ _FETCH = next(r for r in JOIN_ROUTES if r.name == "fetch_image")
 def real_machine() -> Machine:
     """Return the host this process runs on."""
     from agent.machine.btrfs import HostBtrfs
+    from agent.machine.census import observe
     from agent.machine.cgroups import HostCgroups
     from agent.machine.hardware import hugepages_bytes, read_hardware
     from agent.machine.kernelfs import KernelFs
@@ -83,6 +86,7 @@ def real_machine() -> Machine:
         hardware=lambda: read_hardware(KernelFs()),
         cgroups=HostCgroups(KernelFs()),
         hugepages_bytes=lambda: hugepages_bytes(KernelFs()),
+        observe=lambda state, run: observe(KernelFs(), state, run),
     )
 
 
@@ -183,6 +187,14 @@ class Agent:
             reserve_bytes=config.reserve_memory_bytes,
             hugepages_bytes=machine.hugepages_bytes,
         )
+        accounts = Ledger(
+            (self._state, Path(config.run_dir)),
+            host,
+            images,
+            tasks,
+            machine,
+            Room(0, config.image_free_bytes, config.image_keep_s),
+        )
         return Services(
             tasks=tasks,
             usage=UsageReader(machine.cgroups, tasks, lanes, machine.boottime_s).read,
@@ -201,6 +213,7 @@ class Agent:
             ),
             facts=facts,
             pull=lambda request: self._pull(images, request),
+            accounts=accounts,
             spawn=spawn,
             domain=self.identity.domain,
         )
@@ -216,6 +229,7 @@ class Agent:
         await services.tasks.adopt(replay)
         services.spawn(services.profile.adopt())
         services.spawn(services.profile.watch())
+        services.spawn(services.accounts.watch())
         services.ready = True
         services.events.add("agent", self._name() or "agent", "ready")
         log.info("ready", extra={"tasks": len(replay.tasks)})

@@ -21,6 +21,7 @@ from agent.api import (
     TaskSpec,
     TaskStatus,
 )
+from agent.api.accounts import Accounts
 from agent.usage import Usages
 from agent.wire.routes import Route
 
@@ -124,6 +125,27 @@ ROUTES: tuple[Route, ...] = (
         query=("after", "wait_s", "heard", "epoch"),
         response=Events,
         summary="What happened since; waits up to wait_s for something to happen",
+    ),
+    Route(
+        "get_accounts",
+        "GET",
+        "/v1/accounts",
+        response=Accounts,
+        summary="All that is on the host: whose it is, why it stays or goes, what is wrong",
+    ),
+    Route(
+        "repair_accounts",
+        "POST",
+        "/v1/accounts:repair",
+        response=Accounts,
+        summary="Remove what is nobody's; returns what was done and what is still wrong",
+    ),
+    Route(
+        "collect_garbage",
+        "POST",
+        "/v1/images:collect",
+        response=Accounts,
+        summary="Remove images that nobody uses and layers that no image stands on",
     ),
     Route("healthz", "GET", "/healthz", response=Liveness, summary="Alive"),
     Route("readyz", "GET", "/readyz", response=Liveness, summary="Ready: state is reconciled"),

@@ -16,9 +16,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agent import api
+from agent.api.accounts import Accounts
 from agent.core.records import unit_of
 from agent.errors import Busy, Forbidden, InvalidInput, NotFound, TwineError, Unauthenticated
 from agent.routes import ROUTES
+from agent.services.accounts import Ledger
 from agent.services.contact import Contact
 from agent.services.events import EventLog
 from agent.services.exec import Sessions, wish_of
@@ -53,6 +55,7 @@ class Services:
     usage: Callable[[], Awaitable[Usages]]
     pull: Callable[[api.ImagePull], Any]
     """Fetches an image from the control plane this host has joined."""
+    accounts: Ledger
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a coroutine beside the request, in the daemon's task group."""
     domain: Callable[[], str] = lambda: ""
@@ -274,6 +277,18 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         events = await s.events.after(after, s.contact.wait_s(wait_s))
         return msgspec.structs.replace(events, answered=s.contact.answer())
 
+    async def get_accounts(_: Call) -> Accounts:
+        _must_be_ready(s)
+        return Accounts(accounts=await s.accounts.look())
+
+    async def repair_accounts(_: Call) -> Accounts:
+        _must_be_ready(s)
+        return await s.accounts.repair()
+
+    async def collect_garbage(_: Call) -> Accounts:
+        _must_be_ready(s)
+        return Accounts(accounts=[], done=await s.accounts.collect())
+
     async def healthz(_: Call) -> api.Liveness:
         return api.Liveness(ok=True)
 
@@ -286,6 +301,9 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         "put_profile": put_profile,
         "get_profile": get_profile,
         "get_events": get_events,
+        "get_accounts": get_accounts,
+        "repair_accounts": repair_accounts,
+        "collect_garbage": collect_garbage,
         "healthz": healthz,
         "readyz": readyz,
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import host, inside, service, tasks
+from agent.cli import accounts, host, inside, service, tasks
 from agent.cli import image as images
 from agent.cli.program import run_program
 
@@ -24,6 +24,7 @@ _COMMANDS = (
     *(tasks.run, tasks.ps, tasks.show_task, tasks.top, tasks.logs, tasks.restart, tasks.stop),
     inside.exec_task,
     *(host.facts, images.images, images.image, host.events, host.profile),
+    *(accounts.gc, accounts.fsck),
     *(service.serve, service.join, service.install, service.show_config),
 )
 for _command in _COMMANDS:

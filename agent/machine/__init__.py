@@ -119,6 +119,9 @@ class Btrfs(Protocol):
     def top(self, path: Path) -> Path:
         """Return the subvolume that a path lies in."""
 
+    def own_bytes(self, path: Path) -> int | None:
+        """Return what a subvolume alone takes, None where the file system does not count it."""
+
     def sync(self, path: Path) -> None:
         """Return once everything written to this file system, and no other, is on disk."""
 
@@ -206,6 +209,23 @@ class Cgroups(Protocol):
         """Return what a cgroup (its path below the root) uses, None where there is none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the kernel has of ours beside units and subvolumes (`census`)."""
+
+    cgroups: tuple[str, ...] = ()
+    """Of units of tasks, below the root of the hierarchy."""
+    namespaces: tuple[str, ...] = ()
+    veths: Mapping[str, str] = field(default_factory=dict)
+    """Host end → its alias, which is the task."""
+    mounts: tuple[str, ...] = ()
+    """Mount points below the folders that were asked about, those themselves excepted."""
+
+
+def _nothing(_state: Path, _run: Path) -> Observed:
+    return Observed()
+
+
 def boottime_s() -> float:
     """Return seconds since boot, suspend included; no step of the clock moves them."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -223,3 +243,5 @@ class Machine:
     boottime_s: Callable[[], float] = boottime_s
     hugepages_bytes: Callable[[], int] = field(kw_only=True)
     """What `Hardware.hugepages_bytes` says, without looking at all the rest."""
+    observe: Callable[[Path, Path], Observed] = field(default=_nothing, kw_only=True)
+    """Looks at the kernel for what is of ours, given the state folder and the run folder."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.errors import BtrfsError, Conflict, ProgramError
-from agent.machine import Completed, Cpu, Hardware, Machine, Subvolume, Usage, boottime_s
+from agent.machine import Completed, Cpu, Hardware, Machine, Observed, Subvolume, Usage, boottime_s
 from agent.machine.fake_programs import PROGRAMS, btrfs, ends_with
 from agent.machine.fake_systemd import Ended, FakeSystemd, Program
 
@@ -124,6 +124,11 @@ class FakeBtrfs:
             if folder == self.root or self._find(folder):
                 return folder
         raise BtrfsError(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
+
+    def own_bytes(self, path: Path) -> int | None:
+        """Return the size of a subvolume's own files."""
+        self._get(path, f"cannot measure {path}")
+        return sum(p.lstat().st_size for p in path.rglob("*") if p.is_file())
 
     def sync(self, path: Path) -> None:
         """Do nothing, as there is nothing behind these folders."""
@@ -248,6 +253,8 @@ class FakeMachine:
     btrfs: FakeBtrfs = field(init=False)
     processes: FakeProcesses = field(init=False)
     cgroups: FakeCgroups = field(default_factory=FakeCgroups)
+    observed: Observed = field(default_factory=Observed)
+    """What a look at the kernel finds, the cgroups of running units aside."""
 
     def __post_init__(self) -> None:
         """Start with nothing running."""
@@ -267,7 +274,13 @@ class FakeMachine:
             self.cgroups,
             self.boottime_s,
             hugepages_bytes=lambda: self.hardware.hugepages_bytes,
+            observe=self._observe,
         )
+
+    def _observe(self, _state: Path, _run: Path) -> Observed:
+        units = self.systemd.units("twine-*.service")
+        running = tuple(u.control_group for u in units if "/workload" in u.control_group)
+        return replace(self.observed, cgroups=running + self.observed.cgroups)
 
     def reboot(self) -> None:
         """Lose all units and get a new boot id; files stay."""

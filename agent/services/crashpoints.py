@@ -27,7 +27,9 @@ POINTS = (
     "pull.assembled",
     "delete.undeclared",
     "delete.removed",
+    "gc.image-deleted",
     "gc.layer-undeclared",
+    "gc.layer-deleted",
 )
 """Every point there is; a test finds each one reached."""
 KILLED = 137

@@ -19,6 +19,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO
 from weakref import WeakValueDictionary
@@ -74,6 +75,9 @@ class Images:
         self._lanes = lanes
         self._events = events
         self.idle_s = IDLE_S
+        self._intakes = 0
+        self._quiet = asyncio.Lock()
+        """Held while things are tidied: no image begins to arrive meanwhile."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """One at a time does something to an image; a lock lives while somebody has use for it."""
         for folder in (self.folder, self._staging):
@@ -85,9 +89,17 @@ class Images:
         )
 
     async def tidy(self) -> None:
-        """Remove what interrupted transfers left behind, before anything else runs."""
+        """Remove what interrupted transfers left behind; nothing may be under way."""
         await self._sandbox.clear()
         await self._lanes.run("btrfs", self._tidy)
+
+    async def tidy_if_idle(self) -> bool:
+        """Tidy unless an image is being taken in; return whether it was done."""
+        async with self._quiet:
+            if self._intakes:
+                return False
+            await self.tidy()
+        return True
 
     def _tidy(self) -> None:
         for path in list(self._staging.iterdir()):
@@ -137,6 +149,13 @@ class Images:
             raise NotFound(f"image {digest} is not on this machine")
         return info
 
+    def last_used(self, digest: str) -> float:
+        """Return when an image came, or a task was last made from it; 0 without it."""
+        try:
+            return (self.folder / f"{_hex(digest)}.json").stat().st_mtime
+        except OSError:
+            return 0.0
+
     def all(self) -> list[ImageInfo]:
         """Return all images, newest first."""
         infos = [self.find("sha256:" + p.stem) for p in self.folder.glob("*.json")]
@@ -144,6 +163,11 @@ class Images:
 
     def _lock(self, digest: str) -> asyncio.Lock:
         return self._locks.setdefault(digest, asyncio.Lock())
+
+    @property
+    def taking_in(self) -> bool:
+        """Whether an image is being taken in right now."""
+        return self._intakes > 0
 
     async def receive(
         self, digest: str, format_: ImageFormat, chunks: AsyncIterator[bytes]
@@ -153,7 +177,7 @@ class Images:
         Raises `Unprocessable` for a stream that has another digest, cannot be unpacked or
         leaves too little space, `Unreachable` for one that stalls; then nothing of it stays.
         """
-        async with self._lock(digest):
+        async with self._lock(digest), self._intake():
             if info := self.find(digest):
                 return info
             stream = self._staging / f"{_hex(digest)}.stream"
@@ -255,7 +279,7 @@ class Images:
 
         Raises `Unprocessable` for one that cannot be had, does not fit or must not be used.
         """
-        async with self._oci.lock(reference):
+        async with self._oci.lock(reference), self._intake():
             if info := self.find(place_of(reference).digest):
                 return info
             place, data = await self._oci.resolve(reference)
@@ -274,6 +298,15 @@ class Images:
                     raise HostError(f"cannot store image {reference}: {e.strerror}") from e
                 finally:
                     await self._lanes.run("btrfs", self._discard, place.digest)
+
+    @asynccontextmanager
+    async def _intake(self) -> AsyncIterator[None]:
+        async with self._quiet:
+            self._intakes += 1
+        try:
+            yield
+        finally:
+            self._intakes -= 1
 
     async def _complete(self, info: ImageInfo) -> ImageInfo:
         """Publish what stands in staging, and tell."""

@@ -144,11 +144,16 @@ class Layers:
         )
         declare(final, msgspec.json.encode(info))
 
-    def delete(self, chain: str) -> None:
-        """Remove a layer that nothing needs; what is made from it keeps its content."""
-        self.path(chain).with_suffix(".json").unlink(missing_ok=True)
-        passed("gc.layer-undeclared")
-        self._btrfs.delete(self.path(chain))
+    async def discard(self, chain: str) -> bool:
+        """Remove a layer unless an image under way needs it; what is made from it stays whole."""
+        lock = self._locks.setdefault(chain, asyncio.Lock())
+        async with lock:
+            if self.is_held(chain):
+                return False
+            self.path(chain).with_suffix(".json").unlink(missing_ok=True)
+            passed("gc.layer-undeclared")
+            await self._lanes.run("btrfs", self._btrfs.delete, self.path(chain))
+        return True
 
 
 def declare(subvolume: Path, description: bytes) -> None:

@@ -18,6 +18,7 @@ from agent.core.admission import (
     tombstone_of,
     too_big,
 )
+from agent.core.census import KnownTask
 from agent.core.gate import with_gate
 from agent.core.oci import as_run
 from agent.core.reconcile import leftovers
@@ -264,6 +265,16 @@ class Tasks:
         if task_id not in self._loops:
             raise self._unknown(task_id)
         return self._loops[task_id].record.spec
+
+    def known(self) -> tuple[dict[str, KnownTask], list[str]]:
+        """Return what is known of each task, and those whose record cannot be read."""
+        tasks = {
+            task_id: KnownTask(
+                loop.record.state, loop.record.wanted is Wanted.GONE, loop.record.spec.image
+            )
+            for task_id, loop in self._loops.items()
+        }
+        return tasks, sorted(self._spared)
 
     def all(self) -> list[TaskStatus]:
         """Return the state of all tasks, sorted by id."""

@@ -200,3 +200,19 @@ def test_free_space_is_part_of_the_size(volume: Volume) -> None:
     assert 0 < free <= size
     with pytest.raises(BtrfsError, match="missing"):
         volume.btrfs.free_bytes(volume.folder / "missing")
+
+
+def test_a_path_lies_in_the_nearest_subvolume_above_it(volume: Volume) -> None:
+    image = an_image(volume)
+
+    assert volume.btrfs.top(image) == volume.btrfs.top(image / "etc") == image
+    assert volume.btrfs.top(volume.folder) != image
+    with pytest.raises(BtrfsError, match="not on a btrfs file system"):
+        volume.btrfs.top(Path("/proc/self"))
+
+
+def test_what_a_subvolume_alone_takes_is_a_number_or_not_known(volume: Volume) -> None:
+    found = volume.btrfs.own_bytes(an_image(volume))
+
+    assert found is None or found > 0
+    assert volume.real or found

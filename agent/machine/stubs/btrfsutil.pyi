@@ -9,6 +9,7 @@ class BtrfsUtilError(OSError):
     btrfsutilerror: int
 
 class SubvolumeInfo:
+    id: int
     uuid: bytes
     parent_uuid: bytes
     received_uuid: bytes

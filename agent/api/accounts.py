@@ -1,0 +1,35 @@
+"""What is on a host under the agent's roots, and whose it is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from agent.api.ranges import Bytes, Id, Reported, Words
+
+
+class Account(Reported, frozen=True, kw_only=True):
+    """One thing on the host: whose it is, and whether it stays."""
+
+    kind: Id
+    """`unit`, `cgroup`, `root`, `image`, `layer`, `staging`, `record`, `namespace`, `veth`,
+    `mount`, `file`."""
+    name: Words
+    owner: Id = ""
+    """`task web`, `image sha256:…`, `agent`; empty: nobody's."""
+    stays: bool = True
+    why: Words = ""
+    """Why it stays or goes."""
+    bytes: Bytes | None = None
+    """What it alone takes on disk, where the file system counts it."""
+    wrong: bool = False
+    """It must not be there, or something that belongs to it is missing."""
+
+
+class Accounts(Reported, frozen=True, kw_only=True):
+    """All of it, or a part."""
+
+    accounts: Annotated[list[Account], Meta(max_length=1_000_000)]
+    done: Annotated[list[Words], Meta(max_length=1_000_000)] = []
+    """In words what was removed or mended."""

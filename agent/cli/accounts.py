@@ -1,0 +1,76 @@
+"""Commands that account for what is on the host: gc and fsck."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from agent.api.accounts import Account, Accounts
+from agent.cli import show
+from agent.cli.program import call
+from agent.cli.show import output_option
+from agent.wire.quantities import about_size
+
+
+@click.command()
+@click.option("--explain", is_flag=True, help="Only show everything, and why it stays or goes.")
+@output_option
+@click.pass_obj
+def gc(config_path: Path | None, explain: bool, output: str) -> None:
+    """Remove images that nobody uses and layers that no image stands on.
+
+    The agent does so by itself every ten minutes.
+    """
+    if explain:
+        found = call(config_path, lambda c: c.get_accounts())
+        return show.json(found) if output == "json" else _table(found.accounts)
+    done = call(config_path, lambda c: c.collect_garbage())
+    return show.json(done) if output == "json" else _lines(done, "nothing may go")
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Remove what is nobody's.")
+@output_option
+@click.pass_obj
+def fsck(config_path: Path | None, repair: bool, output: str) -> None:
+    """Prove that units, roots, images, layers, namespaces, links, mounts and records agree.
+
+    Ends with 1 where they do not; with --repair, where something is still wrong after it.
+    """
+    if repair:
+        found = call(config_path, lambda c: c.repair_accounts())
+    else:
+        all_ = call(config_path, lambda c: c.get_accounts())
+        found = Accounts(accounts=[a for a in all_.accounts if a.wrong])
+    if output == "json":
+        show.json(found)
+    elif found.accounts:
+        _lines(found, "")
+        _table(found.accounts)
+    else:
+        _lines(found, "all is accounted for")
+    if found.accounts:
+        sys.exit(1)
+
+
+def _lines(found: Accounts, otherwise: str) -> None:
+    for line in found.done or [otherwise]:
+        if line:
+            click.echo(show.printable(line))
+
+
+def _table(accounts: list[Account]) -> None:
+    rows = [
+        (
+            a.kind,
+            a.name,
+            a.owner or "nobody",
+            "WRONG" if a.wrong else "stays" if a.stays else "goes",
+            "-" if a.bytes is None else about_size(a.bytes),
+            a.why,
+        )
+        for a in accounts
+    ]
+    show.table(("KIND", "NAME", "OWNER", "FATE", "ALONE", "WHY"), rows)

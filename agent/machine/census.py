@@ -1,0 +1,50 @@
+"""What the kernel has of ours beside units and subvolumes: cgroups, namespaces, links, mounts."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from agent.machine import Observed
+from agent.machine.kernelfs import KernelFs
+
+_VETH = re.compile(r"tw[0-9a-f]{11}")
+_UNIT = re.compile(r"twine-(task|step|in)-.*\.service")
+_SLICE = "/sys/fs/cgroup/workload.slice"
+
+
+def observe(fs: KernelFs, state: Path, run: Path) -> Observed:
+    """Look at the kernel's files; what is not there counts as empty. Blocking."""
+    return Observed(
+        cgroups=tuple(sorted(_cgroups(fs))),
+        namespaces=tuple(fs.names(f"{run}/netns")),
+        veths={
+            name: fs.find(f"/sys/class/net/{name}/ifalias") or ""
+            for name in fs.names("/sys/class/net")
+            if _VETH.fullmatch(name)
+        },
+        mounts=tuple(sorted(_mounts(fs, (state, run)))),
+    )
+
+
+def _cgroups(fs: KernelFs) -> set[str]:
+    top = fs.path(_SLICE)
+    found = set()
+    for folder, names, _ in os.walk(top):
+        units = [name for name in names if _UNIT.fullmatch(name)]
+        found |= {"/workload.slice/" + str((Path(folder) / n).relative_to(top)) for n in units}
+        names[:] = [name for name in names if name.endswith(".slice")]
+    return found
+
+
+def _mounts(fs: KernelFs, tops: tuple[Path, ...]) -> set[str]:
+    """Return mount points of this process's namespace (proc(5), mountinfo, field 5)."""
+    found = set()
+    for line in (fs.find("/proc/self/mountinfo") or "").splitlines():
+        fields = line.split(" ")
+        if len(fields) > 4:
+            point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4])
+            if any(point.startswith(f"{top}/") for top in tops):
+                found.add(point)
+    return found

@@ -1,0 +1,117 @@
+"""gc and fsck through the agent's own API, on a machine in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from builders import IMAGE, OTHER_IMAGE, FakeHost, a_spec, gone, running
+from msgspec.structs import replace
+from oci import Layout, Registry, files
+
+from agent.client import AgentClient
+from agent.machine import Observed
+
+PLACE = "registry.example/web:"
+
+
+@asynccontextmanager
+async def serving(host: FakeHost) -> AsyncIterator[AgentClient]:
+    """Run an agent whose second look comes at once."""
+    async with host.serving() as (services, client):
+        services.accounts.second_look_s = 0.0
+        yield client
+
+
+async def wrong(client: AgentClient) -> list[tuple[str, str]]:
+    return [(a.kind, a.name) for a in (await client.get_accounts()).accounts if a.wrong]
+
+
+async def test_after_a_task_came_and_went_all_is_accounted_for(host: FakeHost) -> None:  # P9
+    async with serving(host) as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        accounts = {(a.kind, a.name): a for a in (await client.get_accounts()).accounts}
+        assert accounts["unit", "twine-task-web.service"].owner == "task web"
+        assert accounts["root", "web"].owner == "task web"
+        assert accounts["image", IMAGE[7:]].why == "task web runs from it"
+        assert not any(a.wrong for a in accounts.values())
+        await client.delete_task("web")
+        await gone(client, "web")
+        assert await wrong(client) == []
+
+
+async def test_what_is_nobodys_is_found_and_removed(host: FakeHost) -> None:
+    """P9 F-42: strays of every kind, and what a repair leaves for a person."""
+    host.fake.observed = Observed(namespaces=("lost",), veths={"tw01": "lost"})
+    async with serving(host) as client:
+        systemd, btrfs, state = host.fake.systemd, host.fake.btrfs, host.state
+        systemd.start_transient("twine-task-lost.service", {"ExecStart": [["/bin/x"]]})
+        btrfs.create(state / "tasks" / "lost")
+        btrfs.create(state / "images" / ("5" * 64))
+        btrfs.create(state / "layers" / ("6" * 64))
+        (state / "layers" / f"{'7' * 64}.json").write_text("{}")
+        (state / "staging" / "x.stream").write_bytes(b"x")
+        (state / "journal" / ".lost.new").write_bytes(b"x")
+        (state / "core").write_bytes(b"x")
+        before = await wrong(client)
+        left = await client.repair_accounts()
+
+        assert sorted({kind for kind, _ in before}) == [
+            *("file", "image", "layer", "namespace", "record", "root", "staging", "unit", "veth")
+        ]
+        assert [(a.kind, a.name) for a in left.accounts] == [
+            ("file", "core"),
+            ("namespace", "lost"),
+            ("veth", "tw01"),
+        ]
+        assert len(left.done) >= 6
+        assert [os.listdir(state / f) for f in ("tasks", "staging", "layers")] == [[], [], []]
+        assert (await client.get_image(IMAGE)).digest == IMAGE
+
+
+async def test_a_running_task_whose_root_somebody_took_away_is_told(host: FakeHost) -> None:
+    async with serving(host) as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        host.fake.btrfs.delete(host.state / "tasks" / "web")
+        assert await wrong(client) == [("record", "web: its root")]
+
+
+async def test_images_go_by_age_and_their_layers_with_the_last_of_them(host: FakeHost) -> None:
+    """F-40: what is used stays, by whatever name; F-42."""
+    registry = Registry()
+    host.fake.systemd.programs["skopeo"] = registry.skopeo
+    base = files(base="b")
+    for tag in ("1", "2"):
+        layout = Layout(host.folder / tag)
+        registry.push(PLACE + tag, layout, layout.image(base, files(app=tag)))
+    host.give_image(OTHER_IMAGE)
+    async with serving(host) as client:
+        first, second = [(await client.fetch_oci_image(PLACE + tag)).digest for tag in "12"]
+        await client.put_task("web", a_spec(image=second, command=["/bin/x"]))
+        await running(client, "web")
+        assert (await client.collect_garbage()).done == []
+        for digest in (first, second, IMAGE):
+            os.utime(host.state / "images" / f"{digest[7:]}.json", (1, 1))
+        explained = {a.name: a for a in (await client.get_accounts()).accounts}
+        done = (await client.collect_garbage()).done
+        held = {i.digest for i in (await client.list_images()).images}
+
+        assert not explained[first[7:]].stays
+        assert "nobody used it for" in explained[first[7:]].why
+        assert held == {second, OTHER_IMAGE}
+        assert len(done) == 3  # two images and the layer of one
+        assert len(list((host.state / "layers").glob("*.json"))) == 2
+        assert (host.state / "tasks" / "web" / "base").read_text() == "b"
+        assert await wrong(client) == []
+
+
+async def test_on_a_short_disk_unused_images_go(host: FakeHost) -> None:  # F-33
+    host.config = replace(host.config, image_free_bytes=host.fake.btrfs.available_bytes + 1)
+    async with serving(host) as client:
+        os.utime(host.state / "images" / f"{IMAGE[7:]}.json", (1, 1))
+        done = (await client.collect_garbage()).done
+    assert len(done) == 1
+    assert not (host.state / "images" / IMAGE[7:]).exists()
