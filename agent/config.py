@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import tomllib
 from pathlib import Path
@@ -43,6 +44,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """When less is free, images go that nobody used for an hour, the longest unused first."""
     crash_points: bool = False
     """For tests: `TWINE_CRASHPOINT=name` makes the agent die there. Never on a host in use."""
+    network_prefix6: Annotated[str, Meta(max_length=64)] = "fd74:7769:6e65::/48"
+    """Of all private addresses of the region, the same on every host: a /48 of your own
+    (RFC 4193). A host's are the 32 bits of its IPv4 address further (docs/network.md)."""
+    network_prefix4: Annotated[str, Meta(max_length=32)] = "100.64.0.0/10"
+    """Of the tasks' IPv4 addresses on each host; nobody outside of it sees them."""
+    network_address: Annotated[str, Meta(max_length=15)] = ""
+    """IPv4 address by which other hosts reach this one; empty: that of its default route."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def address(self) -> tuple[str, int]:
@@ -53,6 +61,25 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"listen = {self.listen!r} is not HOST:PORT", hint="for instance 0.0.0.0:7443"
             )
         return host.strip("[]"), int(port)
+
+    def check_network(self) -> None:
+        """Raise `ConfigError` for prefixes that addresses cannot be made from."""
+        for name, length, kind in (
+            ("network_prefix6", 48, ipaddress.IPv6Network),
+            ("network_prefix4", 24, ipaddress.IPv4Network),
+        ):
+            text = getattr(self, name)
+            try:
+                found = kind(text)
+            except ValueError as e:
+                raise ConfigError(f"{name} = {text!r} is no network: {e}") from e
+            if found.prefixlen > length or (length == 48 and found.prefixlen != length):
+                word = "exactly" if length == 48 else "at most"
+                raise ConfigError(f"{name} = {text!r}: its length is to be {word} /{length}")
+        try:
+            ipaddress.IPv4Address(self.network_address or "127.0.0.1")
+        except ValueError as e:
+            raise ConfigError(f"network_address = {self.network_address!r}: {e}") from e
 
 
 def load(path: Path | None) -> AgentConfig:
@@ -79,6 +106,7 @@ def load(path: Path | None) -> AgentConfig:
         )
     config = msgspec.convert(document, AgentConfig)
     config.address()
+    config.check_network()
     return config
 
 

@@ -43,6 +43,7 @@ from agent.services.images import Images
 from agent.services.inside import Inside
 from agent.services.journal import Journal
 from agent.services.logs import Logs
+from agent.services.networks import Networks, site_with
 from agent.services.oci import Registries
 from agent.services.offload import Lanes
 from agent.services.port import listen
@@ -76,6 +77,7 @@ def real_machine() -> Machine:
     from agent.machine.cgroups import HostCgroups
     from agent.machine.hardware import hugepages_bytes, read_hardware
     from agent.machine.kernelfs import KernelFs
+    from agent.machine.private_network import HostNetwork
     from agent.machine.process import HostProcesses
     from agent.machine.systemd_apart import ApartSystemd
 
@@ -85,6 +87,7 @@ def real_machine() -> Machine:
         processes=HostProcesses(),
         hardware=lambda: read_hardware(KernelFs()),
         cgroups=HostCgroups(KernelFs()),
+        network=HostNetwork(),
         hugepages_bytes=lambda: hugepages_bytes(KernelFs()),
         observe=lambda state, run: observe(KernelFs(), state, run),
     )
@@ -155,6 +158,13 @@ class Agent:
             Registries(config.registry_tls_verify, config.registry_credentials_file),
         )
         roots = Roots(machine.btrfs, self._state / "tasks", images.folder)
+        site = site_with(
+            config.network_prefix6,
+            config.network_prefix4,
+            config.network_address,
+            config.address()[1],
+        )
+        networks = Networks(machine.network, lanes, site)
         host = Host(
             units=units,
             roots=roots,
@@ -163,6 +173,7 @@ class Agent:
             lanes=lanes,
             prober=prober,
             contact=Contact(Path(config.run_dir) / "fence", hardware.boot_id, machine.boottime_s),
+            networks=networks,
             boot_id=hardware.boot_id,
             inside=Inside(units, lambda task: task_unit(roots, task)),
         )
@@ -173,7 +184,7 @@ class Agent:
 
         async def facts() -> api.MachineFacts:
             found = await lanes.run("facts", standing.read, self._name())
-            return replace(found, problems=[disk.problem] if disk.problem else [])
+            return replace(found, problems=[p for p in (disk.problem, networks.problem) if p])
 
         group.create_task(disk.watch(), name="disk")
 
@@ -203,6 +214,7 @@ class Agent:
             events=events,
             contact=host.contact,
             sessions=Sessions(host.inside, units, Path(config.run_dir) / "exec"),
+            networks=networks,
             profile=HostProfile(
                 units,
                 events,
@@ -227,6 +239,8 @@ class Agent:
         await services.sessions.tidy()
         replay = await lanes.run("journal", self._host.journal.replay)
         await services.tasks.adopt(replay)
+        specs = {t: record.spec for t, record in replay.tasks.items()}
+        services.spawn(self._host.networks.adopt(specs, replay.unreadable))
         services.spawn(services.profile.adopt())
         services.spawn(services.profile.watch())
         services.spawn(services.accounts.watch())

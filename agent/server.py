@@ -28,6 +28,7 @@ from agent.services.facts import agent_version
 from agent.services.host_profile import HostProfile
 from agent.services.images import Images
 from agent.services.logs import Logs
+from agent.services.networks import Networks
 from agent.services.tasks import Tasks
 from agent.usage import Usages
 from agent.wire.duplex import Talk
@@ -50,6 +51,7 @@ class Services:
     events: EventLog
     contact: Contact
     sessions: Sessions
+    networks: Networks
     profile: HostProfile
     facts: Callable[[], Awaitable[api.MachineFacts]]
     usage: Callable[[], Awaitable[Usages]]

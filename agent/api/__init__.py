@@ -212,6 +212,8 @@ class TaskStatus(Reported, frozen=True, kw_only=True):
     started_at: Moment | None = None
     next_start_at: Moment | None = None
     last_exit: Exit | None = None
+    addresses: Annotated[list[Id], Meta(max_length=16)] = []
+    """Of its private network, IPv6 first; none while it is in the host's."""
 
 
 class Tasks(Reported, frozen=True, kw_only=True):

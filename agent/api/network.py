@@ -40,6 +40,17 @@ class Network(Reach, frozen=True, kw_only=True):
     """By name; each is in the environment, too: `TWINE_PORT_HTTP`."""
 
 
+def contradiction(reach: Reach) -> str:
+    """Return what cannot be had in the host's network, empty where all fits together."""
+    if reach.mode is NetworkMode.PRIVATE:
+        return ""
+    asked = {"egress_mbps": reach.egress_mbps, "allow_from": reach.allow_from}
+    names = [name for name, value in asked.items() if value]
+    if not names:
+        return ""
+    return f"network.{names[0]} needs a network of its own (network.mode = private)"
+
+
 def port_variable(name: str) -> str:
     """Return the environment variable that a task reads one of its ports from."""
     return f"TWINE_PORT_{name.upper().replace('-', '_')}"

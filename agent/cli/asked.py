@@ -45,9 +45,14 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
     pairs = [word.partition("=") for word in given["listen"]]
     if wrong := [name for name, _, port in pairs if not port.isdigit()]:
         raise InvalidInput(f"--listen {wrong[0]!r} is not NAME=PORT", hint="--listen http=8080")
-    ports = {name: int(port) for name, _, port in pairs}
-    sockets = {"unix_sockets": True} if given["unix_sockets"] else {}
-    return ({"ports": ports} if ports else {}) | sockets
+    asked = {
+        "mode": given["network"] if given["network"] != api.NetworkMode.HOST else "",
+        "ports": {name: int(port) for name, _, port in pairs},
+        "egress_mbps": given["egress_mbps"],
+        "allow_from": list(given["allow_from"]),
+        "unix_sockets": given["unix_sockets"],
+    }
+    return {name: value for name, value in asked.items() if value}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -42,6 +42,15 @@ if TYPE_CHECKING:
     "--listen", multiple=True, metavar="NAME=PORT", help="A port it may bind; TWINE_PORT_NAME."
 )
 @click.option(
+    "--network",
+    type=click.Choice([m.value for m in api.NetworkMode]),
+    default="host",
+    show_default=True,
+    help="The host's network, or one of its own (docs/network.md).",
+)
+@click.option("--egress-mbps", type=float, help="Most it may send; needs --network private.")
+@click.option("--allow-from", multiple=True, metavar="NAME", help="Task or job that may reach it.")
+@click.option(
     "--unix-sockets",
     is_flag=True,
     help="Let it use AF_UNIX in the host's network (docs/network.md).",
@@ -262,6 +271,7 @@ def show_task(config_path: Path | None, name: str, output: str) -> None:
         ("entitlement", status.entitlement),
         ("generation", f"{status.generation} (epoch {status.epoch})"),
         ("unit", status.unit),
+        ("addresses", ", ".join(status.addresses) or "the host's"),
         ("started", _moment(status.started_at)),
         ("restarts", str(status.restarts)),
         ("next start", _moment(status.next_start_at)),

@@ -51,6 +51,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     last_exit: Exit | None = None
     limits: Limits | None = None
     """Limits that the running unit has."""
+    addresses: list[str] = []
+    """Of its private network, IPv6 first; none in the host's."""
     cut_off: bool = False
     """It was ended because its control plane was not heard; only a command starts it again."""
     started_up: str = ""
@@ -138,6 +140,7 @@ def status_of(task: TaskRecord) -> TaskStatus:
         started_at=task.started_at,
         next_start_at=task.next_start_at,
         last_exit=task.last_exit,
+        addresses=task.addresses,
     )
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from agent.netplan import Answer, Ask
+
 Property = object
 """Value of a unit property in Python's types: str, int, bool, float, list, tuple, bytes."""
 
@@ -226,6 +228,16 @@ def _nothing(_state: Path, _run: Path) -> Observed:
     return Observed()
 
 
+class Network(Protocol):
+    """The host's network, which another program changes for us."""
+
+    def ask(self, ask: Ask) -> Answer:
+        """Have something done; return what there is afterwards. Raises `HostError`."""
+
+    def address(self) -> str:
+        """Return the IPv4 address by which other hosts reach this one; empty where none do."""
+
+
 def boottime_s() -> float:
     """Return seconds since boot, suspend included; no step of the clock moves them."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -240,6 +252,7 @@ class Machine:
     processes: Processes
     hardware: Callable[[], Hardware]
     cgroups: Cgroups
+    network: Network
     boottime_s: Callable[[], float] = boottime_s
     hugepages_bytes: Callable[[], int] = field(kw_only=True)
     """What `Hardware.hugepages_bytes` says, without looking at all the rest."""

@@ -20,12 +20,18 @@ def observe(fs: KernelFs, state: Path, run: Path) -> Observed:
         cgroups=tuple(sorted(_cgroups(fs))),
         namespaces=tuple(fs.names(f"{run}/netns")),
         veths={
-            name: fs.find(f"/sys/class/net/{name}/ifalias") or ""
+            name: _task_in(fs.find(f"/sys/class/net/{name}/ifalias") or "")
             for name in fs.names("/sys/class/net")
             if _VETH.fullmatch(name)
         },
         mounts=tuple(sorted(_mounts(fs, (state, run)))),
     )
+
+
+def _task_in(alias: str) -> str:
+    """Return the task that a link's alias names: `twine TASK ADDRESS ADDRESS` (core/addresses)."""
+    words = alias.split()
+    return words[1] if len(words) > 1 and words[0] == "twine" else alias
 
 
 def _cgroups(fs: KernelFs) -> set[str]:

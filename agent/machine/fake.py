@@ -19,6 +19,7 @@ from pathlib import Path
 
 from agent.errors import BtrfsError, Conflict, ProgramError
 from agent.machine import Completed, Cpu, Hardware, Machine, Observed, Subvolume, Usage, boottime_s
+from agent.machine.fake_network import FakeNetwork
 from agent.machine.fake_programs import PROGRAMS, btrfs, ends_with
 from agent.machine.fake_systemd import Ended, FakeSystemd, Program
 
@@ -255,6 +256,7 @@ class FakeMachine:
     cgroups: FakeCgroups = field(default_factory=FakeCgroups)
     observed: Observed = field(default_factory=Observed)
     """What a look at the kernel finds, the cgroups of running units aside."""
+    network: FakeNetwork = field(default_factory=FakeNetwork)
 
     def __post_init__(self) -> None:
         """Start with nothing running."""
@@ -272,6 +274,7 @@ class FakeMachine:
             self.processes,
             lambda: self.hardware,
             self.cgroups,
+            self.network,
             self.boottime_s,
             hugepages_bytes=lambda: self.hardware.hugepages_bytes,
             observe=self._observe,
@@ -285,6 +288,7 @@ class FakeMachine:
     def reboot(self) -> None:
         """Lose all units and get a new boot id; files stay."""
         self.systemd.reboot()
+        self.network.networks, self.network.allowed = {}, None
         number = int(self.hardware.boot_id[-12:], 16) + 1
         self.hardware = replace(
             self.hardware, boot_id=f"{self.hardware.boot_id[:-12]}{number:012x}"

@@ -15,6 +15,8 @@ _PREFIX = "/opt/twine"
 _TARGETS = {
     ("agent", "twine-agent.service"): "etc/systemd/system/twine-agent.service",
     ("agent", "twine-fence.service"): "etc/systemd/system/twine-fence.service",
+    ("agent", "twine-network.service"): "etc/systemd/system/twine-network.service",
+    ("agent", "twine-network.socket"): "etc/systemd/system/twine-network.socket",
     ("agent", "hostcritical.slice"): "etc/systemd/system/hostcritical.slice",
     ("agent", "init.scope.conf"): "etc/systemd/system/init.scope.d/twine.conf",
     ("agent", "workload.slice"): "etc/systemd/system/workload.slice",

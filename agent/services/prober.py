@@ -1,4 +1,4 @@
-"""Asks tasks whether they are healthy: over HTTP or TCP on loopback, or by a command inside."""
+"""Asks tasks whether they are healthy: over HTTP or TCP, or by a command inside of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from agent.wire.reasons import why
 Report = Callable[[Health, str], None]
 Ask = Callable[[list[str], float], Awaitable[str]]
 """Runs a command inside the task, for so many seconds, and returns what is wrong, or nothing."""
+LOOPBACK = "127.0.0.1"
 
 
 class Prober:
@@ -29,7 +30,14 @@ class Prober:
             await self._session.close()
 
     async def watch(
-        self, probe: Probe, health: Health, report: Report, inside: Ask, *, starting_s: float = 0.0
+        self,
+        probe: Probe,
+        health: Health,
+        report: Report,
+        inside: Ask,
+        *,
+        starting_s: float = 0.0,
+        at: str = LOOPBACK,
     ) -> None:
         """Probe for ever, from a known health on, and report each change of verdict.
 
@@ -39,7 +47,7 @@ class Prober:
         started = loop.time() + starting_s
         streak = Streak(health)
         while True:
-            problem = await self._ask(probe, inside)
+            problem = await self._ask(probe, inside, at)
             new = after_answer(streak, not problem, probe, starting=loop.time() < started)
             if new.health is not streak.health:
                 report(new.health, problem if new.health is Health.UNHEALTHY else "")
@@ -47,30 +55,30 @@ class Prober:
             eager = streak.health is Health.UNKNOWN
             await asyncio.sleep(min(0.5, probe.interval_s) if eager else probe.interval_s)
 
-    async def _ask(self, probe: Probe, inside: Ask) -> str:
+    async def _ask(self, probe: Probe, inside: Ask, at: str) -> str:
         """Return what is wrong with the answer, empty when it is good."""
         if probe.kind is ProbeKind.EXEC:
             return await inside(probe.command, probe.timeout_s)
         try:
             async with asyncio.timeout(probe.timeout_s):
                 if probe.kind is ProbeKind.TCP:
-                    return await self._tcp(probe)
-                return await self._http(probe)
+                    return await self._tcp(probe, at)
+                return await self._http(probe, at)
         except TimeoutError:
             return f"probe of port {probe.port}: no answer within {probe.timeout_s:g} s"
         except (OSError, aiohttp.ClientError) as e:
             return f"probe of port {probe.port}: {why(e)}"
 
-    async def _tcp(self, probe: Probe) -> str:
-        _, writer = await asyncio.open_connection("127.0.0.1", probe.port)
+    async def _tcp(self, probe: Probe, at: str) -> str:
+        _, writer = await asyncio.open_connection(at, probe.port)
         writer.close()
         return ""
 
-    async def _http(self, probe: Probe) -> str:
+    async def _http(self, probe: Probe, at: str) -> str:
         if self._session is None:
             connector = aiohttp.TCPConnector(force_close=True)
             self._session = aiohttp.ClientSession(connector=connector)
-        url = f"http://127.0.0.1:{probe.port}{probe.path}"
+        url = f"http://{at}:{probe.port}{probe.path}"
         async with self._session.get(url, allow_redirects=False) as response:
             if 200 <= response.status < 400:
                 return ""

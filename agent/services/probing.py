@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from agent.api import Health, Probe, TaskState
 from agent.core.health import Verdict
 from agent.core.records import TaskRecord, is_up
-from agent.services.prober import Prober
+from agent.services.prober import LOOPBACK, Prober
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +65,17 @@ class Probing:
         known = task.health if name == "ready" else Health.UNKNOWN
         while True:
             try:
-                await self._prober.watch(probe, known, heard, inside, starting_s=starting_s)
+                await self._prober.watch(
+                    probe, known, heard, inside, starting_s=starting_s, at=_address(task)
+                )
             except Exception:
                 log.exception("a probe failed; this is a bug", extra={"task": task.task_id})
                 await asyncio.sleep(probe.interval_s)
+
+
+def _address(task: TaskRecord) -> str:
+    """Return where a task answers: IPv4, which any of its programs listens on."""
+    return task.addresses[-1] if task.addresses else LOOPBACK
 
 
 def _wanted(task: TaskRecord) -> list[tuple[str, Probe]]:

@@ -30,6 +30,7 @@ from agent.services.contact import Contact
 from agent.services.events import EventLog
 from agent.services.inside import Inside
 from agent.services.journal import Journal
+from agent.services.networks import Networks, is_private
 from agent.services.offload import Lanes
 from agent.services.prober import Prober
 from agent.services.probing import Probing
@@ -59,6 +60,7 @@ class Host:
     lanes: Lanes
     prober: Prober
     contact: Contact
+    networks: Networks
     boot_id: str
     inside: Inside
 
@@ -256,6 +258,7 @@ class TaskLoop:
                 guard: dict[str, object] = {}
                 if is_bound(task.spec):
                     guard = not_after(host.contact.may_start(task.task_id))
+                await self._connect(task)
                 if await self._initialised(task, guard):
                     await host.units.start(self._unit, task_unit(host.roots, task) | guard)
                     await self._woken(2.0)
@@ -270,11 +273,22 @@ class TaskLoop:
             case Action.REMOVE_ROOT:
                 if task.spec.life.init:
                     await host.inside.end_steps(task.task_id)
+                await host.networks.remove(task.task_id)
                 await host.lanes.run("btrfs", host.roots.remove, task.task_id)
             case _:
                 until = decision.until
                 pause = RESYNC_S if until is None else max(0.0, until - host.contact.now_s())
                 await self._woken(pause)
+
+    async def _connect(self, task: TaskRecord) -> None:
+        """See to it that the task has the network it asks for, and none that it does not."""
+        networks, addresses = self._host.networks, list[str]()
+        if is_private(task.spec):
+            addresses = await networks.ensure(task.task_id, task.spec)
+        else:
+            await networks.remove(task.task_id)
+        if addresses != task.addresses:
+            await self._keep(self.record, replace(self.record, addresses=addresses))
 
     async def _woken(self, timeout_s: float) -> None:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from agent.api import Digest, Health, TaskSpec, TaskState, TaskStatus
+from agent.api.network import contradiction as contradiction_of
 from agent.core.admission import (
     accept,
     contradiction,
@@ -168,6 +169,8 @@ class Tasks:
                 f"task {task_id} cannot run: neither it nor image {spec.image} has a command",
                 hint="say which program to run",
             )
+        if why := contradiction_of(spec.network):
+            raise Unprocessable(f"task {task_id} cannot run: {why}")
         specs = dict(self._coming)
         specs |= {
             name: loop.record.spec

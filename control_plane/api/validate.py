@@ -63,6 +63,14 @@ def job_relations(document: Any) -> list[FieldError]:
     if isinstance(gpus, float) and gpus > 0 and gpus % 1 and gpus not in GPU_PARTS:
         reason = f"{gpus:g} is not valid; whole GPUs, or one of 0.125, 0.25 and 0.5 of one"
         found.append(FieldError(field="gpus", reason=reason))
+    network = document.get("network")
+    if isinstance(network, dict) and network.get("mode", "host") == "host":
+        needs = "needs a network of its own (mode = private)"
+        found += [
+            FieldError(field=f"network.{name}", reason=needs)
+            for name in ("egress_mbps", "allow_from")
+            if network.get(name)
+        ]
     known = frozenset(ports)
     for field, text in _texts(document):
         if len(found) >= MAX_ERRORS:

@@ -188,6 +188,8 @@ def test_install_puts_units_group_and_configuration_below_a_root(
         "etc/systemd/system/sidekick-verify.timer",
         "etc/systemd/system/twine-agent.service",
         "etc/systemd/system/twine-fence.service",
+        "etc/systemd/system/twine-network.service",
+        "etc/systemd/system/twine-network.socket",
         "etc/systemd/system/workload.slice",
         "etc/sysusers.d/twine.conf",
         "etc/twine/agent.toml",

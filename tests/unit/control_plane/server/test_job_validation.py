@@ -14,7 +14,7 @@ from agent.errors import InvalidInput
 from control_plane.allocator.core.demand import demand_of
 from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.api.jobs import JobSpec
-from control_plane.api.validate import job_errors, job_spec
+from control_plane.api.validate import job_errors, job_relations, job_spec
 
 GOOD: dict[str, Any] = {
     "name": "web",
@@ -167,3 +167,12 @@ def test_types_by_the_thousand_are_compared_once() -> None:
     (error,) = entitlement_relations(document)
     assert time.process_time() - before < 2
     assert len(error.reason) < 1000
+
+
+def test_what_needs_a_private_network_is_named_without_one() -> None:
+    document = {"network": {"egress_mbps": 5, "allow_from": ["db"]}}
+
+    found = {e.field for e in job_relations(document)}
+
+    assert found == {"network.egress_mbps", "network.allow_from"}
+    assert job_relations({"network": {"mode": "private", "egress_mbps": 5}}) == []

@@ -1,0 +1,35 @@
+"""The private networks of the machine in memory."""
+
+from __future__ import annotations
+
+from agent.errors import HostError
+from agent.netplan import Answer, Ask, TaskNet
+
+
+class FakeNetwork:
+    """Networks and permissions, as they were asked for."""
+
+    def __init__(self) -> None:
+        """Have no network yet."""
+        self.networks: dict[str, TaskNet] = {}
+        self.allowed: list[TaskNet] | None = None
+        """Of the firewall; None: it was never put in force."""
+        self.broken = ""
+        """Why every request fails, where it does."""
+        self.own = "10.77.0.11"
+
+    def ask(self, ask: Ask) -> Answer:
+        """Do what is asked."""
+        if self.broken:
+            raise HostError(self.broken)
+        for task_id in ask.remove:
+            self.networks.pop(task_id, None)
+        if ask.allowed is not None:
+            self.allowed = list(ask.allowed)
+        if ask.ensure is not None:
+            self.networks[ask.ensure.task_id] = ask.ensure
+        return Answer(networks=sorted(self.networks.values(), key=lambda net: net.task_id))
+
+    def address(self) -> str:
+        """Return what tests set."""
+        return self.own

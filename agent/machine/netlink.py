@@ -1,0 +1,171 @@
+"""Namespaces, links, addresses, routes and rates of tasks, by pyroute2's asynchronous classes.
+
+Every call looks first and does what is missing, so each may be repeated after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from ipaddress import IPv6Network
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import AsyncIPRoute, netns
+from pyroute2.netlink.exceptions import NetlinkError
+
+from agent.errors import HostError
+from agent.netplan import TaskNet
+
+TUNNEL = "twine6"
+INSIDE = "eth0"
+_NODAD = 2
+"""IFA_F_NODAD: nobody else can have the address, so nobody need be asked."""
+_HOST_LINK_LOCAL = "fe80::1"
+_SYSCTLS = Path("/proc/sys/net")
+_LATENCY = "50ms"
+"""How long a packet may wait for its turn under a rate limit; later ones are dropped."""
+
+
+async def ensure_host(host4: str, host6: str, prefix6: str) -> str:
+    """See to it that the host forwards, and has its tunnel to the tasks of other hosts.
+
+    Returns why there is no tunnel, empty where there is one: a kernel without `sit` has none.
+    """
+    for path in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+        _write_sysctl(path, "1", accept_ra=path.startswith("ipv6"))
+    async with _netlink(f"cannot give the host its address {host6}") as ipr:
+        (index,) = await ipr.link_lookup(ifname="lo")
+        await ipr.addr("replace", index=index, address=host6, prefixlen=128, flags=_NODAD)
+    try:
+        await _tunnel(host4, prefix6)
+    except HostError as e:
+        return str(e)
+    return ""
+
+
+async def _tunnel(host4: str, prefix6: str) -> None:
+    region = IPv6Network(prefix6)
+    async with _netlink(f"cannot make the tunnel {TUNNEL} to tasks of other hosts") as ipr:
+        if not await ipr.link_lookup(ifname=TUNNEL):
+            await ipr.link(
+                "add",
+                ifname=TUNNEL,
+                kind="sit",
+                sit_local=host4,
+                sit_ttl=64,
+                sit_6rd_prefix=str(region.network_address),
+                sit_6rd_prefixlen=region.prefixlen,
+            )
+        (index,) = await ipr.link_lookup(ifname=TUNNEL)
+        await ipr.link("set", index=index, state="up")
+        await ipr.route("replace", dst=prefix6, oif=index)
+
+
+def _write_sysctl(path: str, value: str, *, accept_ra: bool) -> None:
+    file = _SYSCTLS / path
+    if file.read_text().strip() == value:
+        return
+    if accept_ra:
+        # A host that forwards hears no router any more, unless told to (ip-sysctl.rst).
+        for one in _SYSCTLS.glob("ipv6/conf/*/accept_ra"):
+            if one.read_text().strip() == "1":
+                one.write_text("2")
+    file.write_text(value)
+
+
+async def ensure(net: TaskNet, gateway4: str, alias: str) -> None:
+    """Make a task's private network, or what of it is missing."""
+    path = Path(net.namespace)
+    if not _is_namespace(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        netns.create(net.namespace)
+    async with _netlink(f"cannot make the network of task {net.task_id}") as ipr:
+        if not await ipr.link_lookup(ifname=net.veth):
+            peer = {"ifname": INSIDE, "net_ns_fd": net.namespace}
+            await ipr.link("add", ifname=net.veth, kind="veth", peer=peer)
+        await _inside(net, gateway4)
+        (index,) = await ipr.link_lookup(ifname=net.veth)
+        await ipr.link("set", index=index, state="up")
+        await ipr.addr("replace", index=index, address=gateway4, prefixlen=32)
+        await ipr.addr("replace", index=index, address=_HOST_LINK_LOCAL, prefixlen=64, flags=_NODAD)
+        await ipr.route("replace", dst=f"{net.address4}/32", oif=index)
+        await ipr.route("replace", dst=f"{net.address6}/128", oif=index)
+        await ipr.link("set", index=index, ifalias=alias)  # last: who has it is whole
+
+
+async def _inside(net: TaskNet, gateway4: str) -> None:
+    attempt = f"cannot set up the inside of the network of task {net.task_id}"
+    async with _netlink(attempt, net.namespace) as ipr:
+        (loopback,) = await ipr.link_lookup(ifname="lo")
+        (index,) = await ipr.link_lookup(ifname=INSIDE)
+        for each in (loopback, index):
+            await ipr.link("set", index=each, state="up")
+        await ipr.addr("replace", index=index, address=net.address4, prefixlen=32)
+        await ipr.addr("replace", index=index, address=net.address6, prefixlen=128, flags=_NODAD)
+        await ipr.route("replace", dst=f"{gateway4}/32", oif=index, scope="link")
+        await ipr.route("replace", dst="0.0.0.0/0", gateway=gateway4, oif=index)
+        await ipr.route("replace", dst="::/0", gateway=_HOST_LINK_LOCAL, oif=index)
+        await _shape(ipr, index, net.egress_bps)
+
+
+async def _shape(ipr: Any, index: int, bps: int | None) -> None:
+    """Limit what leaves by a link, or lift the limit; the same again changes nothing."""
+    found = [q async for q in await ipr.get_qdiscs(index=index) if q.get_attr("TCA_KIND") == "tbf"]
+    if bps is not None:
+        burst = max(1600, bps // 8 // 100)  # what is sent in 10 ms, and a frame at least
+        await ipr.tc("replace", "tbf", index, rate=f"{bps}bit", burst=burst, latency=_LATENCY)
+    elif found:
+        await ipr.tc("del", "tbf", index)
+
+
+async def remove(namespace: str, veth: str) -> None:
+    """Remove a task's private network; what is not there is no error."""
+    async with _netlink(f"cannot remove {veth}") as ipr:
+        for index in await ipr.link_lookup(ifname=veth):
+            await ipr.link("del", index=index)
+    path = Path(namespace)
+    try:
+        if _is_namespace(path):
+            netns.remove(namespace)
+        path.unlink(missing_ok=True)
+    except OSError as e:
+        raise HostError(f"cannot remove {namespace}: {e.strerror}") from e
+
+
+def _is_namespace(path: Path) -> bool:
+    """Return whether a namespace is mounted there, and not only the file that it is mounted on."""
+    try:
+        return path.stat().st_dev != path.parent.stat().st_dev
+    except FileNotFoundError:
+        return False
+
+
+async def links(read: Callable[[str, str], TaskNet | None]) -> list[TaskNet]:
+    """Return the networks that are whole, as `read` understands name and alias of their links."""
+    async with _netlink("cannot list links") as ipr:
+        found = [
+            read(link.get_attr("IFLA_IFNAME"), link.get_attr("IFLA_IFALIAS") or "")
+            async for link in await ipr.get_links()
+        ]
+    return sorted((net for net in found if net is not None), key=lambda net: net.task_id)
+
+
+def namespaces(folder: str) -> list[str]:
+    """Return the names of the namespaces that are kept in a folder, sorted."""
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+@asynccontextmanager
+async def _netlink(attempt: str, namespace: str | None = None) -> AsyncIterator[Any]:
+    try:
+        async with AsyncIPRoute(**({} if namespace is None else {"netns": namespace})) as ipr:
+            yield ipr
+    except (NetlinkError, OSError) as e:
+        number = e.code if isinstance(e, NetlinkError) else e.errno or 0
+        raise HostError(f"{attempt}: {os.strerror(number)}") from e

@@ -1,0 +1,69 @@
+"""Asks the program that may change the network (agent/netd.py), by its socket."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+import msgspec
+
+from agent.errors import HostError
+from agent.netplan import Answer, Ask
+
+SOCKET = "/run/twine/network.sock"
+PATIENCE_S = 180.0
+"""It may have to be started first, on a host that is busy: a minute was seen, emulated."""
+_ELSEWHERE = ("192.0.2.1", 9)
+"""An address of nobody's (RFC 5737): the route to it tells the host's own. Nothing is sent."""
+_SIOCGIFADDR = 0x8915
+_NOT_OURS = ("lo", "tw")
+"""The loopback, and links to tasks."""
+
+
+class HostNetwork:
+    """The network of this host. Blocking: call it through a lane."""
+
+    def __init__(self, path: str = SOCKET) -> None:
+        """Take the socket of the program that is asked."""
+        self._path = path
+
+    def ask(self, ask: Ask) -> Answer:
+        """Have something done; return what there is afterwards. Raises `HostError`."""
+        try:
+            with socket.socket(socket.AF_UNIX) as s:
+                s.settimeout(PATIENCE_S)
+                s.connect(self._path)
+                s.sendall(msgspec.json.encode(ask) + b"\n")
+                with s.makefile("rb") as lines:
+                    line = lines.readline()
+            answer = msgspec.json.decode(line, type=Answer)
+        except (OSError, msgspec.MsgspecError) as e:
+            why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
+            raise HostError(
+                f"cannot ask twine-network.service for a change of the network: {why}",
+                hint="systemctl status twine-network.socket",
+            ) from e
+        if answer.error:
+            raise HostError(answer.error, hint="journalctl -u twine-network")
+        return answer
+
+    def address(self) -> str:
+        """Return the IPv4 address by which other hosts reach this one; empty where none do."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            try:
+                s.connect(_ELSEWHERE)
+                return str(s.getsockname()[0])
+            except OSError:  # no default route: then the first link that has one
+                links = [name for _, name in socket.if_nameindex()]
+                found = [_address_of(s, name) for name in links if not name.startswith(_NOT_OURS)]
+        return next(filter(None, found), "")
+
+
+def _address_of(s: socket.socket, link: str) -> str:
+    """Return the IPv4 address of a link, empty where it has none (netdevice(7))."""
+    try:
+        request = struct.pack("16s16x", link.encode())
+        return socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, request)[20:24])
+    except OSError:
+        return ""

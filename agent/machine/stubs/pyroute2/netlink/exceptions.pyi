@@ -1,0 +1,2 @@
+class NetlinkError(Exception):
+    code: int

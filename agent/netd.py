@@ -1,0 +1,114 @@
+"""The one program of a host that may change its network: started by a call, gone when nobody calls.
+
+The agent itself has no such right. All state is in the kernel, so this may end at any time. systemd
+holds the socket (`twine-network.socket`); one request a connection, a line of JSON each way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from agent.core.addresses import alias_of, gateway4, host6, netns_of, read_alias, veth_of
+from agent.core.firewall import TABLE, table
+from agent.core.network import NAMESPACES
+from agent.errors import HostError
+from agent.netplan import Answer, Ask, TaskNet
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 60.0
+"""After so long without a request it ends; systemd starts it with the next one."""
+_REQUEST_MAX = 16 << 20
+_SYSTEMDS_SOCKET = 3
+
+
+async def answer(ask: Ask) -> Answer:
+    """Do what is asked, and say what there is."""
+    from agent.machine import netlink, nft
+
+    site, lacks = ask.site, ""
+    for task_id in ask.remove:
+        await netlink.remove(netns_of(task_id), veth_of(task_id))
+    if ask.allowed is not None:
+        lacks = await netlink.ensure_host(site.host4, str(host6(site)), site.prefix6)
+        chains = table(site, ask.allowed)
+        wanted = sum(len(chain.rules) for chain in chains)
+        if (found := await nft.replace_table(TABLE, chains)) != wanted:
+            raise HostError(f"the firewall has {found} rules instead of {wanted}")
+    if ask.ensure is not None:
+        await netlink.ensure(ask.ensure, str(gateway4(site)), alias_of(ask.ensure))
+    networks = await netlink.links(read_alias)
+    whole = {net.task_id for net in networks}
+    halves = [t for t in netlink.namespaces(NAMESPACES) if t not in whole]
+    networks += [_half(task_id) for task_id in halves]
+    return Answer(networks=networks, lacks=lacks)
+
+
+def _half(task_id: str) -> TaskNet:
+    """Return a namespace whose link is not there, or not whole."""
+    return TaskNet(
+        task_id=task_id,
+        namespace=netns_of(task_id),
+        veth=veth_of(task_id),
+        address4="",
+        address6="",
+    )
+
+
+class Service:
+    """Answers one request after the other."""
+
+    def __init__(self, do: Callable[[Ask], Awaitable[Answer]] = answer) -> None:
+        """Take what does the work."""
+        self._do = do
+        self._turn = asyncio.Lock()
+        self.called = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection."""
+        self.called.set()
+        try:
+            line = await reader.readline()
+            async with self._turn:
+                said = await self._answer(line)
+            writer.write(msgspec.json.encode(said) + b"\n")
+            await writer.drain()
+        except OSError:
+            pass  # who asked is gone; what was asked is done
+        finally:
+            self.called.set()
+            writer.close()
+
+    async def _answer(self, line: bytes) -> Answer:
+        try:
+            return await self._do(msgspec.json.decode(line, type=Ask))
+        except (HostError, msgspec.MsgspecError, OSError) as e:
+            return Answer(error=str(e))
+        except Exception as e:
+            log.exception("a request failed; this is a bug")
+            return Answer(error=f"{type(e).__name__}: {e}")
+
+
+async def main(listener: socket.socket) -> None:
+    """Serve until nobody has called for a while."""
+    service = Service()
+    server = await asyncio.start_unix_server(service.serve, sock=listener, limit=_REQUEST_MAX)
+    async with server:
+        while True:
+            service.called.clear()
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    await service.called.wait()
+            except TimeoutError:
+                return
+
+
+if __name__ == "__main__":
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    asyncio.run(main(socket.socket(fileno=_SYSTEMDS_SOCKET)))

@@ -1,0 +1,87 @@
+"""What the agent asks of the program that may change the network (agent/netd.py); a firewall as
+values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What all private networks of a host share."""
+
+    prefix6: str
+    """/48 of the region, a unique local one (RFC 4193)."""
+    host4: str
+    """The host's own address, by which other hosts send it their tasks' packets."""
+    prefix4: str
+    """Of the tasks' IPv4 addresses; the same on every host, and hidden behind the host's."""
+    agent_port: int
+    tasks_group: str = "workload.slice"
+    """Cgroup of all tasks, below the root."""
+
+
+class TaskNet(msgspec.Struct, frozen=True, kw_only=True):
+    """The private network of one task."""
+
+    task_id: str
+    job: str = ""
+    namespace: str
+    """Path of the namespace's mount."""
+    veth: str
+    """Name of the host's end; the task's is `eth0`."""
+    address4: str
+    address6: str
+    egress_bps: int | None = None
+    allow_from: list[str] = []
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One request: what is set is done, in this order; the answer has what there is after it."""
+
+    site: Site
+    ensure: TaskNet | None = None
+    remove: list[str] = []
+    """Ids of tasks whose network goes."""
+    allowed: list[TaskNet] | None = None
+    """All private networks, for the firewall; None leaves it as it is."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a request."""
+
+    networks: list[TaskNet] = []
+    """Read back from the kernel; without rates and permissions."""
+    lacks: str = ""
+    """What this host cannot do, in words: it goes on without."""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One condition: `what` is an nft expression in words, `value` what it has to be."""
+
+    what: str
+    value: str | int | bytes
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When all matches hold, the verdict: accept, drop, reject, masquerade."""
+
+    matches: tuple[Match, ...]
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Rules at one place of the kernel's way of packets."""
+
+    name: str
+    hook: str
+    kind: str
+    priority: int
+    rules: tuple[Rule, ...]

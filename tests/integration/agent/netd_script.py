@@ -1,0 +1,142 @@
+"""Makes private networks for real, in a network and mount namespace of its own; prints findings.
+
+Run by test_private_network.py as a process, because a process cannot come back from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import netns
+
+from agent.api import Network, NetworkMode, TaskSpec
+from agent.core.addresses import netns_of, plan
+from agent.machine import nft
+from agent.netd import answer
+from agent.netplan import Ask, Site, TaskNet
+
+SITE = Site(
+    prefix6="fd74:7769:6e65::/48", host4="10.77.0.11", prefix4="100.64.0.0/10", agent_port=7443
+)
+TIMEOUT_S = 1.0
+"""For what is dropped: nothing comes. What is let through is waited for much longer."""
+
+
+def a_spec(**network: Any) -> TaskSpec:
+    network = Network(mode=NetworkMode.PRIVATE, **network)
+    return TaskSpec(image="sha256:" + "1" * 64, command=["x"], network=network)
+
+
+def within(task: str, do: Callable[[], Any]) -> Any:
+    """Return what a function finds inside of a task's network."""
+    found: list[Any] = []
+
+    def run() -> None:
+        netns.setns(netns_of(task))
+        found.append(do())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def listener(family: int, address: str, port: int) -> socket.socket:
+    return socket.create_server((address, port), family=socket.AddressFamily(family))
+
+
+def reaches(address: str, port: int, timeout_s: float) -> str:
+    try:
+        socket.create_connection((address, port), timeout_s).close()
+    except TimeoutError:
+        return "silence"
+    except OSError as e:
+        return e.strerror or str(e)
+    return "open"
+
+
+async def made(specs: dict[str, TaskSpec]) -> list[TaskNet]:
+    nets: list[TaskNet] = []
+    for task, spec in specs.items():
+        nets.append(plan(SITE, task, spec, nets))
+        await answer(Ask(site=SITE, ensure=nets[-1], allowed=nets))
+    return nets
+
+
+async def walls() -> dict[str, Any]:
+    specs = {"web": a_spec(allow_from=["db"]), "db": a_spec(egress_mbps=8), "other": a_spec()}
+    nets = await made(specs)
+    again = await made(specs)
+    web = nets[0].address6
+    server = within("web", lambda: listener(socket.AF_INET6, web, 80))
+    agent = listener(socket.AF_INET, "0.0.0.0", 7443)
+    beside = listener(socket.AF_INET, "0.0.0.0", 7444)
+    metadata = listener(socket.AF_INET, "169.254.169.254", 80)
+    found = {
+        "host": reaches(web, 80, 60),
+        "db": within("db", lambda: reaches(web, 80, 60)),
+        "other": within("other", lambda: reaches(web, 80, TIMEOUT_S)),
+        "other by IPv4": within("other", lambda: reaches(nets[0].address4, 80, TIMEOUT_S)),
+        "agent": within("db", lambda: reaches("10.77.0.11", 7443, 60)),
+        "beside the agent": within("db", lambda: reaches("10.77.0.11", 7444, 60)),
+        "metadata": within("db", lambda: reaches("169.254.169.254", 80, TIMEOUT_S)),
+        "metadata from the host": reaches("169.254.169.254", 80, 60),
+        "same again": again == nets,
+        "rate": _qdiscs("db"),
+    }
+    for s in (server, agent, beside, metadata):
+        s.close()
+    return found
+
+
+async def cycles(count: int) -> dict[str, Any]:
+    left = await answer(Ask(site=SITE, remove=["web", "db", "other"], allowed=[]))
+    before = _links()
+    for turn in range(count):
+        net = plan(SITE, f"t{turn}", a_spec(), [])
+        there = await answer(Ask(site=SITE, ensure=net))
+        assert [n.task_id for n in there.networks] == [f"t{turn}"], there
+        left = await answer(Ask(site=SITE, remove=[f"t{turn}"]))
+    return {
+        "networks": len(left.networks),
+        "links": sorted(set(_links()) ^ set(before)),
+        "files": [p.name for p in Path(netns_of("x")).parent.iterdir()],
+        "mounts": Path("/proc/self/mounts").read_text().count("netns/t"),
+    }
+
+
+def _qdiscs(task: str) -> str:
+    command = ["nsenter", f"--net={netns_of(task)}", "tc", "qdisc", "show", "dev", "eth0"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _links() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def main(scratch: str, count: int) -> None:
+    nft.CGROUPS = scratch
+    (Path(scratch) / SITE.tasks_group).mkdir()
+    for words in (
+        "link set lo up",
+        "link add name e0 type veth peer name e1",
+        "addr add 10.77.0.11/24 dev e0",
+        "addr add 169.254.169.254/32 dev lo",
+        "link set e0 up",
+        "link set e1 up",
+    ):
+        subprocess.run(["ip", *words.split()], check=True)
+    found = asyncio.run(walls())
+    print(json.dumps({"walls": found, "cycles": asyncio.run(cycles(count))}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,67 @@
+"""Private networks and the firewall on a real kernel, in namespaces that go with the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.root
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = Path(__file__).with_name("netd_script.py")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    scratch = tmp_path_factory.mktemp("netd")
+    run = scratch / "run"
+    run.mkdir()
+    inside = (
+        f"mount -t tmpfs none /run && mkdir -p /run/twine {scratch}/cgroup"
+        f" && exec {sys.executable} {SCRIPT} {scratch}/cgroup 100"
+    )
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c", inside],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_a_private_task_is_reached_by_its_host_and_by_whom_it_let_in_only(
+    found: dict[str, Any],
+) -> None:  # AG8
+    walls = found["walls"]
+    assert (walls["host"], walls["db"]) == ("open", "open")
+    assert (walls["other"], walls["other by IPv4"]) == ("silence", "silence")
+
+
+def test_a_private_task_reaches_neither_agent_nor_metadata(found: dict[str, Any]) -> None:
+    """BUG-AG10, AG8"""
+    walls = found["walls"]
+    assert walls["agent"] not in ("open", "silence")
+    assert walls["beside the agent"] == "open"
+    assert (walls["metadata"], walls["metadata from the host"]) == ("silence", "open")
+
+
+def test_the_kernel_has_the_rate_that_was_asked_for(found: dict[str, Any]) -> None:
+    assert "tbf" in found["walls"]["rate"]
+    assert "rate 8Mbit" in found["walls"]["rate"]
+
+
+def test_the_same_request_again_changes_nothing(found: dict[str, Any]) -> None:
+    assert found["walls"]["same again"]
+
+
+def test_nothing_is_left_after_a_hundred_networks(found: dict[str, Any]) -> None:  # F-27, P9
+    assert found["cycles"] == {"networks": 0, "links": [], "files": [], "mounts": 0}
