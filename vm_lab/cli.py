@@ -13,6 +13,7 @@ from vm_lab.errors import LabError
 from vm_lab.image.app import VERSIONS as APP_VERSIONS
 from vm_lab.image.app import build_app
 from vm_lab.image.build import VARIANTS, build_image, pack_box
+from vm_lab.image.programs import PROGRAMS, build_program
 from vm_lab.lab import Lab, UpOptions
 from vm_lab.progress import Progress
 from vm_lab.state import LabPaths, require_root
@@ -275,6 +276,16 @@ def build(variant: str, no_project: bool, box: bool) -> None:
         with progress.step("packing the box"):
             pack_box(built)
     click.echo(built.folder)
+
+
+@image.command("program")
+@click.argument("names", nargs=-1, type=click.Choice(sorted(PROGRAMS)))
+@timed
+def image_program(names: Sequence[str]) -> None:
+    """Build images of well-known servers from Debian's packages; print the tars."""
+    progress = Progress()
+    for name in names or sorted(PROGRAMS):
+        click.echo(build_program(name, progress.say))
 
 
 @image.command("app")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("agent", "sidekick", "control_plane", "taskcontrol", "vm_lab")
+PACKAGES = ("agent", "sidekick", "control_plane", "resolver", "taskcontrol", "vm_lab")
 MODULES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 MAX_LINES = 500
 VAGUE = {"utils", "helpers", "common", "manager", "base", "misc"}
@@ -18,6 +18,14 @@ VAGUE = {"utils", "helpers", "common", "manager", "base", "misc"}
 def test_a_module_is_short_and_named_by_what_it_holds(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MAX_LINES
     assert path.stem not in VAGUE
+
+
+@pytest.mark.parametrize("together", [("unit", "property"), ("contract", "integration")])
+def test_files_that_are_collected_together_have_names_of_their_own(together: tuple[str, ...]):
+    """Pytest imports the files of folders without `__init__.py` by their names alone."""
+    files = [p for suite in together for p in (ROOT / "tests" / suite).rglob("*.py")]
+    loose = [p.name for p in files if not (p.parent / "__init__.py").exists()]
+    assert {n for n in loose if loose.count(n) > 1} - {"conftest.py"} == set()
 
 
 def test_no_host_process_is_ever_signalled_by_its_pid() -> None:

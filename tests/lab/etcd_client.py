@@ -1,0 +1,103 @@
+"""A client of an etcd ensemble: writes all the time, and sees who leads.
+
+`python tests/lab/etcd_client.py URL…` runs until its standard input closes. Then it reads all of
+it back and prints one JSON object: what was acknowledged, what of it is lost, who led.
+"""
+
+import base64
+import itertools
+import json
+import sys
+import threading
+import time
+import urllib.request
+from typing import Any
+
+ANSWER_S = 20.0
+READ_BACK_S = 600.0
+
+
+def ask(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(url + path, data=json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
+        said: dict[str, Any] = json.load(response)
+        return said
+
+
+def b64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+class Writer:
+    """Puts one key after the other; what a member acknowledged is remembered."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self.urls = urls
+        self.acknowledged: list[int] = []
+        self.failed = 0
+
+    def run(self, stop: threading.Event) -> None:
+        number = 0
+        while not stop.wait(0.05):
+            url = self.urls[number % len(self.urls)]
+            number += 1
+            try:
+                ask(url, "/v3/kv/put", {"key": b64(f"k{number}"), "value": b64(str(number))})
+            except (OSError, ValueError):
+                self.failed += 1  # not acknowledged: it may be there or not
+            else:
+                self.acknowledged.append(number)
+
+    def lost(self) -> list[int]:
+        deadline = time.monotonic() + READ_BACK_S
+        while True:
+            try:
+                body = {"key": b64("k"), "range_end": b64("l"), "limit": "1000000"}
+                kvs = ask(self.urls[0], "/v3/kv/range", body).get("kvs", [])
+                there = {int(base64.b64decode(kv["value"])) for kv in kvs}
+                return sorted(set(self.acknowledged) - there)
+            except (OSError, ValueError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
+
+
+def watch_leaders(urls: list[str], stop: threading.Event, terms: dict[int, str]) -> None:
+    """Note who led in each term that a member told of."""
+    while not stop.wait(0.2):
+        for url in urls:
+            try:
+                said = ask(url, "/v3/maintenance/status", {})
+            except (OSError, ValueError):
+                continue
+            if said.get("leader", "0") != "0":
+                terms[int(said["raftTerm"])] = said["leader"]
+
+
+def main() -> None:
+    urls, stop = sys.argv[1:], threading.Event()
+    writer, terms = Writer(urls), dict[int, str]()
+    threads = [
+        threading.Thread(target=writer.run, args=(stop,)),
+        threading.Thread(target=watch_leaders, args=(urls, stop, terms)),
+    ]
+    for thread in threads:
+        thread.start()
+    sys.stdin.read()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    leaders = [leader for _, leader in sorted(terms.items())]
+    changes = sum(1 for before, after in itertools.pairwise(leaders) if before != after)
+    said = {
+        "acknowledged": len(writer.acknowledged),
+        "failed": writer.failed,
+        "lost": writer.lost(),
+        "leader_changes": changes,
+        "terms": terms,
+    }
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Real etcd in three tasks: what a controller spares an ensemble in a rolling restart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.the_lab import BIN, COMMAND_S, NAME, TheLab
+from vm_lab.image.programs import build_program
+from vm_lab.sandbox import Sandbox
+from vm_lab.state import LabPaths
+
+pytestmark = [pytest.mark.lab, pytest.mark.long]
+CLIENT = Path(__file__).with_name("etcd_client.py")
+CONTROLLER = "10.77.0.2"
+"""An address beside the control plane's own, which no job may name."""
+START = (
+    "me=http://10.77.0.1${TWINE_MACHINE#m}; "
+    "exec /usr/bin/start --name=$TWINE_MACHINE"
+    " --listen-client-urls=http://0.0.0.0:$PORT --advertise-client-urls=$me:$PORT"
+    " --listen-peer-urls=http://0.0.0.0:$PEER --initial-advertise-peer-urls=$me:$PEER"
+    " --initial-cluster=m1=http://10.77.0.11:$PEER,m2=http://10.77.0.12:$PEER,"
+    "m3=http://10.77.0.13:$PEER"
+    " --heartbeat-interval=500 --election-timeout=5000"
+)
+"""Patient elections: members are emulated, and slow is not gone."""
+JOB = """
+name = "etcd"
+entitlement = "demo"
+tasks = 3
+image = "{image}"
+command = ["/bin/sh", "-c", {start}]
+ports = ["main", "peer"]
+
+[environment]
+PORT = "${{port:main}}"
+PEER = "${{port:peer}}"
+DATA = "/data"
+
+[limits]
+memory_max_bytes = "300MiB"
+tasks_max = 64
+
+[[volumes]]
+name = "etcd"
+kind = "persistent"
+path = "/data"
+size_bytes = "256MiB"
+
+[probe]
+kind = "tcp"
+port = "main"
+
+{controller}
+"""
+QUORUM = """
+job = "etcd"
+listen = "{at}:7450"
+credential = "{credential}"
+
+[quorum]
+speaks = "etcd"
+members = {members}
+"""
+
+
+def apply(lab: TheLab, folder: Path, image: str, controller: str = "") -> None:
+    file = folder / "etcd.toml"
+    start = json.dumps(START)
+    file.write_text(JOB.format(image=image, start=start, controller=controller))
+    lab.run("twinectl", "job", "apply", str(file), "--wait", "--timeout", "900s", timeout_s=1000)
+
+
+def members(lab: TheLab) -> list[str]:
+    """Return where the tasks answer, by index; their peers know each other by one port."""
+    found = sorted(lab.ctl("job", "endpoints", "etcd")["endpoints"], key=lambda e: str(e["task"]))
+    assert len({e["ports"]["peer"] for e in found}) == 1
+    return [f"http://{e['host']}:{e['ports']['main']}" for e in found]
+
+
+@contextmanager
+def in_the_lab(*words: str, **given: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program in the lab's network; it ends when its standard input does, or is ended."""
+    command = Sandbox(LabPaths(NAME)).command(words)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, **given)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def restarted(lab: TheLab) -> dict[str, Any]:
+    """Restart all members, one after the other, under constant writes; return what came of it."""
+    urls = members(lab)
+    with in_the_lab(sys.executable, str(CLIENT), *urls, stdout=subprocess.PIPE) as client:
+        before = lab.job("etcd")["record"]["version"]
+        lab.run("twinectl", "job", "restart", "etcd", "--wait", timeout_s=2 * COMMAND_S)
+        assert lab.job("etcd")["record"]["version"] > before
+        out, _ = client.communicate(timeout=COMMAND_S)
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    print(found)
+    return found
+
+
+def test_an_ensemble_changes_its_leader_once_in_a_rolling_restart(
+    the_lab: TheLab, entitlement: str, tmp_path: Path
+) -> None:
+    """TC10: followers first, the leader last; no write that was acknowledged is lost."""
+    lab = the_lab
+    image = lab.ctl("image", "push", str(build_program("etcd", print)))["digest"]
+    apply(lab, tmp_path, image)
+    alone = restarted(lab)
+    assert alone["lost"] == []
+    assert alone["acknowledged"] > 50
+
+    lab.lab("exec", "--", "ip", "address", "add", f"{CONTROLLER}/24", "dev", "br-lab")
+    credential, file = tmp_path / "controller.json", tmp_path / "controller.toml"
+    state = f"/var/lib/twine-lab/{NAME}/control-plane"
+    lab.run(
+        "twine-control-plane",
+        *("controller", "add", "etcd", "--host", CONTROLLER),
+        *("--out", str(credential), "--state", state),
+    )
+    urls = json.dumps(members(lab))
+    file.write_text(QUORUM.format(at=CONTROLLER, credential=credential, members=urls))
+    with in_the_lab(str(BIN / "twine-taskcontroller"), "serve", str(file)):
+        told = f'[controller]\nurl = "https://{CONTROLLER}:7450"\nname = "etcd"\n'
+        apply(lab, tmp_path, image, told)
+        led = restarted(lab)
+        lab.run("twinectl", "job", "stop", "etcd", "--wait")
+    assert led["lost"] == []
+    assert led["acknowledged"] > 50
+    assert led["leader_changes"] == 1

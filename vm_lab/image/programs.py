@@ -1,0 +1,102 @@
+"""Images of well-known servers from Debian's archive, with their own clients in them.
+
+Each listens on $PORT and keeps what it has in /data, or in /tmp where nothing is mounted there.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vm_lab.cache import Say, cache_root, is_cached, keep_newest, lock, recipe_key
+from vm_lab.errors import LabError
+from vm_lab.image.recipe import RECIPE, run_recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is taken from which Debian packages, and the script that starts it."""
+
+    packages: tuple[str, ...]
+    paths: tuple[str, ...]
+    start: str
+
+
+PROGRAMS = {
+    "redis": Program(
+        ("redis-server", "redis-tools"),
+        # one of the first two is the other by another name: it looks at how it is called
+        ("/usr/bin/redis-check-rdb", "/usr/bin/redis-server", "/usr/bin/redis-cli"),
+        'exec redis-server --port "$PORT" --bind "*" --dir "$DATA" --protected-mode no\n',
+    ),
+    "memcached": Program(
+        ("memcached",),
+        ("/usr/bin/memcached",),
+        'exec memcached -l 0.0.0.0 -p "$PORT" -m 16 -U 0 -v\n',
+    ),
+    "haproxy": Program(
+        ("haproxy",),
+        ("/usr/sbin/haproxy",),
+        "cat > /tmp/haproxy.cfg <<END\n"
+        "defaults\n  mode http\n  timeout connect 15s\n  timeout client 60s\n"
+        "  timeout server 60s\n"
+        "frontend here\n  bind *:$PORT\n  http-request return status 200 content-type text/plain"
+        ' string "haproxy of $TWINE_TASK"\n'
+        "END\nexec haproxy -db -f /tmp/haproxy.cfg\n",
+    ),
+    "etcd": Program(
+        ("etcd-server", "etcd-client"),
+        ("/usr/bin/etcd", "/usr/bin/etcdctl"),
+        'exec etcd --name "$TWINE_TASK" --data-dir "$DATA/member" "$@"\n',
+    ),
+    "postgresql": Program(
+        ("postgresql-17", "postgresql-client-17", "libnss-wrapper"),
+        (
+            *(f"/usr/lib/postgresql/17/bin/{name}" for name in ("initdb", "postgres", "psql")),
+            *(f"/usr/lib/postgresql/17/lib/{name}.so" for name in ("dict_snowball", "plpgsql")),
+            "/usr/share/postgresql/17",
+            "/usr/share/zoneinfo/UTC",
+            "/usr/lib/x86_64-linux-gnu/libnss_wrapper.so",
+        ),
+        # It wants a name for its user id; the image knows none, since the id is made for the task.
+        'echo "postgres:x:$(id -u):$(id -g)::/tmp:/bin/sh" > /tmp/passwd\n'
+        'echo "postgres:x:$(id -g):" > /tmp/group\n'
+        "export LD_PRELOAD=libnss_wrapper.so NSS_WRAPPER_PASSWD=/tmp/passwd"
+        " NSS_WRAPPER_GROUP=/tmp/group\n"
+        "bin=/usr/lib/postgresql/17/bin\ncd /tmp\n"
+        '[ -e "$DATA/pg/PG_VERSION" ] ||'
+        ' $bin/initdb -D "$DATA/pg" --locale=C --encoding=UTF8 --auth=trust --username=postgres\n'
+        'echo "host all all all trust" >> "$DATA/pg/pg_hba.conf"\n'
+        'exec $bin/postgres -D "$DATA/pg" -p "$PORT" -c listen_addresses="*"'
+        " -c unix_socket_directories= -c shared_buffers=16MB -c fsync=off\n",
+    ),
+}
+"""Name → how its image is made. The clients are in the same image, and run from it."""
+HEAD = """#!/bin/sh
+# Starts the server of this image on $PORT.
+set -eu
+export LC_ALL=C
+DATA=${DATA:-/tmp}
+"""
+
+
+def build_program(name: str, say: Say) -> Path:
+    """Return the tar of a program's root file system; its entry point is `/usr/bin/start`."""
+    if name not in PROGRAMS:
+        raise LabError(f"no program {name!r}", hint=f"have: {' '.join(PROGRAMS)}")
+    program = PROGRAMS[name]
+    cache = cache_root()
+    cache.mkdir(parents=True, exist_ok=True)
+    recipe = [*program.packages, *program.paths, program.start, HEAD]
+    key = recipe_key([RECIPE / "program.sh"], "\n".join(recipe))
+    tar = cache / f"program-{name}-{key}.tar"
+    with lock(cache, say):
+        if not is_cached(tar):
+            say(f"image: building {name} from Debian's packages")
+            start = cache / f"program-{name}-{key}.start"
+            start.write_text(HEAD + program.start)
+            try:
+                packages = ",".join(program.packages)
+                run_recipe("program.sh", tar, start, packages, *program.paths, say=say)
+            finally:
+                start.unlink()
+        keep_newest(cache, f"program-{name}-*.tar")
+    return tar
