@@ -1,4 +1,4 @@
-"""How machines in use get to another profile: a few at a time, and back if that fails.
+"""How machines in use get to a proposed profile: a few at a time, and back if that fails.
 
     due -> its turn: asked for, with its tasks on it -> proved -> well for a while -> the next
              the host says that tasks stand in the way -> drained first -> ... -> tasks may return

@@ -14,19 +14,22 @@ ALL = "(whole switch)"
 
 
 def stats_of(reports: Iterable[ProfileStatus]) -> ProfileStats:
-    """Return the times of what was written in each machine's last switch."""
+    """Return the times of what was written in each machine's last switch that was kept."""
     times: dict[str, list[float]] = defaultdict(list)
     machines = 0
     for report in reports:
         machines += 1
+        switch = report.switched
+        if switch is None or switch.rolled_back:
+            continue
         by_kind: dict[str, float] = defaultdict(float)
-        for setting in report.settings:
+        for setting in switch.settings:
             if setting.outcome in _WRITTEN and setting.took_ms > 0:
                 by_kind[setting.setting.partition(".")[0]] += setting.took_ms
         for kind, took_ms in by_kind.items():
             times[kind].append(took_ms)
-        if by_kind and report.took_ms > 0:
-            times[ALL].append(report.took_ms)
+        if by_kind and switch.took_ms > 0:
+            times[ALL].append(switch.took_ms)
     rows = [
         SettingTimes(
             setting=kind,

@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
-from agent.api import Health, ProfileState, ProfileStatus, SettingOutcome, SettingStatus
+from agent.api import Health, ProfileState, ProfileStatus, SettingOutcome
+from agent.api.profile import ProfileSwitch, SettingSwitch
 from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.profiles import ProfileWish, version_name
@@ -239,19 +240,14 @@ def test_times_of_switches_are_told_by_kind_of_setting():
 
     def a_report(**took_ms: float) -> ProfileStatus:
         settings = [
-            SettingStatus(
-                setting=f"{kind}.x",
-                outcome=SettingOutcome.APPLIED,
-                wanted="",
-                actual="",
-                took_ms=ms,
-            )
+            SettingSwitch(setting=f"{kind}.x", outcome=SettingOutcome.APPLIED, took_ms=ms)
             for kind, ms in took_ms.items()
         ]
-        return ProfileStatus(settings=settings, took_ms=sum(took_ms.values()))
+        switched = ProfileSwitch(settings=settings, took_ms=sum(took_ms.values()))
+        return ProfileStatus(switched=switched)
 
     reports = [a_report(cpu=float(ms), hugepages=100.0 * ms) for ms in range(1, 11)]
-    found = stats_of([*reports, ProfileStatus()])
+    found = stats_of([*reports, ProfileStatus(switched=ProfileSwitch(rolled_back=True))])
     assert found.machines == 11
     rows = {row.setting: (row.switches, row.p50_ms, row.p90_ms) for row in found.settings}
     assert rows["cpu"] == (10, 5.0, 9.0)
