@@ -45,7 +45,7 @@ from control_plane.api.maintenance import (
     Preview,
     Reported,
 )
-from control_plane.api.operations import JobEvents, TaskStory
+from control_plane.api.operations import JobEvents, MoveWish, TaskStory
 from control_plane.api.people import (
     AuditPage,
     Grant,
@@ -270,6 +270,11 @@ class ControlPlaneClient(WireClient):
     async def resume_plan(self, name: str, wish: GoOn) -> PlanView:
         """Let a paused plan go on."""
         return _as(PlanView, await self.call(_ROUTE["resume_plan"], wish, plan=name))
+
+    async def move_task(self, name: str, index: int, wish: MoveWish) -> TaskStory:
+        """Have a task of a job run elsewhere."""
+        answer = await self.call(_ROUTE["move_task"], wish, job=name, index=str(index))
+        return _as(TaskStory, answer)
 
     async def propose_profile(
         self, entitlement: str, wish: ProfileWish, *, dry_run: bool = False

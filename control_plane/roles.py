@@ -240,6 +240,11 @@ class ControlPlane:
         """Go back to what the version before wanted of the tasks."""
         return summarize(await self._control.rollback(name))
 
+    async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
+        """Have a task run elsewhere."""
+        await self._control.move_task(name, index, to, reason)
+        return await self.task_story(name, index)
+
     async def job_events(self, name: str, after: int = 0, limit: int = 100) -> JobEvents:
         """Return a page of a job's log, oldest first; also of one that is gone."""
         return await self._events.page(self._jobs, name, after, limit)

@@ -84,7 +84,7 @@ class Neighbours:
         if not self._has_any(request.job):
             return request
         terms = tuple(self._terms(request.job))
-        groups = tuple(replace(group, among=terms) for group in request.groups)
+        groups = tuple(replace(group, among=(*group.among, *terms)) for group in request.groups)
         return replace(request, groups=groups)
 
     def placed(self, job: str) -> frozenset[Machine] | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 
 class OperationKind(StrEnum):
@@ -45,6 +47,8 @@ class Cause(StrEnum):
     """Its machine gets another host profile, which cannot be done around tasks."""
     POWER = "power"
     """The power of its machine is capped."""
+    OWNER = "owner"
+    """Its owner wants it elsewhere."""
     REBALANCE = "rebalance"
     """The job stands more evenly afterwards."""
 
@@ -102,6 +106,14 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     approved: str = ""
     """Who let it begin, where somebody is asked: `zk 17` (the controller zk, in its call 17), or
     `deadline`."""
+
+
+class MoveWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task that is to run elsewhere."""
+
+    to: Annotated[str, Meta(max_length=256)] = ""
+    """The machine; empty: whichever is best of the others."""
+    reason: Annotated[str, Meta(min_length=1, max_length=REASON_MAX)]
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -12,7 +12,7 @@ from control_plane.api.limit_routes import LIMIT_ROUTES
 from control_plane.api.machine_routes import MACHINE_ROUTES
 from control_plane.api.machines import Token, TokenRequest
 from control_plane.api.maintenance_routes import MAINTENANCE_ROUTES
-from control_plane.api.operations import JobEvents, TaskStory
+from control_plane.api.operations import JobEvents, MoveWish, TaskStory
 from control_plane.api.people import Needs
 from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
@@ -99,6 +99,15 @@ ROUTES: tuple[Route, ...] = (
         response=TaskStory,
         needs=Needs.VIEWER,
         summary="What is being done to a task, what was, and why",
+    ),
+    Route(
+        "move_task",
+        "POST",
+        f"{_JOB}/tasks/{{index}}/move",
+        request=MoveWish,
+        response=TaskStory,
+        needs=Needs.OWNER,
+        summary="Have a task run elsewhere: stopped there, started here, within the budget",
     ),
     Route(
         "get_endpoints",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.errors import InvalidInput
-from control_plane.api.operations import JobEvent, JobEvents, TaskStory
+from control_plane.api.operations import REASON_MAX, JobEvent, JobEvents, MoveWish, TaskStory
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -42,7 +42,7 @@ def events(target: Target, name: str, after: int, limit: int, output: str) -> No
 
 @click.group()
 def task() -> None:
-    """Look at single tasks."""
+    """Look at single tasks, and move them."""
 
 
 @task.command()
@@ -51,10 +51,7 @@ def task() -> None:
 @click.pass_obj
 def story(target: Target, name: str, output: str) -> None:
     """Show what became of task NAME (as `web-3`), and what is being done to it now."""
-    match = _TASK.fullmatch(name)
-    if match is None:
-        raise InvalidInput(f"{name!r} is no task", hint="its job and its index, as web-3")
-    job, index = match[1], int(match[2])
+    job, index = _parsed(name)
 
     async def work(client: ControlPlaneClient) -> TaskStory:
         return await client.task_story(job, index)
@@ -67,6 +64,35 @@ def story(target: Target, name: str, output: str) -> None:
         show.table(_COLUMNS, _rows(job, found.events))
 
     show.emit(output, found, lines)
+
+
+@task.command()
+@click.argument("name")
+@click.option("--to", metavar="MACHINE", default="", help="[default: the best of the others]")
+@click.option("--reason", required=True, help="Shown to everybody who asks why.")
+@output_option
+@click.pass_obj
+def move(target: Target, name: str, to: str, reason: str, output: str) -> None:
+    """Have task NAME (as `web-3`) run elsewhere: stopped there, started here.
+
+    It waits for the budget of its job and for its controller, like any operation.
+    """
+    job, index = _parsed(name)
+    wish = MoveWish(to=to, reason=reason[:REASON_MAX])
+    found: TaskStory = target.ask(lambda client: client.move_task(job, index, wish))
+
+    def lines() -> None:
+        for line in _head(name, found):
+            click.echo(show.printable(line))
+
+    show.emit(output, found, lines)
+
+
+def _parsed(name: str) -> tuple[str, int]:
+    match = _TASK.fullmatch(name)
+    if match is None:
+        raise InvalidInput(f"{name!r} is no task", hint="its job and its index, as web-3")
+    return match[1], int(match[2])
 
 
 def _head(name: str, found: TaskStory) -> list[str]:

@@ -25,7 +25,7 @@ from agent.wire.routes import Route
 from agent.wire.server import Call, Handler, Peer, make_app
 from control_plane.api.jobs import Endpoints, Jobs, JobStatus
 from control_plane.api.machines import Token
-from control_plane.api.operations import JobEvents, TaskStory
+from control_plane.api.operations import JobEvents, MoveWish, TaskStory
 from control_plane.api.people import IssuedCredential, Revocation
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
@@ -250,6 +250,13 @@ class FrontEnd(
     async def task_story(self, call: Call) -> TaskStory:
         """Show what is being done to a task."""
         return await self._control_plane.task_story(call.path["job"], _index(call))
+
+    async def move_task(self, call: Call) -> TaskStory:
+        """Have a task run elsewhere."""
+        wish: MoveWish = call.body
+        return await self._control_plane.move_task(
+            call.path["job"], _index(call), wish.to, wish.reason
+        )
 
     async def job_logs(self, call: Call) -> AsyncIterator[bytes]:
         """Stream what a task wrote."""

@@ -9,16 +9,19 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from agent.errors import Conflict, InvalidInput
+from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.settings import SchedulerSettings
 from control_plane.errors import QuotaExceeded
 from control_plane.images.store import FindImage
+from control_plane.portal.core.pools import pool_of
 from control_plane.portal.portal import Portal
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.scheduler.core.job_check import check_job, check_neighbours, claiming, same_tasks
+from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.owner_moves import with_move
 from control_plane.scheduler.core.release import back_to, resumed, returned
 from control_plane.scheduler.core.rollout import earlier
 from control_plane.scheduler.core.shares import check_share, is_shared
@@ -161,6 +164,26 @@ class JobControl:
         """Have every task started anew as it is, like an update: within the budget, and asked."""
         record = await self._jobs.update(name, lambda r: _again(_going_on(r)))
         log.info("job restarts", extra={"job": name, "version": record.version})
+        return record
+
+    async def move_task(self, name: str, index: int, to: str, reason: str) -> JobRecord:
+        """Have a task run elsewhere, within the budget of its job like any operation."""
+        machine = self._index.machines.get(to) if to else None
+        record = _going_on(self._jobs.get(name))
+        if to and machine is None:
+            raise NotFound(f"there is no machine {to!r} that could take tasks")
+        specs = self._portal.specs()
+        pool = pool_of(record.spec.entitlement, specs[record.spec.entitlement])
+        if machine is not None and machine.pool != pool:
+            raise Conflict(
+                f"task {name}-{index} cannot move to {to}: that is not {pool!r}'s",
+                hint=f"twinectl machine list --entitlement {pool}",
+            )
+        now = Moment(self._runtime.date(), self._runtime.now())
+        record = await self._jobs.update(
+            name, lambda r: with_move(_going_on(r), index, to, reason, now)
+        )
+        log.info("task is to move", extra={"job": name, "task": index, "machine": to})
         return record
 
     async def rollback(self, name: str) -> JobRecord:

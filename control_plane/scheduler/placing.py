@@ -17,9 +17,11 @@ from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
 from control_plane.api.policy import Admission, Property
+from control_plane.api.requirements import In
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
 from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.owner_moves import goes_to
 from control_plane.scheduler.core.rollout import HOMELESS, Placed, to_place
 from control_plane.scheduler.core.sizing import remaining
 
@@ -142,12 +144,15 @@ class Placing:
             if claim.task not in named:
                 others[claim.demand].append(claim.task)
         groups = [Group(d, tuple(those)) for d, those in others.items()]
-        alike: dict[tuple[Demand, bool], list[int]] = defaultdict(list)
+        to = {task.index: goes_to(task) for task in record.tasks if task.index in named}
+        alike: dict[tuple[Demand, bool, str], list[int]] = defaultdict(list)
         for task in sorted(asked):
-            alike[demands[task], task in moving].append(task)
-        for (demand, leaves), those in alike.items():
+            alike[demands[task], task in moving, to.get(task, "")].append(task)
+        for (demand, leaves, where), those in alike.items():
             leave = frozenset(left) if leaves else frozenset[str]()
-            groups.append(Group(demand, tuple(those), leave=leave, running=False))
+            among = (In("machine", frozenset({where})),) if where else ()
+            group = Group(demand, tuple(those), leave=leave, running=False, among=among)
+            groups.append(group)
         request = Request(
             record.name,
             self.pool_of(record),

@@ -41,6 +41,7 @@ from control_plane.scheduler.core.operations import (
     is_offered,
     waits,
 )
+from control_plane.scheduler.core.owner_moves import is_moved
 from control_plane.scheduler.core.reconcile import available, observe
 from control_plane.scheduler.core.release import (
     advance,
@@ -65,7 +66,7 @@ from control_plane.scheduler.core.surge import surged
 
 _UP = (TaskPhase.STARTING, TaskPhase.RUNNING)
 _VOLUNTARY = (
-    *(Cause.RELEASE, Cause.CANARY, Cause.ROLLBACK, Cause.REBALANCE),
+    *(Cause.RELEASE, Cause.CANARY, Cause.ROLLBACK, Cause.REBALANCE, Cause.OWNER),
     *MUST_LEAVE,
 )
 
@@ -135,7 +136,8 @@ def _propose(made: Decision, seen: Seen) -> None:
         machine = view.get(task.placement.machine) if task.placement is not None else None
         if machine is None or not (machine.up and machine.answering and task.phase in _UP):
             continue
-        if machine.leaving or (is_outdated(task, record) and not task.extra):
+        outdated = is_outdated(task, record) and not task.extra
+        if machine.leaving or outdated or is_moved(task):
             if task.index in serving and _can_wait(task, machine, seen):
                 made.held.append(task.index)
                 continue
@@ -152,7 +154,11 @@ def _propose(made: Decision, seen: Seen) -> None:
     healthy = [task.index for task in first if task.index in serving]
     made.serving = frozenset(serving)
     made.room = _room(made, within, broken, seen)
-    renewed = {i for i, t in due.items() if not must_move(t, view) and is_outdated(t, record)}
+    renewed = {
+        i
+        for i, t in due.items()
+        if is_outdated(t, record) and not (must_move(t, view) or is_moved(t))
+    }
     room, chosen = replaced(made.room), list[int]()
     if is_controlled(record):  # who is asked chooses among all of them
         room.serving = room.broken = OFFERED_MAX
@@ -162,7 +168,9 @@ def _propose(made: Decision, seen: Seen) -> None:
             chosen.append(index)
     chosen = chosen[:OFFERED_MAX]
     made.overdue, made.chosen = tuple(sorted(late)), tuple(chosen)
-    made.moving = frozenset(i for i in chosen if must_move(due[i], view) or i in repairs)
+    made.moving = frozenset(
+        i for i in chosen if must_move(due[i], view) or i in repairs or is_moved(due[i])
+    )
     picked = late | set(chosen)
     if picked or any(task.operation is not None for task in record.tasks):
         tasks = [_proposed(made, task, due, picked, seen) for task in record.tasks]
@@ -225,7 +233,10 @@ def _proposed(
     if known is not None and waits(task) and _is_voluntary(known):
         # one whose machine does not answer for a moment is needed as before
         is_needed = (
-            task.index in due or is_outdated(task, made.record) or must_move(task, seen.view)
+            task.index in due
+            or is_outdated(task, made.record)
+            or must_move(task, seen.view)
+            or is_moved(task)
         )
         if is_needed and known.kind is kind:
             return task
@@ -241,6 +252,8 @@ def _need(
     record: JobRecord, task: TaskRecord, seen: Seen
 ) -> tuple[OperationKind, Cause, str, float | None]:
     machine = seen.view.get(task.placement.machine) if task.placement is not None else None
+    if is_moved(task) and task.operation is not None:
+        return OperationKind.MOVE, Cause.OWNER, task.operation.reason, None
     if machine is not None and machine.leaving:
         return OperationKind.MOVE, _why_leave(machine), machine.leaving_reason, machine.deadline
     if task.version != record.version:

@@ -13,6 +13,8 @@ from control_plane.allocator.core.request import Group, Request, same_claim
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord, spec_of
 from control_plane.api.policy import Admission
+from control_plane.api.requirements import In
+from control_plane.scheduler.core.owner_moves import goes_to
 from control_plane.scheduler.core.rollout import Placed, to_place
 
 
@@ -42,7 +44,7 @@ def request_of(
     demands: dict[int, Demand] = {}
     same: dict[int, int] = {}
     """Version → the first one that claims the same."""
-    alike: dict[tuple[int, bool, str, bool], list[int]] = defaultdict(list)
+    alike: dict[tuple[tuple[int, bool, str, bool], str], list[int]] = defaultdict(list)
     left = frozenset(
         task.placement.machine for task in waiting.values() if task.placement is not None
     )
@@ -53,7 +55,8 @@ def request_of(
             same[version] = next((v for v, d in demands.items() if d == demand), version)
             demands.setdefault(same[version], demand)
         version = same[version]
-        alike[_kind(task, version, demands[version], waiting, claims)].append(task.index)
+        to = goes_to(task) if task.phase is TaskPhase.PENDING else ""
+        alike[_kind(task, version, demands[version], waiting, claims), to].append(task.index)
     groups = tuple(
         Group(
             demands[version],
@@ -61,8 +64,9 @@ def request_of(
             leave=left if leaves else frozenset(),
             avoid=avoid,
             running=running,
+            among=(In("machine", frozenset({to})),) if to else (),
         )
-        for (version, leaves, avoid, running), tasks in alike.items()
+        for ((version, leaves, avoid, running), to), tasks in alike.items()
     )
     return Request(
         job=record.name,

@@ -366,9 +366,10 @@ class _Fold:
 
 
 def _avoided(task: TaskRecord) -> str:
-    """Return the machine that a task left for the sake of the spread."""
+    """Return the machine that a task left although it might have stayed."""
     known = task.operation
-    return known.from_machine if known is not None and known.cause is Cause.REBALANCE else ""
+    moves = known is not None and known.cause in (Cause.REBALANCE, Cause.OWNER)
+    return known.from_machine if known is not None and moves else ""
 
 
 def _waits_here(task: TaskRecord, machine: SeenMachine) -> bool:

@@ -24,6 +24,7 @@ from control_plane.scheduler.core.copies import ended_in_s
 from control_plane.scheduler.core.job_check import same_tasks
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.owner_moves import without_place
 
 HOMELESS = (TaskPhase.PENDING, TaskPhase.LOST)
 """Phases in which a task may need a machine."""
@@ -138,6 +139,7 @@ def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
             )
         elif task.index in plan.unplaced:
             reason = "; ".join(plan.reasons)
+            task = without_place(task)
             task = task if task.reason == reason else replace(task, reason=reason)
         tasks.append(task)
     left = {machine: sorted(ids) for machine, ids in leaving.items()}

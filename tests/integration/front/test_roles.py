@@ -18,6 +18,7 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.limits import Lift
 from control_plane.api.machines import TokenRequest
 from control_plane.api.maintenance import GoOn, MaintenanceWish, Reported
+from control_plane.api.operations import MoveWish
 from control_plane.api.people import GroupSpec, Needs
 from control_plane.api.profiles import ProfileWish
 from control_plane.api.routes import ROUTES
@@ -68,6 +69,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     },
     "job_events": USERS,
     "task_story": USERS,
+    "move_task": (OWNERS, OPERATORS | {"other owner"}),
     "job_logs": (OWNERS, OPERATORS | {"other owner"}),
     "get_endpoints": ALL,
     "watch_endpoints": ALL,
@@ -167,6 +169,7 @@ def body_of(route: Route, entitlement: str) -> Any:
         Reported: Reported(machines=["no"]),
         GoOn: GoOn(),
         Lift: Lift(reason="x"),
+        MoveWish: MoveWish(reason="x"),
         ProfileWish: ProfileWish(text="= =", reason="x"),
         Lend: Lend(machine="no", borrower=entitlement),
         Revoke: Revoke(machines=["no"]),
