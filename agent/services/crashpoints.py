@@ -13,6 +13,17 @@ from collections.abc import Callable
 from agent.errors import ConfigError
 
 POINTS = (
+    "task.recorded",
+    "prepare.decided",
+    "prepare.done",
+    "start.decided",
+    "start.done",
+    "stop.decided",
+    "stop.done",
+    "remove-root.decided",
+    "remove-root.done",
+    "forget.decided",
+    "forget.done",
     "image.stored",
     "image.unpacked",
     "image.synced",
@@ -31,7 +42,8 @@ POINTS = (
     "gc.layer-undeclared",
     "gc.layer-deleted",
 )
-"""Every point there is; a test finds each one reached."""
+"""Every point there is; a test dies at each one. Those of a task's steps are named by
+`core.lifecycle.Action`."""
 KILLED = 137
 """Exit status as after SIGKILL."""
 

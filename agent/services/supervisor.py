@@ -27,6 +27,7 @@ from agent.core.unit_properties import (
 from agent.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 from agent.machine import UnitState
 from agent.services.contact import Contact
+from agent.services.crashpoints import passed
 from agent.services.events import EventLog
 from agent.services.inside import Inside
 from agent.services.journal import Journal
@@ -161,6 +162,7 @@ class TaskLoop:
         decision = decide(before, seen, self._host.contact.moment(before.task_id))
         if not await self._keep(before, decision.task):
             return True
+        passed(f"{decision.action}.decided")
         self.settled.set()
         self._probing.follow(self.record, self._host.contact.now_s(), self._probe)
         if decision.action is Action.FORGET:
@@ -214,6 +216,7 @@ class TaskLoop:
             if self.record is not task:
                 return False
             await self._bury(task)
+            passed("forget.done")
             self._host.contact.release(task.task_id)
             self._over = True
         return True
@@ -231,6 +234,7 @@ class TaskLoop:
         task = decision.task
         try:
             await self._do(decision, seen)
+            passed(f"{decision.action}.done")
         except Conflict:
             await self._woken(CONFLICT_S)
         except TwineError as e:

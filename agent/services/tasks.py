@@ -26,6 +26,7 @@ from agent.core.reconcile import leftovers
 from agent.core.records import TaskRecord, Tombstone, Wanted, status_of, unit_of
 from agent.errors import Conflict, HostError, NotFound, Unprocessable
 from agent.machine import Hardware
+from agent.services.crashpoints import passed
 from agent.services.journal import Replay
 from agent.services.supervisor import Host, TaskLoop
 
@@ -147,6 +148,7 @@ class Tasks:
             if task_id in self._spared:
                 await host.lanes.run("journal", host.journal.set_aside, task_id)
             await host.lanes.run("journal", host.journal.save, record)
+            passed("task.recorded")
             self._tombstones.pop(task_id, None)
             self._spared.pop(task_id, None)
             host.events.add("task", task_id, str(record.state), status_of(record))

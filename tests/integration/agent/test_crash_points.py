@@ -1,0 +1,183 @@
+"""The agent dies at each named point, on a real btrfs; the next one redoes or undoes the step.
+
+It dies in a process of its own, by `os._exit`: nothing is cleaned up. The service manager in
+memory outlives it, as PID 1 does: what it holds is handed over at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from builders import FakeHost, a_spec, a_tar, chunks_of, digest_of, gone, running, unit
+from msgspec.structs import replace
+from oci import Layout, Registry, files
+from on_btrfs import machine, mounted, really
+
+from agent.api import ImageFormat
+from agent.client import AgentClient
+from agent.errors import ConfigError, NotFound
+from agent.services import crashpoints
+from agent.services.crashpoints import KILLED, POINTS, arm_from_environment
+
+pytestmark = pytest.mark.root
+
+TAR = a_tar(app="code")
+IMAGE = digest_of(TAR)
+PLACE = "registry.example/team/web:1"
+OLD = "registry.example/team/web:0"
+Story = Callable[[FakeHost, AgentClient], Awaitable[None]]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[FakeHost]:
+    """Yield a host on btrfs whose images go as soon as nobody uses them."""
+    with mounted(tmp_path) as host:
+        registry = Registry()
+        host.fake.systemd.programs["skopeo"] = registry.skopeo
+        really(host, "tar", "find")
+        base = files(base="b")
+        for place, app in ((PLACE, "1"), (OLD, "0")):
+            layout = Layout(tmp_path / f"layout{app}")
+            registry.push(place, layout, layout.image(base, files(app=app)))
+        host.config = replace(host.config, image_keep_s=0.0)
+        yield host
+
+
+async def put(host: FakeHost, client: AgentClient) -> None:
+    await client.put_image(IMAGE, ImageFormat.TAR, chunks_of(TAR))
+
+
+async def start(host: FakeHost, client: AgentClient) -> None:
+    await put(host, client)
+    await client.put_task("web", a_spec(image=IMAGE))
+    await running(client, "web")
+
+
+async def stop(host: FakeHost, client: AgentClient) -> None:
+    await start(host, client)
+    await client.delete_task("web")
+    with suppress(NotFound):
+        await gone(client, "web")
+
+
+async def pull(host: FakeHost, client: AgentClient) -> None:
+    await client.fetch_oci_image(PLACE)
+
+
+async def delete(host: FakeHost, client: AgentClient) -> None:
+    await put(host, client)
+    with suppress(NotFound):
+        await client.delete_image(IMAGE)
+
+
+async def collect(host: FakeHost, client: AgentClient) -> None:
+    await client.fetch_oci_image(OLD)
+    await client.collect_garbage()
+
+
+STORIES: dict[str, Story] = {
+    "task": start,
+    "prepare": start,
+    "start": start,
+    "stop": stop,
+    "remove-root": stop,
+    "forget": stop,
+    "image": put,
+    "pull": pull,
+    "delete": delete,
+    "gc": collect,
+}
+
+
+def dies(host: FakeHost, story: Story, point: str) -> int:
+    """Tell a story to an agent that dies at a point; return how its process ended."""
+    systemd, left = host.fake.systemd, host.folder / "left"
+    child = os.fork()
+    if child == 0:
+        try:
+
+            def die() -> NoReturn:
+                left.write_bytes(pickle.dumps((systemd._units, systemd.started)))
+                os._exit(KILLED)
+
+            crashpoints.arm(point, die)
+            asyncio.run(_tell(host, story))
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    if left.exists():
+        systemd._units, systemd.started = pickle.loads(left.read_bytes())
+    return os.waitstatus_to_exitcode(status)
+
+
+async def _tell(host: FakeHost, story: Story) -> None:
+    async with host.agent(machine(host)) as client:
+        await story(host, client)
+
+
+async def _at_rest(client: AgentClient) -> None:
+    """Return once fsck finds nothing wrong: what is being done is done."""
+    async with asyncio.timeout(120):
+        while any(a.wrong for a in (await client.get_accounts()).accounts):
+            pass
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_step_that_was_cut_off_is_redone_or_undone_and_never_done_twice(
+    host: FakeHost, point: str
+) -> None:
+    """F-01 F-42: at every point; afterwards all is accounted for, and the same request works."""
+    story = STORIES[point.partition(".")[0]]
+
+    assert dies(host, story, point) == KILLED, f"{point} was not reached"
+
+    async def after() -> None:
+        async with host.serving(machine(host)) as (services, client):
+            services.accounts.second_look_s = 0.2
+            await _at_rest(client)
+            assert os.listdir(host.state / "staging") == []
+            tasks = {t.task_id for t in (await client.list_tasks()).tasks}
+            if story is stop and "web" in tasks:  # it was asked to go, and goes
+                with suppress(NotFound):
+                    await gone(client, "web")
+            if story is not stop:
+                await story(host, client)
+            await _at_rest(client)
+            units = host.units()
+            assert units == ([unit("web")] if story is start else [])
+            assert host.fake.systemd.started.count(unit("web")) <= 1
+            images = {i.digest for i in (await client.list_images()).images}
+            assert (IMAGE in images) == (story in (start, stop, put))
+
+    asyncio.run(after())
+
+
+def test_each_story_has_its_points_and_each_point_its_story() -> None:
+    assert {point.partition(".")[0] for point in POINTS} == set(STORIES)
+
+
+def test_a_point_is_armed_by_the_environment_only_where_the_configuration_allows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TWINE_CRASHPOINT", "nowhere")
+    arm_from_environment(False)
+    with pytest.raises(ConfigError, match="no crash point 'nowhere'"):
+        arm_from_environment(True)
+    monkeypatch.setenv("TWINE_CRASHPOINT", "image.stored")
+    child = os.fork()
+    if child == 0:
+        arm_from_environment(True)
+        crashpoints.passed("image.unpacked")
+        crashpoints.passed("image.stored")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
