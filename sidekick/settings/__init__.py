@@ -18,9 +18,11 @@ from sidekick.settings.cstates import CStatesSetting
 from sidekick.settings.hugepages import HugepagesSetting
 from sidekick.settings.kernel import KernelSetting
 from sidekick.settings.modules import ModulesSetting
+from sidekick.settings.mounts import MountsSetting
 from sidekick.settings.nic import NicSetting
 from sidekick.settings.power import PowerSetting
 from sidekick.settings.prefetch import PrefetchSetting
+from sidekick.settings.scratch import ScratchSetting
 from sidekick.settings.services import ServicesSetting
 from sidekick.settings.smt import SmtSetting
 from sidekick.settings.sysctl import SysctlSetting
@@ -40,6 +42,8 @@ SETTINGS: tuple[Setting, ...] = (
     PrefetchSetting(),
     TransparentHugepagesSetting(),
     BlockSetting(),
+    MountsSetting(),
+    ScratchSetting(),
     NicSetting(),
     ControllersSetting(),
     HugepagesSetting(),

@@ -31,6 +31,7 @@ DATA = Path(__file__).resolve().parents[2] / "data" / "hosts"
 NAMES = sorted(path.stem for path in DATA.glob("*.toml"))
 CPUS = "/sys/devices/system/cpu"
 ACTIONS = {"drop_caches", "compact_memory"}
+ATIMES = {"noatime", "relatime", "strictatime"}
 DEFAULT_QDISC = "/proc/sys/net/core/default_qdisc"
 """The kernel holds the module of the one that is named there."""
 QUEUE_DEPTHS = {"none": "1023", "mq-deadline": "64", "kyber": "256", "bfq": "64"}
@@ -118,6 +119,8 @@ class TreeProcesses:
                 self._put(f"/sys/fs/cgroup/system.slice/{unit}/cgroup.events", populated)
             case ["systemctl", "daemon-reload"]:
                 self._reload()
+            case ["mount", "--options-source=mtab", "--options-source-force", "-o", option, point]:
+                self._remount(option.removeprefix("remount,"), point)
             case ["modprobe", "-r", name]:
                 if f"sch_{self.fs.find(DEFAULT_QDISC)}" == name:
                     raise ProgramError(f"modprobe: FATAL: Module {name} is in use.")
@@ -133,6 +136,18 @@ class TreeProcesses:
 
     def lines(self, argv: Sequence[str]) -> Iterator[bytes]:
         raise AssertionError("sidekick reads no program's lines")
+
+    def _remount(self, option: str, point: str) -> None:
+        """As util-linux does: the options that are in force, and then the one that is given."""
+        rows = [line.split() for line in self.fs.read("/proc/self/mounts").splitlines()]
+        for row in (row for row in rows if row[1] == point):
+            key = option.partition("=")[0]
+            gone = {"commit": "commit=", "nolazytime": "lazytime"}.get(key, "\0")
+            kept = [o for o in row[3].split(",") if o not in ATIMES or key not in ATIMES]
+            kept = [o for o in kept if not o.startswith(gone)]
+            shown = [] if option in ("commit=0", "nolazytime", "strictatime") else [option]
+            row[3] = ",".join(sorted(kept + shown, key=_place))
+        self._put("/proc/self/mounts", "\n".join(" ".join(row) for row in rows))
 
     def _reload(self) -> None:
         drop_in = "/run/systemd/system/workload.slice.d/50-twine-controllers.conf"
@@ -202,6 +217,11 @@ class RecordedHost:
                 if not path.startswith("/var/lib/twine") and name not in ACTIONS:
                     found[path] = Path(folder, name).read_bytes().rstrip()
         return found
+
+
+def _place(option: str) -> int:
+    """Return where the kernel shows a mount option: its own first, the file system's last."""
+    return 0 if option == "rw" else 1 if option in ATIMES else 2
 
 
 def put(fs: FakeKernel, path: str, text: str) -> None:

@@ -30,6 +30,8 @@ SECTIONS = {
     "controllers": "[controllers]\ndisable=['cpu', 'io']\n",
     "cstates": "[cstates]\nmax_latency_us=2\n",
     "modules": "[modules]\nload=['tcp_bbr', 'tcp_cubic', 'no_such']\n",
+    "mounts": "[mounts]\n'/data'={atime='noatime', lazytime='on', commit=60}\n"
+    "'/nosuch'={atime='noatime'}\n",
     "nic": "[nic]\nqueues='max'\nrx_ring=2048\ntx_ring=512\ntx_checksum='off'\ngso='off'\n"
     "adaptive_rx='off'\nrx_usecs=50\nlro='off'\nrxhash='on'\n",
     "power": "[power]\ngovernor=['performance']\nenergy_preference=['performance']\n",
@@ -74,7 +76,7 @@ on_every_host = pytest.mark.parametrize("fake", ["amd", "intel", "vm"], indirect
 
 
 def test_every_kind_has_an_example_here() -> None:
-    others = {"sysctl", "hugepages", "kernel"}  # have tests of their own
+    others = {"sysctl", "hugepages", "kernel", "scratch"}  # have tests of their own
     assert {setting.kind for setting in SETTINGS} - others == SECTIONS.keys()
 
 

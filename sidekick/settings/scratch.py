@@ -1,0 +1,230 @@
+"""A file system for scratch data: XFS or btrfs on a device or in a file that is ours to use.
+
+Made only where there is nothing: both ends of the device read as zeros, or it carries a file system
+that was labelled by us before. Everything else is somebody's data and is left alone, whatever a
+profile says. What was on it is gone with the profile: it is scratch.
+
+Source of the places: Linux, fs/xfs/libxfs/xfs_format.h (sb_magicnum, sb_fname) and
+include/uapi/linux/btrfs_tree.h (btrfs_super_block).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from agent.errors import FieldError, HostError
+from sidekick.profile import Profile
+from sidekick.report import Disruption, Wanted
+from sidekick.setting import Host, Setting
+
+LABEL = "twine"
+"""Of every file system that we make; at most 12 bytes fit into XFS."""
+MIB = 1 << 20
+LEAST = {"xfs": 300 * MIB, "btrfs": 110 * MIB}
+"""What mkfs takes at least (mkfs.xfs 6.0, mkfs.btrfs 6.2)."""
+_SUPER = {"xfs": (0, b"XFSB", 108, 12), "btrfs": (0x10040, b"_BHRfS_M", 0x1012B, 256)}
+"""Where the magic bytes are, and the label with its length."""
+_MKFS = {
+    "xfs": ("/sbin/mkfs.xfs", "-q", "-f", "-L", LABEL),
+    "btrfs": ("/bin/mkfs.btrfs", "--quiet", "--force", "--label", LABEL),
+}
+EMPTY, FOREIGN = "empty", "foreign"
+NAME = "scratch"
+
+Device = Annotated[str, Meta(pattern=r"^/(dev|var)/[A-Za-z0-9_.:/+-]{1,200}\Z")]
+Place = Annotated[str, Meta(pattern=r"^/(mnt|srv|scratch|var/lib)(/[A-Za-z0-9_-]{1,64}){0,3}\Z")]
+Option = Annotated[str, Meta(pattern=r"^[a-z0-9_=:,.]{1,64}\Z")]
+
+
+class Scratch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [scratch] table."""
+
+    device: Device | None = None
+    """A block device, better by /dev/disk/by-id, or a file that was made for it."""
+    filesystem: Literal["xfs", "btrfs"] = "xfs"
+    mount: Place = "/scratch"
+    """An empty folder, made if it is not there."""
+    options: list[Option] = []
+    """For the mount, such as `noatime`."""
+    required: bool = False
+    """Whether a host whose device is somebody's, or is not there, cannot run the profile."""
+
+
+class ScratchSetting(Setting):
+    """What is on a device and where it is mounted: `empty`, `xfs`, `xfs at /scratch`."""
+
+    kind: ClassVar[str] = NAME
+    section: ClassVar[type[Scratch]] = Scratch
+
+    def check(self, profile: Profile) -> list[FieldError]:
+        """Return what no host can do: a path that climbs out of its place."""
+        found: Scratch | None = profile.section(self.kind)
+        paths = {"device": found.device or "", "mount": found.mount} if found else {}
+        return [
+            FieldError(field=f"scratch.{key}", reason=f"{path!r} climbs with ..")
+            for key, path in paths.items()
+            if ".." in path.split("/")
+        ]
+
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+        """Return the one value; the device is part of its name."""
+        found: Scratch | None = profile.section(self.kind)
+        if found is None or found.device is None:
+            return []
+        return [
+            Wanted(
+                setting=f"{NAME}.{found.device}",
+                value=" ".join([found.filesystem, "at", found.mount, *sorted(set(found.options))]),
+                required=found.required,
+                source=profile.source_of("scratch.device"),
+            )
+        ]
+
+    def needs(self, setting: str) -> Disruption:  # noqa: ARG002
+        """Return that tasks may have files open on it."""
+        return Disruption.DRAIN
+
+    def lacking(self, setting: str) -> str:
+        """Return why a host cannot have it."""
+        return (
+            f"{device_of(setting)} is not there, is in use, or holds data that is not ours "
+            f"(only an empty device or one labelled {LABEL!r} is taken)"
+        )
+
+    def outlives_boot(self, setting: str, booted_with: Sequence[str]) -> bool:  # noqa: ARG002
+        """Return that a file system stays on its device; only the mount is made again."""
+        return True
+
+    def read(self, host: Host, setting: str) -> str | None:
+        """Return what is there, None where that is not ours to touch."""
+        device = device_of(setting)
+        mounts = [m for m in _mounts(host) if m[0] == _canonical(host, device)]
+        kind = _content(host, device)
+        if kind in (None, FOREIGN) or (kind == EMPTY and mounts) or len(mounts) > 1:
+            return None
+        if not mounts:
+            return None if _held(host, device) else kind
+        return " ".join([f"{kind} at {mounts[0][1]}", *_asked(host, setting)])
+
+    def write(self, host: Host, setting: str, value: str) -> None:
+        """Make it so: what is there is ours, as `read` has just said."""
+        device = device_of(setting)
+        now = (self.read(host, setting) or "").split()
+        words = value.split()
+        if not now:
+            raise HostError(f"cannot use {device} for scratch: it is not ours to touch any more")
+        run = host.processes.run
+        if "at" in now:
+            run(["/bin/umount", now[2]])
+        if now[0] not in (EMPTY, words[0]):
+            _wipe(host, device)  # no mkfs is trusted to remove what another one made
+        if words[0] not in (EMPTY, now[0]):
+            if _size(host, device) < LEAST[words[0]]:
+                least = LEAST[words[0]] // MIB
+                raise HostError(f"{device} is too small for {words[0]}: it takes {least} MiB")
+            run([*_MKFS[words[0]], device], timeout_s=300.0)
+        if "at" in words:
+            _mount(host, device, words)
+        _note(host, setting, words[3:] if "at" in words else [])
+
+
+def device_of(setting: str) -> str:
+    """Return the device of a setting."""
+    return setting.removeprefix(f"{NAME}.")
+
+
+def _mount(host: Host, device: str, words: Sequence[str]) -> None:
+    place = host.fs.path(words[2])
+    place.mkdir(parents=True, exist_ok=True)
+    if any(place.iterdir()):
+        raise HostError(f"cannot mount {device} at {words[2]}: the folder is not empty")
+    options = ["nosuid", "nodev", *words[3:]]
+    if stat.S_ISREG(os.stat(host.fs.path(device)).st_mode):
+        options.append("loop")
+    host.processes.run(["/bin/mount", "-t", words[0], "-o", ",".join(options), device, words[2]])
+
+
+def _content(host: Host, device: str) -> str | None:
+    """Return `empty`, one of our file systems, or `foreign`; None where there is no device."""
+    path = host.fs.path(device)
+    try:
+        with path.open("rb") as file:
+            head = file.read(MIB)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MIB))
+            tail = file.read(MIB)
+    except OSError:
+        return None
+    for kind, (at, magic, label_at, length) in _SUPER.items():
+        label = head[label_at : label_at + length].split(b"\0")[0]
+        if head[at : at + len(magic)] == magic:
+            return kind if label == LABEL.encode() else FOREIGN
+    return FOREIGN if any(head) or any(tail) or not size else EMPTY
+
+
+def _wipe(host: Host, device: str) -> None:
+    """Make both ends zeros, which is what an empty device is known by."""
+    last = _size(host, device) // MIB
+    for at in dict.fromkeys((0, max(0, last - 1), last)):
+        zeros = ["if=/dev/zero", f"of={device}", "bs=1M", "count=1", f"seek={at}"]
+        beyond = at == last  # the rest of a device that is no whole number of MiB
+        rest = _size(host, device) - last * MIB
+        if beyond and rest == 0:
+            continue
+        if beyond:
+            zeros = ["if=/dev/zero", f"of={device}", "bs=1", f"count={rest}", f"seek={last * MIB}"]
+        host.processes.run(["/bin/dd", *zeros, "conv=notrunc,fsync", "status=none"])
+
+
+def _size(host: Host, device: str) -> int:
+    with host.fs.path(device).open("rb") as file:
+        return file.seek(0, os.SEEK_END)
+
+
+def _canonical(host: Host, device: str) -> str:
+    """Return the name under which the kernel lists a device: links of udev are followed."""
+    path = os.path.realpath(host.fs.path(device))
+    root = os.path.realpath(host.fs.root)
+    name = path.removeprefix(root.rstrip("/")) or "/"
+    for loop in host.fs.names("/sys/block"):
+        backing = host.fs.find(f"/sys/block/{loop}/loop/backing_file")
+        if backing is not None and backing == name:
+            return f"/dev/{loop}"
+    return name
+
+
+def _mounts(host: Host) -> list[tuple[str, str]]:
+    lines = (line.split() for line in (host.fs.find("/proc/self/mounts") or "").splitlines())
+    return [(words[0], words[1]) for words in lines if len(words) > 1]
+
+
+def _held(host: Host, device: str) -> bool:
+    """Return whether the kernel uses the device for another one, or for swap."""
+    name = _canonical(host, device)
+    swaps = (line.split()[0] for line in (host.fs.find("/proc/swaps") or "").splitlines() if line)
+    return name in swaps or bool(
+        host.fs.names(f"/sys/class/block/{name.rpartition('/')[2]}/holders")
+    )
+
+
+def _note_path(setting: str) -> str:
+    return f"/run/twine/scratch{device_of(setting).replace('/', '-')}"
+
+
+def _asked(host: Host, setting: str) -> list[str]:
+    """Return the options that the mount was made with, which the kernel spells otherwise."""
+    return (host.fs.find(_note_path(setting)) or "").split()
+
+
+def _note(host: Host, setting: str, options: Sequence[str]) -> None:
+    path = host.fs.path(_note_path(setting))
+    if options:
+        host.disk.write(path, " ".join(options) + "\n")
+    else:
+        host.disk.remove(path)

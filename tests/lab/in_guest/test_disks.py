@@ -1,0 +1,79 @@
+"""Scratch file systems and mount options on the real kernel."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from the_host import TheHost, profile
+
+from sidekick.report import ProfileState
+
+FILE = Path("/var/lib/scratch.img")
+PLACE = Path("/scratch")
+
+
+@pytest.fixture
+def file() -> Iterator[Path]:
+    """A file of 400 MiB that nothing was written to."""
+    with FILE.open("wb") as made:
+        made.truncate(400 << 20)
+    yield FILE
+    FILE.unlink()
+    PLACE.rmdir()
+
+
+def mounted(place: str) -> str:
+    found = [x for x in Path("/proc/self/mounts").read_text().splitlines() if f" {place} " in x]
+    return found[-1] if found else ""
+
+
+def test_scratch_is_made_mounted_kept_over_a_switch_and_taken_back(
+    host: TheHost, file: Path
+) -> None:  # HP2
+    for kind in ("xfs", "btrfs"):
+        table = (
+            f"[scratch]\ndevice='{file}'\nfilesystem='{kind}'\noptions=['noatime']\nrequired=true\n"
+        )
+        profile(kind, table)
+        profile(f"{kind}-2", f"{table}[sysctl]\n'vm.swappiness'=7\n")
+        report = host.apply(kind)
+        assert report.state is ProfileState.VERIFIED, report
+        assert f" {PLACE} {kind} " in mounted(str(PLACE))
+        assert "noatime" in mounted(str(PLACE))
+        (PLACE / "data").write_text("x")
+        assert host.apply(f"{kind}-2").state is ProfileState.VERIFIED
+        assert (PLACE / "data").read_text() == "x", "both want the same: nothing was touched"
+        subprocess.run(["umount", str(PLACE)], check=True)  # as a boot does
+        host.as_after_a_boot()
+        assert host.resume().state is ProfileState.VERIFIED
+        assert (PLACE / "data").read_text() == "x"
+    host.release()
+    assert mounted(str(PLACE)) == ""
+    with file.open("rb") as device:
+        assert not any(device.read(1 << 20))
+
+
+def test_scratch_never_takes_what_holds_data(host: TheHost, file: Path) -> None:  # HP2
+    subprocess.run(["mkfs.ext4", "-q", str(file)], check=True)
+    PLACE.mkdir(exist_ok=True)
+    before = file.read_bytes()
+    table = f"[scratch]\ndevice='{file}'\nrequired=true\n"
+    assert host.apply(profile("greedy", table)).state is ProfileState.DEGRADED
+    assert file.read_bytes() == before
+
+
+def test_options_of_a_mount_change_alone_and_come_back(host: TheHost) -> None:  # HP2
+    point = "/var/lib/twine"
+    before = mounted(point)
+    table = (
+        f"[mounts]\n'{point}' = {{ atime='relatime', lazytime='on', commit=45, required=true }}\n"
+    )
+    report = host.apply(profile("m", table))
+    assert report.state is ProfileState.VERIFIED, report
+    now = mounted(point)
+    assert all(option in now for option in ("relatime", "lazytime", "commit=45", "subvol=/@twine"))
+    host.release()
+    assert mounted(point) == before

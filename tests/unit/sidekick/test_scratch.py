@@ -1,0 +1,189 @@
+"""A scratch file system: made where nothing is or where ours was, never over anybody's data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from recorded import RecordedHost, put
+
+from agent.errors import HostError, ProgramError
+from agent.machine import Completed
+from sidekick.apply import Run
+from sidekick.facts import read_facts
+from sidekick.profile import Library
+from sidekick.report import Outcome, ProfileState
+from sidekick.settings import SETTINGS, scratch
+from sidekick.settings.scratch import MIB, ScratchSetting
+from sidekick.state import Target
+from sidekick.targets import target_of
+
+DEVICE = "/dev/nvme7n1"
+SETTING = f"scratch.{DEVICE}"
+MADE = {"mkfs.xfs": (0, b"XFSB", 108), "mkfs.btrfs": (0x10040, b"_BHRfS_M", 0x1012B)}
+
+
+class Disks:
+    """mkfs, mount, umount and dd, as far as they are used here, on files below a root."""
+
+    def __init__(self, fake: RecordedHost) -> None:
+        self.fake = fake
+        self.ran: list[str] = []
+        self.others = fake.processes.run
+
+    def run(self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Completed:
+        name = argv[0].rpartition("/")[2]
+        self.ran.append(name)
+        fs, words = self.fake.fs, dict(a.split("=", 1) for a in argv if "=" in a)
+        if name in MADE:
+            at, magic, label = MADE[name]
+            with fs.path(argv[-1]).open("r+b") as file:
+                file.truncate(8 * MIB)
+                for offset, data in ((at, magic), (label, b"twine\0")):
+                    file.seek(offset)
+                    file.write(data)
+        elif name == "dd":
+            block = {"1M": MIB, "1": 1}[words["bs"]]
+            with fs.path(words["of"]).open("r+b") as file:
+                file.seek(int(words["seek"]) * block)
+                file.write(bytes(block * int(words["count"])))
+        elif name == "mount" and argv[1] == "-t":
+            line = f"{argv[5]} {argv[6]} {argv[2]} rw,{argv[4].replace(',loop', '')} 0 0"
+            put(fs, "/proc/self/mounts", f"{fs.read('/proc/self/mounts')}\n{line}")
+        elif name == "umount":
+            lines = fs.read("/proc/self/mounts").splitlines()
+            left = [line for line in lines if line.split()[1] != argv[1]]
+            put(fs, "/proc/self/mounts", "\n".join(left))
+        else:
+            return self.others(argv, timeout_s=timeout_s, check=check)
+        return Completed(0, "", "")
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedHost:
+    found = RecordedHost(tmp_path / "host", "intel")
+    path = found.fs.path(DEVICE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(8 * MIB))
+    (found.root / "scratch").mkdir()
+    monkeypatch.setattr(scratch, "LEAST", {"xfs": 4 * MIB, "btrfs": 4 * MIB})
+    monkeypatch.setattr(found.processes, "run", Disks(found).run)
+    return found
+
+
+def target(fake: RecordedHost, table: str = "") -> Target:
+    folder = fake.root.parent / "profiles"
+    folder.mkdir(exist_ok=True)
+    (folder / "p.toml").write_text(f"description='p'\n[scratch]\ndevice='{DEVICE}'\n{table}\n")
+    library = Library([folder], SETTINGS)
+    return target_of(library.load("p", read_facts(fake.fs)), fake.host())
+
+
+def apply(fake: RecordedHost, wanted: Target) -> tuple[ProfileState, dict[str, str]]:
+    report = Run(fake.host(), fake.state, wanted).carry_out()
+    return report.state, {s.setting: s.outcome.value for s in report.settings}
+
+
+def read(fake: RecordedHost) -> str | None:
+    return ScratchSetting().read(fake.host(), SETTING)
+
+
+def test_an_empty_device_gets_a_file_system_and_is_empty_again(fake: RecordedHost) -> None:  # HP2
+    before = fake.everything()
+    for kind in ("xfs", "btrfs"):
+        state, outcomes = apply(fake, target(fake, f"filesystem='{kind}'\noptions=['noatime']"))
+        assert (state, outcomes[SETTING]) == (ProfileState.VERIFIED, "applied")
+        assert read(fake) == f"{kind} at /scratch noatime"
+        again = Run(
+            fake.host(), fake.state, target(fake, f"filesystem='{kind}'\noptions=['noatime']")
+        )
+        assert again.sight.plan.changes == ()
+    assert apply(fake, Target())[0] is ProfileState.NONE
+    assert read(fake) == "empty"
+    assert fake.everything() == before
+
+
+def test_a_boot_loses_the_mount_and_nothing_else(fake: RecordedHost) -> None:  # HP2
+    apply(fake, target(fake))
+    data = fake.fs.path(DEVICE).read_bytes()
+    lines = fake.fs.read("/proc/self/mounts").splitlines()
+    put(fake.fs, "/proc/self/mounts", "\n".join(x for x in lines if "/scratch" not in x))
+    put(fake.fs, "/proc/sys/kernel/random/boot_id", "boot-2")
+    assert read(fake) == "xfs"
+    state, outcomes = apply(fake, target(fake))
+    assert (state, outcomes[SETTING]) == (ProfileState.VERIFIED, "applied")
+    assert fake.fs.path(DEVICE).read_bytes() == data, "it was not made anew"
+    apply(fake, Target())
+    assert read(fake) == "empty"
+
+
+@pytest.mark.parametrize(
+    ("at", "data"),
+    [
+        (0, b"XFSB"),
+        (0x10040, b"_BHRfS_M"),
+        (0x438, b"\x53\xef"),
+        (510, b"\x55\xaa"),
+        (8 * MIB - 4096, b"RAID"),
+        (MIB - 1, b"x"),
+    ],
+    ids=["xfs", "btrfs", "ext4", "partitions", "at the end", "raw"],
+)
+def test_what_holds_anybodys_data_is_left_alone(
+    fake: RecordedHost, at: int, data: bytes
+) -> None:  # HP2
+    with fake.fs.path(DEVICE).open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+    before = fake.everything()
+    state, outcomes = apply(fake, target(fake))
+    assert (state, outcomes[SETTING]) == (ProfileState.VERIFIED, "unsupported")
+    report = Run(fake.host(), fake.state, target(fake, "required=true")).carry_out()
+    assert report.state is ProfileState.DEGRADED
+    assert "holds data that is not ours" in report.settings[0].detail
+    with pytest.raises(HostError, match="not ours to touch"):
+        ScratchSetting().write(fake.host(), SETTING, "xfs at /scratch")
+    assert fake.everything() == before
+
+
+def test_a_device_that_is_in_use_is_left_alone(fake: RecordedHost) -> None:
+    mounts = fake.fs.read("/proc/self/mounts")
+    put(fake.fs, "/proc/self/mounts", f"{mounts}\n{DEVICE} /data2 ext4 rw 0 0")
+    assert read(fake) is None
+    put(fake.fs, "/proc/self/mounts", mounts)
+    assert read(fake) == "empty"
+    put(fake.fs, "/sys/class/block/nvme7n1/holders/dm-0/dev", "253:0")
+    assert read(fake) is None, "part of a mapped device"
+    (fake.root / "sys/class/block/nvme7n1/holders/dm-0/dev").unlink()
+    (fake.root / "sys/class/block/nvme7n1/holders/dm-0").rmdir()
+    put(fake.fs, "/proc/swaps", f"Filename Type Size\n{DEVICE} partition 8")
+    assert read(fake) is None, "swap"
+    fake.fs.path("/proc/swaps").unlink()
+    assert read(fake) == "empty"
+    fake.fs.path(DEVICE).unlink()
+    assert read(fake) is None
+
+
+def test_a_mkfs_that_fails_is_undone(fake: RecordedHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fake.everything()
+    good = fake.processes.run
+
+    def run(argv: Sequence[str], **how: object) -> Completed:
+        if argv[0].endswith("mount") and "-t" in argv:
+            raise ProgramError("mount failed with 32: unknown filesystem type")
+        return good(argv, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fake.processes, "run", run)
+    report = Run(fake.host(), fake.state, target(fake)).carry_out()
+    assert (report.state, report.rolled_back) == (ProfileState.DEGRADED, True)
+    assert report.settings[0].outcome is Outcome.FAILED
+    assert fake.everything() == before
+
+
+def test_a_path_that_climbs_is_refused(fake: RecordedHost) -> None:
+    folder = fake.root.parent / "bad"
+    folder.mkdir()
+    (folder / "p.toml").write_text("description='p'\n[scratch]\ndevice='/dev/../etc/passwd'\n")
+    profile = Library([folder], SETTINGS).load("p", read_facts(fake.fs))
+    assert "climbs" in ScratchSetting().check(profile)[0].reason
