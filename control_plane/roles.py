@@ -23,6 +23,7 @@ from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.desk import MachineDesk
+from control_plane.broker.marks import Marks
 from control_plane.discovery.discovery import Discovery
 from control_plane.discovery.shard_maps import ShardMaps
 from control_plane.health.checker import HealthChecker
@@ -115,7 +116,7 @@ class ControlPlane:
             settings.default_cpu_cores,
         )
         self._dispatcher = Dispatcher(region, self._pool, find_image)
-        self._checker = HealthChecker(region, self._pool)
+        self._checker = HealthChecker(region, self._pool, Marks(self._broker, runtime))
         self.health = HealthDesk(self._checker, self.inventory.outages)
         self.maintenance = OpsPlanner(
             region, self._allocator, self._jobs, self.inventory.outages, self.census, store

@@ -23,7 +23,7 @@ from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.region_index import IndexedMachine, RegionIndex
-from control_plane.allocator.core.request import Allowance, Group, Plan, Request
+from control_plane.allocator.core.request import Allocation, Allowance, Group, Plan, Request
 from control_plane.allocator.core.spread import (
     Repair,
     Targets,
@@ -37,7 +37,7 @@ from control_plane.allocator.counted import CountedMachines
 from control_plane.allocator.neighbours import Neighbours
 from control_plane.allocator.quotas import Quotas
 from control_plane.allocator.task_directory import TaskDirectory
-from control_plane.allocator.transactions import Allocation, Allocations
+from control_plane.allocator.transactions import Allocations
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, spec_of
 from control_plane.api.machines import MachineRecord, MachineState

@@ -75,12 +75,12 @@ class Finishing:
             await self._until_heard(transaction, "assignment", self._participants.commit)
             then()
 
-        await self._begin(transaction, work())
+        await self._begin(transaction, work)
 
     async def abort(self, transaction: str) -> None:
         """See that all brokers let go of what they hold, or may hold."""
-        work = self._until_heard(transaction, "release of holds", self._participants.abort)
-        await self._begin(transaction, work)
+        what, abort = "release of holds", self._participants.abort
+        await self._begin(transaction, lambda: self._until_heard(transaction, what, abort))
 
     async def close(self) -> None:
         """Let what is under way end; what does not is found half done at the next start."""
@@ -92,10 +92,10 @@ class Finishing:
                 task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
 
-    async def _begin(self, transaction: str, work: Awaitable[None]) -> None:
+    async def _begin(self, transaction: str, work: Callable[[], Awaitable[None]]) -> None:
         async def noted() -> None:
             try:
-                await work
+                await work()
             finally:
                 self._work.pop(transaction, None)
 

@@ -19,11 +19,11 @@ from typing import TypeVar
 
 from agent.errors import Busy, Conflict, NotFound, TwineError
 from control_plane.allocator.core.allocation_record import record_after, restoring
-from control_plane.allocator.core.claims import Change, Claims
+from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.request import Allowance, Plan, Request
+from control_plane.allocator.core.request import Allocation, Allowance, Plan, Request
 from control_plane.allocator.finishing import Finishing, Participants
 from control_plane.api.allocations import AllocationRecord, Decision
 from control_plane.broker.holds import Take
@@ -51,18 +51,6 @@ ANSWER_S = 30.0
 _CLOSE_S = 1.0
 _ASK_AGAIN_S = 1.0
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """The answer to a request: where the job's tasks are, and why some are nowhere."""
-
-    claims: Claims | None
-    """Of all tasks that have a machine; None: no task has. Belongs to the index."""
-    unplaced: tuple[int, ...] = ()
-    reasons: tuple[str, ...] = ()
-    gain: int = 0
-    """`RegionIndex.gains` of its pool when it was planned: until they rise, nothing has room."""
 
 
 @dataclass(slots=True)

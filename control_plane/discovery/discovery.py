@@ -9,18 +9,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
 from agent.errors import NotFound
 from control_plane.api.jobs import Endpoint, Endpoints, JobRecord, TaskRecord, task_id
 from control_plane.api.machines import MachineRecord
 from control_plane.api.shards import ShardMapView
 from control_plane.api.watch import EndpointsNews
-from control_plane.broker.brokers import Brokers
 from control_plane.discovery.shard_maps import ShardMaps
-from control_plane.runtime.readable import Readable
+from control_plane.runtime.readable import Heard, Loaded, Readable
 from control_plane.runtime.table import ignore
 
 _WAIT_MAX_S = 60.0
+
+
+class Records(Protocol):
+    """The records of all machines."""
+
+    def find(self, name: str) -> MachineRecord | None:
+        """Return the record of a machine, if there is one."""
+
+
+class Machines(Protocol):
+    """Whose machines they are: the brokers."""
+
+    @property
+    def table(self) -> Records:
+        """Return the records of all machines."""
+
+    def listen(
+        self, heard: Heard[MachineRecord], loaded: Loaded[MachineRecord] | None = None
+    ) -> None:
+        """Call `heard(machine, before, after)` after each change."""
 
 
 class Discovery:
@@ -29,7 +49,7 @@ class Discovery:
     def __init__(
         self,
         jobs: Readable[JobRecord],
-        broker: Brokers,
+        broker: Machines,
         jobs_on: Callable[[str], Collection[str]],
         shards: ShardMaps,
     ) -> None:

@@ -22,7 +22,6 @@ from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.settings import SchedulerSettings
 from control_plane.broker.core.unavailability import failures
-from control_plane.broker.marks import Marks
 from control_plane.health.core.excuses import Graces, excuse
 from control_plane.health.core.parts import Level, Parts, Standing
 from control_plane.health.core.trust import (
@@ -34,7 +33,7 @@ from control_plane.health.core.trust import (
 )
 from control_plane.health.core.verdict import Brakes, Held, verdict
 from control_plane.health.follower import Follower
-from control_plane.health.marker import Marker
+from control_plane.health.marker import Marker, Marks
 from control_plane.health.watch import Watch
 from control_plane.runtime.runtime import TICK_S
 from control_plane.runtime.table import ignore
@@ -49,12 +48,12 @@ _TURN = 64
 class HealthChecker:
     """Keeps the broker's unavailability events true."""
 
-    def __init__(self, region: Region, pool: AgentPool) -> None:
-        """Ask nobody yet."""
+    def __init__(self, region: Region, pool: AgentPool, marks: Marks) -> None:
+        """Ask nobody yet; `marks` writes down what is concluded."""
         self._broker, self._sights = region.broker, region.sights
         self._settings, self._runtime = region.settings, region.runtime
         self._follower = Follower(region, pool)
-        self._marker = Marker(Marks(region.broker, region.runtime), self._anew)
+        self._marker = Marker(marks, self._anew)
         self._brakes, self._graces, self._patience = _policies(region.settings)
         answers_lag_s = region.settings.poll_wait_s + TICK_S
         down_after_s = region.settings.down_after_s

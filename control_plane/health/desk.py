@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Protocol
 
 from agent.errors import InvalidInput
 from control_plane.api.health import ConfirmedDown, HeldBack
 from control_plane.api.inventory import MachineScope
-from control_plane.broker.outages import Outages
 from control_plane.health.checker import HealthChecker
+
+
+class Scopes(Protocol):
+    """Who knows which machines are where: the broker."""
+
+    async def machines(self, names: Collection[str], scope: MachineScope | None) -> list[str]:
+        """Return the machines that are named or in the scope; `NotFound` if there are none."""
 
 
 class HealthDesk:
     """Shows what is held back, and takes the word of operators."""
 
-    def __init__(self, checker: HealthChecker, outages: Outages) -> None:
-        """`outages` knows which machines are in a scope."""
-        self._checker, self._outages = checker, outages
+    def __init__(self, checker: HealthChecker, scopes: Scopes) -> None:
+        """Ask nothing yet."""
+        self._checker, self._scopes = checker, scopes
 
     def held_back(self) -> list[HeldBack]:
         """Return all machines of which nothing is concluded yet, and why."""
@@ -32,6 +39,6 @@ class HealthDesk:
         """Declare silent machines down whatever holds that back; `Conflict` if none is silent."""
         if not machines and scope is None:
             raise InvalidInput("name machines, or give a scope")
-        names = await self._outages.machines(machines, scope)
+        names = await self._scopes.machines(machines, scope)
         why = f"{caller} said so: {reason}"
         return ConfirmedDown(machines=self._checker.confirm_down(names, why))

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 from agent.errors import NotFound, TwineError
-from control_plane.broker.marks import Marks
 
 log = logging.getLogger(__name__)
 Still = Callable[[str], bool]
+
+
+class Marks(Protocol):
+    """Who writes down what is concluded: the broker."""
+
+    async def down(self, reasons: Mapping[str, str], still: Still) -> None:
+        """Record failures of machines of which `still` holds when it is written."""
+
+    async def up(self, names: Sequence[str], still: Still) -> None:
+        """Record the end of failures of machines of which `still` holds when it is written."""
 
 
 class Marker:

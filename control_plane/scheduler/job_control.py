@@ -16,7 +16,6 @@ from control_plane.api.settings import SchedulerSettings
 from control_plane.errors import QuotaExceeded
 from control_plane.images.store import FindImage
 from control_plane.portal.core.pools import pool_of
-from control_plane.portal.portal import Portal
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.scheduler.core.job_check import check_job, check_neighbours, claiming, same_tasks
@@ -25,6 +24,7 @@ from control_plane.scheduler.core.owner_moves import with_move
 from control_plane.scheduler.core.release import back_to, resumed, returned
 from control_plane.scheduler.core.rollout import earlier
 from control_plane.scheduler.core.shares import check_share, is_shared
+from control_plane.scheduler.siblings import Entitlements
 from control_plane.store import Put
 from control_plane.store.records import USES, retired_key
 
@@ -38,7 +38,7 @@ class JobControl:
         self,
         runtime: Runtime,
         jobs: Table[JobRecord],
-        portal: Portal,
+        portal: Entitlements,
         find_image: FindImage,
         index: RegionIndex,
         default_cpus: float = SchedulerSettings().default_cpu_cores,

@@ -6,10 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 
-from control_plane.allocator.allocator import STEP
 from control_plane.allocator.core.demand import demand_for
 from control_plane.allocator.core.feasibility import Tally, bin_of
 from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.region_index import STEP
 from control_plane.allocator.core.request import Allowance
 from control_plane.allocator.core.spread import unevenness
 from control_plane.api.jobs import JobRecord, JobSpec

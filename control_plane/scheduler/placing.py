@@ -6,14 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Set
 
 from control_plane.agents.core.seen import View
-from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import preferences_of
-from control_plane.allocator.core.request import Allowance, Group, Request, same_claim
+from control_plane.allocator.core.request import Allocation, Allowance, Group, Request, same_claim
 from control_plane.allocator.core.spread import Repair, Target, Targets, evened
-from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
 from control_plane.api.policy import Admission, Property
@@ -24,6 +22,7 @@ from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.owner_moves import goes_to
 from control_plane.scheduler.core.rollout import HOMELESS, Placed, to_place
 from control_plane.scheduler.core.sizing import remaining
+from control_plane.scheduler.siblings import Places
 
 _AT_ONCE = 3
 """Moves for the sake of the spread that begin together, if the budget allows so many."""
@@ -32,7 +31,7 @@ _AT_ONCE = 3
 class Placing:
     """What the scheduler asks of the allocator."""
 
-    def __init__(self, allocator: Allocator) -> None:
+    def __init__(self, allocator: Places) -> None:
         """Ask nothing yet."""
         self.allocator = allocator
         self.index = allocator.index

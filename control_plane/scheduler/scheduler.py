@@ -21,9 +21,8 @@ from control_plane.agents.core.commands import Start, Stop
 from control_plane.agents.core.seen import View
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.region import Region
-from control_plane.allocator.core.request import Request
+from control_plane.allocator.core.request import Allocation, Request
 from control_plane.allocator.core.spread import Repair
-from control_plane.allocator.transactions import Allocation
 from control_plane.api.jobs import JobRecord, JobStatus, task_id
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord

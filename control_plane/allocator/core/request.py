@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from control_plane.allocator.core.claims import Change
+from control_plane.allocator.core.claims import Change, Claims
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.machine_pools import Machine, Pool
 from control_plane.allocator.core.preferences import DEFAULT
@@ -117,3 +117,15 @@ class Plan:
 def same_claim(one: Demand, other: Demand) -> bool:
     """Return whether two demands claim the same room, whatever machines they are for."""
     return one is other or (one.size[:6] == other.size[:6] and set(one.ports) == set(other.ports))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The answer to a request: where the job's tasks are, and why some are nowhere."""
+
+    claims: Claims | None
+    """Of all tasks that have a machine; None: no task has. Belongs to the index."""
+    unplaced: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+    gain: int = 0
+    """`RegionIndex.gains` of its pool when it was planned: until they rise, nothing has room."""

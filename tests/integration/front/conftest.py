@@ -58,6 +58,7 @@ from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.desk import MachineDesk
+from control_plane.broker.marks import Marks
 from control_plane.front_end.access import Access
 from control_plane.front_end.frontend import FrontEnd
 from control_plane.front_end.listen import serving, tcp_socket, unix_socket
@@ -149,7 +150,7 @@ class CannedControlPlane(ControlPlane):
         self.inventory = MachineDesk(self.brokers, Runtime(), self._view, lambda _: "base")
         sights = Sights(self.brokers, Runtime())
         shared = SharedRegion(self.brokers, sights, SchedulerSettings(), Runtime())
-        self.checker = HealthChecker(shared, AgentPool(_no_agent))
+        self.checker = HealthChecker(shared, AgentPool(_no_agent), Marks(self.brokers, Runtime()))
         self.health = HealthDesk(self.checker, self.inventory.outages)
         self.portal = Portal(store, Runtime(), PortalSettings(approvers=["bob"]))
         self.brokers.listen(self.portal.supply.heard)

@@ -1,0 +1,126 @@
+"""What the scheduler needs of the roles beside it: nothing of how they do it.
+
+`roles.py` hands the actors in. Whoever answers in their place, in this process or another, has
+these methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allocation, Allowance, Request
+from control_plane.allocator.core.spread import Repair, Targets
+from control_plane.allocator.task_directory import Entry
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.api.jobs import JobSpec
+from control_plane.runtime.table import Table
+
+T = TypeVar("T")
+
+
+class Entitlements(Protocol):
+    """Who may use how much: the portal."""
+
+    @property
+    def table(self) -> Table[EntitlementRecord]:
+        """Return the records of all entitlements."""
+
+    def specs(self) -> Mapping[str, EntitlementSpec]:
+        """Return what every entitlement was granted."""
+
+    def applying(self, name: str) -> AbstractContextManager[None]:
+        """Keep an entitlement from being deleted while a job is written that is in it."""
+
+
+class Directory(Protocol):
+    """Which tasks are where, as records say."""
+
+    def tasks(self, machine: str) -> Mapping[str, Entry]:
+        """Return the tasks of a machine, those that are leaving it too."""
+
+    def jobs(self, machine: str) -> set[str]:
+        """Return the jobs of the tasks of a machine."""
+
+
+class Queue(Protocol):
+    """Jobs of which tasks found no room."""
+
+    def is_due(self) -> bool:
+        """Return whether some may have room now."""
+
+    def take_due(self) -> Collection[str]:
+        """Return those that may, each once."""
+
+    def is_outdated(self, job: str, gain: int) -> bool:
+        """Return whether there may be room since a job was answered."""
+
+    def drop(self, job: str) -> None:
+        """Forget a job."""
+
+
+class Quotas(Protocol):
+    """What pools may take from the free machines."""
+
+    def allowance(self, request: Request) -> Allowance:
+        """Return what the pool of a request may take for it."""
+
+
+class Plans(Protocol):
+    """The planning of allocations."""
+
+    async def in_steps(self, work: Generator[None, None, T]) -> T:
+        """Return what a plan comes to, letting others run meanwhile."""
+
+    def forget_answer(self, job: str) -> None:
+        """Have the next request of a job planned anew."""
+
+
+class Places(Protocol):
+    """Where tasks go: the allocator."""
+
+    @property
+    def index(self) -> RegionIndex:
+        """Return the machines of the region and what is claimed of them."""
+
+    @property
+    def directory(self) -> Directory:
+        """Return which tasks are where."""
+
+    @property
+    def waiting(self) -> Queue:
+        """Return the jobs that wait for room."""
+
+    @property
+    def quotas(self) -> Quotas:
+        """Return what pools may take."""
+
+    @property
+    def allocations(self) -> Plans:
+        """Return the planning of allocations."""
+
+    def pool_of(self, spec: JobSpec) -> str:
+        """Return the entitlement on whose machines a job's tasks run."""
+
+    def entitlement_of(self, spec: JobSpec) -> EntitlementSpec | None:
+        """Return the specification of a job's entitlement."""
+
+    async def allocate(self, request: Request) -> Allocation:
+        """Do what a request asks for; durable when this returns."""
+
+    def known(self, request: Request) -> Allocation | None:
+        """Return the answer to a request that says the same as the last one, if it holds."""
+
+    async def targets(self, request: Request) -> Targets:
+        """Return where each task of a request would be; changes nothing."""
+
+    async def repairs(self, request: Request, most: int = 1) -> tuple[Repair, ...]:
+        """Return moves that make a job's spread more even; changes nothing."""
+
+    async def forget(self, job: str) -> None:
+        """Give back everything that a job claims."""
+
+    def strays(self, machine: str) -> list[str]:
+        """Return tasks of ours that run on a machine although no record places them there."""
