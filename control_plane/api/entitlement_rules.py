@@ -10,7 +10,7 @@ import re
 from typing import Any, TypeGuard
 
 from agent.errors import FieldError
-from control_plane.api.validate import requirement_errors
+from control_plane.api.validate import requirement_errors, skew_errors
 
 _UNIT_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")
 MAX_DEPTH = 10
@@ -24,6 +24,7 @@ def entitlement_relations(document: Any, where: str = "") -> list[FieldError]:
         return []
     found = [*_quota_errors(document), *_unit_errors(document), *_preference_errors(document)]
     found += requirement_errors(document.get("requires"), "requires")
+    found += skew_errors(document.get("preferences"))
     return [FieldError(field=where + e.field, reason=e.reason) for e in found]
 
 

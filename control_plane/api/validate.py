@@ -49,6 +49,7 @@ def job_relations(document: Any) -> list[FieldError]:
     listed = document.get("ports", [])
     ports = [p for p in listed if isinstance(p, str)] if isinstance(listed, list) else []
     found = requirement_errors(document.get("requires"), "requires")
+    found += skew_errors(document.get("preferences"))
     found += [
         FieldError(field="ports", reason=f"{name!r} is listed {count} times")
         for name, count in Counter(ports).items()
@@ -104,6 +105,19 @@ def requirement_errors(listed: Any, field: str) -> list[FieldError]:
         for i, text in texts
         for reason in parsed(text)[1]
     ]
+
+
+def skew_errors(listed: Any) -> Iterator[FieldError]:
+    """Yield what is wrong with bounds on skew in a list of preferences."""
+    some = listed[:MAX_LISTED] if isinstance(listed, list) else []
+    for i, preference in enumerate(some):
+        if not isinstance(preference, dict) or preference.get("max_skew") is None:
+            continue
+        field = f"preferences[{i}].max_skew"
+        if preference.get("strategy", "even") != "even":
+            yield FieldError(field=field, reason="only for even: the others want tasks uneven")
+        elif preference.get("property") == "machine":
+            yield FieldError(field=field, reason="not for machines: at_most says the same there")
 
 
 def _probes(document: dict[Any, Any]) -> list[tuple[str, dict[Any, Any]]]:

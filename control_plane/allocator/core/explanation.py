@@ -42,9 +42,8 @@ def _judge(
         if number % _PAUSE_AFTER == _PAUSE_AFTER - 1:
             yield
         tally.add(machine, work.room(machine))
-        full = work.ranking.is_full(work.ranking.bins(machine)) if work.ranking.capped else None
-        if full is not None and full.at_most is not None:
-            limits[f"{full.property} would get {full.at_most + 1} tasks > {full.at_most}"] += 1
+        if work.ranking.capped:
+            limits.update(work.ranking.limits(machine))
         if machine.name in group.leave:
             limits["is to be left"] += 1
         for term in group.among:

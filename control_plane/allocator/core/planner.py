@@ -9,14 +9,14 @@ more than one as long as there is room (docs/allocation.md).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from control_plane.allocator.core.bin_order import BinOrder, bin_order
 from control_plane.allocator.core.bin_source import Search, Source
 from control_plane.allocator.core.claims import Claim, Claims
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.explanation import explaining
-from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.feasibility import admits_any_of, judge
 from control_plane.allocator.core.machine_pools import (
     NOTHING,
     Binned,
@@ -162,6 +162,9 @@ class Planning(Draft):
         for known in self.change.takes:
             self.taken_in.setdefault(known.bucket, []).append(known)
         sources: dict[Bins, Source] = {}
+        ahead: list[Bins] = []
+        if ranking.bounded:
+            ranking.among(bins for part in (own, free) for bins in _open(part, search))
         position = done = 0
         while position < len(tasks) and order.bins is not None:
             if position - done >= STEP:
@@ -174,6 +177,10 @@ class Planning(Draft):
                     continue
             bins, growing = order.bins, order.growing
             if ranking.capped and ranking.is_full(bins) is not None:
+                order.drop()
+                continue
+            if ranking.bounded and ranking.is_ahead(bins) is not None:
+                ahead.append(bins)
                 order.drop()
                 continue
             source = sources.get(bins)
@@ -189,9 +196,14 @@ class Planning(Draft):
                 else:
                     order.drop()
                 continue
+            floors = ranking.floors() if ahead else []
             self._claim(search.group, tasks[position], machine, bins)
             source.used(machine)
             order.placed()
+            if ahead and ranking.floors() != floors:  # the emptiest one caught up
+                for waiting in ahead:
+                    order.add(waiting)
+                ahead.clear()
             if ranking.counts_machines and machine not in self.apart:
                 order.add(self._set_apart(machine, own))
             position += 1
@@ -333,6 +345,14 @@ class Planning(Draft):
         self.change.claims.clear()
         self.change.takes.clear()
         self.reasons.insert(0, reason)
+
+
+def _open(binned: Binned, search: Search) -> Iterator[Bins]:
+    """Yield the bins in which a machine takes tasks, full or not, and meets the requirements."""
+    demand = search.demand
+    for bins, parts in binned.items():
+        if any(admits_any_of(demand, p) and next(iter(p.usable()), None) for p in parts):
+            yield bins
 
 
 def _claim(claims: Claims, task: int) -> Claim:

@@ -9,9 +9,10 @@ buckets are ordered by it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from control_plane.allocator.core.feasibility import SHARED, Candidate, bin_of, names
+from control_plane.allocator.core.skew import Floor
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Preference, Property, Strategy
@@ -59,7 +60,7 @@ _FINENESS = {
 class _Slot:
     """One preference while tasks are placed: in which bin a machine is, and how good that is."""
 
-    __slots__ = ("counts", "is_machine", "is_static", "nobody", "preference", "property")
+    __slots__ = ("counts", "floor", "is_machine", "is_static", "nobody", "preference", "property")
 
     def __init__(self, preference: Preference) -> None:
         self.preference = preference
@@ -71,10 +72,16 @@ class _Slot:
         """The bin of machines that nobody names."""
         self.counts: dict[str, int] = defaultdict(int)
         """Tasks of the job by bin."""
+        self.floor = None if preference.max_skew is None else Floor(self.counts)
 
     def bin(self, machine: Candidate) -> str:
         found = bin_of(self.property, machine)
         return str(self.position(found)) if self.is_static else found
+
+    def count(self, bin_: str) -> None:
+        self.counts[bin_] += 1
+        if self.floor is not None:
+            self.floor.added(bin_)
 
     def position(self, bin_: str) -> int:
         values = self.preference.values
@@ -118,9 +125,11 @@ class Ranking:
             p.property is Property.MACHINE and p.strategy is Strategy.PACK for p in preferences
         )
         self.improves = any(p.strategy in IMPROVING for p in preferences)
-        self.capped = any(p.at_most is not None for p in preferences)
+        self.bounded = any(p.max_skew is not None for p in preferences)
+        """Whether bins may have to wait until others have caught up."""
+        self.capped = self.bounded or any(p.at_most is not None for p in preferences)
         self._is_default = self.properties == _DEFAULT_PROPERTIES and all(
-            p.strategy is Strategy.EVEN and p.at_most is None for p in preferences
+            p.strategy is Strategy.EVEN and p.at_most is p.max_skew is None for p in preferences
         )
         changing = [n for n, slot in enumerate(self._slots) if not slot.is_static]
         self.finest = max(changing, key=lambda n: _FINENESS.get(self.properties[n], 0), default=0)
@@ -149,12 +158,15 @@ class Ranking:
         """Count a task of the job on a machine."""
         for slot in self._slots:
             if not slot.is_static:
-                slot.counts[bin_of(slot.property, machine)] += 1
+                slot.count(bin_of(slot.property, machine))
 
     def add_bins(self, bins: Bins, machine: Candidate) -> None:
         """Count a task on a machine whose bins are known, but perhaps for its name."""
         for number, slot in enumerate(self._slots):
-            slot.counts[machine.name if slot.is_machine else bins[number]] += 1
+            bin_ = machine.name if slot.is_machine else bins[number]
+            slot.counts[bin_] += 1
+            if slot.floor is not None:
+                slot.floor.added(bin_)
 
     def _scorer_of(self, number: int) -> Callable[[Bins], int]:
         if number >= len(self._slots):
@@ -183,6 +195,35 @@ class Ranking:
             if most is not None and slot.counts[bin_] >= most:
                 return slot.preference
         return None
+
+    def among(self, found: Iterable[Bins]) -> None:
+        """Let the bins of these machines count for the emptiest one, where skew is bounded."""
+        every = list(found)
+        for number, slot in enumerate(self._slots):
+            if slot.floor is not None:
+                slot.floor.among(bins[number] for bins in every)
+
+    def floors(self) -> list[int | None]:
+        """Return how many tasks the emptiest bins have, where skew is bounded."""
+        return [slot.floor.tasks for slot in self._slots if slot.floor is not None]
+
+    def is_ahead(self, bins: Bins) -> Preference | None:
+        """Return the preference by whose `max_skew` these bins must wait for the emptiest one."""
+        for slot, bin_ in zip(self._slots, bins, strict=True):
+            most = slot.preference.max_skew
+            if most is not None and slot.floor is not None and slot.floor.is_ahead(bin_, most):
+                return slot.preference
+        return None
+
+    def limits(self, machine: Candidate) -> list[str]:
+        """Return which bounds keep a task off a machine."""
+        bins, found = self.bins(machine), []
+        if (full := self.is_full(bins)) is not None and full.at_most is not None:
+            found.append(f"{full.property} would get {full.at_most + 1} tasks > {full.at_most}")
+        if (ahead := self.is_ahead(bins)) is not None:
+            kind, most = ahead.property, ahead.max_skew
+            found.append(f"{kind} would be more than {most} tasks ahead of the emptiest {kind}")
+        return found
 
 
 def preferences_of(spec: JobSpec, entitlement: EntitlementSpec | None) -> tuple[Preference, ...]:

@@ -1,0 +1,143 @@
+"""A hard bound on skew: tasks wait rather than that one bin gets too far ahead of another."""
+
+import json
+from collections import Counter
+
+import pytest
+from regions import (
+    FREE,
+    GIB,
+    Allowance,
+    RegionIndex,
+    add,
+    allocate,
+    check,
+    where,
+)
+
+from agent.errors import InvalidInput
+from agent.wire.routes import decode_json
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.request import Group, Request
+from control_plane.api.jobs import JobSpec
+from control_plane.api.policy import Preference, Property, Strategy
+from control_plane.api.requirements import In
+from control_plane.api.routes import ROUTES
+
+MSB = Property.MSB
+
+
+def bounded(skew: int, property_: Property = MSB) -> tuple[Preference, ...]:
+    return (Preference(property=property_, max_skew=skew),)
+
+
+def a_room(tasks: int) -> dict[str, object]:
+    """Return a machine with room for that many tasks of 1 GiB and a CPU each."""
+    return {"memory_bytes": tasks * GIB, "cpus": float(tasks)}
+
+
+def uneven(*rooms: int, pool: str = "e1") -> RegionIndex:
+    index = RegionIndex()
+    for number, room in enumerate(rooms, 1):
+        add(index, [f"m{number}"], f"msb{number}", pool=pool, **a_room(room))
+    return index
+
+
+def per_msb(index: RegionIndex, tasks: int, *preferences: Preference, **fields) -> list[int]:
+    group = Group(Demand(GIB, cpus=1), tuple(range(tasks)), **fields)
+    request = Request("web", "e1", (group,), preferences=preferences)
+    made = allocate(index, request, Allowance())
+    check(index)
+    found = Counter(name for name in where(index).values())
+    assert len(made.unplaced) == tasks - found.total()
+    return [found[f"m{n}"] for n in range(1, 4)]
+
+
+@pytest.mark.parametrize("pool", ["e1", FREE])
+@pytest.mark.parametrize(
+    ("theirs", "skew", "rooms", "placed"),
+    [
+        ("kube maxSkew=1: one domain is full", 1, (9, 1, 9), [2, 1, 2]),
+        ("kube maxSkew=2", 2, (9, 1, 9), [3, 1, 3]),
+        ("kube maxSkew=1: room everywhere", 1, (9, 9, 9), [3, 3, 3]),
+        ("kube maxSkew=5: the bound is never met", 5, (9, 1, 9), [4, 1, 4]),
+    ],
+)
+def test_a_full_bin_holds_up_the_others(theirs, skew, rooms, placed, pool):
+    """AL2."""
+    assert per_msb(uneven(*rooms, pool=pool), 9, *bounded(skew)) == placed, theirs
+
+
+def test_without_the_bound_tasks_go_where_there_is_room():
+    """AL2: the default is not to leave tasks without a machine."""
+    assert per_msb(uneven(9, 1, 9), 9, Preference(property=MSB)) == [4, 1, 4]
+
+
+def test_the_bound_holds_behind_a_preference_that_matters_more():
+    """AL2: the first one would put everything into one MSB."""
+    liked = Preference(property=MSB, strategy=Strategy.PREFER, values=["msb1"])
+    assert per_msb(uneven(9, 9, 9), 9, liked, *bounded(1)) == [3, 3, 3]
+    assert per_msb(uneven(9, 9, 9), 8, liked, *bounded(2)) == [4, 2, 2]
+
+
+def test_a_bin_whose_machines_take_no_tasks_does_not_count():
+    """AL2, AL14: an MSB that is down holds up nobody; one that is full does."""
+    index = uneven(9, 9)
+    add(index, ["m3"], "msb3", blocked="it is down", **a_room(9))
+    assert per_msb(index, 6, *bounded(1)) == [3, 3, 0]
+
+
+def test_a_bin_that_the_requirements_exclude_does_not_count():
+    """AL2: kube counts the domains that the node affinity leaves, too."""
+    index = uneven(9, 9)
+    add(index, ["m3"], "msb3", machine_type="large", **a_room(9))
+    small = Demand(GIB, cpus=1, requires=(In("machine_type", frozenset({"small"})),))
+    group = Group(small, tuple(range(6)))
+    made = allocate(index, Request("web", "e1", (group,), preferences=bounded(1)))
+    assert not made.unplaced
+    assert Counter(where(index).values()) == {"m1": 3, "m2": 3}
+
+
+def test_tasks_that_stay_count_and_those_that_wait_are_told_why():
+    """AL2, AL16: a second, larger request goes on where the first one ended."""
+    index = uneven(9, 1, 9)
+    per_msb(index, 3, *bounded(1))
+    group = Group(Demand(GIB, cpus=1), tuple(range(9)))
+    made = allocate(index, Request("web", "e1", (group,), preferences=bounded(1)))
+    assert Counter(where(index).values()) == {"m1": 2, "m2": 1, "m3": 2}
+    assert len(made.unplaced) == 4
+    assert any("more than 1 tasks ahead of the emptiest msb" in r for r in made.reasons)
+
+
+@pytest.mark.parametrize("skew", [1, 2, 3])
+@pytest.mark.parametrize("each", [1, 3, 40])
+def test_the_bound_holds_for_racks_too(skew, each):
+    """AL2: bins that are finer than buckets."""
+    index = RegionIndex()
+    for rack in range(7):
+        names = [f"r{rack}-{n}" for n in range(each if rack else 1)]
+        add(index, names, "msb1", rack=f"r{rack}", pool="e1", **a_room(2))
+    group = Group(Demand(GIB, cpus=1), tuple(range(500)))
+    preferences = bounded(skew, Property.RACK)
+    allocate(index, Request("web", "e1", (group,), preferences=preferences))
+    tasks = Counter(name.partition("-")[0] for name in where(index).values())
+    room = min(2 * each, 2 + skew)
+    assert tasks == {"r0": 2} | {f"r{n}": room for n in range(1, 7)}
+
+
+@pytest.mark.parametrize(
+    ("preference", "reason"),
+    [
+        ({"property": "msb", "strategy": "pack", "max_skew": 1}, "only for even"),
+        ({"property": "machine", "max_skew": 1}, "at_most"),
+        ({"property": "msb", "max_skew": 0}, "from 1"),
+    ],
+)
+def test_a_bound_that_means_nothing_is_refused(preference, reason):
+    """AL2: with the place and the reason."""
+    route = next(r for r in ROUTES if r.name == "apply_job")
+    document = json.dumps({"preferences": [preference]}).encode()
+    with pytest.raises(InvalidInput) as refused:
+        decode_json(document, JobSpec, "the job", route.relations)
+    found = [e for e in refused.value.errors if e.field == "preferences[0].max_skew"]
+    assert [reason in e.reason for e in found] == [True], refused.value.errors
