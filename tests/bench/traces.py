@@ -266,7 +266,10 @@ def measured(count: int, seed: int) -> dict[str, Any]:
 
 
 def _small(mix: Mix, seed: int) -> dict[str, Any]:
-    """Compare with the optimum where that can be found: six machines."""
+    """Compare with the optimum where that can be found: six machines, three in each of two MSBs.
+
+    The optimum and the floors spread nothing; `twine_1_msb_share` is without MSBs to spread over.
+    """
     machines = machines_of(mix, 6)
     there = sum(_scarce(mix, capacity) for capacity in machines)
     jobs = jobs_of(mix, machines, random.Random(f"{seed} small {mix.name}"))
@@ -275,6 +278,8 @@ def _small(mix: Mix, seed: int) -> dict[str, Any]:
         f"{name}_share": round(outcome.claimed / there, 4)
         for name, outcome in outcomes(mix, machines, 2, jobs)
     }
+    together = by_twine(mix, machines, 1, jobs, Fit.EVEN).claimed
+    shares["twine_1_msb_share"] = round(together / there, 4)
     return {"optimum_share": round(optimum / there, 4), "proved": proved, **shares}
 
 
