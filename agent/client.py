@@ -117,6 +117,10 @@ class AgentClient(WireClient):
         )
         return _as(api.TaskStatus, answer)
 
+    async def resize_task(self, task_id: str, resize: api.Resize) -> api.TaskStatus:
+        """Change what a running task may use, without a restart."""
+        return _as(api.TaskStatus, await self.call(_ROUTE["resize_task"], resize, task_id=task_id))
+
     def task_logs(
         self,
         task_id: str,

@@ -174,6 +174,7 @@ class Agent:
             prober=prober,
             contact=Contact(Path(config.run_dir) / "fence", hardware.boot_id, machine.boottime_s),
             networks=networks,
+            cgroups=machine.cgroups,
             boot_id=hardware.boot_id,
             inside=Inside(units, lambda task: task_unit(roots, task)),
         )

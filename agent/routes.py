@@ -17,6 +17,7 @@ from agent.api import (
     ProfileSpec,
     ProfileStatus,
     RenewRequest,
+    Resize,
     Tasks,
     TaskSpec,
     TaskStatus,
@@ -91,6 +92,14 @@ ROUTES: tuple[Route, ...] = (
         query=("generation", "epoch", "heard"),
         response=TaskStatus,
         summary="Stop the task and start it again, now",
+    ),
+    Route(
+        "resize_task",
+        "POST",
+        f"{_TASK}:resize",
+        request=Resize,
+        response=TaskStatus,
+        summary="Change what a running task may use, without a restart",
     ),
     Route("get_usage", "GET", "/v1/usage", response=Usages, summary="What each task uses"),
     Route(

@@ -226,6 +226,10 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
         s.contact.check_command(task_id, spec, *_heard(s, call, epoch or 0))
         return await s.tasks.restart(task_id, generation, epoch)
 
+    async def resize_task(call: Call) -> api.TaskStatus:
+        _must_be_ready(s)
+        return await s.tasks.resize(_task_id(call), call.body)
+
     async def get_usage(_: Call) -> Usages:
         _must_be_ready(s)
         return await s.usage()
@@ -255,6 +259,7 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
         "get_task": get_task,
         "delete_task": delete_task,
         "restart_task": restart_task,
+        "resize_task": resize_task,
         "get_usage": get_usage,
         "task_logs": task_logs,
     }

@@ -54,6 +54,9 @@ from agent.api.ranges import Seconds as Seconds
 from agent.api.ranges import Share as Share
 from agent.api.ranges import StartPeriod as StartPeriod
 from agent.api.ranges import Words as Words
+from agent.api.resources import IoLimit as IoLimit
+from agent.api.resources import Resize as Resize
+from agent.api.resources import Resources as Resources
 
 TaskId = NewType("TaskId", str)
 Digest = NewType("Digest", str)
@@ -156,6 +159,7 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     where `disconnect` says `stop`: such a task starts only when it is told to."""
     disconnect: Disconnect = Disconnect()
     network: Network = Network()
+    resources: Resources = Resources()
 
 
 class TaskState(StrEnum):

@@ -8,6 +8,7 @@ import click
 
 from agent.cli import accounts, host, inside, service, tasks
 from agent.cli import image as images
+from agent.cli import resize as sizes
 from agent.cli.program import run_program
 
 
@@ -23,6 +24,7 @@ def cli(context: click.Context, config: Path | None) -> None:
 _COMMANDS = (
     *(tasks.run, tasks.ps, tasks.show_task, tasks.top, tasks.logs, tasks.restart, tasks.stop),
     inside.exec_task,
+    sizes.resize,
     *(host.facts, images.images, images.image, host.events, host.profile),
     *(accounts.gc, accounts.fsck),
     *(service.serve, service.join, service.install, service.show_config),

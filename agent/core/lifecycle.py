@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from agent.api import Exit, Health, RestartWhen, TaskState
+from agent.api import Exit, Health, Resources, RestartWhen, TaskState
 from agent.core.exits import describe
 from agent.core.gate import after_gate, passed_gate
 from agent.core.lease import Moment, ends_at, is_bound, is_cut_off, why_cut_off
@@ -246,9 +246,13 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) ->
     if task.spec.probe is None:
         health = Health.HEALTHY if is_up(running) else Health.UNKNOWN
         running = replace(running, health=health)
-    if running.limits != task.spec.limits:
+    if running.limits != task.spec.limits or not _has_resources(running):
         return Decision(running, Action.LIMIT)
     return Decision(running, Action.REST, ends_at(task.spec, now.heard_s))
+
+
+def _has_resources(task: TaskRecord) -> bool:
+    return (task.resources or Resources()) == task.spec.resources
 
 
 def _after_end(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) -> Decision:
@@ -281,6 +285,7 @@ def _without_unit(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     if not seen.root:
         return Decision(replace(task, state=TaskState.PREPARING), Action.PREPARE)
     starting = replace(task, state=TaskState.STARTING, limits=task.spec.limits)
+    starting = replace(starting, resources=task.spec.resources)
     return Decision(starting, Action.START)
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from agent.api import Exit, Health, Limits, Network, TaskSpec, TaskState, TaskStatus
+from agent.api import Exit, Health, Limits, Network, Resources, TaskSpec, TaskState, TaskStatus
 
 
 class Wanted(StrEnum):
@@ -51,6 +51,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     last_exit: Exit | None = None
     limits: Limits | None = None
     """Limits that the running unit has."""
+    resources: Resources | None = None
+    """Likewise; None: those of `Resources()`, which an earlier agent knew only."""
     addresses: list[str] = []
     """Of its private network, IPv6 first; none in the host's."""
     cut_off: bool = False

@@ -11,7 +11,8 @@ import errno
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from agent.api import Limits, TaskSpec
+from agent.api import TaskSpec
+from agent.core.limits import limit_properties
 from agent.core.network import network_properties, port_variables
 from agent.core.records import key_of, unit_of, user_of
 
@@ -96,18 +97,6 @@ def key_in(description: str) -> str:
     return rest.rstrip("]")
 
 
-def limit_properties(limits: Limits) -> dict[str, object]:
-    """Return the properties that can also be changed while the unit runs."""
-    quota = limits.cpu_max_cores
-    return {
-        "CPUWeight": limits.cpu_weight,
-        "CPUQuotaPerSecUSec": round(quota * _S) if quota is not None else 2**64 - 1,
-        "MemoryMax": limits.memory_max_bytes,
-        "MemorySwapMax": 0,
-        "TasksMax": limits.tasks_max,
-    }
-
-
 _NOT_AFTER = 'read up rest </proc/uptime && [ "${up%.*}" -lt "$1" ]'
 """Succeeds before a second since boot; the first number there counts suspend (proc(5))."""
 
@@ -154,7 +143,7 @@ def unit_properties(
         "LogRateLimitIntervalUSec": 10 * _S,
         "LogRateLimitBurst": 10_000,
         **_run_time(spec.life.max_run_s),
-        **limit_properties(spec.limits),
+        **limit_properties(spec),
         **hardening,
         **network_properties(task_id, spec),
     }

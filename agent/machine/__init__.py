@@ -210,6 +210,9 @@ class Cgroups(Protocol):
     def read(self, group: str) -> Usage | None:
         """Return what a cgroup (its path below the root) uses, None where there is none."""
 
+    def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
+        """Return what files of a cgroup say, of those that are there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:

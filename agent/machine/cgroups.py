@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agent.errors import KernelFileError
 from agent.machine import Usage
 from agent.machine.kernelfs import KernelFs
@@ -43,6 +45,11 @@ class HostCgroups:
             if isinstance(e.__cause__, OSError) and not self._fs.exists(folder):
                 return None  # it went while it was read: ENODEV
             raise
+
+    def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
+        """Return what files of a cgroup say, of those that are there."""
+        read = {name: self._fs.find(f"{ROOT}{group}/{name}") for name in names}
+        return {name: text.strip() for name, text in read.items() if text is not None}
 
     def _number(self, path: str) -> int:
         return int(self._fs.find(path) or 0)

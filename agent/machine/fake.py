@@ -236,10 +236,16 @@ class FakeCgroups:
     """Usage by cgroup, as tests and the simulator set it."""
 
     usage: dict[str, Usage] = field(default_factory=dict)
+    files: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def read(self, group: str) -> Usage | None:
         """Return what was set."""
         return self.usage.get(group)
+
+    def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
+        """Return what was set."""
+        there = self.files.get(group, {})
+        return {name: there[name] for name in names if name in there}
 
 
 @dataclass

@@ -15,17 +15,18 @@ from agent.core.health import after_verdict
 from agent.core.inside import Command
 from agent.core.lease import is_bound, is_cut_off
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
+from agent.core.limits import kernel_values, live_properties, not_in_force
 from agent.core.oci import as_run, image_properties
 from agent.core.records import TaskRecord, status_of, tell_change, unit_of
 from agent.core.unit_properties import (
+    cgroup_of,
     describe_unit,
     key_in,
-    limit_properties,
     not_after,
     unit_properties,
 )
 from agent.errors import Conflict, HostError, NotFound, StepFailed, TwineError
-from agent.machine import UnitState
+from agent.machine import Cgroups, UnitState
 from agent.services.contact import Contact
 from agent.services.crashpoints import passed
 from agent.services.events import EventLog
@@ -62,6 +63,7 @@ class Host:
     prober: Prober
     contact: Contact
     networks: Networks
+    cgroups: Cgroups
     boot_id: str
     inside: Inside
 
@@ -267,8 +269,7 @@ class TaskLoop:
                     await host.units.start(self._unit, task_unit(host.roots, task) | guard)
                     await self._woken(2.0)
             case Action.LIMIT:
-                await host.units.limit(self._unit, limit_properties(task.spec.limits))
-                await self._keep(self.record, replace(self.record, limits=task.spec.limits))
+                await self._limit(task)
             case Action.STOP:
                 if task.state is TaskState.STOPPING and seen.unit and not task.cut_off:
                     await self._before_stop(task, seen.unit)
@@ -283,6 +284,18 @@ class TaskLoop:
                 until = decision.until
                 pause = RESYNC_S if until is None else max(0.0, until - host.contact.now_s())
                 await self._woken(pause)
+
+    async def _limit(self, task: TaskRecord) -> None:
+        """Bring the running unit to its limits; they count once the kernel says so."""
+        host, spec = self._host, task.spec
+        await host.units.limit(self._unit, live_properties(spec, task.resources))
+        group = cgroup_of(task.task_id, spec.entitlement)
+        read = await host.lanes.run("usage", host.cgroups.values, group, list(kernel_values(spec)))
+        if wrong := not_in_force(spec, read):
+            raise HostError(f"the limits of task {task.task_id} are not in force: {wrong}")
+        kept = replace(self.record, limits=spec.limits, resources=spec.resources)
+        if self.record.spec == spec:
+            await self._keep(self.record, kept)
 
     async def _connect(self, task: TaskRecord) -> None:
         """See to it that the task has the network it asks for, and none that it does not."""
@@ -384,6 +397,7 @@ _TRANSIENT = {
     "next_start_at": None,
     "next_start_boot_s": None,
     "limits": None,
+    "resources": None,
 }
 
 

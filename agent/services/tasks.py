@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from agent.api import Digest, Health, TaskSpec, TaskState, TaskStatus
+from agent.api import Digest, Health, Resize, TaskSpec, TaskState, TaskStatus
 from agent.api.network import contradiction as contradiction_of
 from agent.core.admission import (
     accept,
@@ -21,6 +21,7 @@ from agent.core.admission import (
 )
 from agent.core.census import KnownTask
 from agent.core.gate import with_gate
+from agent.core.limits import impossible, resized
 from agent.core.oci import as_run
 from agent.core.reconcile import leftovers
 from agent.core.records import TaskRecord, Tombstone, Wanted, status_of, unit_of
@@ -182,6 +183,8 @@ class Tasks:
         specs.pop(task_id, None)
         others = sum(other.limits.memory_max_bytes for other in specs.values())
         usable = self._usable_bytes - self._taken_bytes
+        if why := impossible(spec, self._cpus, specs.values(), usable):
+            raise Unprocessable(f"task {task_id} cannot run: {why}")
         if why := too_big(spec, usable, self._cpus, others):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
 
@@ -232,6 +235,24 @@ class Tasks:
             return to_be_stopped(asked)
 
         return status_of(await loop.change(again))
+
+    async def resize(self, task_id: str, resize: Resize) -> TaskStatus:
+        """Change what a task may use, without a restart."""
+        loop = self._loops.get(task_id)
+        if loop is None:
+            raise self._unknown(task_id)
+
+        def changed(record: TaskRecord) -> TaskRecord:
+            spec = resized(record.spec, resize)
+            self._check(task_id, spec, record)
+            if record.wanted is Wanted.GONE:
+                raise Conflict(f"task {task_id} is not resized: it is being removed")
+            if refused := contradiction(spec, record):
+                raise Conflict(f"task {task_id} is not resized: {refused.reason}")
+            self._admit(task_id, spec)
+            return replace(record, spec=spec)
+
+        return status_of(await loop.change(changed))
 
     def _current(self, record: TaskRecord, generation: int | None, epoch: int | None) -> TaskSpec:
         """Return the specification as of the request, or raise `Conflict` for a stale one."""

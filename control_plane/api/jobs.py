@@ -18,6 +18,7 @@ from agent.api import (
     Limits,
     Name,
     Reach,
+    Resources,
     RestartPolicy,
     Seconds,
     TaskState,
@@ -73,6 +74,8 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     ports: Annotated[list[Name], Meta(max_length=16)] = []
     """Each gets a free port of the machine per task: `${port:http}`, `TWINE_PORT_HTTP`."""
     limits: Limits = Limits()
+    resources: Resources = Resources()
+    """What its tasks have beyond that: memory that stays, disks, CPUs (docs/resources.md)."""
     restart: RestartPolicy = RestartPolicy()
     probe: JobProbe | None = None
     life: JobLife = JobLife()

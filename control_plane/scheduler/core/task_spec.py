@@ -57,6 +57,7 @@ def task_spec(
         stop_timeout_s=spec.stop_timeout_s,
         disconnect=spec.disconnect,
         network=_network(spec, placement),
+        resources=spec.resources,
     )
 
 

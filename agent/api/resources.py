@@ -1,0 +1,72 @@
+"""What a task has of its machine beyond `limits`: all of it can change while it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api.ranges import END, Bytes, Count, CpuWeight, Few, Written
+
+Device = Annotated[
+    str,
+    Meta(
+        pattern=r"^/dev/[A-Za-z0-9/_.-]{1,200}" + END,
+        description="a block device such as /dev/vda",
+    ),
+]
+Rate = Annotated[int, Meta(ge=1, le=1 << 53)]
+
+
+class IoLimit(Written, frozen=True, kw_only=True):
+    """Most that a task may do with one disk; None: as much as the disk gives."""
+
+    device: Device
+    read_bytes_per_s: Rate | None = None
+    write_bytes_per_s: Rate | None = None
+    read_ops_per_s: Rate | None = None
+    write_ops_per_s: Rate | None = None
+
+
+class Resources(Written, frozen=True, kw_only=True):
+    """Shares and bounds in the kernel's words (cgroup-v2.rst)."""
+
+    memory_min_bytes: Bytes = 0
+    """Never taken from it, whoever is short of memory; admission counts it."""
+    memory_low_bytes: Bytes = 0
+    """Not taken from it as long as others have something to give."""
+    memory_high_bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 53)] | None = None
+    """From here on it is slowed down and made to give memory back, before `memory_max`."""
+    swap_max_bytes: Bytes = 0
+    io_weight: CpuWeight = 100
+    """Share of the disks against its neighbours."""
+    io: Annotated[list[IoLimit], Meta(max_length=16)] = []
+    cpus: Annotated[list[Few], Meta(max_length=4096)] = []
+    """The only CPUs that it runs on, by number; no other task can ask for these. Empty: all."""
+    numa_nodes: Annotated[list[Few], Meta(max_length=64)] = []
+    """The only nodes that its memory comes from; empty: all."""
+
+
+class Resize(Written, frozen=True, kw_only=True):
+    """A change of what a running task may use; what is None stays as it is."""
+
+    cpu_weight: CpuWeight | None = None
+    cpu_max_cores: Annotated[float, Meta(ge=0.01, le=4096)] | None = None
+    memory_max_bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 53)] | None = None
+    tasks_max: Annotated[int, Meta(ge=1, le=4_194_304)] | None = None
+    memory_min_bytes: Bytes | None = None
+    memory_low_bytes: Bytes | None = None
+    memory_high_bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 53)] | None = None
+    swap_max_bytes: Bytes | None = None
+    io_weight: CpuWeight | None = None
+    generation: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
+    """Of the changed specification; None: one more than what is in force."""
+    epoch: Count | None = None
+
+
+def changes(resize: Resize, of: type[msgspec.Struct]) -> dict[str, object]:
+    """Return what a resize says of the fields of a type."""
+    names = set(of.__struct_fields__)
+    asked = {n: getattr(resize, n) for n in Resize.__struct_fields__ if n in names}
+    return {name: value for name, value in asked.items() if value is not None}

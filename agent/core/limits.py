@@ -1,0 +1,138 @@
+"""What a task may use → unit properties, and what the kernel then has to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec.structs import replace
+
+from agent.api import Limits, Resize, Resources, TaskSpec
+from agent.api.resources import changes
+
+_S = 1_000_000
+_UNLIMITED = 2**64 - 1
+_PERIOD_USEC = 100_000
+"""Of cpu.max, systemd's default."""
+_PAGE = 4096
+IO_FILES = {
+    "read_bytes_per_s": "IOReadBandwidthMax",
+    "write_bytes_per_s": "IOWriteBandwidthMax",
+    "read_ops_per_s": "IOReadIOPSMax",
+    "write_ops_per_s": "IOWriteIOPSMax",
+}
+
+
+def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object]:
+    """Return the properties that can also be changed while the unit runs.
+
+    `whole`: those, too, that are as they are without being said.
+    """
+    limits, more = spec.limits, spec.resources
+    quota = limits.cpu_max_cores
+    found: dict[str, object] = {
+        "CPUWeight": limits.cpu_weight,
+        "CPUQuotaPerSecUSec": round(quota * _S) if quota is not None else _UNLIMITED,
+        "MemoryMax": limits.memory_max_bytes,
+        "MemorySwapMax": more.swap_max_bytes,
+        "TasksMax": limits.tasks_max,
+    }
+    if more == Resources() and not whole:
+        return found
+    found |= {
+        "MemoryMin": more.memory_min_bytes,
+        "MemoryLow": more.memory_low_bytes,
+        "MemoryHigh": _UNLIMITED if more.memory_high_bytes is None else more.memory_high_bytes,
+        "IOWeight": more.io_weight,
+        "AllowedCPUs": tuple(more.cpus),
+        "AllowedMemoryNodes": tuple(more.numa_nodes),
+    }
+    for field, name in IO_FILES.items():
+        rates = {io.device: getattr(io, field) for io in more.io if getattr(io, field)}
+        found |= {name: rates} if rates else {}
+    return found
+
+
+def live_properties(spec: TaskSpec, before: Resources | None) -> dict[str, object]:
+    """Return what brings a running unit to its specification; what it no longer asks for is lifted.
+
+    `before` is what the unit has now.
+    """
+    had = before or Resources()
+    found = limit_properties(spec, whole=had != Resources())
+    for field, name in IO_FILES.items():
+        lifted = {io.device: _UNLIMITED for io in had.io if getattr(io, field)}
+        now = found.get(name, {})
+        assert isinstance(now, dict)
+        found |= {name: {**lifted, **now}} if lifted or now else {}
+    return found
+
+
+def kernel_values(spec: TaskSpec) -> dict[str, str]:
+    """Return what files of the task's cgroup must say (cgroup-v2.rst)."""
+    limits, more = spec.limits, spec.resources
+    quota = limits.cpu_max_cores
+    quota_usec = None if quota is None else round(quota * _PERIOD_USEC)
+    return {
+        "cpu.weight": str(limits.cpu_weight),
+        "cpu.max": f"{quota_usec or 'max'} {_PERIOD_USEC}",
+        "memory.max": _pages(limits.memory_max_bytes),
+        "memory.high": _pages(more.memory_high_bytes),
+        "memory.min": _pages(more.memory_min_bytes),
+        "memory.low": _pages(more.memory_low_bytes),
+        "memory.swap.max": _pages(more.swap_max_bytes),
+        "pids.max": str(limits.tasks_max),
+    }
+
+
+def _pages(size: int | None) -> str:
+    return "max" if size is None else str(size // _PAGE * _PAGE)
+
+
+def not_in_force(spec: TaskSpec, read: Mapping[str, str]) -> str:
+    """Return which limit the kernel does not have, empty where all that was read is right.
+
+    A file that is not there belongs to a controller that is off, which `twine-agent facts` tells.
+    """
+    wrong = [
+        f"{name} is {read[name]!r} instead of {wanted!r}"
+        for name, wanted in kernel_values(spec).items()
+        if name in read and read[name] != wanted
+    ]
+    return "; ".join(wrong)
+
+
+def resized(spec: TaskSpec, resize: Resize) -> TaskSpec:
+    """Return a specification after a resize, with a generation of its own."""
+    return replace(
+        spec,
+        limits=replace(spec.limits, **changes(resize, Limits)),
+        resources=replace(spec.resources, **changes(resize, Resources)),
+        generation=spec.generation + 1 if resize.generation is None else resize.generation,
+        epoch=spec.epoch if resize.epoch is None else resize.epoch,
+    )
+
+
+def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec], memory_bytes: int) -> str:
+    """Return why a task's resources cannot be had on this machine, with the numbers."""
+    more, limits = spec.resources, spec.limits
+    ordered = (
+        ("memory_min_bytes", more.memory_min_bytes, "memory_max_bytes", limits.memory_max_bytes),
+        ("memory_low_bytes", more.memory_low_bytes, "memory_max_bytes", limits.memory_max_bytes),
+        ("memory_high_bytes", more.memory_high_bytes, "memory_max_bytes", limits.memory_max_bytes),
+    )
+    for name, value, bound, most in ordered:
+        if value is not None and value > most:
+            return f"resources.{name} {value} is more than limits.{bound} {most}"
+    if strays := [cpu for cpu in more.cpus if cpu >= cpus]:
+        return f"resources.cpus: there is no CPU {strays[0]}, the machine has {cpus} (from 0 on)"
+    others = list(others)
+    taken = {cpu for other in others for cpu in other.resources.cpus}
+    if shared := sorted(taken.intersection(more.cpus)):
+        return f"resources.cpus: CPU {shared[0]} is another task's own"
+    kept = sum(other.resources.memory_min_bytes for other in others)
+    if kept + more.memory_min_bytes > memory_bytes:
+        return (
+            f"resources.memory_min_bytes {more.memory_min_bytes} does not fit: the machine has "
+            f"{memory_bytes} and {kept} are kept for other tasks"
+        )
+    return ""

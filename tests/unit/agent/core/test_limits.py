@@ -1,0 +1,126 @@
+"""What a task may use: as properties, as the kernel has it, and whether it can be had."""
+
+from __future__ import annotations
+
+import pytest
+from builders import a_record, a_spec, a_unit, seen
+from msgspec.structs import replace
+
+from agent.api import IoLimit, Limits, Resize, Resources, TaskState
+from agent.core.lease import Moment
+from agent.core.lifecycle import Action, decide
+from agent.core.limits import (
+    impossible,
+    kernel_values,
+    limit_properties,
+    live_properties,
+    not_in_force,
+    resized,
+)
+from agent.core.records import key_of
+from agent.machine.unit_properties import encode
+
+MIB = 1 << 20
+MUCH = Resources(
+    memory_min_bytes=MIB,
+    memory_low_bytes=2 * MIB,
+    memory_high_bytes=8 * MIB,
+    swap_max_bytes=3 * MIB,
+    io_weight=50,
+    io=[IoLimit(device="/dev/vda", read_bytes_per_s=MIB, write_ops_per_s=10)],
+    cpus=[1, 3],
+    numa_nodes=[0],
+)
+
+
+def test_every_resource_is_a_property_that_systemd_takes() -> None:
+    found = limit_properties(a_spec(resources=MUCH))
+
+    assert found["MemoryMin"] == MIB
+    assert found["MemoryHigh"] == 8 * MIB
+    assert found["MemorySwapMax"] == 3 * MIB
+    assert found["AllowedCPUs"] == (1, 3)
+    assert found["IOReadBandwidthMax"] == {"/dev/vda": MIB}
+    assert found["IOWriteIOPSMax"] == {"/dev/vda": 10}
+    assert "IOWriteBandwidthMax" not in found
+    assert encode(found)
+
+
+def test_a_task_that_asks_for_nothing_more_has_no_more_properties() -> None:
+    assert set(limit_properties(a_spec())) == {
+        "CPUWeight",
+        "CPUQuotaPerSecUSec",
+        "MemoryMax",
+        "MemorySwapMax",
+        "TasksMax",
+    }
+
+
+def test_what_is_no_longer_asked_for_is_lifted_from_a_running_unit() -> None:
+    found = live_properties(a_spec(), MUCH)
+
+    assert found["MemoryMin"] == 0
+    assert found["MemoryHigh"] == 2**64 - 1
+    assert found["AllowedCPUs"] == ()
+    assert found["IOReadBandwidthMax"] == {"/dev/vda": 2**64 - 1}
+    assert encode(found)
+    assert live_properties(a_spec(), None) == limit_properties(a_spec())
+
+
+def test_limits_count_once_the_kernel_says_so() -> None:
+    spec = a_spec(limits=Limits(memory_max_bytes=16 * MIB + 5, cpu_max_cores=1.5))
+    right = kernel_values(spec)
+
+    assert right["memory.max"] == str(16 * MIB)  # whole pages
+    assert right["cpu.max"] == "150000 100000"
+    assert right["memory.high"] == "max"
+    assert not_in_force(spec, right) == ""
+    assert not_in_force(spec, {}) == ""
+    wrong = not_in_force(spec, right | {"pids.max": "max"})
+    assert wrong == "pids.max is 'max' instead of '512'"
+
+
+def test_a_change_of_resources_alone_is_made_without_a_restart() -> None:
+    old, new = a_spec(), a_spec(generation=2, resources=MUCH)
+    task = a_record(spec=new, limits=old.limits, state=TaskState.RUNNING, invocation_id="i1")
+    now = Moment(wall=100.0, boot_s=100.0)
+
+    decision = decide(task, seen(a_unit(task)), now)
+
+    assert key_of(old) == key_of(new)
+    assert decision.action is Action.LIMIT
+    done = replace(decision.task, resources=MUCH)
+    assert decide(done, seen(a_unit(task)), now).action is Action.REST
+
+
+def test_a_unit_of_an_earlier_agent_is_left_alone() -> None:  # F-05
+    task = a_record(limits=Limits(), state=TaskState.RUNNING, invocation_id="i1")
+
+    assert decide(task, seen(a_unit(task)), Moment(wall=1.0, boot_s=1.0)).action is Action.REST
+
+
+def test_a_resize_changes_what_it_names_and_has_a_generation() -> None:
+    spec = a_spec(generation=7, resources=Resources(io_weight=5))
+    found = resized(spec, Resize(memory_max_bytes=32 * MIB, memory_low_bytes=MIB))
+
+    assert found.generation == 8
+    assert found.limits == replace(spec.limits, memory_max_bytes=32 * MIB)
+    assert found.resources == Resources(io_weight=5, memory_low_bytes=MIB)
+    assert resized(spec, Resize(tasks_max=3, generation=20, epoch=2)).epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("resources", "why"),
+    [
+        (Resources(memory_min_bytes=1 << 40), "resources.memory_min_bytes 1099511627776 is more"),
+        (Resources(memory_high_bytes=1 << 40), "resources.memory_high_bytes 1099511627776 is more"),
+        (Resources(cpus=[0, 4]), "there is no CPU 4, the machine has 4"),
+        (Resources(cpus=[2, 3]), "CPU 2 is another task's own"),
+        (Resources(memory_min_bytes=200 * MIB), "104857600 are kept for other tasks"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, why: str) -> None:
+    other = a_spec(resources=Resources(cpus=[2], memory_min_bytes=100 * MIB))
+
+    assert why in impossible(a_spec(resources=resources), 4, [other], 256 * MIB)
+    assert impossible(a_spec(resources=Resources(cpus=[3])), 4, [other], 256 * MIB) == ""

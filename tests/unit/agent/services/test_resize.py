@@ -1,0 +1,73 @@
+"""A running task is made larger and smaller, on a machine in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import FakeHost, a_spec, running, unit
+
+from agent.api import Resize
+from agent.core.limits import kernel_values
+from agent.core.unit_properties import cgroup_of
+from agent.errors import Conflict, NotFound, Unprocessable
+
+MIB = 1 << 20
+
+
+async def _until(seen: Callable[[], bool]) -> None:
+    """Return once something is seen that no event tells of."""
+    async with asyncio.timeout(60):
+        while not seen():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_resize_reaches_the_running_unit_and_restarts_nothing(tmp_path: Path) -> None:
+    host = FakeHost(tmp_path)
+    host.give_image()
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        before = (await running(client, "web")).invocation_id
+
+        status = await client.resize_task(
+            "web", Resize(memory_max_bytes=64 * MIB, memory_low_bytes=8 * MIB, io_weight=7)
+        )
+        assert status.generation == 2
+        await _until(lambda: host.fake.systemd.properties(unit("web")).get("MemoryLow") == 8 * MIB)
+
+        properties = host.fake.systemd.properties(unit("web"))
+        assert (properties["MemoryMax"], properties["IOWeight"]) == (64 * MIB, 7)
+        assert (await client.get_task("web")).invocation_id == before
+
+
+async def test_a_limit_that_the_kernel_did_not_take_is_tried_again_and_not_believed(
+    tmp_path: Path,
+) -> None:
+    host = FakeHost(tmp_path)
+    host.give_image()
+    spec = a_spec()
+    group = cgroup_of("web", spec.entitlement)
+    async with host.serving() as (services, client):
+        await client.put_task("web", spec)
+        await running(client, "web")
+        host.fake.cgroups.files[group] = kernel_values(spec) | {"memory.max": "4096"}
+        await client.resize_task("web", Resize(tasks_max=9))
+        await _until(lambda: host.fake.systemd.properties(unit("web"))["TasksMax"] == 9)
+        assert services.tasks.running("web").limits != services.tasks.spec("web").limits
+
+
+async def test_what_does_not_fit_or_is_not_there_is_refused(tmp_path: Path) -> None:
+    host = FakeHost(tmp_path)
+    host.give_image()
+    async with host.agent() as client:
+        with pytest.raises(NotFound):
+            await client.resize_task("web", Resize(tasks_max=9))
+        await client.put_task("web", a_spec(generation=5))
+        await running(client, "web")
+        with pytest.raises(Unprocessable, match="does not fit"):
+            await client.resize_task("web", Resize(memory_max_bytes=1 << 40))
+        with pytest.raises(Conflict, match="generation 3 is older than 5"):
+            await client.resize_task("web", Resize(tasks_max=9, generation=3))
+        assert (await client.get_task("web")).generation == 5
