@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 
@@ -17,6 +18,7 @@ PATIENCE_S = 180.0
 _ELSEWHERE = ("192.0.2.1", 9)
 """An address of nobody's (RFC 5737): the route to it tells the host's own. Nothing is sent."""
 _SIOCGIFADDR = 0x8915
+_LINKS = "/sys/class/net"
 _NOT_OURS = ("lo", "tw")
 """The loopback, and links to tasks."""
 
@@ -55,7 +57,8 @@ class HostNetwork:
                 s.connect(_ELSEWHERE)
                 return str(s.getsockname()[0])
             except OSError:  # no default route: then the first link that has one
-                links = [name for _, name in socket.if_nameindex()]
+                # Not by if_nameindex: that asks by netlink, which the agent may not.
+                links = sorted(os.listdir(_LINKS)) if os.path.isdir(_LINKS) else []
                 found = [_address_of(s, name) for name in links if not name.startswith(_NOT_OURS)]
         return next(filter(None, found), "")
 

@@ -20,6 +20,7 @@ from pyroute2 import netns
 from agent.api import Network, NetworkMode, TaskSpec
 from agent.core.addresses import netns_of, plan
 from agent.machine import nft
+from agent.machine.private_network import HostNetwork
 from agent.netd import answer
 from agent.netplan import Ask, Site, TaskNet
 
@@ -135,7 +136,10 @@ def main(scratch: str, count: int) -> None:
     ):
         subprocess.run(["ip", *words.split()], check=True)
     found = asyncio.run(walls())
-    print(json.dumps({"walls": found, "cycles": asyncio.run(cycles(count))}))
+    # This process's /sys still shows the links that it came from.
+    subprocess.run(["mount", "-t", "sysfs", "sysfs", "/sys"], check=True)
+    own = HostNetwork().address()
+    print(json.dumps({"own": own, "walls": found, "cycles": asyncio.run(cycles(count))}))
 
 
 if __name__ == "__main__":

@@ -65,3 +65,8 @@ def test_the_same_request_again_changes_nothing(found: dict[str, Any]) -> None:
 
 def test_nothing_is_left_after_a_hundred_networks(found: dict[str, Any]) -> None:  # F-27, P9
     assert found["cycles"] == {"networks": 0, "links": [], "files": [], "mounts": 0}
+
+
+def test_a_host_without_a_default_route_knows_its_own_address(found: dict[str, Any]) -> None:
+    """Such as one of the lab; asked without netlink, which the agent's sandbox has closed."""
+    assert found["own"] == "10.77.0.11"
