@@ -1,4 +1,4 @@
-"""One body for the owner's table and for one that follows it: the same view, in the end."""
+"""The owner's table: what it shows is what the store has, whatever becomes of a write."""
 
 import asyncio
 import random
@@ -9,11 +9,9 @@ from agent.errors import Busy, NotFound
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.errors import UnknownOutcome
 from control_plane.runtime import readable
-from control_plane.runtime.followed import Followed
 from control_plane.runtime.readable import Readable
-from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
-from control_plane.store import Compacted, Put, Store
+from control_plane.store import Put, Store
 from control_plane.store.faulty import MADE, UNHEARD, Fate, FaultyStore
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
@@ -34,10 +32,6 @@ def owner(store: Store) -> Table[EntitlementRecord]:
     return Table(store, PREFIX, EntitlementRecord, "entitlement", history=1000)
 
 
-def follower(store: Store) -> Followed[EntitlementRecord]:
-    return Followed(store, PREFIX, EntitlementRecord, "entitlement", history=1000)
-
-
 class Told:
     """What a listener was told, and that it makes sense: what was is what was told before."""
 
@@ -52,12 +46,6 @@ class Told:
             self.known[name] = after
 
 
-async def until_same(one: Readable, other: Readable) -> None:
-    async with asyncio.timeout(20):
-        while view(one) != view(other):
-            await asyncio.sleep(0)
-
-
 def view(table: Readable[EntitlementRecord]) -> list[tuple[str, EntitlementRecord, int]]:
     assert sorted(table) == list(table.names())
     assert len(table) == len(table.records()) == len(list(table.values()))
@@ -69,97 +57,57 @@ async def put(table: Table[EntitlementRecord], name: str, value: EntitlementReco
         await table.commit(name, value)
 
 
-async def test_both_show_the_same_and_answer_the_same(store: Store) -> None:
+async def test_what_is_read_again_is_what_was_written(store: Store) -> None:
     async with store:
         mine = owner(store)
+        told = Told(mine)
         await mine.load()
         for name in ("b", "a", "c"):
             await put(mine, name, record(name))
-        theirs = follower(store)
-        told = Told(theirs)
-        await theirs.load()
-        assert view(theirs) == view(mine)
-        assert told.known == {name: record(name) for name in "abc"}
-        for table in (mine, theirs):
+        again = owner(store)
+        heard = Told(again)
+        await again.load()
+        assert view(again) == view(mine)
+        assert heard.known == told.known == {name: record(name) for name in "abc"}
+        for table in (mine, again):
             assert list(table.after("a")) == ["b", "c"]
             assert "b" in table
             assert table.find("x") is None
             assert table.expect(["a", "x"]) == {"entitlements/a": 2, "entitlements/x": 0}
             with pytest.raises(NotFound, match="there is no entitlement 'x'"):
                 table.get("x")
-        following = asyncio.ensure_future(theirs.run(Runtime()))
-        at = theirs.latest
+        at = mine.latest
         await put(mine, "b", None)
         await put(mine, "d", record("d", 7))
-        await until_same(theirs, mine)
-        assert [(name, value) for name, value, _ in theirs.changes(at)] == [
+        assert [(name, value) for name, value, _ in mine.changes(at)] == [
             ("b", None),
             ("d", record("d", 7)),
         ]
         assert told.known == {name: mine.get(name) for name in mine}
-        following.cancel()
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_the_view_is_the_same_after_any_interleaving(
+async def test_pages_and_histories_that_are_cut_hide_nothing(
     store: Store, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages of two, writes between them and histories that are cut: nothing old comes back."""
-    monkeypatch.setattr("control_plane.runtime.followed.PAGE", 2)
+    """Pages of two and a store that forgets its history: the next owner reads the same."""
     monkeypatch.setattr(readable, "PAGE", 2)
     chance = random.Random(seed)
     async with store:
         mine = owner(store)
+        told = Told(mine)
         await mine.load()
-
-        async def write(count: int) -> None:
-            for _ in range(count):
-                name = chance.choice("abcdefgh")
-                value = record(name, chance.randrange(1, 9)) if chance.random() < 0.7 else None
-                if mine.find(name) != value:
-                    await put(mine, name, value)
-                if chance.random() < 0.1:
-                    await store.compact((await store.list_prefix("", limit=1)).revision)
-                if chance.random() < 0.3:
-                    await asyncio.sleep(0)
-
-        await write(10)
-        theirs = follower(store)
-        told = Told(theirs)
-        seen: dict[str, int] = {}
-        theirs.listen(lambda name, *_: grows(seen, name, theirs.revision(name)))
-        await asyncio.gather(theirs.load(), write(20))
-        following = asyncio.ensure_future(theirs.run(Runtime()))
-        await write(120)
-        await until_same(theirs, mine)
+        for _ in range(120):
+            name = chance.choice("abcdefgh")
+            value = record(name, chance.randrange(1, 9)) if chance.random() < 0.7 else None
+            if mine.find(name) != value:
+                await put(mine, name, value)
+            if chance.random() < 0.1:
+                await store.compact((await store.list_prefix("", limit=1)).revision)
+        again = owner(store)
+        await again.load()
+        assert view(again) == view(mine)
         assert told.known == {name: mine.get(name) for name in mine}
-        following.cancel()
-
-
-def grows(seen: dict[str, int], name: str, revision: int) -> None:
-    """An older state of a record is never shown after a newer one."""
-    if revision:
-        assert revision > seen.get(name, 0)
-        seen[name] = revision
-
-
-async def test_a_follower_that_fell_behind_lists_again(store: Store) -> None:
-    async with store:
-        mine, theirs = owner(store), follower(store)
-        await mine.load()
-        await put(mine, "gone", record("gone"))
-        await put(mine, "kept", record("kept"))
-        await theirs.load()
-        at = theirs.latest
-        for number in range(60):  # more than the store keeps
-            await put(mine, "kept", record("kept", number + 2))
-        await put(mine, "gone", None)
-        with pytest.raises(Compacted):
-            await anext(store.watch(PREFIX, 2))
-        following = asyncio.ensure_future(theirs.run(Runtime()))
-        await until_same(theirs, mine)
-        assert {name for name, _, _ in theirs.changes(at)} == {"gone", "kept"}
-        following.cancel()
 
 
 async def test_a_write_that_was_given_up_is_found_before_the_next(store: Store) -> None:
