@@ -142,14 +142,13 @@ class AgentClient(WireClient):
         self, task_id: str, command: list[str], *, tty: bool, rows: int = 24, columns: int = 80
     ) -> AbstractAsyncContextManager[Duplex]:
         """Run a command inside a running task; its last word is an `ExecEnd`."""
-        return self.converse(
-            _ROUTE["exec_task"],
-            task_id=task_id,
-            command=msgspec.json.encode(command).decode(),
-            tty="true" if tty else None,
-            rows=rows,
-            columns=columns,
-        )
+        asked = {"command": msgspec.json.encode(command).decode()}
+        asked |= {"rows": str(rows), "columns": str(columns)} | ({"tty": "true"} if tty else {})
+        return self.open_exec(task_id, asked)
+
+    def open_exec(self, task_id: str, asked: dict[str, str]) -> AbstractAsyncContextManager[Duplex]:
+        """Run a command inside a task; `asked` are the parameters of the route."""
+        return self.converse(_ROUTE["exec_task"], task_id=task_id, **asked)
 
     async def get_usage(self) -> Usages:
         """Return what each task uses of the host."""

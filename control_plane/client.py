@@ -6,10 +6,15 @@ Used by `twinectl`, by application-level schedulers and by tests.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from agent.api import ImageFormat, ImageInfo, Images, Liveness
+import msgspec
+
+from agent.api import ImageFormat, ImageInfo, Images, Liveness, TaskStatus
+from agent.api.exec import Window
 from agent.wire.client import WireClient
+from agent.wire.duplex import Duplex
 from agent.wire.routes import Route
 from control_plane.api.capacity import (
     DecisionNote,
@@ -61,6 +66,7 @@ from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
+from control_plane.api.tasks import TaskDescription
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 
 _T = TypeVar("_T")
@@ -136,6 +142,28 @@ class ControlPlaneClient(WireClient):
             follow="true" if follow else None,
             since=since,
             tail=tail,
+        )
+
+    async def describe_task(self, job: str, index: int) -> TaskDescription:
+        """Return how a task is, asked of its agent now."""
+        return _as(TaskDescription, await self.call(_ROUTE["describe_task"], job=job, index=index))
+
+    async def restart_task(self, job: str, index: int) -> TaskStatus:
+        """Stop a task and start it again where it is."""
+        return _as(TaskStatus, await self.call(_ROUTE["restart_task"], job=job, index=index))
+
+    def exec_task(
+        self, job: str, index: int, command: list[str], *, tty: bool, window: Window
+    ) -> AbstractAsyncContextManager[Duplex]:
+        """Run a command inside a task; the last word of the conversation is an `ExecEnd`."""
+        return self.converse(
+            _ROUTE["exec_task"],
+            job=job,
+            index=index,
+            command=msgspec.json.encode(command).decode(),
+            tty="true" if tty else None,
+            rows=window.rows,
+            columns=window.columns,
         )
 
     async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:

@@ -48,6 +48,7 @@ from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placing import Placing
 from control_plane.scheduler.scheduler import Scheduler
+from control_plane.scheduler.task_desk import TaskDesk
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
 from control_plane.task_control.controllers import CallController, Controllers, nobody
@@ -117,6 +118,7 @@ class ControlPlane:
         )
         self._dispatcher = Dispatcher(region, self._pool, find_image)
         self._checker = HealthChecker(region, self._pool, Marks(self._broker, runtime))
+        self.task_desk = TaskDesk(self._jobs, self._dispatcher)
         self.health = HealthDesk(self._checker, self.inventory.outages)
         self.maintenance = OpsPlanner(
             region, self._allocator, self._jobs, self.inventory.outages, self.census, store

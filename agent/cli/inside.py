@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.cli.program import call
-from agent.wire.terminal import attend, is_terminal, window
 
 if TYPE_CHECKING:
     from agent.client import AgentClient
@@ -28,6 +27,8 @@ def exec_task(
 
     Ends with the command's exit code, or 128 and the number of the signal that ended it.
     """
+    from agent.terminal import attend, is_terminal, window
+
     terminal = is_terminal() if tty is None else tty
 
     async def run(client: AgentClient) -> int:

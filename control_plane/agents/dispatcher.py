@@ -134,6 +134,10 @@ class Dispatcher:
         async for chunk in agent.task_logs(task, follow=follow, since=since, tail=tail):
             yield chunk
 
+    async def agent(self, machine: str) -> AgentApi:
+        """Return a client of a machine's agent, for what needs no turn."""
+        return await self._agent(machine)
+
     # -- whose turn it is
 
     def _line(self, machine: str) -> _Line:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from agent import api
+from agent.usage import Usages
+from agent.wire.duplex import Duplex
 from control_plane.api.machines import MachineRecord
 
 
@@ -69,6 +72,24 @@ class AgentApi(Protocol):
         tail: int | None = None,
     ) -> AsyncIterator[bytes]:
         """Yield what the task wrote."""
+        ...
+
+    async def get_task(self, task_id: str) -> api.TaskStatus:
+        """Return the observed state of a task, or raise `NotFound`."""
+        ...
+
+    async def restart_task(
+        self, task_id: str, generation: int | None = None, epoch: int | None = None
+    ) -> api.TaskStatus:
+        """Stop a task and start it again, now."""
+        ...
+
+    async def get_usage(self) -> Usages:
+        """Return what each task uses."""
+        ...
+
+    def open_exec(self, task_id: str, asked: dict[str, str]) -> AbstractAsyncContextManager[Duplex]:
+        """Run a command inside a task; `asked` are the route's parameters."""
         ...
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:

@@ -18,6 +18,7 @@ from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.profile_routes import PROFILE_ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
+from control_plane.api.task_routes import TASK_ROUTES
 from control_plane.api.validate import job_relations
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 
@@ -158,6 +159,7 @@ ROUTES: tuple[Route, ...] = (
         needs=Needs.VIEWER,
         summary="Healthy tasks that serve a shard, in order; waits like the job's endpoints",
     ),
+    *TASK_ROUTES,
     *MACHINE_ROUTES,
     *HEALTH_ROUTES,
     *MAINTENANCE_ROUTES,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from control_plane.cli import task_inside as task_inside  # adds its commands to `task`
 from control_plane.cli.audit import audit
 from control_plane.cli.capacity import capacity
 from control_plane.cli.entitlements import entitlement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,7 +12,9 @@ from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
-from control_plane.client import ControlPlaneClient
+
+if TYPE_CHECKING:
+    from control_plane.client import ControlPlaneClient
 
 
 @click.command()

@@ -42,6 +42,7 @@ from control_plane.front_end.metrics import Metrics
 from control_plane.front_end.people_handlers import Issued, PeopleHandlers
 from control_plane.front_end.profile_handlers import ProfileHandlers
 from control_plane.front_end.recorder import Recorder
+from control_plane.front_end.task_handlers import TaskHandlers, index_of
 from control_plane.front_end.trail import Trail
 from control_plane.identity.people import People
 from control_plane.identity.registrar import Registrar
@@ -65,6 +66,7 @@ class FrontEnd(
     MaintenanceHandlers,
     ProfileHandlers,
     PeopleHandlers,
+    TaskHandlers,
 ):
     """A handler for each row of the table."""
 
@@ -89,6 +91,7 @@ class FrontEnd(
         MachineHandlers.__init__(self, control_plane.inventory)
         HealthHandlers.__init__(self, control_plane.health)
         LimitHandlers.__init__(self, control_plane.limits, control_plane.clock)
+        TaskHandlers.__init__(self, control_plane.task_desk)
         MaintenanceHandlers.__init__(self, control_plane.maintenance)
         ProfileHandlers.__init__(self, control_plane.profiles)
         self._control_plane = control_plane
@@ -249,13 +252,13 @@ class FrontEnd(
 
     async def task_story(self, call: Call) -> TaskStory:
         """Show what is being done to a task."""
-        return await self._control_plane.task_story(call.path["job"], _index(call))
+        return await self._control_plane.task_story(call.path["job"], index_of(call))
 
     async def move_task(self, call: Call) -> TaskStory:
         """Have a task run elsewhere."""
         wish: MoveWish = call.body
         return await self._control_plane.move_task(
-            call.path["job"], _index(call), wish.to, wish.reason
+            call.path["job"], index_of(call), wish.to, wish.reason
         )
 
     async def job_logs(self, call: Call) -> AsyncIterator[bytes]:
@@ -263,7 +266,7 @@ class FrontEnd(
         tail, since = call.number("tail"), call.number("since")
         return self._control_plane.job_logs(
             call.path["job"],
-            _index(call),
+            index_of(call),
             follow=call.flag("follow"),
             since=None if since is None else f"{since:.6f}",
             tail=None if tail is None else int(min(tail, MAX_TAIL_LINES)),
@@ -306,11 +309,3 @@ class FrontEnd(
         if not state.ok:
             raise Busy(f"the control plane is not ready: {state.detail}")
         return state
-
-
-def _index(call: Call) -> int:
-    """Return the index of a task in a path, or refuse what is none."""
-    text = call.path["index"]
-    if not (text.isascii() and text.isdigit() and len(text) < 7):
-        raise InvalidInput(f"{text!r} is no index of a task", hint="0, 1, 2, …")
-    return int(text)

@@ -69,6 +69,9 @@ class Recorder:
     async def carry_out(self, call: Call, handler: Handler) -> Any:
         """Make a change, with its entry before and its outcome after."""
         entry = _entry(call.peer, call.route, call.request_id, call.path, call.body)
+        if call.route.duplex:  # its whole request is in the parameters
+            told = f"task {call.path.get('index', '')}: {call.query.get('command', '')}"
+            entry = replace(entry, detail=told)
         kind, _, name = entry.object.partition("/")
         before = self._revisions.revision_of(kind, name)
         self._begun.add(call.request_id)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from agent import api
-from agent.errors import Refused, TwineError, Unreachable
+from agent.errors import NotFound, Refused, TwineError, Unreachable
+from agent.usage import Usages
+from agent.wire.duplex import Duplex
 from vm_lab.region import agent as agents
 from vm_lab.region.machine import Machine
 from vm_lab.region.network import Exchange, Network
@@ -90,6 +93,29 @@ class AgentLink:
             yield f"{task_id} {follow} {since} {tail}\n".encode()
 
         return lines()
+
+    async def get_task(self, task_id: str) -> api.TaskStatus:
+        """Return the observed state of a task."""
+        tasks = await self.list_tasks()
+        found = [t for t in tasks.tasks if t.task_id == task_id]
+        if not found:
+            raise NotFound(f"there is no task {task_id} on this machine")
+        return found[0]
+
+    async def restart_task(
+        self, task_id: str, generation: int | None = None, epoch: int | None = None
+    ) -> api.TaskStatus:
+        """Refuse: modelled tasks are restarted by faults alone."""
+        asked = f"generation {generation}, epoch {epoch}"
+        raise NotFound(f"task {task_id} is a model and is not restarted by hand ({asked})")
+
+    async def get_usage(self) -> Usages:
+        """Return nothing: modelled tasks use nothing."""
+        return Usages(at_boot_s=0.0, tasks=[])
+
+    def open_exec(self, task_id: str, asked: dict[str, str]) -> AbstractAsyncContextManager[Duplex]:
+        """Refuse: there is nothing inside a modelled task."""
+        raise NotFound(f"task {task_id} is a model: {asked.get('command')} cannot be run in it")
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         """Ask for a host profile."""

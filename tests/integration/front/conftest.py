@@ -79,6 +79,7 @@ from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import Limits
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.census import Census
+from control_plane.scheduler.task_desk import TaskDesk
 from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
 
@@ -138,6 +139,11 @@ class CannedPlanner:
         return self.explained[name]
 
 
+class _NoAgents:
+    async def agent(self, machine: str) -> AgentApi:
+        raise NotFound(f"there is no machine {machine}")
+
+
 class CannedControlPlane(ControlPlane):
     """Answers at once, as if every task started everywhere; `phase` can be overridden.
 
@@ -172,6 +178,7 @@ class CannedControlPlane(ControlPlane):
         )
         keys = self.portal.settings.profile_keys
         self.profiles = ProfileRollouts(shared, self.portal, store, keys)
+        self.task_desk = TaskDesk(table, _NoAgents())
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
         self.jobs: dict[str, JobSpec] = {}
         self.quarantined = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -60,12 +61,25 @@ async def test_output_errors_and_exit_code_come_back_and_nothing_stays(host: Fak
         await _until_nothing_is_left(host)
 
 
+def test_input_that_is_over_before_the_command_opened_it_keeps_nobody_waiting(
+    tmp_path: Path,
+) -> None:
+    streams = Streams.pipes(tmp_path / "one")
+    assert streams.paths is not None
+    streams.end_input()
+    reader = os.open(streams.paths[0], os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(BlockingIOError):  # it would be b"" if nobody could write any more
+        os.read(reader, 1)
+    streams.opened()
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+    streams.close()
+
+
 async def test_a_terminal_has_the_size_that_was_asked_for(host: FakeHost) -> None:
     def size(argv: list[str], properties: Mapping[str, Property]) -> Ended:
         assert "TERM=xterm" in properties["Environment"]  # type: ignore[operator]
         with Path(str(properties["TTYPath"])).open("w") as terminal:
-            import os
-
             columns, rows = os.get_terminal_size(terminal.fileno())
             terminal.write(f"{rows}x{columns}")
         return Ended(code=0)
@@ -172,7 +186,6 @@ async def test_a_new_agent_ends_the_sessions_of_the_one_before(host: FakeHost) -
 
 
 async def test_pipes_carry_a_megabyte_and_end() -> None:
-    import os
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:

@@ -14,6 +14,7 @@ from virtual_time import RUNTIME, clock
 from agent import api
 from agent.api import Health, ProfileState, TaskState
 from agent.errors import Busy, Conflict, NotFound, Refused, Unprocessable, Unreachable
+from agent.usage import TaskUsage, Usages
 from control_plane.agents.polled import Patience, PolledEvents
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.core.capacity import usable_memory
@@ -327,6 +328,24 @@ class FakeAgent:
             m._set(replace(status, generation=generation, state=state))
             m.spawn(m._stop(task_id))
         return m.tasks[task_id]
+
+    async def get_task(self, task_id: str) -> api.TaskStatus:
+        m = await self._enter()
+        if task_id not in m.tasks:
+            raise NotFound(f"no task {task_id}")
+        return m.tasks[task_id]
+
+    async def restart_task(
+        self, task_id: str, generation: int | None = None, epoch: int | None = None
+    ) -> api.TaskStatus:
+        return await self.get_task(task_id)
+
+    async def get_usage(self) -> Usages:
+        m = await self._enter()
+        return Usages(at_boot_s=1.0, tasks=[TaskUsage(task_id=t, processes=3) for t in m.tasks])
+
+    def open_exec(self, task_id: str, asked: dict[str, str]) -> None:
+        raise NotFound(f"{task_id} has nothing inside")
 
     def task_logs(
         self,

@@ -1,0 +1,38 @@
+"""Rows of the route table about single tasks."""
+
+from __future__ import annotations
+
+from agent.api import TaskStatus
+from agent.wire.routes import Route
+from control_plane.api.people import Needs
+from control_plane.api.tasks import TaskDescription
+
+_TASK = "/v1/jobs/{job}/tasks/{index}"
+
+TASK_ROUTES: tuple[Route, ...] = (
+    Route(
+        "describe_task",
+        "GET",
+        _TASK,
+        response=TaskDescription,
+        needs=Needs.VIEWER,
+        summary="How a task is, and what it uses, asked of its agent now",
+    ),
+    Route(
+        "restart_task",
+        "POST",
+        f"{_TASK}/restart",
+        response=TaskStatus,
+        needs=Needs.OWNER,
+        summary="Stop a task and start it again on its machine, now",
+    ),
+    Route(
+        "exec_task",
+        "GET",
+        f"{_TASK}/exec",
+        query=("command", "tty", "rows", "columns", "term"),
+        duplex=True,
+        needs=Needs.OWNER,
+        summary="Run a command inside a running task, over a websocket",
+    ),
+)

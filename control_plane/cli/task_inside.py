@@ -1,0 +1,165 @@
+"""`twinectl task exec | logs | top | describe | restart`: single tasks, on their machines."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.errors import InvalidInput, NotFound
+from agent.usage import TaskUsage
+from agent.wire.options import seconds
+from agent.wire.quantities import about_size
+from control_plane.api.tasks import TaskDescription
+from control_plane.cli import show
+from control_plane.cli.events import task
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+
+if TYPE_CHECKING:
+    from control_plane.client import ControlPlaneClient
+
+_TASK = re.compile(r"(.+)-([0-9]{1,6})")
+
+
+def _parsed(name: str) -> tuple[str, int]:
+    match = _TASK.fullmatch(name)
+    if match is None:
+        raise InvalidInput(f"{name!r} is no task", hint="its job and its index, as web-3")
+    return match[1], int(match[2])
+
+
+@task.command("exec", context_settings={"ignore_unknown_options": True})
+@click.argument("name")
+@click.option("-t", "--tty/--no-tty", default=None, help="A terminal; as here, unless said.")
+@click.option("-i", "--stdin/--no-stdin", default=True, help="Pass input on; the default.")
+@click.argument("command", nargs=-1, required=True)
+@click.pass_obj
+def exec_(
+    target: Target, name: str, tty: bool | None, stdin: bool, command: tuple[str, ...]
+) -> None:
+    """Run COMMAND inside task NAME (as `web-3`), with its rights and limits. Put -- before it.
+
+    For owners of the job; who ran what is in the audit log. Ends with the command's exit code.
+    """
+    job, index = _parsed(name)
+    from agent.terminal import attend, is_terminal, window
+
+    terminal = is_terminal() if tty is None else tty
+
+    async def work(client: ControlPlaneClient) -> int:
+        session = client.exec_task(job, index, list(command), tty=terminal, window=window())
+        async with session as duplex:
+            return await attend(duplex, terminal=terminal, with_input=stdin)
+
+    sys.exit(target.ask(work))
+
+
+@task.command()
+@click.argument("name")
+@click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as more is written.")
+@click.option("--tail", type=click.IntRange(1, 100_000), help="Only the last lines.")
+@click.option("--since", type=seconds(), metavar="DURATION", help="Only the last 90s, 10m, …")
+@click.pass_obj
+def logs(target: Target, name: str, follow_: bool, tail: int | None, since: float | None) -> None:
+    """Print what task NAME wrote."""
+    job, index = _parsed(name)
+    start = None if since is None else f"{time.time() - since:.3f}"
+
+    async def work(client: ControlPlaneClient) -> None:
+        async for chunk in client.job_logs(job, index, follow=follow_, since=start, tail=tail):
+            click.echo(show.printable(chunk.decode(errors="replace")), nl=False)
+
+    target.ask(work)
+
+
+@task.command()
+@click.argument("name")
+@output_option
+@click.pass_obj
+def describe(target: Target, name: str, output: str) -> None:
+    """Show task NAME whole: where it is, how its agent finds it, what it uses."""
+    job, index = _parsed(name)
+    found = target.ask(lambda client: client.describe_task(job, index))
+    show.emit(output, found, lambda: show.table(("what", "value"), _rows(found)))
+
+
+def _rows(found: TaskDescription) -> list[tuple[str, str]]:
+    rows = [
+        ("task", found.task),
+        ("machine", found.machine),
+        ("phase", found.phase + (f": {found.reason}" if found.reason else "")),
+        ("version", str(found.version)),
+    ]
+    if (status := found.status) is not None:
+        rows += [
+            ("state", f"{status.state}, {status.health}"),
+            ("reason", status.reason or "-"),
+            ("image", status.image),
+            ("unit", status.unit),
+            ("restarts", str(status.restarts)),
+        ]
+        if (end := status.last_exit) is not None:
+            how = end.signal or ("-" if end.code is None else f"exit code {end.code}")
+            rows.append(("last end", f"{end.result}, {how}"))
+    return rows + ([] if found.usage is None else _usage(found.usage))
+
+
+def _usage(usage: TaskUsage) -> list[tuple[str, str]]:
+    return [
+        ("cpu", f"{usage.cpu_s:.1f} s, throttled for {usage.throttled_s:.1f} s"),
+        ("memory", f"{about_size(usage.memory_bytes)}, {usage.oom_kills} OOM kills"),
+        ("processes", str(usage.processes)),
+    ]
+
+
+@task.command()
+@click.argument("job")
+@output_option
+@click.pass_obj
+def top(target: Target, job: str, output: str) -> None:
+    """Show what the tasks of JOB use on their machines, the largest first."""
+
+    async def work(client: ControlPlaneClient) -> list[TaskDescription]:
+        record = (await client.get_job(job)).record
+        placed = [t.index for t in record.tasks if t.placement is not None]
+        gate = asyncio.Semaphore(16)
+
+        async def one(index: int) -> TaskDescription | None:
+            async with gate:
+                try:
+                    found: TaskDescription = await client.describe_task(job, index)
+                    return found
+                except NotFound:
+                    return None  # it left its machine meanwhile
+
+        found = await asyncio.gather(*(one(index) for index in placed))
+        return [d for d in found if d is not None and d.usage is not None]
+
+    found = target.ask(work)
+    used = [(d, d.usage) for d in found if d.usage is not None]
+    rows = [
+        (d.task, d.machine, f"{u.cpu_s:.1f}", about_size(u.memory_bytes), str(u.processes))
+        for d, u in sorted(used, key=lambda pair: -pair[1].memory_bytes)
+    ]
+    columns = ("task", "machine", "cpu s", "memory", "processes")
+    show.emit(output, found, lambda: show.table(columns, rows))
+
+
+@task.command()
+@click.argument("name")
+@output_option
+@click.pass_obj
+def restart(target: Target, name: str, output: str) -> None:
+    """Stop task NAME and start it again where it is, now.
+
+    It asks nobody, not even the job's controller: for an orderly restart of all tasks there is
+    `twinectl job restart`.
+    """
+    job, index = _parsed(name)
+    found = target.ask(lambda client: client.restart_task(job, index))
+    show.emit(output, found, lambda: click.echo(f"{name}: {found.state}"))

@@ -1,0 +1,38 @@
+"""The front end's handlers about single tasks."""
+
+from __future__ import annotations
+
+from agent.api import TaskStatus
+from agent.errors import InvalidInput
+from agent.wire.duplex import Talk
+from agent.wire.server import Call
+from control_plane.api.tasks import TaskDescription
+from control_plane.scheduler.task_desk import TaskDesk
+
+
+class TaskHandlers:
+    """A handler for each row of `api.task_routes`."""
+
+    def __init__(self, desk: TaskDesk) -> None:
+        """Take what the handlers call."""
+        self._tasks = desk
+
+    async def describe_task(self, call: Call) -> TaskDescription:
+        """Show a task."""
+        return await self._tasks.describe(call.path["job"], index_of(call))
+
+    async def restart_task(self, call: Call) -> TaskStatus:
+        """Start a task again."""
+        return await self._tasks.restart(call.path["job"], index_of(call))
+
+    async def exec_task(self, call: Call) -> Talk:
+        """Run a command inside a task."""
+        return await self._tasks.inside(call.path["job"], index_of(call), call.query)
+
+
+def index_of(call: Call) -> int:
+    """Return the index of a task in a path, or refuse what is none."""
+    text = call.path["index"]
+    if not (text.isascii() and text.isdigit() and len(text) < 7):
+        raise InvalidInput(f"{text!r} is no index of a task", hint="0, 1, 2, …")
+    return int(text)
