@@ -97,8 +97,12 @@ class Layers:
             below, count = found, count + 1
         return count
 
-    async def have(self, layer: Layer, layout: Path) -> bool:
-        """Make sure that a layer is here, whose blob is in a layout; False where it was."""
+    async def have(self, layer: Layer, layout: Path, *, keep_blob: bool = False) -> bool:
+        """Make sure that a layer is here, whose blob is in a layout; False where it was.
+
+        The blob is removed once it was applied: what is gone before the file system is
+        synced need not be written at all. `keep_blob` where another layer needs the same.
+        """
         lock = self._locks.setdefault(layer.chain, asyncio.Lock())
         async with lock:
             if self.find(layer.chain) is not None:
@@ -112,6 +116,8 @@ class Layers:
                 properties = layer_properties(sys.executable, str(layout), layer, str(staged))
                 await self._sandbox.run(unit, properties, f"layer {layer.blob.digest} is refused")
                 passed("pull.layer-applied")
+                if not keep_blob:
+                    await self._lanes.run("files", (layout / layer.blob.path).unlink)
                 # Else a power cut could leave a complete layer whose files are empty.
                 await self._lanes.run("sync", self._btrfs.sync, self._staging)
                 await self._lanes.run("btrfs", self._publish, layer, staged)

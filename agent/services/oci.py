@@ -158,7 +158,8 @@ class Oci:
         layers, config = read_config(data, manifest, self._machine)
         with self._layers.held(layer.chain for layer in layers):
             for number, layer in enumerate(layers, start=1):
-                if await self._layers.have(layer, layout):
+                again = any(other.blob.digest == layer.blob.digest for other in layers[number:])
+                if await self._layers.have(layer, layout, keep_blob=again):
                     said = f"layer {number} of {len(layers)} is here"
                     self._events.add("image", manifest.digest, said)
         return Assembled(manifest, tuple(layers), config)

@@ -19,7 +19,11 @@ def test_every_file_that_measures_is_found_and_says_whether_it_needs_a_guest():
         if '__name__ == "__main__"' in path.read_text() and path.stem != "run"
     }
     assert found.keys() == measuring
-    assert {name for name, guest in found.items() if guest} == {"task_start", "task_hardening"}
+    assert {name for name, guest in found.items() if guest} == {
+        "images",
+        "task_start",
+        "task_hardening",
+    }
     assert all('"--json"' in (ROOT / f"tests/bench/{n}.py").read_text() for n in found)
 
 

@@ -104,6 +104,18 @@ async def test_a_second_image_on_the_same_base_fetches_and_applies_its_own_layer
     assert (tree / "base").read_text() + (tree / "app").read_text() == "base2"
 
 
+async def test_an_image_that_has_the_same_layer_twice_is_taken_in(
+    host: FakeHost, registry: Registry
+) -> None:
+    """AG3: the same packed layer on different ones below is two layers."""
+    an_image(host, registry, BASE, APP, OTHER, APP)
+    async with host.agent() as client:
+        info = await client.fetch_oci_image(PLACE)
+
+    assert len(set(info.layers)) == 4
+    assert (host.state / "images" / info.digest[7:] / "app").read_text() == "1"
+
+
 async def test_pulls_of_one_image_at_once_share_one_download(
     host: FakeHost, registry: Registry
 ) -> None:

@@ -1,0 +1,240 @@
+"""What does an image cost: a second one on a base, beside podman, and an increment beside all?
+
+Boots a guest (or uses the lab named by --lab) and a registry beside it. Measured inside:
+
+    held_ratio      how much more the file system holds after the second image on a base, over the
+                    size of that image's own layer (bound: 1.1)
+    written_ratio   what the disk was given to write for it, over the same
+    pull_s          fetching and applying the first image, and the second
+    podman_s        `podman pull` of the same two from the same registry, where podman is there
+    full, increment a stream of `btrfs send` and one on top of it: bytes sent, seconds taken in
+
+--json for programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+NEEDS_GUEST = True
+STATE = Path("/var/lib/twine")
+REGISTRY = "10.77.0.1:5000"
+MIB = 1 << 20
+BASE_MIB, OWN_MIB = 24, 6
+"""Of random bytes, so that no compression helps anybody."""
+LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+
+
+# ── inside the guest ────────────────────────────────────────────────────────────────────
+
+
+def held() -> int:
+    """Return the bytes that the file system holds, once what was deleted is gone."""
+    subprocess.run(["btrfs", "subvolume", "sync", str(STATE)], check=True, capture_output=True)
+    subprocess.run(["sync", "-f", str(STATE)], check=True)
+    command = ["btrfs", "filesystem", "usage", "--raw", str(STATE)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(next(line for line in said.splitlines() if "Used:" in line).split()[1])
+
+
+def written() -> int:
+    """Return the bytes that the disk was given since the boot (block/stat.rst, field 7)."""
+    subprocess.run(["sync", "-f", str(STATE)], check=True)
+    return int(Path("/sys/block/vda/stat").read_text().split()[6]) * 512
+
+
+async def measure() -> dict[str, object]:
+    """Return all figures."""
+    from agent.client import AgentClient
+
+    async with AgentClient("unix:/run/twine/agent.sock") as client:
+        figures: dict[str, object] = {}
+        for name in ("first", "second"):
+            before, wrote, began = held(), written(), time.perf_counter()
+            info = await client.fetch_oci_image(f"{REGISTRY}/bench/{name}:1")
+            figures[f"{name}_pull_s"] = round(time.perf_counter() - began, 2)
+            own = OWN_MIB * MIB
+            if name == "second":
+                figures["written_ratio"] = round((written() - wrote) / own, 2)
+                figures["held_ratio"] = round((held() - before) / own, 2)
+            assert len(info.layers) == 2
+        return figures | podman() | await streams(client)
+
+
+def podman() -> dict[str, object]:
+    """Return how long podman takes for the same two images; None where there is none."""
+    found: dict[str, object] = {}
+    for name in ("first", "second"):
+        found[f"{name}_podman_s"] = None
+        if shutil.which("podman"):
+            began = time.perf_counter()
+            image = f"{REGISTRY}/bench/{name}:1"
+            subprocess.run(
+                ["podman", "pull", "-q", "--tls-verify=false", image],
+                check=True,
+                capture_output=True,
+            )
+            found[f"{name}_podman_s"] = round(time.perf_counter() - began, 2)
+    return found
+
+
+async def streams(client: object) -> dict[str, object]:
+    """Return what a full stream costs, and one on top of it."""
+    from agent.api import ImageFormat
+    from agent.client import AgentClient
+    from agent.machine.btrfs import HostBtrfs
+
+    assert isinstance(client, AgentClient)
+    btrfs, top, found = HostBtrfs(), STATE / "bench-send", {}
+    btrfs.delete(top)
+    btrfs.create(top)
+    try:
+        btrfs.create(top / "work")
+        (top / "work" / "base").write_bytes(os.urandom(BASE_MIB * MIB))
+        btrfs.snapshot(top / "work", top / "v1", read_only=True)
+        (top / "work" / "own").write_bytes(os.urandom(MIB))
+        btrfs.snapshot(top / "work", top / "v2", read_only=True)
+        for name, parent in (("full", []), ("increment", ["-p", str(top / "v1")])):
+            stream, source = top / f"{name}.stream", "v1" if name == "full" else "v2"
+            subprocess.run(
+                ["btrfs", "send", "-q", *parent, "-f", str(stream), str(top / source)], check=True
+            )
+            data = stream.read_bytes()
+            digest = "sha256:" + hashlib.sha256(data).hexdigest()
+
+            async def chunks(data: bytes = data) -> AsyncIterator[bytes]:
+                yield data
+
+            began = time.perf_counter()
+            await client.put_image(digest, ImageFormat.BTRFS, chunks())
+            found[f"{name}_s"] = round(time.perf_counter() - began, 2)
+            found[f"{name}_bytes"] = len(data)
+    finally:
+        btrfs.delete(top)
+    return found
+
+
+# ── outside ─────────────────────────────────────────────────────────────────────────────
+
+
+def layout(folder: Path, base: bytes, own: bytes) -> None:
+    """Write an image of two layers as a layout."""
+    (folder / "blobs" / "sha256").mkdir(parents=True)
+    (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+
+    def blob(kind: str, data: bytes) -> dict[str, object]:
+        name = hashlib.sha256(data).hexdigest()
+        (folder / "blobs" / "sha256" / name).write_bytes(data)
+        return {"mediaType": kind, "digest": f"sha256:{name}", "size": len(data)}
+
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+    ids = ["sha256:" + hashlib.sha256(data).hexdigest() for data in (base, own)]
+    config = {"architecture": machine, "os": "linux", "config": {"Cmd": ["/x"]}}
+    config["rootfs"] = {"type": "layers", "diff_ids": ids}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": blob(CONFIG, json.dumps(config).encode()),
+        "layers": [blob(LAYER, gzip.compress(data, 1, mtime=0)) for data in (base, own)],
+    }
+    index = {"schemaVersion": 2, "manifests": [blob(MANIFEST, json.dumps(manifest).encode())]}
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def random_layer(name: str, mib: int) -> bytes:
+    """Return a layer with one file of random bytes."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size = mib * MIB
+        tar.addfile(entry, io.BytesIO(os.urandom(entry.size)))
+    return out.getvalue()
+
+
+@contextmanager
+def registry(name: str, folder: Path) -> Iterator[None]:
+    """Run a registry in the lab's network, with the two images in it."""
+    (folder / "config.yml").write_text(
+        "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
+        f"storage: {{filesystem: {{rootdirectory: {folder}/data}}}}\n"
+        f"http: {{addr: '{REGISTRY}'}}\n"
+    )
+    inside = [sys.executable, "-m", "vm_lab.cli", "exec", "--name", name, "--"]
+    command = [*inside, "docker-registry", "serve", str(folder / "config.yml")]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        base = random_layer("base", BASE_MIB)
+        for image in ("first", "second"):
+            layout(folder / image, base, random_layer("own", OWN_MIB))
+            copy = ["skopeo", "--insecure-policy", "copy", "-q", "--preserve-digests"]
+            copy += ["--retry-times=10", "--dest-tls-verify=false", f"oci:{folder / image}"]
+            subprocess.run([*inside, *copy, f"docker://{REGISTRY}/bench/{image}:1"], check=True)
+        yield
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def in_guest(name: str) -> dict[str, object]:
+    """Return what the guest measured."""
+    from tests.bench.guest import PYTHON, lab, put
+
+    script = put(name, "images.py", HERE.read_bytes())
+    trust = "grep -qs registry_tls_verify /etc/twine/agent.toml || "
+    trust += (
+        "{ mkdir -p /etc/twine; sed -i '1i registry_tls_verify = false' /etc/twine/agent.toml; }"
+    )
+    lab(name, "ssh", "m1", "--", f"{trust}; systemctl restart twine-agent.service")
+    with tempfile.TemporaryDirectory() as folder, registry(name, Path(folder)):
+        said = lab(name, "ssh", "m1", "--", f"{PYTHON} {script} --inside")
+    figures: dict[str, object] = json.loads(said.strip().splitlines()[-1])
+    return figures
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lab", default="", help="use this lab instead of booting one")
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        print(json.dumps(asyncio.run(measure())))
+        return
+    from tests.bench.guest import lab
+
+    name = options.lab or "bench"
+    if not options.lab:
+        lab(name, "up", "--bare", "--count", "1", "--variant", "bench")
+    try:
+        figures = in_guest(name)
+    finally:
+        if not options.lab:
+            lab(name, "down")
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        print("\n".join(f"{key:18} {value}" for key, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
