@@ -15,5 +15,6 @@ reboot    whether and how the host can be rebooted into a new kernel command lin
 status    how the host stands: verify, status; nothing is changed
 apply     one run: claim, journal, change, read back; on failure undo in reverse
 trial     a profile that goes by itself unless somebody confirms it
+arguments what commands take, and how a shell completes it
 cli       the commands
 """

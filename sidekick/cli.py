@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -24,14 +24,14 @@ from agent.machine import Completed, Processes, boottime_s
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
-from sidekick import history, profile_commands, trial
+from sidekick import history, trial
 from sidekick import status as standing
 from sidekick.apply import Run, watch
 from sidekick.apply import resume as finish
+from sidekick.arguments import COMPLETE, output, profile_argument
 from sidekick.facts import read_facts
 from sidekick.plan import describe
 from sidekick.profile import Library, Profile
-from sidekick.profile_commands import output, profile_argument
 from sidekick.reboot import read_config
 from sidekick.report import Report, exit_code
 from sidekick.setting import Host
@@ -120,7 +120,27 @@ may_reboot = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """The commands; those that are about profiles alone are imported when they are asked for.
+
+    The timer's `verify` and the agent's `apply-profile` start without them.
+    """
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or self._all().get(cmd_name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(self._all())
+
+    def _all(self) -> MutableMapping[str, click.Command]:
+        from sidekick import profile_commands
+
+        for command in profile_commands.COMMANDS:
+            self.add_command(command)
+        return self.commands
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--root", type=click.Path(path_type=Path), default=Path("/"), help="Another root.")
 @click.option(
     "--state", type=click.Path(path_type=Path), default=STATE, help="Where state is kept."
@@ -145,10 +165,6 @@ def cli(
         Library(profiles or (*PROFILES, state / DELIVERED), SETTINGS),
         make_host,
     )
-
-
-for command in profile_commands.COMMANDS:
-    cli.add_command(command)
 
 
 @cli.command()
@@ -335,7 +351,7 @@ def _conclude(ctx: Context, report: Report, output: str) -> None:
 def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] | None = None) -> int:
     """Run a command and return its exit code. Tests pass a host of their own."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and profile_commands.COMPLETE in os.environ:
+    if argv is None and COMPLETE in os.environ:
         cli.main(prog_name="sidekick")  # answers the shell and exits
     try:
         with cli.make_context("sidekick", arguments, obj=make_host) as ctx:

@@ -11,6 +11,7 @@ import msgspec
 
 from agent.errors import NotFound, TwineError
 from sidekick import history as histories
+from sidekick.arguments import COMPLETE, ProfileName, output, profile_argument
 from sidekick.explain import explain as explanation
 from sidekick.facts import FACTS, read_facts
 from sidekick.lint import Severity
@@ -43,39 +44,6 @@ class Surroundings(Protocol):
 
     def profile(self, name: str, host: Host) -> Profile:
         """Return a profile as it is on the host."""
-
-
-class ProfileName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """The name of a profile; completed from those of the host."""
-
-    name = "profile"
-
-    def shell_complete(
-        self,
-        ctx: click.Context,
-        param: click.Parameter,  # noqa: ARG002
-        incomplete: str,
-    ) -> list[click.shell_completion.CompletionItem]:
-        """Return the profiles that begin so."""
-        options = ctx.find_root().params
-        library = Library(
-            options.get("profiles") or ctx.meta.get("sidekick.profiles", ()), SETTINGS
-        )
-        return [
-            click.shell_completion.CompletionItem(name)
-            for name in library.names()
-            if name.startswith(incomplete)
-        ]
-
-
-output = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    help="Form of the result.",
-)
-profile_argument = click.argument("profile", type=ProfileName())
 
 
 @click.command("list")
@@ -346,8 +314,6 @@ def man(ctx: click.Context) -> None:
     click.echo(page(root.command), nl=False)
 
 
-COMPLETE = "_SIDEKICK_COMPLETE"
-"""The variable by which a shell asks for what could come next."""
 COMMANDS = (
     list_,
     show,

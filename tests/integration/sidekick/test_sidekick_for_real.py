@@ -64,3 +64,16 @@ def test_interfaces_of_the_kernel_are_set_and_given_back(tmp_path: Path) -> None
     argv = ["unshare", "--net", "sh", "-c", script, "sh", *inner]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "ok\n", done.stderr
+
+
+def test_what_the_timer_starts_brings_nothing_that_only_people_ask_for(tmp_path: Path) -> None:
+    """Every two minutes on every host: what is not imported costs nothing."""
+    script = (
+        "import sys; from sidekick.cli import main; "
+        f"code = main(['--state={tmp_path}', 'verify', '--timer']); "
+        "print(code, *sorted({'asyncio', 'sidekick.lint', 'sidekick.tuned', 'sidekick.explain', "
+        "'sidekick.profile_commands', 'sidekick.manual'} & set(sys.modules)))"
+    )
+    argv = [sys.executable, "-c", script]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["0"], done.stdout + done.stderr

@@ -13,9 +13,9 @@ from click.shell_completion import ShellComplete
 from fake_host import FakeHost
 
 from agent.errors import ProgramError
+from sidekick.arguments import COMPLETE
 from sidekick.cli import DELIVERED, NoProcesses, cli, main, real_host
 from sidekick.history import KEPT
-from sidekick.profile_commands import COMPLETE
 
 Run = Callable[..., tuple[int, str, str]]
 
