@@ -2,7 +2,7 @@
 
 Both are units of their own, made from the task's own unit: same root, user, sandbox, limits
 and slice, so there is no right that the task itself has not. A command inside also joins
-the task's namespaces and is moved into its cgroup, so that the two together stay within the
+the task's network and IPC and is moved into its cgroup, so that the two together stay within the
 task's limits and end together (docs/adr/0041).
 """
 

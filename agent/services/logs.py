@@ -7,6 +7,8 @@ import itertools
 import threading
 from collections.abc import AsyncIterator
 
+from agent.core.inside import inside_unit, step_unit
+from agent.core.records import task_of
 from agent.machine import Lines, Processes
 
 _QUEUE_CHUNKS = 64
@@ -16,7 +18,10 @@ _QUEUE_CHUNKS = 64
 def journal_command(
     unit: str, *, follow: bool = False, since: float | None = None, tail: int | None = None
 ) -> list[str]:
-    """Return the command that prints what a unit's processes wrote, and nothing else."""
+    """Return the command that prints what a task's processes wrote, and nothing else.
+
+    Its init steps and its pre-stop hook are among them; journalctl takes any of the units.
+    """
     command = ["journalctl", "--no-pager", "--quiet", "--output=cat"]
     if since is not None:
         command.append(f"--since=@{since:.6f}")
@@ -26,7 +31,8 @@ def journal_command(
         command.append("--lines=all")
     if follow:
         command.append("--follow")
-    return [*command, f"_SYSTEMD_UNIT={unit}"]
+    beside = (step_unit(task_of(unit)), inside_unit(task_of(unit), "pre-stop"))
+    return [*command, *(f"_SYSTEMD_UNIT={name}" for name in (unit, *beside))]
 
 
 class Logs:

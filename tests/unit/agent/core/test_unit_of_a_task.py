@@ -186,3 +186,13 @@ def test_what_belongs_to_no_task_is_left_over_unless_it_is_spared() -> None:  # 
     roots = ["known", "spared", "old"]
 
     assert leftovers({"known"}, {"spared"}, units, roots) == ["old", "orphan"]
+
+
+def test_the_root_of_a_task_is_read_only_and_the_docs_say_so() -> None:
+    """BUG-AG18: the docs told of a root that a task may write, and no task ever could."""
+    properties = unit_properties("web", a_spec(), "/r")
+    page = (Path(__file__).parents[4] / "docs" / "task-lifecycle.md").read_text()
+
+    assert properties["ProtectSystem"] == "strict"
+    assert not properties.get("ReadWritePaths")
+    assert "The root is read-only for its task" in page
