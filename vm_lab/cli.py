@@ -27,12 +27,16 @@ FREE_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 class _Commands(click.Group):
-    """The commands; those of the simulated region are imported when they are asked for.
+    """The commands; those of the simulated region and fleet are imported when they are asked for.
 
     They bring the whole control plane, which would double the time of `twine-lab ssh`.
     """
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "fleet":
+            from vm_lab.fleet import command
+
+            return command
         if cmd_name != "region":
             return super().get_command(ctx, cmd_name)
         from vm_lab.region.cli import region
@@ -40,7 +44,7 @@ class _Commands(click.Group):
         return region
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "region"])
+        return sorted([*super().list_commands(ctx), "region", "fleet"])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

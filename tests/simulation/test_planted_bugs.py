@@ -13,6 +13,7 @@ from control_plane.agents.core.seen import View
 from control_plane.api.jobs import TaskPhase, TaskRecord
 from control_plane.health.checker import HealthChecker
 from control_plane.health.watch import Watch
+from control_plane.ops_planner import planner
 from control_plane.scheduler.core import consulting, decide, reconcile, rollout, sizing
 from vm_lab.region import scenario
 from vm_lab.region.run import Job, run_one
@@ -78,3 +79,15 @@ def test_a_controller_that_is_told_that_all_is_well_is_found(
     monkeypatch.setattr(consulting, "is_down", lambda *_: False)
     monkeypatch.setattr(consulting, "_holds", lambda *_: True)
     assert found("f55-controllers", {"second-replica"}).seed <= MOST
+
+
+def test_waves_of_one_plan_at_the_same_time_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HC5: the next wave waits until the machines of the one before are back."""
+    monkeypatch.setattr(planner, "is_one_by_one", lambda _: False)
+    assert found("maintenance", {"waves"}).seed <= MOST
+
+
+def test_a_maintenance_that_asks_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WH2, TC6: a plan's moves are acknowledged like all others."""
+    monkeypatch.setattr(decide, "is_let", lambda _: True)
+    assert found("maintenance", {"acknowledged"}).seed <= MOST

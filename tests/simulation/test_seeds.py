@@ -50,6 +50,12 @@ def test_controllers_of_all_kinds_are_asked_and_harmless() -> None:
     hold([Job(controllers, seed) for seed in range(3, 15)])
 
 
+def test_plans_in_waves_overlap_drains_releases_and_failures() -> None:
+    """HC5, SC2, SC6, WH2: budgets and controllers hold, and no two waves of a plan are away."""
+    maintenance = scenario.load("maintenance")
+    hold([Job(maintenance, seed) for seed in range(1, 13)])
+
+
 def test_seeds_that_once_broke_a_rule_hold_now() -> None:
     kept = sorted(listed("seeds.txt"))
     hold([Job(scenario.load(name), seed) for name, seed in kept])

@@ -319,6 +319,11 @@ class Checker(Observer):
             self.standings[name].overdue_at = deadline
         self.region.timeline.at(deadline, self._deadline, names, deadline, self.now)
 
+    def waves(self, plan: str, announced: int, work: str) -> None:
+        """No second wave of a plan begins before the one before is over."""
+        if announced > 1:
+            self.violate("waves", f"{announced} waves of {plan} ({work}) at once", plan)
+
     def _deadline(self, names: Sequence[str], deadline: float, announced_at: float) -> None:
         """No deadline passes without those having been told whose tasks are there."""
         calm = self.undisturbed_since <= announced_at - NOTICE_S

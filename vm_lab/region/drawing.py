@@ -140,6 +140,6 @@ def _colour(kind: str) -> str:
         group = "cut"
     elif group in ("power", "reboot", "agent", "slow", "garbled"):
         group = "power"
-    elif kind in ("resize", "release", "stop-job", "drain", "twice"):
+    elif kind in ("resize", "release", "stop-job", "drain", "upgrade", "power-cap", "twice"):
         group = "client"
     return _COLOURS.get(group, _COLOURS["other"])

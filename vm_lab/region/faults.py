@@ -13,6 +13,7 @@ from control_plane.roles import ControlPlane
 from vm_lab.region.clients import Wish
 from vm_lab.region.machine import Copy, Machine
 from vm_lab.region.network import Condition
+from vm_lab.region.operators import power_cap, upgrade
 from vm_lab.region.shape import image
 from vm_lab.region.stores import CrashPoint, Disk, Trouble
 from vm_lab.region.story import Fault
@@ -339,5 +340,7 @@ _STRIKES: dict[str, Strike] = {
     "controller-garbage": _controller,
     "controller-lies": _controller,
     "drain": _drain,
+    "upgrade": upgrade,
+    "power-cap": power_cap,
     "twice": _twice,
 }

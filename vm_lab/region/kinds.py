@@ -43,6 +43,8 @@ KINDS: dict[str, str] = {
     "controller-garbage": "… answers with something that is no answer",
     "controller-lies": "… acknowledges everything, twice, and what nobody asked",
     "drain": "machines are announced to go away, with a deadline, and come back",
+    "upgrade": "machines are planned to reboot for a kernel, wave by wave, and operators do it",
+    "power-cap": "machines have less power; tasks leave what matters least first",
     "twice": "an owner sends the last request again",
 }
 """Every kind of event, and what it is."""

@@ -1,0 +1,256 @@
+"""What does one scheduler shard carry: 50,000 machines, 500,000 tasks, and a stream of events?
+
+    python -m tests.bench.scheduler [--machines 50000] [--tasks 500000] [--jobs 20000] [--json]
+
+`decide_1000_ms` and `decide_15000_ms` are the decision about one job of so many tasks, the worse of
+a health change and a round of a release (goals: 20 and 300 ms). The rest is of the assembled
+control plane on SQLite, with agents in memory, all of whose jobs run since long ago: `start_s` is
+the time until every machine was heard, `events_per_s` task events that are taken in, decided about
+and stored (by computing time, without that of standing still), `rss_mb` the memory, and
+`other_jobs_factor` the cost of an event with all other jobs over that in a region with the asked
+jobs alone (goal: 1.2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from agent import api
+from agent.api import Health, Limits, Location, ProfileState, TaskState
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.api.jobs import (
+    JobRecord,
+    JobSpec,
+    Placement,
+    TaskPhase,
+    TaskRecord,
+    UpdatePolicy,
+    task_id,
+)
+from control_plane.api.machines import MachineRecord
+from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.api.stored_jobs import chunks_of, intent_of
+from control_plane.broker.keys import prefix_of
+from control_plane.roles import ControlPlane
+from control_plane.runtime.garbage import heap_that_stays
+from control_plane.runtime.runtime import Runtime
+from control_plane.store.bulk import put_all
+from control_plane.store.records import ENTITLEMENTS, JOBS, encode, task_chunk_key
+from control_plane.store.sqlite import SqliteStore
+from tests.bench.decide import measured
+from tests.bench.hosts_in_memory import IMAGE, Host, Hosts, find_image, image_of
+
+MSBS, DATACENTERS = 12, 4
+ASKED_JOBS, ASKED_TASKS = 100, 25
+"""Jobs that events are about: the same ones with and without others."""
+EVENTS, IDLE_S, WAIT_MAX_S = 2000, 5.0, 3600.0
+TASK = Limits(memory_max_bytes=1 << 30, cpu_max_cores=0.5)
+
+
+class Region:
+    """Machines and jobs as if they had been there for long."""
+
+    def __init__(self, machines: int, tasks: int, jobs: int) -> None:
+        """`jobs` besides the asked ones share the tasks evenly."""
+        self.hosts, self.names = Hosts(), [f"m{n:06}" for n in range(machines)]
+        asked = ASKED_JOBS * ASKED_TASKS
+        each = max(1, (tasks - asked) // jobs) if jobs else 0
+        sizes = [ASKED_TASKS] * ASKED_JOBS + [each] * jobs
+        self.sizes = {f"job{number}": size for number, size in enumerate(sizes)}
+        self.tasks = sum(sizes)
+
+    def rows(self) -> Iterator[tuple[str, bytes]]:
+        """Yield everything that is stored, and have the hosts run it."""
+        for number, name in enumerate(self.names):
+            yield self._machine(number, name)
+        spec = EntitlementSpec(machines=len(self.names), host_profile="web")
+        yield ENTITLEMENTS + "e0", encode(EntitlementRecord(name="e0", spec=spec))
+        at = 0
+        for name, size in self.sizes.items():
+            record = self._job(name, size, at)
+            at += size
+            yield JOBS + name, encode(intent_of(record))
+            for number, chunk in chunks_of(record).items():
+                yield task_chunk_key(name, number), encode(chunk)
+
+    def _machine(self, number: int, name: str) -> tuple[str, bytes]:
+        msb = number % MSBS
+        dc, rack = f"dc{msb % DATACENTERS}", f"r{msb}-{number // 480}"
+        place = Location(datacenter=dc, msb=f"msb{msb}", rack=rack)
+        record: MachineRecord = replace(
+            self.hosts.add(name, place),
+            entitlement="e0",
+            assignment_generation=1,
+            profile_wanted="web",
+            profile="web",
+            profile_state=ProfileState.VERIFIED,
+        )
+        host = self.hosts.by_name[name]
+        host.images.append(image_of(IMAGE))
+        host.profile = api.ProfileStatus(name="web", generation=1, state=ProfileState.VERIFIED)
+        return prefix_of(place.datacenter) + name, encode(record)
+
+    def _job(self, name: str, size: int, first: int) -> JobRecord:
+        spec = JobSpec(
+            name=name,
+            entitlement="e0",
+            tasks=size,
+            image=IMAGE,
+            command=["/bin/serve"],
+            environment={"RELEASE": "1"},
+            limits=TASK,
+            update=UpdatePolicy(max_unavailable=max(1, size // 5), drain_s=1),
+        )
+        tasks = []
+        for index in range(size):
+            host = self.hosts.by_name[self.names[(first + index) % len(self.names)]]
+            tasks.append(
+                TaskRecord(
+                    index=index,
+                    version=1,
+                    generation=index + 1,
+                    phase=TaskPhase.RUNNING,
+                    placement=Placement(machine=host.name),
+                    listed=True,
+                )
+            )
+            self._run(host, name, index)
+        return JobRecord(
+            name=name, spec=spec, version=1, specs={1: spec}, tasks=tasks, generation=size
+        )
+
+    @staticmethod
+    def _run(host: Host, job: str, index: int) -> None:
+        name = task_id(job, index)
+        status = api.TaskStatus(
+            task_id=name,
+            generation=index + 1,
+            epoch=1,
+            state=TaskState.RUNNING,
+            health=Health.HEALTHY,
+            image=IMAGE,
+            entitlement="e0",
+            job=job,
+        )
+        host.tasks[name] = (status, "1")
+
+    def hosts_of(self, job: int) -> Iterator[tuple[Host, str]]:
+        """Yield where the tasks of an asked job run."""
+        for index in range(ASKED_TASKS):
+            at = job * ASKED_TASKS + index
+            yield self.hosts.by_name[self.names[at % len(self.names)]], task_id(f"job{job}", index)
+
+
+async def run(machines: int, tasks: int, jobs: int) -> dict[str, float]:
+    """Return what events cost in such a region."""
+    region = Region(machines, tasks, jobs)
+    settings = SchedulerSettings(
+        brake_share=1.0, join_grace_s=0, down_after_s=600, poll_wait_s=60, repair_after_s=1e9
+    )
+    with tempfile.TemporaryDirectory(prefix="twine-bench-") as folder:
+        async with SqliteStore(Path(folder)) as store:
+            await put_all(store, region.rows())
+            began = time.perf_counter()
+            with heap_that_stays():
+                agents, runtime = region.hosts.agent, Runtime(seed=1)
+                cp = ControlPlane(store, agents, runtime, settings, find_image, PortalSettings())
+                await cp.__aenter__()
+            try:
+                await _until(lambda: _all_heard(cp, region.names))
+                start_s = time.perf_counter() - began
+                print(f"{machines} machines heard after {start_s:.1f} s", file=sys.stderr)
+                await asyncio.sleep(2.0)
+                cost_s = await _events(cp, region)
+            finally:
+                await cp.__aexit__(None, None, None)
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "machines": machines,
+        "tasks": region.tasks,
+        "start_s": round(start_s, 1),
+        "event_ms": round(cost_s * 1e3, 3),
+        "rss_mb": round(rss),
+    }
+
+
+def _all_heard(cp: ControlPlane, left: list[str]) -> bool:
+    names = list(left)
+    return all(cp._sights.sight(name).answering for name in names)
+
+
+async def _events(cp: ControlPlane, region: Region) -> float:
+    """Return the computing time of one event: each asked task fails and is healthy again."""
+    used = time.process_time()
+    await asyncio.sleep(IDLE_S)
+    idle = (time.process_time() - used) / IDLE_S
+    began, used, told = time.perf_counter(), time.process_time(), 0
+    for health in (Health.UNHEALTHY, Health.HEALTHY) * (EVENTS // (2 * ASKED_JOBS)):
+        for job in range(ASKED_JOBS):
+            host, task = next(region.hosts_of(job))
+            status, release = host.tasks[task]
+            changed = replace(status, health=health)
+            host.tasks[task] = (changed, release)
+            host.say("task", task, changed)
+            told += 1
+        await _until(lambda wanted=health: _all_show(cp, wanted))
+    took = time.perf_counter() - began
+    return max(1e-9, (time.process_time() - used - idle * took) / told)
+
+
+def _all_show(cp: ControlPlane, health: Health) -> bool:
+    """Return whether the records of all asked jobs show it."""
+    records = (cp._jobs.get(f"job{job}") for job in range(ASKED_JOBS))
+    return all(record.tasks[0].health is health for record in records)
+
+
+async def _until(holds: object) -> None:
+    assert callable(holds)
+    async with asyncio.timeout(WAIT_MAX_S):
+        while not holds():
+            await asyncio.sleep(0.05)
+
+
+def main() -> None:
+    """Print all figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--machines", type=int, default=50_000)
+    parser.add_argument("--tasks", type=int, default=500_000)
+    parser.add_argument("--jobs", type=int, default=20_000, help="besides those that are asked")
+    parser.add_argument("--one", action="store_true", help="only that region, no comparison")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    figures = asyncio.run(run(options.machines, options.tasks, options.jobs))
+    if not options.one:
+        small = ["--machines", str(options.machines), "--tasks", "0", "--jobs", "0"]
+        line = [sys.executable, "-m", "tests.bench.scheduler", "--one", "--json", *small]
+        answer = subprocess.run(line, stdout=subprocess.PIPE, check=True, text=True)
+        alone = json.loads(answer.stdout.splitlines()[-1])
+        figures["alone_event_ms"] = alone["event_ms"]
+        figures["other_jobs_factor"] = round(figures["event_ms"] / alone["event_ms"], 2)
+        figures["events_per_s"] = round(1e3 / figures["event_ms"])
+        for tasks in (1_000, 15_000):
+            found = measured(tasks)
+            worst = max(found[f"health_ms_{tasks}"], found[f"release_ms_{tasks}"])
+            figures[f"decide_{tasks}_ms"] = worst
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        for name, value in figures.items():
+            print(f"{name:24} {value:g}")
+
+
+if __name__ == "__main__":
+    main()

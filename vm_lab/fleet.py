@@ -1,0 +1,274 @@
+"""Hundreds of real agents on machines in memory: deploy, update, and lose a third of them.
+
+Each agent is the production daemon with its own state folder, identity and TLS port, on an address
+of its own of the loopback net (127.1.x.y); only the machine below it is in memory. The control
+plane is the production daemon, too, and everything goes over HTTP and mutual TLS. All of it is one
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import logging
+import resource
+import socket
+import tarfile
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from agent.api import ImageFormat, Limits, Location
+from agent.config import AgentConfig
+from agent.daemon import Agent
+from agent.machine.fake import FakeMachine
+from agent.machine.fake_systemd import Ended
+from agent.services.facts import Facts
+from agent.services.identity import Candidate, HostIdentity, Invitation
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobPhase, JobSpec, UpdatePolicy
+from control_plane.api.machines import TokenRequest
+from control_plane.api.settings import SchedulerSettings
+from control_plane.client import ControlPlaneClient
+from control_plane.config import Config
+from control_plane.daemon import serve
+
+MSBS, DATACENTERS = 6, 2
+PHASE_MAX_S = 1800.0
+LOST = 0.3
+"""Below the share at which the control plane would rather doubt itself (`brake_share`)."""
+JOINING = 16
+"""Hosts that join at the same time."""
+SETTINGS = SchedulerSettings(
+    destructive_per_s=1000.0, destructive_burst=1000, agent_grace_s=10.0, join_grace_s=5.0
+)
+"""A dead agent's address refuses connections, which passes for a host whose agent restarts: here it
+gets ten seconds for that."""
+
+
+class FleetHost:
+    """One machine in memory, and the agent on it while it is on."""
+
+    def __init__(self, folder: Path, number: int, port: int) -> None:
+        """Start nothing yet."""
+        self.name = f"h{number:04}"
+        self.folder = folder / self.name
+        self.folder.mkdir()
+        msb = number % MSBS
+        self.location = Location(
+            datacenter=f"dc{msb % DATACENTERS}", msb=f"msb{msb}", rack=f"r{msb}-{number // 60}"
+        )
+        self.address = f"127.1.{number // 250}.{number % 250 + 1}:{port}"
+        self.machine = FakeMachine(self.folder)
+        self.machine.systemd.programs["find"] = lambda _argv, _properties: Ended(0)
+        self.machine.systemd.programs["sidekick"] = self._sidekick
+        self.config = AgentConfig(
+            state_dir=str(self.folder / "state"),
+            run_dir=str(self.folder / "run"),
+            socket=str(self.folder / "a.sock"),
+            socket_group="root",
+            listen=self.address,
+            sidekick="/opt/twine/bin/sidekick",
+            sidekick_state_dir=str(self.folder / "sidekick"),
+        )
+        self._stack: AsyncExitStack | None = None
+
+    def _sidekick(self, argv: list[str], _: object) -> Ended:
+        """Report at once that the profile that was asked for is verified."""
+        options = dict(word[2:].split("=", 1) for word in argv if "=" in word)
+        report = {
+            "name": argv[2],
+            "generation": int(options["generation"]),
+            "epoch": int(options["epoch"]),
+            "state": "verified",
+        }
+        folder = self.folder / "sidekick"
+        folder.mkdir(exist_ok=True)
+        (folder / "status.json").write_text(json.dumps(report))
+        return Ended(0)
+
+    async def join(self, client: ControlPlaneClient) -> None:
+        """Become a machine of the region, as `twine-agent join` does."""
+        token = await client.create_token(TokenRequest(machine=self.name))
+        facts = await asyncio.to_thread(
+            Facts(self.machine.machine, str(self.folder)).read, self.name
+        )
+        identity = HostIdentity(Path(self.config.state_dir) / "identity")
+        candidate = Candidate(self.name, self.address, facts, self.location)
+        await identity.join(Invitation(token.url, token.token, token.ca_hash), candidate)
+
+    async def start(self) -> None:
+        """Start the agent."""
+        self._stack = AsyncExitStack()
+        await self._stack.enter_async_context(Agent(self.config, self.machine.machine).running())
+
+    async def stop(self) -> None:
+        """Stop it; on this machine nothing answers any more."""
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            await stack.aclose()
+
+
+class Fleet:
+    """The control plane, its hosts, and what is done with them."""
+
+    def __init__(self, client: ControlPlaneClient, hosts: list[FleetHost]) -> None:
+        """Everything runs already."""
+        self.client, self.hosts = client, hosts
+        self.times: dict[str, float] = {}
+
+    async def take_in(self) -> None:
+        """Have all hosts join and start, some at a time."""
+        turns = asyncio.Semaphore(JOINING)
+
+        async def one(host: FleetHost) -> None:
+            async with turns:
+                await host.join(self.client)
+                await host.start()
+
+        with self._timed("join_s"):
+            async with asyncio.TaskGroup() as group:
+                for host in self.hosts:
+                    group.create_task(one(host))
+            await self._until(self._all_ready)
+
+    async def deploy(self, tasks: int, words: str = "1") -> None:
+        """Run a job of so many tasks, or update it."""
+        image = await self._image()
+        spec = JobSpec(
+            name="web",
+            entitlement="front",
+            tasks=tasks,
+            image=image,
+            command=["/bin/serve", words],
+            limits=Limits(memory_max_bytes=64 << 20),
+            update=UpdatePolicy(max_unavailable=max(1, tasks // 5), drain_s=0),
+        )
+        await self.client.apply_job(spec)
+        await self._until(self._is_stable)
+
+    async def play(self, tasks: int) -> dict[str, float]:
+        """Deploy, update, lose a third of the hosts; return how long each took."""
+        quota = len(self.hosts)
+        await self.client.put_entitlement(
+            "front", EntitlementSpec(machines=quota, host_profile="web")
+        )
+        with self._timed("deploy_s"):
+            await self.deploy(tasks)
+        with self._timed("update_s"):
+            await self.deploy(tasks, "2")
+        lost = self.hosts[: int(len(self.hosts) * LOST)]
+        with self._timed("recover_s"):
+            await asyncio.gather(*(host.stop() for host in lost))
+            gone = {host.name for host in lost}
+            await self._until(lambda: self._left(gone))
+            await self._until(self._is_stable)
+        self.times["rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        return {"agents": len(self.hosts), "tasks": tasks, **self.times}
+
+    async def _image(self) -> str:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            entry = tarfile.TarInfo("bin/serve")
+            entry.size = 4
+            archive.addfile(entry, io.BytesIO(b"#!/\n"))
+        data = buffer.getvalue()
+        digest = "sha256:" + hashlib.sha256(data).hexdigest()
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield data
+
+        await self.client.push_image(digest, ImageFormat.TAR, chunks())
+        return digest
+
+    async def _all_ready(self) -> bool:
+        views = (await self.client.list_machines()).machines
+        return len(views) == len(self.hosts) and all(view.ready for view in views)
+
+    async def _is_stable(self) -> bool:
+        return (await self.client.get_job("web")).phase is JobPhase.STABLE
+
+    async def _left(self, machines: set[str]) -> bool:
+        tasks = (await self.client.get_job("web")).record.tasks
+        return not any(t.placement is not None and t.placement.machine in machines for t in tasks)
+
+    async def _until(self, holds: Callable[[], Any]) -> None:
+        async with asyncio.timeout(PHASE_MAX_S):
+            while not await holds():
+                await asyncio.sleep(0.2)
+
+    def _timed(self, name: str) -> _Timed:
+        return _Timed(self.times, name)
+
+
+class _Timed:
+    def __init__(self, times: dict[str, float], name: str) -> None:
+        self._times, self._name, self._began = times, name, time.perf_counter()
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._times[self._name] = round(time.perf_counter() - self._began, 1)
+
+
+@asynccontextmanager
+async def fleet(agents: int) -> AsyncIterator[Fleet]:
+    """Run a control plane and so many agents, joined and ready."""
+    with tempfile.TemporaryDirectory(prefix="twine-fleet-") as folder:
+        root, stopping = Path(folder), asyncio.Event()
+        serving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        config = msgspec.structs.replace(
+            Config(),
+            state=str(root / "cp"),
+            listen="127.0.0.1:0",
+            socket=str(root / "cp.sock"),
+            scheduler=SETTINGS,
+        )
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            port = unused.getsockname()[1]  # the same for all: their addresses differ
+        plane = asyncio.create_task(serve(config, stopping, serving.set_result))
+        try:
+            await asyncio.wait((plane, serving), return_when=asyncio.FIRST_COMPLETED)
+            if plane.done():
+                await plane
+            async with ControlPlaneClient(f"unix:{config.socket}") as client:
+                hosts = [FleetHost(root, number, port) for number in range(agents)]
+                found = Fleet(client, hosts)
+                try:
+                    await found.take_in()
+                    yield found
+                finally:
+                    await asyncio.gather(*(host.stop() for host in hosts))
+        finally:
+            stopping.set()
+            await plane
+
+
+async def measured(agents: int, tasks: int) -> dict[str, float]:
+    """Return how long joining, deploying, updating and recovering took."""
+    async with fleet(agents) as found:
+        return await found.play(tasks)
+
+
+@click.command("fleet")
+@click.option("--agents", type=click.IntRange(1, 5000), default=200, show_default=True)
+@click.option("--tasks", type=click.IntRange(1), help="[default: one and a half for each agent]")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def command(agents: int, tasks: int | None, as_json: bool) -> None:
+    """Run real agents on machines in memory: join, deploy, update, lose three in ten."""
+    logging.disable(logging.WARNING)
+    found = asyncio.run(measured(agents, tasks or agents * 3 // 2))
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        for name, value in found.items():
+            click.echo(f"{name:12} {value:g}")

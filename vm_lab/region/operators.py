@@ -1,0 +1,108 @@
+"""Operators of a simulated region: they plan work on machines in waves, and do it.
+
+A plan goes through the ops planner as an operator's would; somebody looks at it every few seconds,
+reboots the machines on which work may begin, and calls it off at the end. Plans overlap each other,
+drains, releases and everything that fails.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.errors import Conflict
+from control_plane.api.maintenance import (
+    GoOn,
+    MaintenanceWish,
+    PlanState,
+    PlanView,
+    WaveState,
+    Within,
+    Work,
+)
+from control_plane.roles import ControlPlane
+from vm_lab.region.clients import Wish
+from vm_lab.region.story import Fault
+
+if TYPE_CHECKING:
+    from vm_lab.region.seed import SimulatedRegion
+
+LOOK_S = 5.0
+WAVE = 2
+"""Machines of a wave at most."""
+
+
+class Plan:
+    """One plan, from its wish to its end."""
+
+    def __init__(self, region: SimulatedRegion, fault: Fault, number: int, work: Work) -> None:
+        """Want it."""
+        self._region, self._name = region, f"plan{number}"
+        self._machines = [p.machine for p in region.places if p.within(fault.target)]
+        self._wish = MaintenanceWish(
+            machines=self._machines,
+            work=work,
+            reason=f"work {number}",
+            wave_size=WAVE,
+            within=Within.RACK,
+            return_within_s=60.0,
+            despite=True,
+        )
+        self._rebooted: set[str] = set()
+        self._over = False
+        self._view: PlanView | None = None
+        self._want(f"{work} of {' '.join(self._machines)}", self._accept, self._accepted)
+        region.timeline.after(fault.seconds, self._end)
+
+    def _want(self, text: str, ask: object, granted: object) -> None:
+        wish = Wish(f"plan {self._name}", text, ask, granted)  # type: ignore[arg-type]
+        self._region.clients.want(wish)
+
+    async def _accept(self, cp: ControlPlane) -> None:
+        try:
+            await cp.maintenance.accept(self._name, self._wish, "operator")
+        except Conflict:
+            if cp.maintenance.show(self._name).plan.ended is not None:
+                raise
+
+    def _accepted(self) -> None:
+        self._region.timeline.after(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        if not self._over:
+            self._want(f"look at {self._name}", self._see, self._seen)
+
+    async def _see(self, cp: ControlPlane) -> None:
+        self._view = cp.maintenance.show(self._name)
+        if self._view.plan.state is PlanState.PAUSED and len(self._rebooted) % 2:
+            self._view = await cp.maintenance.go_on(self._name, GoOn(without=True))
+
+    def _seen(self) -> None:
+        view = self._view
+        if view is None or view.plan.ended is not None:
+            return
+        open_waves = [w for w in view.waves if w.state is WaveState.ANNOUNCED]
+        self._region.checker.waves(self._name, len(open_waves), self._wish.work)
+        for name in (name for wave in open_waves for name in wave.ready):
+            machine = self._region.machines[name]
+            if name not in self._rebooted and machine.on:
+                self._rebooted.add(name)
+                machine.reboot()
+        self._region.timeline.after(LOOK_S, self._look)
+
+    def _end(self) -> None:
+        self._over = True
+        self._want(f"cancel {self._name}", self._cancel, lambda: None)
+
+    async def _cancel(self, cp: ControlPlane) -> None:
+        if cp.maintenance.show(self._name).plan.ended is None:
+            await cp.maintenance.cancel(self._name)
+
+
+def upgrade(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    """Have machines rebooted for a kernel, wave by wave."""
+    Plan(region, fault, number, Work.KERNEL)
+
+
+def power_cap(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    """Have tasks leave machines for want of power, and let them have it again at the end."""
+    Plan(region, fault, number, Work.POWER_CAP)
