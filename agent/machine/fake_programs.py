@@ -109,7 +109,9 @@ PROGRAMS: Mapping[str, Program] = {
     "find": ends_with(0),
     "python": python,
     "python3": python,
+    "skopeo": ends_with(1),
     "tar": tar,
     "true": ends_with(0),
 }
-"""What programs do unless told otherwise; others run until they are stopped."""
+"""What programs do unless told otherwise; others run until they are stopped. No registry is
+reached, until a test has one."""
