@@ -357,6 +357,24 @@ async def test_a_switch_that_is_out_for_three_minutes_ends_by_itself(w: World):
 
 
 @planned()
+async def test_a_job_without_tasks_on_a_machine_is_not_concerned_by_its_maintenance(w: World):
+    """SC4: and one that has some there and no controller moves them at once."""
+    await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=3)
+    await w.cp.put_entitlement("batch", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.apply_job(a_job(2, name="crunch", entitlement="batch", limits=LARGE))
+    await w.stable("crunch")
+    before = w.cp._jobs.get("crunch").tasks
+    host = w.cp._jobs.get("web").tasks[0].placement.machine
+    wish = a_wish(scope=None, machines=[host], work=Work.REPAIR)
+    preview = await w.cp.maintenance.preview("fan", wish)
+    assert [job.job for job in preview.jobs] == ["web"]
+    await w.cp.maintenance.accept("fan", wish, "ann")
+    await w.until(lambda: not w.region.where()[host], within_s=60)
+    await w.stable()
+    assert w.cp._jobs.get("crunch").tasks == before
+
+
+@planned()
 async def test_what_cannot_be_meant_is_refused_and_changes_nothing(w: World):
     await w.set_up(3)
     maintenance = w.cp.maintenance

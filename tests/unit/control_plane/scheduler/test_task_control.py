@@ -165,7 +165,7 @@ async def test_a_controller_that_approves_everything_does_not_exceed_the_budget(
 
 @scenario()
 async def test_acknowledgements_of_what_nobody_asked_count_and_have_no_effect(w: World):
-    """F-55: of unknown operations, of those that ended, twice, as what was not offered."""
+    """F-55, TC18: of unknown operations, that ended, twice, and more than to allow or delay."""
     ended = "web-0.1"
 
     def liar(request: TaskControlRequest) -> list[str | Ack]:
@@ -256,7 +256,7 @@ async def test_a_task_whose_machine_returns_before_it_was_acknowledged_stays(w: 
 
 @scenario()
 async def test_no_controller_can_block_a_maintenance_beyond_its_deadline(w: World):
-    """TC7, TC10: it is told in advance, offered the move, and stopped at the deadline."""
+    """TC7, TC10, TC21: told in advance, offered the move, and stopped at the deadline."""
     controller = await deployed(w, 3, nothing)
     leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine
     start, deadline = clock() + 300, clock() + 900
