@@ -239,9 +239,10 @@ class Agent:
         await services.images.tidy()
         await services.sessions.tidy()
         replay = await lanes.run("journal", self._host.journal.replay)
-        await services.tasks.adopt(replay)
         specs = {t: record.spec for t, record in replay.tasks.items()}
-        services.spawn(self._host.networks.adopt(specs, replay.unreadable))
+        self._host.networks.expect(specs, replay.unreadable)
+        await services.tasks.adopt(replay)
+        services.spawn(self._host.networks.adopt())
         services.spawn(services.profile.adopt())
         services.spawn(services.profile.watch())
         services.spawn(services.accounts.watch())

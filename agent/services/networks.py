@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -38,50 +38,56 @@ class Networks:
         self._network, self._lanes, self._site = network, lanes, site
         self._wanted: dict[str, TaskNet] = {}
         self._known: dict[str, TaskNet] = {}
+        self._expected: dict[str, TaskSpec] = {}
+        self._spared: set[str] = set()
         self._turn = asyncio.Lock()
         self.in_force = asyncio.Event()
         """Set once the firewall is."""
         self.problem = ""
         """Why the firewall is not in force, or what the host lacks."""
 
-    async def adopt(self, specs: dict[str, TaskSpec], spared: Iterable[str]) -> None:
-        """Put the firewall in force, and keep at it until it is; leftovers go.
+    def expect(self, specs: Mapping[str, TaskSpec], spared: Iterable[str]) -> None:
+        """Say which tasks there are, before any of them starts.
 
-        What belongs to tasks of which no record can be read stays as it is.
+        What belongs to `spared` tasks, of which no record can be read, stays as it is.
         """
+        self._expected, self._spared = dict(specs), set(spared)
+
+    async def adopt(self) -> None:
+        """Put the firewall in force, and keep at it until it is; leftovers go."""
         while True:
             try:
                 async with self._turn:
-                    await self._adopt(specs, set(spared))
-                    self.in_force.set()
-                    return
+                    return await self._take_over()
             except HostError as e:
                 self.problem = f"the firewall is not in force: {e}"
                 log.warning("cannot put the firewall in force", extra={"why": str(e)})
             await asyncio.sleep(RETRY_S)
 
-    async def _adopt(self, specs: dict[str, TaskSpec], spared: set[str]) -> None:
+    async def _take_over(self) -> None:
+        """Before anything else is changed: nobody may lose a permission because others start."""
+        if self.in_force.is_set():
+            return
         site = await self._our_site()
         there = await self._ask(Ask(site=site))
-        for task_id, spec in specs.items():
-            if is_private(spec) and task_id not in self._wanted and task_id in self._known:
-                known = self._known.values()
-                self._wanted[task_id] = plan(site, task_id, spec, known)
+        for task_id, spec in self._expected.items():
+            if is_private(spec) and task_id in self._known:
+                self._wanted[task_id] = plan(site, task_id, spec, self._known.values())
         strays = [
             net.task_id
             for net in there.networks
-            if net.task_id not in self._wanted and net.task_id not in spared
+            if net.task_id not in self._wanted and net.task_id not in self._spared
         ]
         for task_id in strays:
             log.warning("removing a network that no task has", extra={"task": task_id})
         await self._ask(Ask(site=site, remove=strays, allowed=list(self._wanted.values())))
+        self.in_force.set()
 
     async def ensure(self, task_id: str, spec: TaskSpec) -> list[str]:
         """See to it that a task has its network; return its addresses, IPv6 first."""
         async with self._turn:
+            await self._take_over()
             site = await self._our_site()
-            if task_id not in self._wanted:
-                await self._ask(Ask(site=site))
             net = plan(site, task_id, spec, self._known.values())
             others = {t: n for t, n in self._wanted.items() if t != task_id}
             allowed = [*others.values(), net]

@@ -9,7 +9,10 @@ from builders import FakeHost, a_spec, gone, running, until
 
 from agent.api import Network, NetworkMode, TaskState
 from agent.errors import Unprocessable
+from agent.machine.fake_network import FakeNetwork
 from agent.netplan import TaskNet
+from agent.services.networks import Networks, site_with
+from agent.services.offload import Lanes
 
 PRIVATE = Network(mode=NetworkMode.PRIVATE)
 
@@ -85,3 +88,27 @@ async def test_what_the_hosts_network_cannot_do_is_refused_with_the_field(tmp_pa
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match=r"network\.egress_mbps needs a network of its own"):
             await client.put_task("web", a_spec(network=Network(egress_mbps=3)))
+
+
+async def test_a_task_that_starts_before_the_agent_took_over_costs_no_other_its_permissions() -> (
+    None
+):
+    network, lanes = FakeNetwork(), Lanes()
+    site = site_with("fd74:7769:6e65::/48", "100.64.0.0/10", "", 7443)
+    let_in = Network(mode=NetworkMode.PRIVATE, allow_from=["db"])
+    specs = {"web": a_spec(network=let_in), "gone": a_spec(network=PRIVATE)}
+    before = Networks(network, lanes, site)
+    before.expect({}, [])
+    await before.ensure("web", specs["web"])
+    await before.ensure("stray", specs["gone"])
+
+    after = Networks(network, lanes, site)
+    after.expect(specs, [])
+    await after.ensure("new", a_spec(network=PRIVATE))
+    lanes.close()
+
+    assert [(n.task_id, n.allow_from) for n in network.allowed or []] == [
+        ("web", ["db"]),
+        ("new", []),
+    ]
+    assert set(network.networks) == {"web", "new"}
