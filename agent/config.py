@@ -44,8 +44,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """When less is free, images go that nobody used for an hour, the longest unused first."""
     crash_points: bool = False
     """For tests: `TWINE_CRASHPOINT=name` makes the agent die there. Never on a host in use."""
-    network_prefix6: Annotated[str, Meta(max_length=64)] = "fd74:7769:6e65::/48"
-    """Of all private addresses of the region, the same on every host: a /48 of your own
+    network_prefix6: Annotated[str, Meta(max_length=64)] = "fd74:7769::/32"
+    """Of all private addresses of the region, the same on every host: a /32 of your own
     (RFC 4193). A host's are the 32 bits of its IPv4 address further (docs/network.md)."""
     network_prefix4: Annotated[str, Meta(max_length=32)] = "100.64.0.0/10"
     """Of the tasks' IPv4 addresses on each host; nobody outside of it sees them."""
@@ -65,7 +65,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def check_network(self) -> None:
         """Raise `ConfigError` for prefixes that addresses cannot be made from."""
         for name, length, kind in (
-            ("network_prefix6", 48, ipaddress.IPv6Network),
+            ("network_prefix6", 32, ipaddress.IPv6Network),
             ("network_prefix4", 24, ipaddress.IPv4Network),
         ):
             text = getattr(self, name)
@@ -73,8 +73,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 found = kind(text)
             except ValueError as e:
                 raise ConfigError(f"{name} = {text!r} is no network: {e}") from e
-            if found.prefixlen > length or (length == 48 and found.prefixlen != length):
-                word = "exactly" if length == 48 else "at most"
+            if found.prefixlen > length or (length == 32 and found.prefixlen != length):
+                word = "exactly" if length == 32 else "at most"
                 raise ConfigError(f"{name} = {text!r}: its length is to be {word} /{length}")
         try:
             ipaddress.IPv4Address(self.network_address or "127.0.0.1")

@@ -11,6 +11,7 @@ import logging
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,8 @@ IDLE_S = 60.0
 """After so long without a request it ends; systemd starts it with the next one."""
 _REQUEST_MAX = 16 << 20
 _SYSTEMDS_SOCKET = 3
+_KEEP_SOCKET: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+"""From Python 3.13 on a server removes its socket at the end; this one is systemd's."""
 
 
 async def answer(ask: Ask) -> Answer:
@@ -98,7 +101,9 @@ class Service:
 async def main(listener: socket.socket) -> None:
     """Serve until nobody has called for a while."""
     service = Service()
-    server = await asyncio.start_unix_server(service.serve, sock=listener, limit=_REQUEST_MAX)
+    server = await asyncio.start_unix_server(
+        service.serve, sock=listener, limit=_REQUEST_MAX, **_KEEP_SOCKET
+    )
     async with server:
         while True:
             service.called.clear()

@@ -13,7 +13,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """What all private networks of a host share."""
 
     prefix6: str
-    """/48 of the region, a unique local one (RFC 4193)."""
+    """/32 of the region, of unique local addresses (RFC 4193)."""
     host4: str
     """The host's own address, by which other hosts send it their tasks' packets."""
     prefix4: str

@@ -1,7 +1,7 @@
 """Names and addresses of tasks' private networks: all follow from the host and the task.
 
-An IPv6 address is the region's prefix (48 bits), the host's IPv4 address (32), a hash of the job
-(24) and one of the task (24). So any host knows where a packet goes, and whose it is, without
+An IPv6 address is the region's prefix (32 bits), the host's IPv4 address (32), a hash of the job
+(32) and one of the task (32). So any host knows where a packet goes, and whose it is, without
 being told: the tunnel is 6rd's (RFC 5969), the firewall compares the hashes.
 """
 
@@ -16,7 +16,7 @@ from agent.core.network import NAMESPACES
 from agent.errors import HostError
 from agent.netplan import Site, TaskNet
 
-HASH_BITS = 24
+HASH_BITS = 32
 _LABEL = "twine"
 
 
@@ -56,7 +56,7 @@ def digest(name: str) -> int:
 
 
 def host_prefix6(site: Site) -> IPv6Network:
-    """Return the /80 of this host."""
+    """Return the /64 of this host: what 6rd can carry at most (RFC 5969)."""
     region = IPv6Network(site.prefix6)
     first = int(region.network_address) | int(IPv4Address(site.host4)) << 2 * HASH_BITS
     return IPv6Network((first, region.prefixlen + 32))

@@ -16,7 +16,7 @@ OURS = "tw*"
 """Every link that leads to tasks: theirs, and the tunnel to those of other hosts (`twine6`)."""
 _LINK_LOCAL = ("169.254.0.0/16", "fe80::/10")
 _HASH_BYTES = HASH_BITS // 8
-_JOB_AT, _TASK_AT = 10, 10 + _HASH_BYTES
+_JOB_AT, _TASK_AT = 8, 8 + _HASH_BYTES
 """Where in an address the two hashes are (agent/core/addresses.py)."""
 
 

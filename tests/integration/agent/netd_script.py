@@ -24,9 +24,7 @@ from agent.machine.private_network import HostNetwork
 from agent.netd import answer
 from agent.netplan import Ask, Site, TaskNet
 
-SITE = Site(
-    prefix6="fd74:7769:6e65::/48", host4="10.77.0.11", prefix4="100.64.0.0/10", agent_port=7443
-)
+SITE = Site(prefix6="fd74:7769::/32", host4="10.77.0.11", prefix4="100.64.0.0/10", agent_port=7443)
 TIMEOUT_S = 1.0
 """For what is dropped: nothing comes. What is let through is waited for much longer."""
 

@@ -28,9 +28,7 @@ from agent.core.firewall import table, told
 from agent.errors import HostError
 from agent.netplan import Rule, Site
 
-SITE = Site(
-    prefix6="fd74:7769:6e65::/48", host4="10.77.0.11", prefix4="100.64.0.0/10", agent_port=7443
-)
+SITE = Site(prefix6="fd74:7769::/32", host4="10.77.0.11", prefix4="100.64.0.0/10", agent_port=7443)
 PRIVATE = Network(mode=NetworkMode.PRIVATE)
 IDS = st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 
@@ -42,10 +40,10 @@ def test_an_address_names_its_region_host_job_and_task(
     site = Site(prefix6=SITE.prefix6, host4=str(host), prefix4=SITE.prefix4, agent_port=7443)
     packed = address6(site, task_id, job).packed
 
-    assert packed[:6] == IPv6Network(SITE.prefix6).network_address.packed[:6]
-    assert packed[6:10] == host.packed
-    assert packed[10:13] == digest(job).to_bytes(3)
-    assert packed[13:] == digest(task_id).to_bytes(3)
+    assert packed[:4] == IPv6Network(SITE.prefix6).network_address.packed[:4]
+    assert packed[4:8] == host.packed
+    assert packed[8:12] == digest(job).to_bytes(4)
+    assert packed[12:] == digest(task_id).to_bytes(4)
     assert IPv6Address(packed) in host_prefix6(site)
     assert len(veth_of(task_id)) <= 15
 
@@ -105,7 +103,7 @@ def test_nobody_reaches_a_private_task_but_whom_it_let_in() -> None:
     let_in = [r for r in rules if r.verdict == "accept"][1:]
 
     assert {m.value for r in let_in for m in r.matches if "@" in m.what} == {
-        digest("db").to_bytes(3)
+        digest("db").to_bytes(4)
     }
     assert rules[-1].verdict == "drop"
     assert [(m.what, m.value) for m in rules[-1].matches] == [("oifname", "tw*")]
@@ -144,7 +142,7 @@ def test_no_task_reaches_the_agent_or_the_clouds_metadata() -> None:
         "  cgroup workload.slice, tcp dport 7443: reject\n"
         "to-others (nat postrouting 100)\n"
         "  ip saddr 100.64.0.0/10, oifname != tw*: masquerade\n"
-        "  ip6 saddr fd74:7769:6e65::/48, oifname != tw*: masquerade\n"
+        "  ip6 saddr fd74:7769::/32, oifname != tw*: masquerade\n"
     )
 
 
@@ -152,4 +150,4 @@ def test_what_needs_a_private_network_is_refused_without_one() -> None:
     assert contradiction(Network(egress_mbps=1)).startswith("network.egress_mbps needs a network")
     assert "allow_from" in contradiction(Network(allow_from=["a"]))
     assert contradiction(Network(mode=NetworkMode.PRIVATE, egress_mbps=1)) == ""
-    assert str(host6(SITE)) == "fd74:7769:6e65:a4d:b::1"
+    assert str(host6(SITE)) == "fd74:7769:a4d:b::1"

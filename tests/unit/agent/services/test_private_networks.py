@@ -94,7 +94,7 @@ async def test_a_task_that_starts_before_the_agent_took_over_costs_no_other_its_
     None
 ):
     network, lanes = FakeNetwork(), Lanes()
-    site = site_with("fd74:7769:6e65::/48", "100.64.0.0/10", "", 7443)
+    site = site_with("fd74:7769::/32", "100.64.0.0/10", "", 7443)
     let_in = Network(mode=NetworkMode.PRIVATE, allow_from=["db"])
     specs = {"web": a_spec(network=let_in), "gone": a_spec(network=PRIVATE)}
     before = Networks(network, lanes, site)
