@@ -39,7 +39,8 @@ async def answer(ask: Ask) -> Answer:
     for task_id in ask.remove:
         await netlink.remove(netns_of(task_id), veth_of(task_id))
     if ask.allowed is not None:
-        lacks = await netlink.ensure_host(site.host4, str(host6(site)), site.prefix6)
+        if ask.allowed:  # a host without private tasks forwards nothing on our account
+            lacks = await netlink.ensure_host(site.host4, str(host6(site)), site.prefix6)
         chains = table(site, ask.allowed)
         wanted = sum(len(chain.rules) for chain in chains)
         if (found := await nft.replace_table(TABLE, chains)) != wanted:
