@@ -86,8 +86,8 @@ async def test_a_slow_starter_is_not_unhealthy_before_its_start_period_is_over(
     """BUG-AG11."""
     really, answer, asked, enough = Prober._ask, ["503"], list[str](), asyncio.Event()
 
-    async def counted(self: Prober, probe: Probe, inside: Ask) -> str:
-        asked.append(await really(self, probe, inside))
+    async def counted(self: Prober, probe: Probe, inside: Ask, at: str) -> str:
+        asked.append(await really(self, probe, inside, at))
         if len(asked) == 10:
             enough.set()
         return asked[-1]
@@ -162,11 +162,11 @@ async def test_a_prober_with_a_bug_is_started_again(
 ) -> None:
     really, failures = Prober._ask, [1, 1]
 
-    async def breaks(self: Prober, probe: Probe, inside: Ask) -> str:
+    async def breaks(self: Prober, probe: Probe, inside: Ask, at: str) -> str:
         if failures:
             failures.pop()
             raise RuntimeError("a bug")
-        return await really(self, probe, inside)
+        return await really(self, probe, inside, at)
 
     monkeypatch.setattr(Prober, "_ask", breaks)
     async with a_server(["200"]) as port, host.agent() as client:
