@@ -147,9 +147,10 @@ class Scheduler:
 
     def second_copies(self, record: JobRecord) -> list[str]:
         """Return which tasks of a job may run twice, each with where."""
-        return second_copies(
-            record, [name for name in record.leaving if not self._sights.sight(name).answering]
-        )
+        if not record.leaving:
+            return []
+        pool, now = self._placing.pool_of(record), self._runtime.date()
+        return second_copies(record, self._sights.view(pool, record.leaving, now))
 
     async def logs(
         self, name: str, index: int, *, follow: bool, since: str | None, tail: int | None

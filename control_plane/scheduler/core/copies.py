@@ -8,7 +8,7 @@ old machine is up again: what is left there is ended first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from agent.api import TaskState, certainly_ended_s
@@ -47,11 +47,16 @@ def staying(leaving: Mapping[str, Sequence[str]], view: View) -> dict[str, str]:
     }
 
 
-def second_copies(record: JobRecord, silent: Collection[str]) -> list[str]:
-    """Return what may run twice: tasks that moved away from machines that cannot be asked."""
+def second_copies(record: JobRecord, view: View) -> list[str]:
+    """Return what may run twice: tasks that moved away from machines that cannot be asked.
+
+    What its host has certainly ended by now is none of them.
+    """
+    may_last = certainly_ended_s(record.spec.disconnect, record.spec.stop_timeout_s) is None
     return [
         f"{name} may still run on {machine}, which is cut off"
         for machine in sorted(record.leaving)
-        if machine in silent
+        if (seen := view.get(machine)) is not None and not seen.answering
         for name in record.leaving[machine]
+        if may_last or ended_in_s(record.spec, name, seen) > 0
     ]

@@ -257,8 +257,20 @@ def _failures(record: JobRecord, rollout: Rollout, before: JobRecord, now: Momen
     return replace(rollout, failed=(*rollout.failed, *found)[: max(len(known), room)])
 
 
+def _enough(record: JobRecord, rollout: Rollout) -> int:
+    """Return how many new tasks have to fail: never more than may be new and broken at once.
+
+    Else the update would stand still for ever with fewer than that.
+    """
+    policy = record.spec.update
+    most = max(1, policy.max_unavailable + policy.surge)
+    if not rollout.passed:
+        most = min(most, max(1, canaries(record.spec)))
+    return max(1, min(policy.failures, most, policy.batch or most, record.spec.tasks))
+
+
 def _is_failed(record: JobRecord, rollout: Rollout) -> bool:
-    return len(rollout.failed) - rollout.forgiven >= record.spec.update.failures
+    return len(rollout.failed) - rollout.forgiven >= _enough(record, rollout)
 
 
 def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger) -> JobRecord:

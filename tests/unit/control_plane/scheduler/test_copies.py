@@ -54,6 +54,9 @@ async def test_a_task_that_is_to_stop_never_has_two_copies(w: World):
     assert len(w.region.copies(task)) == 1
     assert clock() - began >= latest_s - 1
     await w.stable()
+    assert w.cp._jobs.get("web").leaving  # it is to be deleted there, and runs no more
+    status = await w.cp.get_job("web")
+    assert (status.detail, (await w.cp.job_planner.explain("web")).second_copies) == ("", [])
     w.region.machines["m1"].reachable = True
     await asyncio.sleep(120)
     assert len(w.region.copies(task)) == 1

@@ -330,3 +330,14 @@ def test_an_update_goes_on_where_it_was_after_a_kill(after_s):
         assert w.region.broken_rules == []
 
     run(main())
+
+
+@scenario()
+async def test_an_update_of_which_enough_can_never_fail_does_not_stand_still(w: World):
+    """One task is new at a time: two that fail together there will never be."""
+    update = policy(max_unavailable=1, on_failure=OnFailure.ROLLBACK, failures=2)
+    await w.deployed(a_job(3, update=update))
+    break_version(w, OTHER[0])
+    await w.cp.apply_job(a_job(3, update=update, command=OTHER))
+    await w.until(lambda: w.cp._jobs.get("web").version == 3)
+    await w.stable()
