@@ -69,6 +69,10 @@ class NoProcesses:
         raise ProgramError(f"cannot run {' '.join(argv)}: programs run only with --root /")
 
 
+NOTED = frozenset({"apply", "rollback", "resume", "try", "confirm", "revert", "repair"})
+"""Commands that leave a line in the history: all that change the host or what becomes of it."""
+
+
 @dataclass(slots=True)
 class Context:
     """The global options, and the host they stand for."""
@@ -340,7 +344,7 @@ def _seconds(text: str) -> float:
 
 def _conclude(ctx: Context, report: Report, output: str) -> None:
     ctx.code = exit_code(report)
-    if report.command in ("apply", "rollback", "resume", "try", "revert", "repair") and report.at:
+    if report.command in NOTED and report.at:
         history.note(ctx.state, report)
     if output == "json":
         print_json(report)

@@ -151,7 +151,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rolled_back: bool = False
     """The run failed and everything it had written was undone."""
     command: str = ""
-    """apply, verify, rollback, resume, try, revert or repair: what this reports on."""
+    """apply, verify, rollback, resume, try, confirm, revert or repair: what this reports on."""
     boot_id: str = ""
     uptime_s: float = 0.0
     """When this was read back, in seconds since that boot: no step of the clock moves it."""

@@ -50,7 +50,7 @@ def confirm(host: Host, state: StateFolder) -> Report:
         raise Conflict("the trial was interrupted", hint="`sidekick revert` ends it")
     state.save(replace(record, trial=None))
     _stop_timer(host)
-    return verify(host, state)
+    return replace(verify(host, state), command="confirm")
 
 
 def revert(host: Host, state: StateFolder, *, due_only: bool = False) -> Report:

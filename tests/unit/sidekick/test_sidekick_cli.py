@@ -324,6 +324,24 @@ def test_history_tells_every_run_and_how_long_each_setting_took(fake: FakeHost, 
     assert len(json.loads(run("history", "-o", "json")[1])) == 3
 
 
+def test_history_tells_of_trials_and_what_became_of_them(fake: FakeHost, run: Run) -> None:
+    run("try", "web")
+    run("confirm")
+    run("try", "base")
+    run("revert")
+    run("revert")
+    run("verify")
+    entries = json.loads(run("history", "-o", "json")[1])
+    assert [(e["command"], e["name"], e["state"]) for e in entries] == [
+        ("try", "web", "verified"),
+        ("confirm", "web", "verified"),
+        ("try", "base", "verified"),
+        ("revert", "web", "verified"),
+    ]
+    assert entries[0]["changed"]
+    assert not entries[1]["changed"], "it was in force already"
+
+
 def test_history_does_not_grow_for_ever(fake: FakeHost, run: Run) -> None:
     run("apply-profile", "web")
     path = fake.state.folder / "history.jsonl"
