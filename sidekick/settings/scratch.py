@@ -1,11 +1,10 @@
-"""A file system for scratch data: XFS or btrfs on a device or in a file that is ours to use.
+"""A file system for scratch data: XFS on a device or in a file that is ours to use.
 
 Made only where there is nothing: both ends of the device read as zeros, or it carries a file system
 that was labelled by us before. Everything else is somebody's data and is left alone, whatever a
 profile says. What was on it is gone with the profile: it is scratch.
 
-Source of the places: Linux, fs/xfs/libxfs/xfs_format.h (sb_magicnum, sb_fname) and
-include/uapi/linux/btrfs_tree.h (btrfs_super_block).
+Source of the places: Linux, fs/xfs/libxfs/xfs_format.h (sb_magicnum, sb_fname).
 """
 
 from __future__ import annotations
@@ -26,14 +25,11 @@ from sidekick.setting import Host, Setting
 LABEL = "twine"
 """Of every file system that we make; at most 12 bytes fit into XFS."""
 MIB = 1 << 20
-LEAST = {"xfs": 300 * MIB, "btrfs": 110 * MIB}
-"""What mkfs takes at least (mkfs.xfs 6.0, mkfs.btrfs 6.2)."""
-_SUPER = {"xfs": (0, b"XFSB", 108, 12), "btrfs": (0x10040, b"_BHRfS_M", 0x1012B, 256)}
+LEAST = {"xfs": 300 * MIB}
+"""What mkfs takes at least (mkfs.xfs 6.0)."""
+_SUPER = {"xfs": (0, b"XFSB", 108, 12)}
 """Where the magic bytes are, and the label with its length."""
-_MKFS = {
-    "xfs": ("/sbin/mkfs.xfs", "-q", "-f", "-L", LABEL),
-    "btrfs": ("/bin/mkfs.btrfs", "--quiet", "--force", "--label", LABEL),
-}
+_MKFS = {"xfs": ("/sbin/mkfs.xfs", "-q", "-f", "-L", LABEL)}
 EMPTY, FOREIGN = "empty", "foreign"
 NAME = "scratch"
 
@@ -47,7 +43,7 @@ class Scratch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     device: Device | None = None
     """A block device, better by /dev/disk/by-id, or a file that was made for it."""
-    filesystem: Literal["xfs", "btrfs"] = "xfs"
+    filesystem: Literal["xfs"] = "xfs"
     mount: Place = "/scratch"
     """An empty folder, made if it is not there."""
     options: list[Option] = []
@@ -104,7 +100,7 @@ class ScratchSetting(Setting):
     def read(self, host: Host, setting: str) -> str | None:
         """Return what is there, None where that is not ours to touch."""
         device = device_of(setting)
-        mounts = [m for m in _mounts(host) if m[0] == _canonical(host, device)]
+        mounts = [m for m in _mounts(host) if m[0] in _names(host, device)]
         kind = _content(host, device)
         if kind in (None, FOREIGN) or (kind == EMPTY and mounts) or len(mounts) > 1:
             return None
@@ -187,16 +183,18 @@ def _size(host: Host, device: str) -> int:
         return file.seek(0, os.SEEK_END)
 
 
-def _canonical(host: Host, device: str) -> str:
-    """Return the name under which the kernel lists a device: links of udev are followed."""
+def _names(host: Host, device: str) -> set[str]:
+    """Return the names under which the kernel lists a device: where links of udev lead, and of a
+    file every loop device that it is behind, one that is just going away included.
+    """
     path = os.path.realpath(host.fs.path(device))
-    root = os.path.realpath(host.fs.root)
-    name = path.removeprefix(root.rstrip("/")) or "/"
-    for loop in host.fs.names("/sys/block"):
-        backing = host.fs.find(f"/sys/block/{loop}/loop/backing_file")
-        if backing is not None and backing == name:
-            return f"/dev/{loop}"
-    return name
+    name = path.removeprefix(os.path.realpath(host.fs.root).rstrip("/")) or "/"
+    loops = {
+        f"/dev/{loop}"
+        for loop in host.fs.names("/sys/block")
+        if loop.startswith("loop") and host.fs.find(f"/sys/block/{loop}/loop/backing_file") == name
+    }
+    return {name, *loops}
 
 
 def _mounts(host: Host) -> list[tuple[str, str]]:
@@ -206,11 +204,10 @@ def _mounts(host: Host) -> list[tuple[str, str]]:
 
 def _held(host: Host, device: str) -> bool:
     """Return whether the kernel uses the device for another one, or for swap."""
-    name = _canonical(host, device)
-    swaps = (line.split()[0] for line in (host.fs.find("/proc/swaps") or "").splitlines() if line)
-    return name in swaps or bool(
-        host.fs.names(f"/sys/class/block/{name.rpartition('/')[2]}/holders")
-    )
+    names = _names(host, device)
+    swaps = {line.split()[0] for line in (host.fs.find("/proc/swaps") or "").splitlines() if line}
+    held = (host.fs.names(f"/sys/class/block/{n.rpartition('/')[2]}/holders") for n in names)
+    return bool(names & swaps) or any(held)
 
 
 def _note_path(setting: str) -> str:

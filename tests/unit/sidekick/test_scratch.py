@@ -91,7 +91,7 @@ def read(fake: RecordedHost) -> str | None:
 
 def test_an_empty_device_gets_a_file_system_and_is_empty_again(fake: RecordedHost) -> None:  # HP2
     before = fake.everything()
-    for kind in ("xfs", "btrfs"):
+    for kind in ("xfs",):
         state, outcomes = apply(fake, target(fake, f"filesystem='{kind}'\noptions=['noatime']"))
         assert (state, outcomes[SETTING]) == (ProfileState.VERIFIED, "applied")
         assert read(fake) == f"{kind} at /scratch noatime"
@@ -187,3 +187,13 @@ def test_a_path_that_climbs_is_refused(fake: RecordedHost) -> None:
     (folder / "p.toml").write_text("description='p'\n[scratch]\ndevice='/dev/../etc/passwd'\n")
     profile = Library([folder], SETTINGS).load("p", read_facts(fake.fs))
     assert "climbs" in ScratchSetting().check(profile)[0].reason
+
+
+def test_a_file_is_known_by_any_loop_device_that_it_is_behind(fake: RecordedHost) -> None:
+    """Seen on a guest: the loop of an earlier mount was still going away when the next was made."""
+    apply(fake, target(fake))
+    mounts = fake.fs.read("/proc/self/mounts").replace(DEVICE, "/dev/loop1")
+    put(fake.fs, "/proc/self/mounts", mounts)
+    for loop in ("loop0", "loop1"):
+        put(fake.fs, f"/sys/block/{loop}/loop/backing_file", DEVICE)
+    assert read(fake) == "xfs at /scratch"
