@@ -14,6 +14,7 @@ from the_host import OURS, STATE, TheHost, differences, everything
 def untouched() -> dict[str, str]:
     """The guest before the first profile, with the slice of tasks that an agent would make."""
     subprocess.run(["systemctl", "start", "workload.slice"], check=True)
+    subprocess.run(["modprobe", "-a", "loop", "xfs"], check=True)  # stay, as after any mount
     return everything()
 
 

@@ -30,6 +30,7 @@ def mounted(place: str) -> str:
     return found[-1] if found else ""
 
 
+@pytest.mark.long
 def test_scratch_is_made_mounted_kept_over_a_switch_and_taken_back(
     host: TheHost, file: Path
 ) -> None:  # HP2
@@ -56,6 +57,7 @@ def test_scratch_is_made_mounted_kept_over_a_switch_and_taken_back(
         assert not any(device.read(1 << 20))
 
 
+@pytest.mark.long
 def test_scratch_never_takes_what_holds_data(host: TheHost, file: Path) -> None:  # HP2
     subprocess.run(["mkfs.xfs", "-q", "-L", "somebodys", str(file)], check=True)
     PLACE.mkdir(exist_ok=True)

@@ -47,7 +47,7 @@ MOVES = re.compile(
     r"|vm\.(drop_caches|compact_memory|stat_refresh)$"
 )
 """Sysctls that count something, or that only act."""
-COUNTS = re.compile(r"/stats/|/khugepaged/(pages_collapsed|full_scans)$")
+COUNTS = re.compile(r"^/sys/block/loop|/stats/|/khugepaged/(pages_collapsed|full_scans)$")
 FILES = (
     "/sys/kernel/mm/transparent_hugepage/**/*",
     "/sys/kernel/mm/hugepages/*/nr_hugepages",
