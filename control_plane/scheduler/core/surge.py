@@ -92,9 +92,12 @@ def _is_under_way(task: TaskRecord) -> bool:
 
 
 def _removable(record: JobRecord, gone: list[TaskRecord], view: View) -> frozenset[int]:
-    """Return which of the extra tasks may go now: those that do not serve, others by the budget."""
+    """Return which of the extra tasks may go now: those that do not serve, others by the budget.
+
+    One whose machine does not answer may well serve: it stays until that is known.
+    """
     if is_controlled(record):  # it is asked about those that serve
         return frozenset(task.index for task in gone)
     serving = [task.index for task in gone if available(task, view)]
-    idle = [task.index for task in gone if task.index not in serving]
+    idle = [task.index for task in gone if not task.listed]
     return frozenset([*idle, *serving[: max(0, spare(record, view))]])
