@@ -45,7 +45,7 @@ def question(record: JobRecord, view: View) -> Question:
 
 def is_down(task: TaskRecord, view: View) -> bool:
     """Return whether a task does not serve, or may stop any moment as it was let."""
-    return not available(task, view) or _is_let(task)
+    return not available(task, view) or was_let(task)
 
 
 def take_in(record: JobRecord, view: View, heard: Heard, ledger: Ledger, now: Moment) -> JobRecord:
@@ -96,11 +96,11 @@ def _taken_in(
 def _holds(record: JobRecord, view: View, heard: Heard) -> bool:
     """Return whether nothing is down now but what the controller knew of, or let."""
     return all(
-        available(task, view) or task.index in heard.down or _is_let(task) for task in record.tasks
+        available(task, view) or task.index in heard.down or was_let(task) for task in record.tasks
     ) and not any(_is_forced(task, view) and task.index not in heard.down for task in record.tasks)
 
 
-def _is_let(task: TaskRecord) -> bool:
+def was_let(task: TaskRecord) -> bool:
     """Return whether the controller let something be done that has not ended."""
     operation = task.operation
     return (
@@ -113,7 +113,7 @@ def _is_let(task: TaskRecord) -> bool:
 def _is_forced(task: TaskRecord, view: View) -> bool:
     """Return whether a task has to go now, whatever was said."""
     machine = view.get(task.placement.machine) if task.placement is not None else None
-    return machine is not None and machine.overdue and not _is_let(task)
+    return machine is not None and machine.overdue and not was_let(task)
 
 
 def _is_offered(task: TaskRecord) -> bool:
@@ -135,7 +135,7 @@ def _unhealthy(task: TaskRecord, view: View) -> UnhealthyTask:
         task=task.index,
         reason=_why(task, view),
         machine=_machine(task),
-        operation=task.operation.id if _is_let(task) and task.operation is not None else "",
+        operation=task.operation.id if was_let(task) and task.operation is not None else "",
     )
 
 

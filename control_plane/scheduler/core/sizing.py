@@ -10,7 +10,7 @@ from control_plane.agents.core.seen import View
 from control_plane.allocator.core.spread import fullest_first
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, spec_of
 from control_plane.api.operations import OperationState
-from control_plane.scheduler.core.consulting import is_controlled
+from control_plane.scheduler.core.consulting import is_controlled, was_let
 from control_plane.scheduler.core.decision import Decision, Seen
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import (
@@ -55,15 +55,24 @@ def resized(made: Decision, seen: Seen) -> JobRecord:
 
 
 def without(made: Decision, surplus: frozenset[int], now: Moment) -> JobRecord:
-    """Return the record with some tasks on their way out, or to be asked about."""
+    """Return the record with some tasks on their way out, or to be asked about.
+
+    A controller is asked about those that serve, and those it let go for something else: that it
+    let a task be updated says nothing of its removal.
+    """
     record, ledger = made.record, made.ledger
     generation, tasks = record.generation, list[TaskRecord]()
+    asks = is_controlled(record)
     for task in record.tasks:
         if task.index in surplus:
+            is_down = task.phase in (TaskPhase.DRAINING, TaskPhase.STOPPING)
+            is_lent = asks and was_let(task) and task.phase is not TaskPhase.LOST
+            if is_lent and (is_down or (task.placement is None and not task.reason)):
+                tasks.append(task)  # it was let go to come back: its removal is asked for then
+                continue
             if task.placement is None:
                 continue
-            is_down = task.phase in (TaskPhase.DRAINING, TaskPhase.STOPPING)
-            if task.listed and is_controlled(record):
+            if asks and (task.listed or is_lent):
                 tasks.append(ledger.removing(task, record, OperationState.OFFERED))
                 continue
             task = ledger.removing(task, record)

@@ -611,3 +611,25 @@ async def test_what_was_acknowledged_of_a_task_that_was_down_says_nothing_once_i
     assert await version(w, 2) == 1
     controller.rule = everything
     await w.stable()
+
+
+@scenario()
+async def test_that_a_task_may_be_updated_says_nothing_of_its_removal(w: World):
+    """TC5: a job that gets smaller meanwhile asks for it; without a yes the task comes back."""
+
+    def only_updates(request: TaskControlRequest) -> list[str | Ack]:
+        wanted = [o for o in request.request if o.kind == "update" and o.task == 1]
+        return [operation.id for operation in wanted]
+
+    controller = await deployed(w, 3, only_updates)
+    await w.cp.apply_job(a_controlled_job(3, command=["/bin/other"]))
+    await w.until(lambda: 1 in controller.last.down)
+    await w.cp.apply_job(a_controlled_job(2, command=["/bin/other"]))
+    await w.until(lambda: any(o.kind == "remove" for o in controller.last.request))
+    assert [o.task for o in controller.last.request if o.kind == "remove"] == [1]
+    await asyncio.sleep(300)
+    assert [t.index for t in w.cp._jobs.get("web").tasks] == [0, 1, 2]
+    assert len(await w.endpoints()) == 3
+    controller.rule = everything
+    await w.stable()
+    assert [t.index for t in w.cp._jobs.get("web").tasks] == [0, 2]
