@@ -26,6 +26,7 @@ _TROUBLE = (TaskState.BACKOFF, TaskState.FAILED, TaskState.STOPPED)
 _BLAMELESS = ("lost", "cut-off")
 """Ends that say nothing of the version: its machine was rebooted, or cut off."""
 _PLACED = (TaskPhase.STARTING, TaskPhase.RUNNING)
+_ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
 
 
 def begun(record: JobRecord) -> JobRecord:
@@ -54,7 +55,8 @@ def advance(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -
     rollout = known if known.passed else _canaries(record, known, ledger, now)
     if record.spec.update.on_failure is not OnFailure.CONTINUE and not known.returns_from:
         rollout = _failures(record, rollout, before, now)
-        if not (record.paused or rollout.halted) and _is_failed(record, rollout):
+        failed = _is_failed(record, rollout) or _is_stuck(record, rollout, now)
+        if failed and not (record.paused or rollout.halted):
             return _verdict(record, rollout, ledger)
     if rollout.passed and not rollout.halted and _is_done(record, rollout, now):
         rollout = replace(rollout, done=True)
@@ -273,6 +275,27 @@ def _is_failed(record: JobRecord, rollout: Rollout) -> bool:
     return len(rollout.failed) - rollout.forgiven >= _enough(record, rollout)
 
 
+def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
+    """Return whether a new task fails for good, and no other is on trial that could tell more.
+
+    What a broken one keeps from being updated (its batch, the canaries, a controller) would wait
+    for ever for as many failures as the owner asked for.
+    """
+    blamed, fails = frozenset(rollout.failed[rollout.forgiven :]), False
+    for task in record.tasks:
+        if not _is_new(task, record) or _is_proven(task, record, now):
+            continue
+        if task.index not in rollout.failed:
+            if task.phase is TaskPhase.PENDING and task.reason:
+                continue  # there is no room for it
+            return False
+        operation = task.operation
+        if task.index in blamed and operation is not None and _fails(task, record, now):
+            never_served_s = now.wall - operation.since
+            fails |= never_served_s >= record.spec.update.healthy_within_s
+    return fails
+
+
 def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger) -> JobRecord:
     """Return the record after too many new tasks failed: back, if there is whereto, or halted.
 
@@ -324,7 +347,10 @@ def _is_narrow(rollout: Rollout) -> bool:
 
 
 def _is_new(task: TaskRecord, record: JobRecord) -> bool:
-    """Return whether a task runs the newest version, or is on its way to it."""
+    """Return whether a task runs the newest version, or is on its way to it.
+
+    One that an earlier update started, of a version that is not the newest any more, is not.
+    """
     if is_going(task):
         return False
     operation = task.operation
@@ -332,6 +358,7 @@ def _is_new(task: TaskRecord, record: JobRecord) -> bool:
         operation is not None
         and operation.kind is OperationKind.UPDATE
         and operation.state is OperationState.RUNNING
+        and task.phase in _ENDING
     )
     return begins or task.version == record.version
 

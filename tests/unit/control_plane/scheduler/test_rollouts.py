@@ -341,3 +341,54 @@ async def test_an_update_of_which_enough_can_never_fail_does_not_stand_still(w: 
     await w.cp.apply_job(a_job(3, update=update, command=OTHER))
     await w.until(lambda: w.cp._jobs.get("web").version == 3)
     await w.stable()
+
+
+@scenario()
+async def test_a_version_after_one_that_failed_as_a_canary_gets_its_canaries(w: World):
+    """What an earlier update started is no canary of the next version."""
+    update = policy(max_unavailable=2, canary=Canary(tasks=2, hold_s=5))
+    await w.deployed(a_job(4, update=update))
+    break_version(w, OTHER[0])
+    await w.cp.apply_job(a_job(4, update=update, command=OTHER))
+    await w.until(lambda: [t.version for t in w.cp._jobs.get("web").tasks].count(2) == 2)
+    await w.cp.apply_job(a_job(4, update=update, command=THIRD))
+    await w.stable(within_s=300)
+    assert await commands(w) == {THIRD[0]}
+
+
+@scenario()
+async def test_a_broken_extra_task_does_not_hold_its_batch_and_the_verdict_up(w: World):
+    """The extra task begins alone, fails, and keeps the rest of its batch from their turn."""
+    update = policy(
+        max_unavailable=1,
+        batch=3,
+        surge=1,
+        health_gate_s=5,
+        healthy_within_s=60,
+        on_failure=OnFailure.ROLLBACK,
+        failures=3,
+    )
+    await w.deployed(a_job(3, update=update))
+    break_version(w, OTHER[0])
+    await w.cp.apply_job(a_job(3, update=update, command=OTHER))
+    await w.until(lambda: w.cp._jobs.get("web").version == 3, 600)
+    await w.stable()
+    assert w.alive().total() == 3
+
+
+@scenario()
+async def test_no_verdict_while_another_new_task_may_still_tell_more(w: World):
+    """Of two that were asked for one has failed; the other is slow to get healthy, and does."""
+    update = policy(
+        max_unavailable=2,
+        health_gate_s=5,
+        healthy_within_s=60,
+        on_failure=OnFailure.ROLLBACK,
+        failures=2,
+    )
+    await w.deployed(a_job(3, update=update))
+    broken = (await w.cp.get_job("web")).record.tasks[0].placement.machine
+    w.region.machines[broken].behaviour.healthy = lambda spec: spec.command != OTHER
+    await w.cp.apply_job(a_job(3, update=update, command=OTHER))
+    await asyncio.sleep(600)
+    assert w.cp._jobs.get("web").version == 2
