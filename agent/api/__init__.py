@@ -139,13 +139,17 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     epoch: Count = 0
     """Leadership term of the sender; 0 for a local operator."""
     image: DigestStr
+    """An image that the host has: `twine-agent images`."""
     command: Annotated[list[Argument], Meta(max_length=4096)] = []
     """Empty: what the image says, if it is an OCI image."""
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
+    """What the task finds in its environment."""
     entitlement: Name = "local"
+    """Whose it is: the slice that it runs in."""
     job: Annotated[
         str, Meta(max_length=128, pattern=NO_NUL, description=NO_NUL_WORDS.format(128))
     ] = ""
+    """Of which job it is; for people."""
     limits: Limits = Limits()
     restart: RestartPolicy = RestartPolicy()
     probe: Probe | None = None

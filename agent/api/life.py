@@ -18,7 +18,9 @@ class Step(Written, frozen=True, kw_only=True):
     """Something that has to end well before the main process starts."""
 
     name: Name
+    """For its logs, and for who waits for it."""
     command: Command
+    """Run inside the task's own sandbox."""
     timeout_s: Seconds = 60.0
     """After this long it is ended, and the start has failed."""
 
@@ -27,6 +29,7 @@ class Hook(Written, frozen=True, kw_only=True):
     """A command that is run inside the task."""
 
     command: Command
+    """Run inside the running task."""
     timeout_s: Seconds = 10.0
     """After this long it is ended; what it was run for happens all the same."""
 

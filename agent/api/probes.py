@@ -31,10 +31,13 @@ class Probe(Written, frozen=True, kw_only=True):
     port: Port | None = None
     """Of `http` and `tcp`."""
     path: HttpPath = "/"
+    """Of `http`."""
     command: ProbeCommand = []
     """Of `exec`."""
     interval_s: Seconds = 2.0
+    """From one question to the next."""
     timeout_s: Seconds = 2.0
+    """An answer that takes longer is a failure."""
     successes: InARow = 1
     """Answers in a row that make a task healthy."""
     failures: InARow = 3

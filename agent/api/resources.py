@@ -23,10 +23,15 @@ class IoLimit(Written, frozen=True, kw_only=True):
     """Most that a task may do with one disk; None: as much as the disk gives."""
 
     device: Device
+    """Of the machine."""
     read_bytes_per_s: Rate | None = None
+    """At most; of all processes of the task."""
     write_bytes_per_s: Rate | None = None
+    """The same of what it writes."""
     read_ops_per_s: Rate | None = None
+    """Requests, however large."""
     write_ops_per_s: Rate | None = None
+    """The same of what it writes."""
 
 
 class Resources(Written, frozen=True, kw_only=True):
@@ -39,6 +44,7 @@ class Resources(Written, frozen=True, kw_only=True):
     memory_high_bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 53)] | None = None
     """From here on it is slowed down and made to give memory back, before `memory_max`."""
     swap_max_bytes: Bytes = 0
+    """Swap space that it may use."""
     io_weight: CpuWeight = 100
     """Share of the disks against its neighbours."""
     io: Annotated[list[IoLimit], Meta(max_length=16)] = []

@@ -23,13 +23,19 @@ class JobProbe(_Written, frozen=True, kw_only=True):
     port: Name | None = None
     """One of the job's `ports`; of `http` and `tcp`."""
     path: HttpPath = "/"
+    """Of `http`."""
     command: ProbeCommand = []
     """Of `exec`: run inside the task; healthy if it ends with 0."""
     interval_s: Seconds = 2.0
+    """From one question to the next."""
     timeout_s: Seconds = 2.0
+    """An answer that takes longer is a failure."""
     successes: InARow = 1
+    """Answers in a row that make a task healthy."""
     failures: InARow = 3
+    """Failures in a row that make it unhealthy."""
     start_period_s: StartPeriod = 30.0
+    """For how long after its start bad answers do not count yet."""
 
     def __post_init__(self) -> None:
         """Refuse a probe that says not where to ask."""

@@ -54,6 +54,7 @@ class ControllerRef(_Written, frozen=True, kw_only=True):
             description="https://HOST:PORT, without a path",
         ),
     ]
+    """Where it is asked."""
     name: Name
     """Its certificate must be that of `/controller/<name>`."""
     failure_wait_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 300.0
@@ -64,13 +65,17 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     """What an owner wants to run: the file given to `twinectl job apply`."""
 
     name: JobName
+    """Of the job, unique in the region."""
     entitlement: Name
+    """Whose machines its tasks run on."""
     tasks: Annotated[int, Meta(ge=0, le=15_000)]
     """How many identical tasks; the paper's largest job has 15,000 (§6.1)."""
     image: DigestStr
+    """Of the image store: `twinectl image push`."""
     command: Annotated[list[Argument], Meta(min_length=1, max_length=4096)]
     """`${port:NAME}`, `${task}` and `${machine}` are replaced in arguments and environment."""
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
+    """What its tasks find in their environment."""
     ports: Annotated[list[Name], Meta(max_length=16)] = []
     """Each gets a free port of the machine per task: `${port:http}`, `TWINE_PORT_HTTP`."""
     limits: Limits = Limits()
@@ -81,6 +86,7 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     life: JobLife = JobLife()
     """Init steps, a hook before the end, startup and liveness probes, the longest run."""
     stop_timeout_s: Seconds = 10.0
+    """From SIGTERM to SIGKILL of everything a task left."""
     machine_types: Annotated[list[Name], Meta(max_length=1000)] = []
     """Hard requirement: only machines of these types; empty: whatever the entitlement holds."""
     requires: Annotated[list[Expression | Requirement], Meta(max_length=16)] = []
@@ -106,6 +112,7 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     """A whole number, or 1/2, 1/4 or 1/8 of one that tasks of the entitlement share; these parts
     always add up to whole ones. Which kind, and what machines have, is said in `requires`."""
     network_mbps: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    """What a task claims of its machine's network."""
     disk_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     """What a task keeps on its machine's own disk: claimed, and not enforced."""
     update: UpdatePolicy = UpdatePolicy()

@@ -104,6 +104,7 @@ class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One soft preference; the first in a list matters most."""
 
     property: Property
+    """Of machines."""
     strategy: Strategy = Strategy.EVEN
     values: Annotated[list[Value], Meta(max_length=1000)] = []
     """For `prefer` and `avoid`."""
@@ -118,13 +119,16 @@ class Requirement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One hard requirement: the property has one of these values."""
 
     property: Property
+    """Of machines."""
     values: Annotated[list[Value], Meta(min_length=1, max_length=1000)]
+    """One of them must be the machine's."""
 
 
 class Neighbour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Another job of the same entitlement, and what near it means."""
 
     job: JobName
+    """The other job."""
     property: Property = Property.MACHINE
     """Near is: the same machine, rack, MSB, …"""
 
@@ -140,7 +144,9 @@ class Overcommit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     cpu: Factor = 1.0
+    """The limit of a task over what it claims."""
     memory: Factor = 1.0
+    """The same of memory."""
 
 
 class Admission(StrEnum):

@@ -21,16 +21,27 @@ pytestmark = [pytest.mark.lab, pytest.mark.long]
 CLIENT = Path(__file__).with_name("etcd_client.py")
 CONTROLLER = "10.77.0.2"
 """An address beside the control plane's own, which no job may name."""
-START = (
-    "me=http://10.77.0.1${TWINE_MACHINE#m}; "
-    "exec /usr/bin/start --name=$TWINE_MACHINE"
-    " --listen-client-urls=http://0.0.0.0:$PORT --advertise-client-urls=$me:$PORT"
-    " --listen-peer-urls=http://0.0.0.0:$PEER --initial-advertise-peer-urls=$me:$PEER"
-    " --initial-cluster=m1=http://10.77.0.11:$PEER,m2=http://10.77.0.12:$PEER,"
-    "m3=http://10.77.0.13:$PEER"
-    " --heartbeat-interval=500 --election-timeout=5000"
-)
-"""Patient elections: members are emulated, and slow is not gone."""
+START = """
+me=http://10.77.0.1$${TWINE_MACHINE#m}
+all=http://10.77.0.11:$PORT,http://10.77.0.12:$PORT,http://10.77.0.13:$PORT
+ctl="etcdctl --endpoints=$(echo $all | sed "s|$me:$PORT,*||; s|,$||") --command-timeout=30s"
+state=new
+if known=$($ctl member list); then
+    id=$(echo "$known" | sed -n "s|^\\([0-9a-f]*\\), [^,]*, [^,]*, $me:$PEER,.*|\\1|p")
+    if [ -n "$id" ]; then
+        $ctl member remove $id
+        $ctl member add $TWINE_MACHINE --peer-urls=$me:$PEER
+        state=existing
+    fi
+fi
+exec /usr/bin/start --name=$TWINE_MACHINE --initial-cluster-state=$state \\
+    --listen-client-urls=http://0.0.0.0:$PORT --advertise-client-urls=$me:$PORT \\
+    --listen-peer-urls=http://0.0.0.0:$PEER --initial-advertise-peer-urls=$me:$PEER \\
+    --initial-cluster=$(for n in 1 2 3; do printf "m$n=http://10.77.0.1$n:$PEER,"; done) \\
+    --heartbeat-interval=500 --election-timeout=5000
+"""
+"""A member that starts anew has lost its data: it takes its own place as a new member, which needs
+a majority of the others. Elections are patient: members are emulated, and slow is not gone."""
 JOB = """
 name = "etcd"
 entitlement = "demo"
@@ -42,17 +53,10 @@ ports = ["main", "peer"]
 [environment]
 PORT = "${{port:main}}"
 PEER = "${{port:peer}}"
-DATA = "/data"
 
 [limits]
 memory_max_bytes = "300MiB"
 tasks_max = 64
-
-[[volumes]]
-name = "etcd"
-kind = "persistent"
-path = "/data"
-size_bytes = "256MiB"
 
 [probe]
 kind = "tcp"
