@@ -93,12 +93,11 @@ def members(lab: TheLab) -> list[str]:
 def in_the_lab(*words: str, **given: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program in the lab's network; it ends when its standard input does, or is ended."""
     command = Sandbox(LabPaths(NAME)).command(words)
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, **given)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(60)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, **given) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 def restarted(lab: TheLab) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def restarted(lab: TheLab) -> dict[str, Any]:
 def test_an_ensemble_changes_its_leader_once_in_a_rolling_restart(
     the_lab: TheLab, entitlement: str, tmp_path: Path
 ) -> None:
-    """TC10: followers first, the leader last; no write that was acknowledged is lost."""
+    """TC13: followers first, the leader last; no write that was acknowledged is lost."""
     lab = the_lab
     image = lab.ctl("image", "push", str(build_program("etcd", print)))["digest"]
     apply(lab, tmp_path, image)
