@@ -21,6 +21,7 @@ KNOWN: dict[str, Any] = {
     "url": "https://c.example:1",
     "csr_pem": "x",
     "token": "x",
+    "device": "/dev/vda",
 }
 """Field → a value that means something to the program that is asked."""
 ALSO = ("set", "machines")

@@ -45,12 +45,16 @@ PARAMETERS = {
     "digest": "sha256:" + "0" * 64,
 }
 CARRIED_OUT = {
-    *("pull_image", "put_task", "put_profile"),
+    *("pull_image", "put_task"),
     *("join", "apply_job", "plan_job", "watch_endpoints", "import_machines", "drain_machines"),
     *("undrain_machines", "label_machines", "preview_plan", "request_entitlement", "create_token"),
     *("put_group", "put_entitlement"),
 }
-"""Routes that must not only refuse here; the others are given large bodies all the same."""
+"""Routes that must not only refuse here; the others are given large bodies all the same.
+
+Not `put_profile`: all that can be large in it is a text, which is refused unless its digest is in
+its name.
+"""
 HEADER = "machine,datacenter,msb,row,rack,machine_type,cpus,memory\n"
 
 
