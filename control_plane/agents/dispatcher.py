@@ -52,6 +52,8 @@ class _Line:
     """What failed → until when it is not tried, and how long that pause was."""
     pulls: dict[str, set[str]] = field(default_factory=dict)
     """Image on its way → tasks that wait for it."""
+    calls: dict[str, tuple[str, asyncio.Timeout]] = field(default_factory=dict)
+    """Image on its way → in which boot its machine was asked, and when the call is given up."""
     pulling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PER_MACHINE))
     queued: bool = False
 
@@ -82,6 +84,7 @@ class Dispatcher:
         )
         self._release_at: asyncio.TimerHandle | None = None
         region.broker.listen(self._machine_changed, loaded=ignore)
+        self._sights.listen(self._seen_anew, lambda _machine, _which: None)
         self.profile_text: Callable[[str], str] = lambda _: ""
         """Return the text of a profile that hosts do not have; whoever knows them says so."""
 
@@ -375,12 +378,16 @@ class Dispatcher:
     async def _bring(self, line: _Line, digest: str) -> None:
         machine = line.machine
         try:
-            async with asyncio.timeout(_PULL_TIMEOUT_S), line.pulling:
+            async with asyncio.timeout(_PULL_TIMEOUT_S) as limit, line.pulling:
+                line.calls[digest] = (self._sights.sight(machine).boot_id, limit)
                 await self._ensure_image(machine, digest)
         except (TwineError, TimeoutError) as e:
+            said = e if str(e) else Unreachable(f"no image {digest[:14]} came, and no answer")
             for what in [*sorted(line.pulls.pop(digest)), digest]:
-                self._failed(line, what, e)
+                self._failed(line, what, said)
             return
+        finally:
+            line.calls.pop(digest, None)
         line.pauses.pop(digest, None)
         waiting = sorted(line.pulls.pop(digest))
         self._sights.image_came(machine, digest)
@@ -388,6 +395,19 @@ class Dispatcher:
             for task in waiting:
                 self._ask(machine, task)
         self._tidy(line)
+
+    def _seen_anew(self, machine: str) -> None:
+        """Give up pulls that were asked for in an earlier boot: nobody answers those calls.
+
+        The end of a host that lost its power is told to nobody, and pulls may take long.
+        """
+        line = self._lines.get(machine)
+        if line is None or not line.calls:
+            return
+        boot_id = self._sights.sight(machine).boot_id
+        for asked_in, limit in line.calls.values():
+            if asked_in and asked_in != boot_id and not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
 
     async def _ensure_image(self, machine: str, digest: str) -> None:
         if digest in self._sights.sight(machine).images:

@@ -86,13 +86,14 @@ class Bench:
         self.closed: list[str] = []
         self.done: dict[tuple[str, str], float] = {}
         self.wanted: dict[tuple[str, str], api.TaskSpec | Stop] = {}
+        self.hosts: Machines
         self.sights: Sights
         self.broker: Brokers
         self.dispatcher: Dispatcher
 
     @asynccontextmanager
     async def running(self, machines: list[str], **settings):
-        hosts = Machines()
+        hosts = self.hosts = Machines()
         async with MemoryStore() as store:
             self.broker = Brokers(store, RUNTIME)
             await self.broker.load()
@@ -108,6 +109,11 @@ class Bench:
             yield self
             loop.cancel()
             await asyncio.wait([loop])
+
+    def list_(self, machine: str) -> None:
+        """Let the control plane see a machine on which nothing is, in its present boot."""
+        facts = self.hosts.machines[machine].facts()
+        self.sights.listed(machine, facts, [], api.ProfileStatus(), [])
 
     def start(self, machine: str, task: str, image: str = IMAGE) -> None:
         self.wanted[machine, task] = a_spec(image)
@@ -235,6 +241,29 @@ def test_a_start_waits_for_no_image_of_another_task():
     done = run(main())
     assert done["m1", "b-0"] < 1
     assert all(600 <= done["m1", f"a-{n}"] < 602 for n in range(8))
+
+
+def test_a_pull_that_a_boot_interrupted_is_asked_for_again():
+    """Nobody tells of the end of a host without power: its call would be waited for in vain."""
+
+    async def main() -> None:
+        bench = Bench()
+        async with bench.running(["m1"]):
+            bench.list_("m1")
+            bench.pull_s = {IMAGE: 10_000.0}
+            bench.start("m1", "a-0")
+            await RUNTIME.sleep(5)
+            bench.pull_s = {}
+            bench.list_("m1")  # the same boot: the image may well be on its way
+            await RUNTIME.sleep(120)
+            assert not bench.done
+            began = RUNTIME.now()
+            bench.hosts.machines["m1"].boots += 1
+            bench.list_("m1")
+            await RUNTIME.sleep(120)
+            assert bench.done["m1", "a-0"] - began < 60
+
+    run(main())
 
 
 def test_a_stop_that_became_a_start_while_it_waited_stops_nothing():
