@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from control_plane.agents.core.seen import View
-from control_plane.api.jobs import TaskPhase, TaskRecord
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.health.checker import HealthChecker
 from control_plane.health.watch import Watch
 from control_plane.ops_planner import planner
-from control_plane.scheduler.core import consulting, decide, reconcile, rollout, sizing
+from control_plane.scheduler.core import consulting, decide, reconcile, release, rollout, sizing
+from control_plane.scheduler.core.decision import Decision, Seen
 from vm_lab.region import scenario
 from vm_lab.region.run import Job, run_one
 from vm_lab.region.seed import Outcome
@@ -70,6 +72,27 @@ def test_an_operation_without_acknowledgement_is_found(monkeypatch: pytest.Monke
     for module in (decide, sizing):
         monkeypatch.setattr(module, "is_let", lambda _: True)
     assert found("f55-controllers", {"acknowledged"}).seed <= MOST
+
+
+def test_more_extra_tasks_than_allowed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SC21: `update.surge` is the most of them."""
+    surged = decide.surged
+
+    def more(made: Decision, seen: Seen) -> JobRecord:
+        spec = made.record.spec
+        larger = replace(spec.update, surge=spec.update.surge + 3)
+        made.record = replace(made.record, spec=replace(spec, update=larger))
+        return replace(surged(made, seen), spec=spec)
+
+    monkeypatch.setattr(decide, "surged", more)
+    assert found("updates", {"surge"}).seed <= MOST
+
+
+def test_a_version_that_fails_and_is_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SC6: a job that asks for it does not stay with a version of which no task gets healthy."""
+    monkeypatch.setattr(release, "_is_failed", lambda *_: False)
+    monkeypatch.setattr(release, "_is_stuck", lambda *_: False)
+    assert found("updates", {"rest"}).seed <= MOST
 
 
 def test_a_controller_that_is_told_that_all_is_well_is_found(

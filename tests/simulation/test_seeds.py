@@ -56,6 +56,15 @@ def test_plans_in_waves_overlap_drains_releases_and_failures() -> None:
     hold([Job(maintenance, seed) for seed in range(1, 13)])
 
 
+def test_updates_of_all_kinds_end_and_those_that_fail_go_back() -> None:
+    """SC2 SC6 SC21 HP12: canaries, gates, extra tasks, bad versions, moves, profiles in use.
+
+    Never more extra tasks than allowed, nothing taken beyond the budget, every way back ends.
+    """
+    updates = scenario.load("updates")
+    hold([Job(updates, seed) for seed in range(1, 31)])
+
+
 def test_seeds_that_once_broke_a_rule_hold_now() -> None:
     kept = sorted(listed("seeds.txt"))
     hold([Job(scenario.load(name), seed) for name, seed in kept])

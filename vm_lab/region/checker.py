@@ -59,6 +59,11 @@ class _Owner(msgspec.Struct):
     state: str = "up"
 
 
+def is_profile_of(name: str, base: str) -> bool:
+    """Return whether a profile is the one named, or one that its owner made of it."""
+    return name == base or name.startswith(f"{base}-")
+
+
 @dataclass(slots=True)
 class Standing:
     """What the witness knows of one machine."""
@@ -140,9 +145,24 @@ class Checker(Observer):
             there.pop(machine.name, None)
             return
         there[machine.name] = copy
+        self._surge(task.rpartition("-")[0])
         if len(there) > 1:
             self._doubled(task)
         self._capacity(machine)
+
+    def _surge(self, job: str) -> None:
+        """Never more tasks beside the wanted ones than the job's owner allows."""
+        owned = self.region.clients.jobs.get(job)
+        if owned is None or owned.asked is None or not owned.asked.update.surge:
+            return
+        prefix, most = f"{job}-", owned.most + owned.asked.update.surge
+        alive = [
+            task
+            for task, there in self.copies.items()
+            if task.startswith(prefix) and any(copy.wanted for copy in there.values())
+        ]
+        if len(alive) > most:
+            self.violate("surge", f"{job} has {len(alive)} tasks, at most {most} may be", job)
 
     def _doubled(self, task: str) -> None:
         where = self.copies[task]
@@ -182,7 +202,7 @@ class Checker(Observer):
         wanted = self.region.clients.entitlements.get(spec.entitlement)
         profile = machine.profile
         if profile.state is not ProfileState.VERIFIED or (
-            wanted is not None and profile.name != wanted.host_profile
+            wanted is not None and not is_profile_of(profile.name, wanted.host_profile)
         ):
             self.violate(
                 "profile", f"{task_id} starts on {machine.name}: {profile.name} {profile.state}"

@@ -54,6 +54,10 @@ class Owned:
     granted_at: float = 0.0
     stopped: bool = False
     """A stop was acknowledged."""
+    runs: str = ""
+    """The image that its tasks are to run in the end: it may have gone back by itself."""
+    most: int = 0
+    """The most tasks that it was ever to have."""
     images: tuple[str, ...] = ()
     """Every image that was ever asked for."""
 
@@ -87,7 +91,7 @@ class Clients:
         owned = self.jobs.get(spec.name)
         if owned is None or (owned.stopped and owned.asked is None):
             owned = self.jobs[spec.name] = Owned(spec)
-        owned.asked = spec
+        owned.asked, owned.most = spec, max(owned.most, spec.tasks)
         if spec.image not in owned.images:
             owned.images = (*owned.images, spec.image)
 

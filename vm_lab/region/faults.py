@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from agent.api import Health, TaskState
 from control_plane.api.inventory import Drain, Undrain
 from control_plane.roles import ControlPlane
+from vm_lab.region import owners
 from vm_lab.region.clients import Wish
 from vm_lab.region.machine import Copy, Machine
 from vm_lab.region.network import Condition
@@ -141,7 +142,8 @@ def _sick(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 def _well(machine: Machine, copy: Copy, invocation: int) -> None:
     same = machine.copies.get(copy.task_id) is copy and copy.invocation == invocation
-    if same and machine.on and copy.state is TaskState.RUNNING:
+    bad = copy.runs in machine.setting.bad_images
+    if same and machine.on and copy.state is TaskState.RUNNING and not bad:
         machine.become(copy, copy.state, Health.HEALTHY)
 
 
@@ -334,6 +336,9 @@ _STRIKES: dict[str, Strike] = {
     "plane-clock": _plane_clock,
     "resize": _resize,
     "release": _release,
+    "bad-release": owners.bad_release,
+    "move-task": owners.move_task,
+    "propose-profile": owners.propose_profile,
     "stop-job": _stop_job,
     "controller-down": _controller,
     "controller-slow": _controller,

@@ -37,6 +37,9 @@ KINDS: dict[str, str] = {
     "host-clock": "the clocks of hosts step by `value` seconds",
     "resize": "a job gets another size",
     "release": "a job gets a new image",
+    "bad-release": "a job that goes back by itself gets a version that never is healthy",
+    "move-task": "an owner has a task run elsewhere",
+    "propose-profile": "an owner proposes a host profile; one in three cannot be reached",
     "stop-job": "a job is stopped, and created again after a while",
     "controller-down": "the controller of a job does not answer",
     "controller-slow": "… answers just before it is given up",
@@ -52,6 +55,7 @@ KINDS: dict[str, str] = {
 INSTANT = frozenset(
     {
         *("reboot", "task-crash", "task-lost", "drift", "host-clock", "plane-clock"),
+        *("bad-release", "move-task", "propose-profile"),
         *("release", "resize", "twice", "plane-restart", "plane-kill-at-step"),
         *("plane-kill-at-write", "plane-kill-after-write"),
     }

@@ -27,6 +27,8 @@ EPOCH_S = 1_800_000_000.0
 """What a right clock shows at the beginning."""
 EVENTS_KEPT = 1000
 """Events that an agent can still tell about."""
+FAILS = "# no host can reach this one"
+"""In the text of a profile: each switch to it fails."""
 FENCE_S = 2.5
 """How long after a task should have ended the fence kills it (docs/adr/0024)."""
 RESERVE_BYTES = 128 << 20
@@ -79,6 +81,8 @@ class Setting:
     history: History
     observer: Observer = field(default_factory=Observer)
     known_images: set[str] = field(default_factory=set)
+    bad_images: set[str] = field(default_factory=set)
+    """Versions of which no task ever gets healthy."""
     reboot_profiles: frozenset[str] = frozenset()
     """Profiles that take effect at a boot only."""
 
@@ -242,6 +246,9 @@ class Machine:
             return
         copy.invocation += 1
         copy.last_exit = None
+        if copy.spec.image in self.setting.bad_images:
+            self.become(copy, TaskState.RUNNING, Health.UNHEALTHY, "this version is no good")
+            return
         self.become(copy, TaskState.RUNNING, Health.HEALTHY)
 
     def end(self, copy: Copy, result: str, reason: str) -> None:
@@ -415,7 +422,8 @@ class Machine:
         if booted:
             self.booted_for = spec.name
         # a setting that was changed by hand is put right without a boot
-        needs_boot = spec.name in self.setting.reboot_profiles and spec.name != self.booted_for
+        proposed = spec.name.rpartition("-")[0] if spec.text else spec.name
+        needs_boot = proposed in self.setting.reboot_profiles and spec.name != self.booted_for
         timeline = self.setting.timeline
         timeline.after(
             self.draw(self.pace.switch), self._switched, self._switches, self._powers, needs_boot
@@ -424,6 +432,9 @@ class Machine:
     def _switched(self, switches: int, powers: int, needs_boot: bool) -> None:
         spec = self.wanted_profile
         if spec is None or (switches, powers) != (self._switches, self._powers):
+            return
+        if FAILS in spec.text:
+            self._profile_is(ProfileState.DEGRADED)
             return
         if not needs_boot:
             self._profile_is(ProfileState.VERIFIED)

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from agent.api import ImageFormat, ImageInfo
 from agent.errors import TwineError
 from control_plane.api.machines import MachineRecord
-from control_plane.api.settings import SchedulerSettings
+from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.task_control.controllers import CallController, nobody
@@ -120,6 +120,8 @@ class Plane:
         self.callers: Callable[[Life], CallController] = lambda _: nobody
         """Returns what makes the calls of TaskControllers in a life."""
         self.images: set[str] = set()
+        self.profile_keys: dict[str, list[str]] = {}
+        """What owners may change of which profile."""
         self.clock_off_s = 0.0
         self.life: Life | None = None
         self.lives = 0
@@ -230,6 +232,7 @@ class Plane:
             broker_stores=stores,
             call_controller=self.callers(life),
             boot_id="always the same",
+            portal=PortalSettings(profile_keys=self.profile_keys),
         )
 
     def _link(self, life: Life, record: MachineRecord) -> AgentLink:

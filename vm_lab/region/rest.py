@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.errors import NotFound, TwineError
-from control_plane.api.jobs import JobPhase, JobSpec, JobStatus, task_id
+from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus, task_id
 from control_plane.api.machines import MachineState
+from control_plane.profiles.core.gradual import is_under_way
 from control_plane.roles import ControlPlane
+from vm_lab.region.checker import is_profile_of
 from vm_lab.region.machine import Machine
+from vm_lab.region.owners import expected
 from vm_lab.region.shape import usable_bytes
 
 if TYPE_CHECKING:
@@ -24,8 +29,10 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
     for name, owned in region.clients.jobs.items():
         if owned.granted is None or owned.asked is None or not owned.settled:
             continue
-        found = await _spec(control_plane, name)
-        if found != owned.granted and owned.settled:
+        record = await _record(control_plane, name)
+        found = record.spec if record is not None else None
+        wanted = expected(owned, record) if record is not None else owned.granted
+        if found != wanted and owned.settled:
             held = "nothing" if found is None else f"{found.tasks} tasks of {found.image[7:11]}"
             lost.append(
                 f"job {name}: {owned.granted.tasks} tasks of {owned.granted.image[7:11]} were"
@@ -37,7 +44,9 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
     lost += [
         f"entitlement {name} is not as it was granted"
         for name, spec in region.clients.entitlements.items()
-        if kept.get(name) != spec
+        if (there := kept.get(name)) is None
+        or replace(there, host_profile=spec.host_profile) != spec
+        or not is_profile_of(there.host_profile, spec.host_profile)
     ]
     return lost
 
@@ -50,6 +59,12 @@ async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[s
     liveness = await control_plane.ready()
     if not liveness.ok or liveness.detail:
         found.append(f"ready says {liveness.detail}")
+    found += [
+        f"profile of {name} is {rollout.state}: {rollout.reason}"
+        for name in region.clients.entitlements
+        if (rollout := control_plane.profiles.show(name).rollout) is not None
+        and is_under_way(rollout)
+    ]
     try:
         records, bound = await _jobs(region, control_plane, found)
         await _machines(region, control_plane, found)
@@ -67,10 +82,13 @@ async def _jobs(
     for name, owned in region.clients.jobs.items():
         spec = owned.granted
         if owned.asked is None or spec is None:
-            if await _spec(control_plane, name) is not None:
+            if await _record(control_plane, name) is not None:
                 found.append(f"job {name} was stopped and is still there")
             continue
         status = await control_plane.get_job(name)
+        expected(owned, status.record)
+        if status.record.spec.image in region.setting.bad_images:
+            found.append(f"job {name} runs a version that never gets healthy")
         for task in status.record.tasks:
             if task.placement is not None:
                 placed[task_id(name, task.index)] = task.placement.machine
@@ -88,7 +106,7 @@ async def _jobs(
 
 def _is_all_it_can_be(region: SimulatedRegion, status: JobStatus, listed: int) -> bool:
     """Return whether a job runs but for tasks that wait for room, and there is none."""
-    tasks = status.record.tasks
+    tasks = [task for task in status.record.tasks if not task.extra]
     placed = sum(1 for task in tasks if task.placement is not None)
     return (
         placed < len(tasks) == status.wanted
@@ -153,8 +171,8 @@ def _copies(
         for task, copy in machine.copies.items():
             running.setdefault(task, []).append(machine.name)
             job = copy.spec.job or task.rpartition("-")[0]
-            granted = region.clients.jobs[job].granted
-            is_old = granted is not None and copy.runs != granted.image
+            owned = region.clients.jobs[job]
+            is_old = owned.granted is not None and copy.runs != owned.runs
             if copy.alive and is_old and job not in bound:
                 found.append(f"{task} on {machine.name} runs an older image")
             if not copy.alive:
@@ -168,8 +186,8 @@ def _copies(
             )
 
 
-async def _spec(control_plane: ControlPlane, name: str) -> JobSpec | None:
+async def _record(control_plane: ControlPlane, name: str) -> JobRecord | None:
     try:
-        return (await control_plane.get_job(name)).record.spec
+        return (await control_plane.get_job(name)).record
     except NotFound:
         return None

@@ -54,6 +54,8 @@ class Work(_Written, frozen=True, kw_only=True):
     """Share of the jobs that a cut-off machine shall stop."""
     controlled: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the jobs that have a TaskController; their kinds are dealt in turn."""
+    paced: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Share of the jobs with canaries, gates, extra tasks and a way back of their own."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the entitlements whose profile needs a reboot."""
 

@@ -16,7 +16,7 @@ from agent.api import JoinRequest
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.settings import SchedulerSettings
-from vm_lab.region import rest, shape
+from vm_lab.region import owners, rest, shape
 from vm_lab.region.applications import Applications
 from vm_lab.region.checker import Checker, Violation
 from vm_lab.region.clients import Clients
@@ -154,6 +154,7 @@ class SimulatedRegion:
 
     def _set_up(self) -> None:
         specs = shape.jobs(self.scenario, self.number)
+        specs = owners.paced(self.scenario, self.number, specs)
         specs = shape.controlled(self.scenario, self.number, specs, self.applications.own)
         for spec in specs:
             self.plane.images.add(spec.image)
@@ -164,6 +165,7 @@ class SimulatedRegion:
         self.setting.reboot_profiles = frozenset(
             e.host_profile for e in granted.values() if e.host_profile.startswith("boot")
         )
+        self.plane.profile_keys = {e.host_profile: owners.PROFILE_KEYS for e in granted.values()}
         self.timeline.at(0.5, self._employ, granted, specs)
 
     def _employ(self, granted: dict[str, EntitlementSpec], specs: list[JobSpec]) -> None:

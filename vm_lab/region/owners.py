@@ -1,0 +1,119 @@
+"""What owners of a simulated region do beside releases and resizes.
+
+Versions that never get healthy, moves of single tasks, proposals for the profile of machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.errors import Conflict, NotFound
+from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.api.profiles import ProfileWish
+from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
+from control_plane.roles import ControlPlane
+from vm_lab.region.clients import Owned, Wish
+from vm_lab.region.machine import FAILS
+from vm_lab.region.scenario import Scenario
+from vm_lab.region.story import Fault
+
+if TYPE_CHECKING:
+    from vm_lab.region.seed import SimulatedRegion
+
+PROFILE_KEYS = ["sysctl.*"]
+
+
+def paced(scenario: Scenario, seed: int, specs: list[JobSpec]) -> list[JobSpec]:
+    """Return the jobs, some of them with more to say of how they are updated."""
+    chance = random.Random(f"{scenario.name} {seed} paces")
+    return [
+        replace(spec, update=_policy(spec.update, chance))
+        if chance.random() < scenario.work.paced
+        else spec
+        for spec in specs
+    ]
+
+
+def _policy(update: UpdatePolicy, chance: random.Random) -> UpdatePolicy:
+    hold_s = chance.choice([5.0, 30.0, 60.0])
+    return replace(
+        update,
+        batch=chance.choice([None, 1, 2, 3]),
+        health_gate_s=chance.choice([0.0, 5.0, 20.0]),
+        healthy_within_s=60.0,
+        canary=Canary(tasks=chance.choice([1, 2]), hold_s=hold_s)
+        if chance.random() < 0.5
+        else None,
+        on_failure=OnFailure.ROLLBACK,
+        failures=chance.choice([1, 1, 2]),
+        surge=chance.choice([0, 1, 2]),
+    )
+
+
+def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    """Want a version of which no task ever gets healthy, of a job that goes back by itself."""
+    name = fault.target.partition(":")[2]
+    spec = region.clients.jobs[name].asked
+    if spec is None or spec.update.on_failure is not OnFailure.ROLLBACK:
+        return
+    digest = "sha256:" + hashlib.sha256(f"bad {name} {number}".encode()).hexdigest()
+    region.plane.images.add(digest)
+    region.setting.known_images.add(digest)
+    region.setting.bad_images.add(digest)
+    region.clients.apply_job(replace(spec, image=digest))
+
+
+def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    """Have a task of a job run elsewhere, perhaps on a machine of its owner's choice."""
+    name = fault.target.partition(":")[2]
+    spec = region.clients.jobs[name].asked
+    if spec is None or not spec.tasks:
+        return
+    index, machines = number % spec.tasks, sorted(region.machines)
+    to = machines[number % len(machines)] if number % 2 else ""
+
+    async def ask(cp: ControlPlane) -> None:
+        try:
+            await cp.move_task(name, index, to, f"move {number}")
+        except (Conflict, NotFound):
+            return  # it is no good moment for that, or no good machine
+
+    region.clients.want(Wish(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None))
+
+
+def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
+    """Propose a profile for the machines of an entitlement; one in three cannot be reached."""
+    names = sorted(region.clients.entitlements)
+    if not names:
+        return
+    name = names[number % len(names)]
+    base = region.clients.entitlements[name].host_profile
+    text = (
+        f'description = "{number}"\nextends = "{base}"\n{FAILS if number % 3 == 0 else ""}\n'
+        f'[sysctl]\n"kernel.panic" = {number}\n'
+    )
+    wish = ProfileWish(text=text, reason=f"profile {number}", at_once=1 + number % 2, gate_s=10.0)
+
+    async def ask(cp: ControlPlane) -> None:
+        try:
+            await cp.profiles.propose(name, wish, "owner")
+        except Conflict:
+            return  # another is on its way
+
+    region.clients.want(Wish(f"entitlement {name}", f"profile {name} {number}", ask, lambda: None))
+
+
+def expected(owned: Owned, record: JobRecord) -> JobSpec | None:
+    """Return what an owner finds who knows that a job may have gone back by itself."""
+    spec, rollout = owned.granted, record.rollout
+    owned.runs = spec.image if spec is not None else ""
+    if spec is None or spec.update.on_failure is not OnFailure.ROLLBACK:
+        return spec
+    if rollout is None or not rollout.returns_from or record.spec.image not in owned.images:
+        return spec
+    owned.runs = record.spec.image
+    return replace(spec, image=record.spec.image)
