@@ -24,6 +24,7 @@ def guest() -> Iterator[OneGuest]:
     found.down()
 
 
+@pytest.mark.long
 def test_f64_to_f75_on_a_real_kernel(guest: OneGuest) -> None:
     # F-64 F-65 F-66 F-67 F-68 F-70 F-71 F-72 F-73 F-74 F-75 HP12
     guest.pytest("-m", "not long")

@@ -12,8 +12,10 @@ from the_host import OURS, STATE, TheHost, differences, everything
 
 @pytest.fixture(scope="session")
 def untouched() -> dict[str, str]:
-    """The guest before the first profile, with the slice of tasks that an agent would make."""
+    """The guest before the first profile, with what an agent that ran once leaves behind it."""
     subprocess.run(["systemctl", "start", "workload.slice"], check=True)
+    for verb in ("start", "stop"):
+        subprocess.run(["systemctl", verb, "twine-agent.service"], check=True)
     subprocess.run(["modprobe", "-a", "loop", "xfs"], check=True)  # stay, as after any mount
     return everything()
 

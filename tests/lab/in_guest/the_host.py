@@ -42,11 +42,12 @@ PUNCH_HOLE = 3
 """With the size kept (include/uapi/linux/falloc.h)."""
 
 MOVES = re.compile(
-    r"fs\.(dentry-state|file-nr|inode-nr|inode-state)$|kernel\.(ns_last_pid|pty\.nr)$"
+    r"fs\.(dentry-state|file-nr|inode-nr|inode-state)$|kernel\.(ns_last_pid|pty\.nr|tainted)$"
     r"|kernel\.random\.|fs\.quota|net\.netfilter\.nf_conntrack_count$"
     r"|vm\.(drop_caches|compact_memory|stat_refresh)$"
 )
-"""Sysctls that count something, or that only act."""
+"""Sysctls that count something, or that only act; an emulated guest that waited for its host long
+enough to complain of a soft lockup is tainted."""
 COUNTS = re.compile(r"^/sys/block/loop|/stats/|/khugepaged/(pages_collapsed|full_scans)$")
 FILES = (
     "/sys/kernel/mm/transparent_hugepage/**/*",
