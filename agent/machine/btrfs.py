@@ -92,7 +92,7 @@ class HostBtrfs:
     def top(self, path: Path) -> Path:
         """Return the subvolume that a path lies in."""
         with _translated(f"cannot find the subvolume of {path}"):
-            for folder in (path, *path.parents):
+            for folder in (path, *path.parents) if _is_on_btrfs(path) else ():
                 if _is_subvolume(folder):
                     return folder
         raise BtrfsError(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
@@ -132,6 +132,20 @@ class HostBtrfs:
 _FS_INFO = 0x8400941F
 """BTRFS_IOC_FS_INFO; the file system's UUID is at byte 16 (include/uapi/linux/btrfs.h)."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _is_on_btrfs(folder: Path) -> bool:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, _FS_INFO, bytes(1024))
+    except OSError as e:
+        if e.errno == errno.ENOTTY:
+            return False
+        raise
+    else:
+        return True
+    finally:
+        os.close(fd)
 
 
 def _is_subvolume(path: Path) -> bool:

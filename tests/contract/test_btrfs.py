@@ -214,5 +214,5 @@ def test_a_path_lies_in_the_nearest_subvolume_above_it(volume: Volume) -> None:
 def test_what_a_subvolume_alone_takes_is_a_number_or_not_known(volume: Volume) -> None:
     found = volume.btrfs.own_bytes(an_image(volume))
 
-    assert found is None or found > 0
+    assert found is None or found >= 0  # what is not written out yet is not counted yet
     assert volume.real or found
