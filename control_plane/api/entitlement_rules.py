@@ -10,7 +10,7 @@ import re
 from typing import Any, TypeGuard
 
 from agent.errors import FieldError
-from control_plane.api.validate import requirement_errors, skew_errors
+from control_plane.api.validate import preference_errors, requirement_errors
 
 _UNIT_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")
 MAX_DEPTH = 10
@@ -22,9 +22,9 @@ def entitlement_relations(document: Any, where: str = "") -> list[FieldError]:
     """Return what is wrong between the fields of an `EntitlementSpec`, as plain values."""
     if not isinstance(document, dict):
         return []
-    found = [*_quota_errors(document), *_unit_errors(document), *_preference_errors(document)]
+    found = [*_quota_errors(document), *_unit_errors(document), *_value_errors(document)]
     found += requirement_errors(document.get("requires"), "requires")
-    found += skew_errors(document.get("preferences"))
+    found += preference_errors(document.get("preferences"))
     return [FieldError(field=where + e.field, reason=e.reason) for e in found]
 
 
@@ -80,7 +80,7 @@ def _unit_errors(document: dict[Any, Any]) -> list[FieldError]:
     ]
 
 
-def _preference_errors(document: dict[Any, Any]) -> list[FieldError]:
+def _value_errors(document: dict[Any, Any]) -> list[FieldError]:
     listed = document.get("preferences")
     if not isinstance(listed, list):
         return []

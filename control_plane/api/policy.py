@@ -63,6 +63,18 @@ Expression = Annotated[
 """A requirement as text: `api.requirements` reads it, docs/requirements-grammar.md says how."""
 
 
+PropertyName = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=80,
+        description="a property of machines such as `msb`, `memory` or `label.NAME`",
+    ),
+]
+"""What requirements can ask for, preferences can order by (docs/requirements-grammar.md)."""
+Weights = Annotated[dict[Value, Annotated[int, Meta(ge=1, le=1000)]], Meta(max_length=1000)]
+
+
 class Property(StrEnum):
     """What machines can be told apart by."""
 
@@ -103,11 +115,13 @@ class Fit(StrEnum):
 class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One soft preference; the first in a list matters most."""
 
-    property: Property
-    """Of machines."""
+    property: PropertyName
+    """Of machines: a word, a number of whole machines, or a label. Those without it are a bin."""
     strategy: Strategy = Strategy.EVEN
     values: Annotated[list[Value], Meta(max_length=1000)] = []
     """For `prefer` and `avoid`."""
+    weights: Weights = {}
+    """For `even`: tasks go to bins in proportion to these; one that is not named has 1."""
     at_most: Annotated[int, Meta(ge=1, le=15_000)] | None = None
     """The hard part: no bin gets more tasks of the job than this."""
     max_skew: Annotated[int, Meta(ge=1, le=15_000)] | None = None

@@ -296,23 +296,8 @@ class _Reader:
         raise self._stop(token.at, f"a value is expected, not {_name(token)}{hint}")
 
     def _check_property(self, token: _Token) -> None:
-        name = token.text
-        if name in self._known:
-            return
-        if name.startswith(LABEL):
-            if not _LABEL_NAME.fullmatch(name.removeprefix(LABEL)):
-                reason = f"{name!r} is no label: label. and up to 63 of a-z, 0-9, - _ and dots"
-                self._wrong(token.at, reason)
-        elif name in OF_RECORDS:
-            reason = f"{name} changes while tasks run: only `machine list --where` may ask for it"
+        if reason := why_unknown(token.text, self._known, _name(token)):
             self._wrong(token.at, reason)
-        else:
-            near = get_close_matches(name, [*self._known, LABEL + name], 1)
-            listed = ", ".join(sorted(self._known))
-            guess = f"did you mean {near[0]}? " if near else ""
-            self._wrong(
-                token.at, f"{_name(token)} is no property; {guess}known: {listed}, label.NAME"
-            )
 
     def _wrong(self, at: int, reason: str) -> None:
         self.errors.append(f"at character {at}: {reason}")
@@ -320,6 +305,22 @@ class _Reader:
     def _stop(self, at: int, reason: str) -> _Wrong:
         self._wrong(at, reason)
         return _Wrong()
+
+
+def why_unknown(name: str, known: frozenset[str] = FOR_JOBS, shown: str = "") -> str:
+    """Return why a word is no property that may be used, with what is meant; empty: it is one."""
+    if name in known:
+        return ""
+    if name.startswith(LABEL):
+        if _LABEL_NAME.fullmatch(name.removeprefix(LABEL)):
+            return ""
+        return f"{name!r} is no label: label. and up to 63 of a-z, 0-9, - _ and dots"
+    if name in OF_RECORDS:
+        return f"{name} changes while tasks run: only `machine list --where` may ask for it"
+    near = get_close_matches(name, [*known, LABEL + name], 1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    listed = ", ".join(sorted(known))
+    return f"{shown or repr(name)} is no property; {guess}known: {listed}, label.NAME"
 
 
 def _not(term: Term | None) -> Term | None:

@@ -20,7 +20,7 @@ from agent.wire.routes import invalid
 from agent.wire.violations import MAX_ERRORS, violations
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Admission
-from control_plane.api.requirement_parser import parsed
+from control_plane.api.requirement_parser import parsed, why_unknown
 
 MAX_JOB_FILE_BYTES = 256 << 10
 _PLACEHOLDER = re.compile(r"\$\{([^}$]*)\}")
@@ -49,7 +49,7 @@ def job_relations(document: Any) -> list[FieldError]:
     listed = document.get("ports", [])
     ports = [p for p in listed if isinstance(p, str)] if isinstance(listed, list) else []
     found = requirement_errors(document.get("requires"), "requires")
-    found += skew_errors(document.get("preferences"))
+    found += preference_errors(document.get("preferences"))
     found += [
         FieldError(field="ports", reason=f"{name!r} is listed {count} times")
         for name, count in Counter(ports).items()
@@ -107,17 +107,30 @@ def requirement_errors(listed: Any, field: str) -> list[FieldError]:
     ]
 
 
-def skew_errors(listed: Any) -> Iterator[FieldError]:
-    """Yield what is wrong with bounds on skew in a list of preferences."""
+def preference_errors(listed: Any) -> Iterator[FieldError]:
+    """Yield what is wrong with properties, bounds on skew and weights in a list of preferences."""
     some = listed[:MAX_LISTED] if isinstance(listed, list) else []
     for i, preference in enumerate(some):
-        if not isinstance(preference, dict) or preference.get("max_skew") is None:
+        if not isinstance(preference, dict):
             continue
-        field = f"preferences[{i}].max_skew"
-        if preference.get("strategy", "even") != "even":
-            yield FieldError(field=field, reason="only for even: the others want tasks uneven")
-        elif preference.get("property") == "machine":
-            yield FieldError(field=field, reason="not for machines: at_most says the same there")
+        at, property_ = f"preferences[{i}].", preference.get("property")
+        if isinstance(property_, str) and (reason := why_unknown(property_)):
+            yield FieldError(field=f"{at}property", reason=reason)
+        is_even = preference.get("strategy", "even") == "even"
+        weights, skew = preference.get("weights"), preference.get("max_skew")
+        if weights and not is_even:
+            yield FieldError(field=f"{at}weights", reason="only for even")
+        if skew is None:
+            continue
+        if not is_even:
+            reason = "only for even: the others want tasks uneven"
+        elif weights:
+            reason = "not with weights: these want tasks uneven"
+        elif property_ == "machine":
+            reason = "not for machines: at_most says the same there"
+        else:
+            continue
+        yield FieldError(field=f"{at}max_skew", reason=reason)
 
 
 def _probes(document: dict[Any, Any]) -> list[tuple[str, dict[Any, Any]]]:

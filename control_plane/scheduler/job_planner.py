@@ -121,7 +121,7 @@ class JobPlanner:
             return ""
         pool = self._index.pool(self._placing.pool_of(record))
         repairs = await self._placing.repairs(record, {})
-        bins = {bin_of(over, machine) for machine in pool.machines()}
+        bins = {bin_of(over.property, machine) for machine in pool.machines()}
         bins |= {repair.to_bin for repair in repairs}  # perhaps on a machine that is free yet
         found = unevenness(claims, over, sorted(bins))
         if found is None:

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Set
 from control_plane.agents.core.seen import View
 from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import Demand, demand_for
+from control_plane.allocator.core.evenness import Even
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.request import Allocation, Allowance, Group, Request, same_claim
 from control_plane.allocator.core.spread import Repair, Target, Targets, evened
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
-from control_plane.api.policy import Admission, Property
+from control_plane.api.policy import Admission
 from control_plane.api.requirements import In
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
@@ -72,7 +73,7 @@ class Placing:
         answer = Answer(allocation.claims, allocation.unplaced, allocation.reasons)
         return answer_of(record, view, answer)
 
-    def evened(self, record: JobRecord) -> Property | None:
+    def evened(self, record: JobRecord) -> Even | None:
         """Return over what a job is to be spread; None: over nothing."""
         return evened(preferences_of(record.spec, self.entitlement_of(record)))
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.feasibility import admits_any_of, judge
-from control_plane.allocator.core.machine_pools import Cell, Machine, Part, scarcity
+from control_plane.allocator.core.machine_pools import Cell, Machine, Part
 from control_plane.allocator.core.request import Group
+from control_plane.allocator.core.shelves import scarcity
 from control_plane.allocator.core.stranding import Totals, is_rare, stranded
 from control_plane.api.policy import Fit
 from control_plane.broker.core.capacity import Capacity

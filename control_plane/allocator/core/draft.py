@@ -7,10 +7,11 @@ import zlib
 from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import Room
-from control_plane.allocator.core.machine_pools import Bucket, Machine, Space
+from control_plane.allocator.core.machine_pools import Bucket, Machine
 from control_plane.allocator.core.preferences import Ranking
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Request
+from control_plane.allocator.core.space import Space
 from control_plane.broker.core.assignment import FREE
 
 

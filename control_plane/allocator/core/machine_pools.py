@@ -34,15 +34,14 @@ from control_plane.allocator.core.shelves import (
     MOST_GPUS,
     ORDERS,
     QUARTERS,
-    SHELF_OF,
+    shelf_of,
+    tightness,
 )
 from control_plane.allocator.core.stranding import Totals
-from control_plane.api.policy import Property
 from control_plane.broker.core.capacity import Capacity, Place, micro
 
 FREE = ""
 """The name of the free pool."""
-_NOWHERE = Place("", "", "", "", "")
 
 
 class Holder(Protocol):
@@ -91,46 +90,6 @@ class Machine:
         return self.bucket.pool.name
 
 
-class Space:
-    """A copy of a machine's room, in which a plan takes and frees before it is sure."""
-
-    __slots__ = ("free_cpu", "free_disk", "free_gpus", "free_memory", "free_network", "ports")
-
-    def __init__(self, machine: Machine) -> None:
-        """Copy what is left on a machine."""
-        self.free_cpu = machine.free_cpu
-        self.free_memory = machine.free_memory
-        self.free_gpus = machine.free_gpus
-        self.free_network = machine.free_network
-        self.free_disk = machine.free_disk
-        ports = machine.ports
-        self.ports = Ports(ports.taken, ports.next) if ports else None
-
-    @staticmethod
-    def whole(capacity: Capacity) -> Space:
-        """Return the room of a machine on which there is nothing."""
-        return Space(Machine("", capacity, _NOWHERE, ""))
-
-    @property
-    def free_ports(self) -> int:
-        """How many ports no task has."""
-        return PORTS - len(self.ports.taken) if self.ports else PORTS
-
-    def take(self, demand: Demand, capacity: Capacity, times: int = 1) -> None:
-        """Subtract tasks; a negative number gives their room back. Ports are separate."""
-        self.free_cpu -= demand.cpu_on(capacity) * times
-        self.free_memory -= demand.memory_bytes * times
-        self.free_gpus -= demand.gpus * times
-        self.free_network -= demand.network_mbps * times
-        self.free_disk -= demand.disk_bytes * times
-
-    def pick_ports(self, names: Iterable[str]) -> dict[str, int]:
-        """Take the ports of one task."""
-        if self.ports is None:
-            self.ports = Ports()
-        return self.ports.pick(names)
-
-
 class Bucket:
     """The machines of one pool that have type, RRU and MSB in common.
 
@@ -154,7 +113,7 @@ class Bucket:
 
     def __init__(self, pool: Pool, capacity: Capacity, place: Place) -> None:
         """Make an empty bucket for machines like this."""
-        self._cells: list[Cell] | None = None
+        self._cells: dict[bool, list[Cell]] = {}
         """Made when somebody asks, and again when machines came or went."""
         self.pool = pool
         self.capacity = capacity
@@ -173,7 +132,7 @@ class Bucket:
     def put_all(self, machines: list[Machine]) -> None:
         """Put machines that come into this bucket on the shelf where all of them belong."""
         sample = machines[0]
-        self._cells = None
+        self._cells = {}
         shelf = shelf_of(sample)
         self.most_memory = max(self.most_memory, sample.capacity.memory_bytes)
         row = self.shelves[shelf]
@@ -185,7 +144,7 @@ class Bucket:
 
     def drop(self, machine: Machine) -> None:
         """Take a machine out of the bucket."""
-        self._cells = None
+        self._cells = {}
         self._take_off(machine)
 
     def _take_off(self, machine: Machine) -> None:
@@ -253,15 +212,16 @@ class Bucket:
             yield from sorted(self._on(alike), key=tightness)
         yield from self._on((EMPTY,))
 
-    def cells(self) -> list[Cell]:
-        """Return its machines by rack, and by whatever else may differ between them."""
-        cells = self._cells
+    def cells(self, *, by_size: bool = False) -> list[Cell]:
+        """Return its machines by rack and labels, and `by_size` by all that they have."""
+        cells = self._cells.get(by_size)
         if cells is None:
             found: dict[object, list[Machine]] = {}
             for machine in self.machines():
-                key = (machine.place.rack, machine.capacity.labels)
+                capacity = machine.capacity
+                key = (machine.place.rack, capacity if by_size else capacity.labels)
                 found.setdefault(key, []).append(machine)
-            cells = self._cells = [Cell(self, machines) for machines in found.values()]
+            cells = self._cells[by_size] = [Cell(self, machines) for machines in found.values()]
         return cells
 
     def _share(self, demand: Demand) -> float:
@@ -350,37 +310,6 @@ Part = Bucket | Cell
 """Machines of one bucket: all, or some."""
 
 
-def scarcity(machine: Machine) -> tuple[int, bool, int]:
-    """Return the place of a machine with GPUs among all of them, as shelves order them."""
-    return min(int(machine.free_gpus), MOST_GPUS), not machine.jobs, machine.shelf
-
-
-def tightness(machine: Machine) -> tuple[float, float]:
-    """Return how much is left of a machine; the less, the tighter a task sits there."""
-    rru, memory = _shares(machine)
-    return min(rru, memory), rru + memory
-
-
-def shelf_of(machine: Machine) -> int:
-    """Return the shelf on which a machine belongs."""
-    if machine.blocked:
-        return BLOCKED
-    if not machine.jobs:
-        return EMPTY
-    rru, memory = _shares(machine)
-    if machine.capacity.gpus:
-        return 1 + 4 * max(0, min(int(machine.free_gpus), MOST_GPUS)) + bisect_right(QUARTERS, rru)
-    return SHELF_OF[bisect_right(CUTS, rru)][bisect_right(CUTS, memory)]
-
-
-def _shares(machine: Machine) -> tuple[float, float]:
-    """Return which parts of its RRU and memory are left."""
-    capacity = machine.capacity
-    memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
-    rru = machine.free_cpu / capacity.cpu_room if capacity.cpu_room else 1.0
-    return rru, memory
-
-
 Bins = tuple[str, ...]
 Binned = Mapping[Bins, Sequence[Part]]
 """Machines of a pool by their bins."""
@@ -445,7 +374,7 @@ class Pool:
         self.micro_rru = 0
         self.per_type: Counter[str] = Counter()
         self.buckets: dict[tuple[object, ...], Bucket] = {}
-        self._partitions: dict[tuple[Property, ...], Partition] = {}
+        self._partitions: dict[tuple[str, ...], Partition] = {}
         self._misses: set[tuple[object, ...]] = set()
         """Sizes of demands for which no bucket had room when `gain` was …"""
         self._missed_at = 0
@@ -475,7 +404,7 @@ class Pool:
             self._partitions = {}
         return found
 
-    def partition(self, properties: tuple[Property, ...]) -> Partition:
+    def partition(self, properties: tuple[str, ...]) -> Partition:
         """Return the buckets by the bins of properties that a bucket's machines share."""
         partitions = self._partitions  # another thread's new bucket may replace them
         found = partitions.get(properties)

@@ -241,7 +241,7 @@ class Planning(Draft):
 
     def _part(self, bucket: Bucket, binned: dict[Bins, list[Part]]) -> None:
         alike: dict[Bins, list[Cell]] = {}
-        for cell in bucket.cells():
+        for cell in bucket.cells(by_size=self.ranking.by_size):
             alike.setdefault(self.ranking.bins_of_many(cell), []).append(cell)
         for bins, cells in alike.items():
             binned.setdefault(bins, []).append(Cell.of(bucket, cells))

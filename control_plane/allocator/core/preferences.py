@@ -1,9 +1,9 @@
 """Soft preferences: a machine property that parts machines into bins, and a strategy over bins.
 
 To add a strategy, add a member to `api.policy.Strategy` and its score here. To add a
-property, add it to `api.policy.Property` and to `matching.bin_of`; it belongs in
+property, add it to `api.requirements` and to `matching.bin_of`; it belongs in
 `feasibility.SHARED` if all machines of one type in one MSB have it in common: then whole
-buckets are ordered by it.
+buckets are ordered by it. Labels, and numbers such as `memory`, are properties of single machines.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from control_plane.allocator.core.evenness import Even
 from control_plane.allocator.core.feasibility import SHARED, Candidate, bin_of, names
 from control_plane.allocator.core.skew import Floor
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Preference, Property, Strategy
+from control_plane.api.requirements import NUMBERS
 
 DEFAULT = (
     Preference(property=Property.MSB, strategy=Strategy.EVEN),
@@ -47,7 +49,7 @@ Scores = tuple[int, ...]
 Bins = tuple[str, ...]
 """In which bin a machine is by each preference."""
 
-_FINENESS = {
+_FINENESS: Mapping[str, int] = {
     Property.REGION: 1,
     Property.DATACENTER: 2,
     Property.MSB: 3,
@@ -60,12 +62,17 @@ _FINENESS = {
 class _Slot:
     """One preference while tasks are placed: in which bin a machine is, and how good that is."""
 
-    __slots__ = ("counts", "floor", "is_machine", "is_static", "nobody", "preference", "property")
+    __slots__ = (
+        *("counts", "even", "floor", "is_machine", "is_static"),
+        *("nobody", "preference", "property"),
+    )
 
     def __init__(self, preference: Preference) -> None:
         self.preference = preference
         self.property = preference.property
-        self.is_machine = preference.property is Property.MACHINE
+        self.is_machine = preference.property == Property.MACHINE
+        self.even = Even.of(preference) if preference.weights else None
+        """Where bins differ by weight."""
         self.is_static = preference.strategy in STATIC and preference.at_most is None
         """Bins that are equally good are one: their position among `values` is its name."""
         self.nobody = str(len(preference.values)) if self.is_static else ""
@@ -88,6 +95,8 @@ class _Slot:
         return next((i for i, value in enumerate(values) if names(bin_, value)), len(values))
 
     def score(self, bin_: str) -> int:
+        if self.even is not None:
+            return self.even.next(bin_, self.counts[bin_])
         values = self.preference.values
         position = int(bin_) if self.is_static else self.position(bin_) if values else 0
         return SCORES[self.preference.strategy](self.counts[bin_], position, len(values))
@@ -112,24 +121,27 @@ class Ranking:
         self.counts_machines = any(s.is_machine and not s.is_static for s in self._slots)
         """Whether they do by the tasks that they have."""
         self.named = frozenset(
-            value for p in preferences if p.property is Property.MACHINE for value in p.values
+            value for p in preferences if p.property == Property.MACHINE for value in p.values
         )
         """Machines that a preference names."""
-        self.is_fine = any(p not in SHARED and p is not Property.MACHINE for p in self.properties)
+        self.is_fine = any(p not in SHARED and p != Property.MACHINE for p in self.properties)
         """Whether machines of one type in one MSB differ."""
+        self.by_size = not NUMBERS.keys().isdisjoint(self.properties)
+        """Whether they do by how much of something they have."""
         self.is_plain = not (
             self.by_machine or self.is_fine or any(slot.is_static for slot in self._slots)
         )
         """Whether bins are those of whole buckets, by their own names."""
         self.packs_machines = any(
-            p.property is Property.MACHINE and p.strategy is Strategy.PACK for p in preferences
+            p.property == Property.MACHINE and p.strategy is Strategy.PACK for p in preferences
         )
         self.improves = any(p.strategy in IMPROVING for p in preferences)
         self.bounded = any(p.max_skew is not None for p in preferences)
         """Whether bins may have to wait until others have caught up."""
         self.capped = self.bounded or any(p.at_most is not None for p in preferences)
         self._is_default = self.properties == _DEFAULT_PROPERTIES and all(
-            p.strategy is Strategy.EVEN and p.at_most is p.max_skew is None for p in preferences
+            p.strategy is Strategy.EVEN and p.at_most is p.max_skew is None and not p.weights
+            for p in preferences
         )
         changing = [n for n, slot in enumerate(self._slots) if not slot.is_static]
         self.finest = max(changing, key=lambda n: _FINENESS.get(self.properties[n], 0), default=0)
@@ -172,7 +184,7 @@ class Ranking:
         if number >= len(self._slots):
             return lambda _bins: 0
         slot = self._slots[number]
-        if slot.preference.strategy is Strategy.EVEN:
+        if slot.preference.strategy is Strategy.EVEN and slot.even is None:
             counts = slot.counts
             return lambda bins: counts[bins[number]]  # the default; asked thrice per task
         return lambda bins: slot.score(bins[number])

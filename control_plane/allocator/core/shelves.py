@@ -2,6 +2,28 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from typing import Protocol
+
+from control_plane.broker.core.capacity import Capacity
+
+
+class Shelved(Protocol):
+    """A machine as far as its shelf depends on it: `machine_pools.Machine`."""
+
+    free_cpu: int
+    free_memory: int
+    free_gpus: float
+    shelf: int
+
+    @property
+    def capacity(self) -> Capacity: ...
+    @property
+    def blocked(self) -> str: ...
+    @property
+    def jobs(self) -> tuple[object, ...]: ...
+
+
 CUTS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of a machine's room between which it is on one shelf."""
 CLASSES = len(CUTS) + 1
@@ -44,3 +66,34 @@ BY_GPUS = {
 }
 """Machines with GPUs are on shelves by how many are left, and by quarters of their RRU. By the
 least of both that will do: the shelves to look at, those with fewest GPUs left first."""
+
+
+def scarcity(machine: Shelved) -> tuple[int, bool, int]:
+    """Return the place of a machine with GPUs among all of them, as shelves order them."""
+    return min(int(machine.free_gpus), MOST_GPUS), not machine.jobs, machine.shelf
+
+
+def tightness(machine: Shelved) -> tuple[float, float]:
+    """Return how much is left of a machine; the less, the tighter a task sits there."""
+    rru, memory = _shares(machine)
+    return min(rru, memory), rru + memory
+
+
+def shelf_of(machine: Shelved) -> int:
+    """Return the shelf on which a machine belongs."""
+    if machine.blocked:
+        return BLOCKED
+    if not machine.jobs:
+        return EMPTY
+    rru, memory = _shares(machine)
+    if machine.capacity.gpus:
+        return 1 + 4 * max(0, min(int(machine.free_gpus), MOST_GPUS)) + bisect_right(QUARTERS, rru)
+    return SHELF_OF[bisect_right(CUTS, rru)][bisect_right(CUTS, memory)]
+
+
+def _shares(machine: Shelved) -> tuple[float, float]:
+    """Return which parts of its RRU and memory are left."""
+    capacity = machine.capacity
+    memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
+    rru = machine.free_cpu / capacity.cpu_room if capacity.cpu_room else 1.0
+    return rru, memory

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
 
 from control_plane.allocator.core.claims import Claim
+from control_plane.allocator.core.evenness import Even
 from control_plane.allocator.core.feasibility import bin_of
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.request import Plan, Request
-from control_plane.api.policy import Preference, Property, Strategy
+from control_plane.api.policy import Preference, Strategy
 
 _Most = tuple[int, int, str]
 """Minus the tasks of a machine, minus the last of them, its name: least for the fullest."""
@@ -54,32 +55,33 @@ class Repair:
 class Unevenness:
     """The bins that have most and fewest tasks of a job."""
 
-    property: Property
+    property: str
     fullest: str
     most: int
     emptiest: str
     fewest: int
 
 
-def evened(preferences: Sequence[Preference]) -> Property | None:
+def evened(preferences: Sequence[Preference]) -> Even | None:
     """Return over what a job is spread evenly first; None: over nothing."""
     for preference in preferences:
         if preference.strategy is Strategy.EVEN:
-            return preference.property
+            return Even.of(preference)
         if preference.strategy is Strategy.PACK:
             return None
     return None
 
 
-def fullest_first(claims: Iterable[Claim], property_: Property, number: int) -> list[int]:
+def fullest_first(claims: Iterable[Claim], over: Even, number: int) -> list[int]:
     """Return tasks to take away so that the rest stands as evenly as can be.
 
-    Each comes from the bin, and there from the machine, that has most tasks by then; of
-    several the one with the highest index. With a number beyond the tasks all are returned.
+    Each comes from the bin that has most tasks for its weight by then, and there from the
+    machine that has most; of several the one with the highest index. With a number beyond the
+    tasks all are returned.
     """
     machines: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for claim in claims:
-        machines[bin_of(property_, claim.machine), claim.machine.name].append(claim.task)
+        machines[bin_of(over.property, claim.machine), claim.machine.name].append(claim.task)
     of_bin: defaultdict[str, list[_Most]] = defaultdict(list)
     sizes: Counter[str] = Counter()
     for (bin_, name), tasks in machines.items():
@@ -88,7 +90,7 @@ def fullest_first(claims: Iterable[Claim], property_: Property, number: int) -> 
         sizes[bin_] += len(tasks)
     for heap in of_bin.values():
         heapify(heap)
-    bins = [(-sizes[bin_], heap[0][1], bin_) for bin_, heap in of_bin.items()]
+    bins = [(-over.last(bin_, sizes[bin_]), heap[0][1], bin_) for bin_, heap in of_bin.items()]
     heapify(bins)
     found: list[int] = []
     while bins and len(found) < number:
@@ -96,31 +98,30 @@ def fullest_first(claims: Iterable[Claim], property_: Property, number: int) -> 
         heap = of_bin[bin_]
         tasks = machines[bin_, heap[0][2]]
         found.append(tasks.pop())
+        sizes[bin_] -= 1
         if tasks:
             heapreplace(heap, (-len(tasks), -tasks[-1], heap[0][2]))
         else:
             heappop(heap)
         if heap:
-            heapreplace(bins, (bins[0][0] + 1, heap[0][1], bin_))
+            heapreplace(bins, (-over.last(bin_, sizes[bin_]), heap[0][1], bin_))
         else:
             heappop(bins)
     return found
 
 
-def unevenness(
-    claims: Iterable[Claim], property_: Property, bins: Iterable[str] = ()
-) -> Unevenness | None:
-    """Return the bins that differ most, if by two tasks or more; `bins` may have none of any."""
-    counts = Counter(bin_of(property_, claim.machine) for claim in claims)
+def unevenness(claims: Iterable[Claim], over: Even, bins: Iterable[str] = ()) -> Unevenness | None:
+    """Return the bins that differ most, if a move would gain; `bins` may have none of any."""
+    counts = Counter(bin_of(over.property, claim.machine) for claim in claims)
     for name in bins:
         counts.setdefault(name, 0)
     if not counts:
         return None
-    fullest = max(sorted(counts), key=counts.__getitem__)
-    emptiest = min(sorted(counts), key=counts.__getitem__)
-    if counts[fullest] - counts[emptiest] < 2:
+    fullest = max(sorted(counts), key=lambda bin_: over.last(bin_, counts[bin_]))
+    emptiest = min(sorted(counts), key=lambda bin_: over.next(bin_, counts[bin_]))
+    if over.last(fullest, counts[fullest]) <= over.next(emptiest, counts[emptiest]):
         return None
-    return Unevenness(property_, fullest, counts[fullest], emptiest, counts[emptiest])
+    return Unevenness(over.property, fullest, counts[fullest], emptiest, counts[emptiest])
 
 
 def trying(request: Request, tasks: Iterable[int], machines: Iterable[str]) -> Request:
@@ -154,16 +155,14 @@ def targets_of(request: Request, plan: Plan, claims: Iterable[Claim]) -> Targets
     return Targets(found, plan.reasons)
 
 
-def gaining(
-    claims: Sequence[Claim], property_: Property, plan: Plan, most: int
-) -> tuple[Repair, ...]:
+def gaining(claims: Sequence[Claim], over: Even, plan: Plan, most: int) -> tuple[Repair, ...]:
     """Return the moves of a plan that make the spread more even by a task or more, in order.
 
     Between bins, or inside one between machines of its pool that have tasks already or are
     empty: a machine is not taken from the free pool for that.
     """
     was: dict[int, Machine] = {claim.task: claim.machine for claim in claims}
-    bins = Counter(bin_of(property_, machine) for machine in was.values())
+    bins = Counter(bin_of(over.property, machine) for machine in was.values())
     machines = Counter(machine.name for machine in was.values())
     taken = {machine.name for machine in plan.change.takes}
     found: list[Repair] = []
@@ -171,12 +170,12 @@ def gaining(
         before, after = was.get(claim.task), claim.machine
         if before is None or len(found) == most:
             continue
-        from_bin, to_bin = bin_of(property_, before), bin_of(property_, after)
+        from_bin, to_bin = bin_of(over.property, before), bin_of(over.property, after)
         is_taken = after.name in taken
         if from_bin == to_bin:
             gains = not is_taken and machines[before.name] - machines[after.name] >= 2
         else:
-            gains = bins[from_bin] - bins[to_bin] >= 2
+            gains = over.last(from_bin, bins[from_bin]) > over.next(to_bin, bins[to_bin])
         if gains:
             found.append(Repair(claim.task, Target(after.name, is_taken), from_bin, to_bin))
             bins.update({to_bin: 1, from_bin: -1})

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
+from agent.wire.quantities import size_text
 from control_plane.api.machines import MachineRecord
 from control_plane.api.policy import Property
 from control_plane.api.requirements import (
     LABEL,
+    SIZES,
     AllOf,
     AnyOf,
     Because,
@@ -150,7 +152,9 @@ def _word(property_: str, machine: Subject) -> str:
     if (word := _WORDS.get(property_)) is not None:
         return word(machine)
     if (number := _NUMBERS.get(property_)) is not None:
-        return f"{number(machine):g}" if number(machine) else ""
+        value = number(machine)
+        text = size_text(int(value)) if property_ in SIZES else f"{value:g}"
+        return text if value else ""
     get = _OF_RECORDS.get(property_)
     return get(machine.record) if get is not None and isinstance(machine, Listed) else ""
 

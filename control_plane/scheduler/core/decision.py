@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from control_plane.agents.core.seen import View
 from control_plane.allocator.core.claims import Claim
+from control_plane.allocator.core.evenness import OVER_MSBS, Even
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.operations import JobEvent
-from control_plane.api.policy import Property
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import Ledger
 from control_plane.scheduler.core.release import runs_next
@@ -24,7 +24,7 @@ class Seen:
     now: Moment
     claims: Iterable[Claim] = ()
     """The job's, which say where its tasks stand."""
-    evened: Property | None = Property.MSB
+    evened: Even | None = OVER_MSBS
     """Over what the job is spread; None: it is not."""
     repairs: tuple[int, ...] = ()
     """Tasks whose move makes the spread more even."""

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from agent.errors import FieldError
 from control_plane.allocator.core.demand import Demand, claiming_cpu, demand_for
 from control_plane.allocator.core.feasibility import Tally, judge, of_kind
-from control_plane.allocator.core.machine_pools import Machine, Space
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.space import Space
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, UpdatePolicy
 from control_plane.api.policy import Admission, Fit

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from agent.errors import FieldError
 from control_plane.allocator.core.demand import Demand, demand_of
 from control_plane.allocator.core.feasibility import as_far_as, judge
-from control_plane.allocator.core.machine_pools import Machine, Space
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.space import Space
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.policy import Property

@@ -10,9 +10,9 @@ from regions import FREE, Allowance, RegionIndex, a_capacity, a_place, check, pl
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import judge
-from control_plane.allocator.core.machine_pools import Space
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.allocator.core.request import Group, Plan, Request
+from control_plane.allocator.core.space import Space
 from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.broker.core.capacity import micro
 

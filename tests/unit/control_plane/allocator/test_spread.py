@@ -6,6 +6,7 @@ from collections import Counter
 from regions import POOL, TASK, a_region, a_request, add, allocate, where
 
 from control_plane.allocator.core import spread
+from control_plane.allocator.core.evenness import OVER_MSBS, Even
 from control_plane.allocator.core.planner import plan
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.allocator.core.region_index import RegionIndex
@@ -88,16 +89,16 @@ def test_a_scale_down_takes_from_the_fullest_domain():
         index.block(name, "")
     allocate(index, a_request(6))
     claims = list(index.claims["web"])
-    gone = spread.fullest_first(claims, Property.MSB, 2)
+    gone = spread.fullest_first(claims, OVER_MSBS, 2)
     left = Counter(c.machine.place.msb for c in claims if c.task not in gone)
     assert left == {"dc1/msb1": 2, "dc1/msb2": 2}
-    assert sorted(spread.fullest_first(claims, Property.MSB, 99)) == list(range(6))
+    assert sorted(spread.fullest_first(claims, OVER_MSBS, 99)) == list(range(6))
 
 
 def test_of_an_even_job_the_last_tasks_go():
     index = a_region(msbs=3, machines=1)
     allocate(index, a_request(3))
-    assert spread.fullest_first(index.claims["web"], Property.MSB, 2) == [2, 1]
+    assert spread.fullest_first(index.claims["web"], OVER_MSBS, 2) == [2, 1]
 
 
 def test_what_is_left_is_as_even_as_can_be():
@@ -110,7 +111,7 @@ def test_what_is_left_is_as_even_as_can_be():
         allocate(index, a_request(12))
         claims = list(index.claims["web"]) if "web" in index.claims else []
         number = rng.randrange(len(claims) + 1)
-        gone = spread.fullest_first(claims, Property.MSB, number)
+        gone = spread.fullest_first(claims, OVER_MSBS, number)
         before = Counter(c.machine.place.msb for c in claims)
         after = Counter(c.machine.place.msb for c in claims if c.task not in gone)
         assert len(gone) == len(set(gone)) == number
@@ -121,9 +122,9 @@ def test_what_is_left_is_as_even_as_can_be():
 def test_only_a_preference_to_be_even_is_repaired():
     even = Preference(property=Property.RACK, strategy=Strategy.EVEN)
     pack = Preference(property=Property.MSB, strategy=Strategy.PACK)
-    assert spread.evened(DEFAULT) is Property.MSB
+    assert spread.evened(DEFAULT) == OVER_MSBS
     assert spread.evened((pack, even)) is None
-    assert spread.evened((even, pack)) is Property.RACK
+    assert spread.evened((even, pack)) == Even(Property.RACK)
     assert spread.evened(()) is None
 
 
@@ -133,8 +134,8 @@ def test_what_is_uneven_is_said_with_the_bins_that_have_none():
     index.block("dc1-msb2-1", "is down")
     allocate(index, a_request(3))
     claims = list(index.claims["web"])
-    assert spread.unevenness(claims, Property.MSB) is None
-    found = spread.unevenness(claims, Property.MSB, ["dc1/msb2"])
+    assert spread.unevenness(claims, OVER_MSBS) is None
+    found = spread.unevenness(claims, OVER_MSBS, ["dc1/msb2"])
     assert found == spread.Unevenness(Property.MSB, "dc1/msb1", 3, "dc1/msb2", 0)
 
 

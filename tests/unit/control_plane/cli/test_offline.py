@@ -58,6 +58,28 @@ def test_people_see_where_tasks_go_and_why_some_go_nowhere(files: Path):
     assert "3 of 3 machines used, 24 tasks without room" in result.stdout
 
 
+def test_preferences_by_labels_and_weights_are_planned(files: Path):
+    wish = """
+[[preferences]]
+property = "label.disk"
+strategy = "prefer"
+values = ["nvme"]
+"""
+    heavy = """
+[[preferences]]
+property = "datacenter"
+weights = { dc2 = 3 }
+"""
+    (files / "near.toml").write_text(JOB + wish)
+    (files / "heavy.toml").write_text(JOB.replace("web", "heavy").replace("= 2", "= 8", 1) + heavy)
+    result = plan(files, "-o", "json", jobs=("near.toml", "heavy.toml"))
+    assert result.exit_code == 0, result.output
+    near, many = json.loads(result.stdout)["jobs"]
+    assert {task["machine"] for task in near["placed"]} == {"m1"}
+    dcs = [task["datacenter"] for task in many["placed"]]
+    assert (dcs.count("dc1"), dcs.count("dc2")) == (2, 6)
+
+
 def test_entitlements_keep_to_their_quotas(files: Path):
     (files / "entitlements.toml").write_text('[front]\nmachines = 1\nmachine_types = ["web"]\n')
     given = str(files / "entitlements.toml")

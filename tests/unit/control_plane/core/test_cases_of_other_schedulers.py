@@ -123,6 +123,42 @@ def test_a_limit_per_bin_is_hard(theirs, limit, level, placed):
 
 
 @pytest.mark.parametrize(
+    ("theirs", "weights", "tasks", "zones"),
+    [
+        ("Nomad spread with targets 70 and 30", {"msb0": 70, "msb1": 30}, 10, [0, 3, 7]),
+        ("Nomad spread without targets: evenly", {}, 9, [3, 3, 3]),
+        ("Nomad spread, targets for all", {"msb0": 50, "msb1": 25, "msb2": 25}, 8, [2, 2, 4]),
+    ],
+)
+def test_tasks_are_spread_by_targets(theirs, weights, tasks, zones):
+    """A value without a target shares what Nomad's targets leave of 100; here it has weight 1."""
+    index = RegionIndex()
+    for zone in range(3):
+        add(index, [f"z{zone}-{i}" for i in range(4)], f"msb{zone}")
+    wish = Preference(property=Property.MSB, weights=weights)
+    allocate(index, a_request(tasks, preferences=(wish,)))
+    assert per(index, "msb") == zones, theirs
+
+
+@pytest.mark.parametrize(
+    ("theirs", "strategy", "values", "name"),
+    [
+        ("kube preferred affinity by a label", Strategy.PREFER, ["ssd"], "ssd"),
+        ("kube preferred, nobody has it: it is scheduled all the same", Strategy.PREFER, ["x"], ""),
+        ("Nomad affinity with a negative weight", Strategy.AVOID, ["hdd"], "ssd"),
+        ("kube PreferNoSchedule taint", Strategy.AVOID, ["ssd"], "hdd"),
+    ],
+)
+def test_labels_attract_and_repel(theirs, strategy, values, name):
+    index = RegionIndex()
+    for label in ("hdd", "ssd"):
+        add(index, label, labels=(("disk", label),))
+    wish = Preference(property="label.disk", strategy=strategy, values=values)
+    allocate(index, a_request(1, preferences=(wish,)))
+    assert where(index)[0] in ((name,) if name else ("hdd", "ssd")), theirs
+
+
+@pytest.mark.parametrize(
     ("theirs", "near", "hosts"),
     [
         ("kube affinity: where the others are", In("msb", frozenset({"dc1/msb2"})), 2),

@@ -19,8 +19,9 @@ from control_plane.allocator.core.feasibility import (
     judge,
     names,
 )
-from control_plane.allocator.core.machine_pools import Machine, Ports, Space
+from control_plane.allocator.core.machine_pools import Machine, Ports
 from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.space import Space
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.policy import Overcommit, Property, Requirement

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from agent.api import Limits, Location
 from control_plane.allocator.core.demand import demand_of
 from control_plane.allocator.core.feasibility import judge
-from control_plane.allocator.core.machine_pools import Machine, Space
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.space import Space
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
 from control_plane.api.policy import Property, Requirement
