@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -33,6 +33,7 @@ from agent.services.tasks import Tasks
 from agent.usage import Usages
 from agent.wire.duplex import Talk
 from agent.wire.peers import local_user, tls_peer
+from agent.wire.process_metrics import of_process
 from agent.wire.routes import Route
 from agent.wire.server import Call, Handler, Peer, make_app
 
@@ -118,9 +119,8 @@ def _uid(user: str) -> int | None:
 
 def application(services: Services, socket_group: str) -> web.Application:
     """Return the agent's application, for the unix socket and for TLS alike."""
-    registry = CollectorRegistry()
+    registry = of_process(CollectorRegistry())
     registry.register(_TaskCollector(services))
-    ProcessCollector(registry=registry)
     return make_app(
         "Twine agent",
         ROUTES,

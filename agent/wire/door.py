@@ -14,12 +14,14 @@ import asyncio
 import errno
 import logging
 import os
+import select
 import socket
 import ssl
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import chain
 
 from aiohttp import web
 
@@ -164,7 +166,7 @@ class Door:
 
     def _welcome(self, sock: socket.socket, name: object) -> None:
         sock.setblocking(False)
-        if _first_byte(sock) == b"":
+        if self._has_left(sock):
             sock.close()  # it left already, and displaces nobody
             return
         address, network = whence(sock, name)
@@ -189,18 +191,15 @@ class Door:
     def _make_room(self, network: str) -> bool:
         """Send the oldest idle stranger of a network away; empty: of all.
 
-        Those who said nothing yet go first: whoever means it speaks at once, also if what was
-        said has not been looked at yet; of them, those whose network wasted a place before.
+        Those whose network wasted a place before go first, whatever they said; then those who
+        said nothing yet: whoever means it speaks at once, also if what was said has not been
+        looked at yet.
         """
         if not network:
-            while (guest := self._first(self._silent)) is not None:
-                if self._is_silent(guest) or guest not in self._guests:
+            while (guest := self._least()) is not None:
+                if guest not in self._silent or self._is_silent(guest) or guest not in self._guests:
                     self._end(guest, "there are too many")
                     return True
-            guest = self._first(self._guests)
-            if guest is not None:
-                self._end(guest, "there are too many")
-                return True
             network = max(self._strangers, key=lambda n: len(self._strangers[n]), default="")
         known = self._strangers.get(network, {})
         silent = (one for one in list(known) if one in self._silent and self._is_silent(one))
@@ -211,10 +210,13 @@ class Door:
         self._end(going, "there are too many")
         return True
 
-    def _first(self, guests: dict[_Guest, None]) -> _Guest | None:
-        """Return the oldest suspect, or the oldest of all."""
+    def _least(self) -> _Guest | None:
+        """Return the oldest suspect, silent ones first, or the oldest of all in the same order."""
         now, has = self._loop.time(), self._suspects.has
-        return next((one for one in guests if has(one.network, now)), next(iter(guests), None))
+        for guest in chain(self._silent, self._guests):
+            if has(guest.network, now):
+                return guest
+        return next(chain(self._silent, self._guests), None)
 
     def _is_silent(self, guest: _Guest) -> bool:
         """Return whether a guest has said nothing yet; one that has is taken on, or sent away."""
@@ -229,6 +231,10 @@ class Door:
         self._take_on(guest)
         return False
 
+    def _has_left(self, sock: socket.socket) -> bool:
+        """Return whether nobody waits for an answer: with TLS, who ended its side gets none."""
+        return _first_byte(sock) == b"" or (self._tls is not None and _is_ended(sock))
+
     def _take_on(self, guest: _Guest) -> None:
         self._spoke.append(guest)
         if self._beginning is None:
@@ -241,7 +247,7 @@ class Door:
             guest = self._spoke.popleft()
             if guest not in self._guests:
                 continue
-            if _first_byte(guest.sock) == b"":
+            if self._has_left(guest.sock):
                 self._end(guest, "the handshake failed")
             elif self._shaking[guest.network] < self.limits.handshakes_per_address:
                 self._begin(guest)
@@ -394,6 +400,13 @@ async def open_door(
         yield door
     finally:
         await door.close()
+
+
+def _is_ended(sock: socket.socket) -> bool:
+    """Return whether the other side sends no more, whatever of it is still unread."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _first_byte(sock: socket.socket) -> bytes | None:

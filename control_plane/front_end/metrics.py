@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from agent.wire.process_metrics import of_process
 from agent.wire.routes import Route
 from control_plane.allocator.transactions import Allocations
 from control_plane.api.jobs import TaskPhase
@@ -39,7 +40,7 @@ class Metrics:
     ) -> None:
         """Declare the metrics."""
         self._names = {(r.method, r.path): r.name for r in routes}
-        self._registry = CollectorRegistry()
+        self._registry = of_process(CollectorRegistry())
         self._requests = Counter(
             "twine_requests",
             "Requests answered by the front end.",

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import aiohttp
+
 from agent.wire import tls
 from agent.wire.client import WireClient
 from agent.wire.routes import Route
@@ -113,6 +115,18 @@ class Face:
     def descriptors(self) -> int:
         """Return how many are open."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def tasks(self) -> int:
+        """Return how many tasks its event loop has, the answer's own not counted."""
+        text = asyncio.run(self._metrics())
+        found = re.search(rb"^twine_loop_tasks (\d+)", text, re.MULTILINE)
+        assert found is not None
+        return int(found[1])
+
+    async def _metrics(self) -> bytes:
+        here = aiohttp.UnixConnector(str(self.socket))
+        async with aiohttp.ClientSession(connector=here) as http, http.get("http://x/metrics") as a:
+            return await a.read()
 
     def until(self, holds: Callable[[], object], why: str = "") -> object:
         """Wait for a condition, for as long as a slow machine may take."""

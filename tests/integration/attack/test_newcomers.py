@@ -100,6 +100,38 @@ async def test_those_who_wasted_a_place_go_before_a_newcomer_who_is_slow() -> No
             assert await answered(user)
 
 
+async def test_suspects_who_speak_go_before_a_newcomer_who_is_about_to(tmp_path: Path) -> None:
+    """BUG-HT4: under half handshakes every second newcomer was sent away: between its connection
+    and its first byte it was the only one who said nothing."""
+    async with served(Limits(strangers=8, handshake_s=SETTLES_S), tmp_path) as (door, port):
+        with ExitStack() as stack:
+            now = asyncio.get_running_loop().time()
+            for number in range(8):
+                door._suspects.add(f"127.0.1.{number + 1}", now)
+                came(stack, port, f"127.0.1.{number + 1}", HELLO)
+            await until(lambda: len(door._guests) == 8 and not door._silent)
+            user = came(stack, port, USER)
+            await until(lambda: any(guest.address == USER for guest in door._guests))
+            later = [came(stack, port, f"127.0.1.{number + 1}", HELLO) for number in range(8)]
+            await until(lambda: sum(map(_is_over, later)) + len(door._guests) >= 9)
+            assert not _is_over(user)
+
+
+async def test_half_a_handshake_of_one_who_left_costs_no_tls(tmp_path: Path) -> None:
+    """BUG-HT4: the rest of a connection that is over is not computed for."""
+    async with served(Limits(strangers=1), tmp_path) as (door, port):
+        with ExitStack() as stack:
+            user = came(stack, port, USER)
+            await until(lambda: door.count() == (1, 1))
+            for _ in range(20):
+                came(stack, port, ATTACKER, HELLO).close()
+            last = came(stack, port, ATTACKER)
+            await until(lambda: _is_over(user))
+            assert door.count() == (1, 1)
+            assert not _is_over(last)
+            assert not door._shaking
+
+
 def _is_over(sock: socket.socket) -> bool:
     try:
         return not sock.recv(1)
