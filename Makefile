@@ -9,7 +9,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
 EXTRAS := host,control,lab,native,dev
 
-.PHONY: help demo test setup check mutants fmt seeds test-unit test-simulation test-root test-lab test-lab-long bench clean
+.PHONY: help demo test setup check mutants fmt seeds soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,17 @@ test-lab: setup ## booted VMs, through public interfaces only (root)
 
 test-lab-long: setup ## what waits for minutes: cuts, a stopped control plane, jumping clocks (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites lab_long
+
+power-cuts: setup ## 50 power cuts of a guest at random moments; again goes on; CUTS=10 SEED=2 for others (root)
+	$(SUDO) $(BIN)/twine-lab power-cuts --name cuts --cuts $(or $(CUTS),50) --seed $(or $(SEED),1)
+
+soak: setup ## 10,000 starts and stops with faults in between; CYCLES=2000 SEED=2 for others (root)
+	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_SOAK=$(or $(CYCLES),10000) TWINE_SOAK_SEED=$(or $(SEED),1) \
+		$(BIN)/pytest -q tests/integration/agent/test_soak.py
+
+fuzz: setup ## new bytes for every place that reads those of others; EXAMPLES=20000 for more of them (root)
+	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_RANDOM=1 TWINE_FUZZ=$(or $(EXAMPLES),5000) \
+		$(BIN)/pytest -q tests/integration/fuzz
 
 bench: setup ## every file of tests/bench, into tests/bench/RESULTS.md (root)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),bench]'

@@ -37,6 +37,10 @@ class _Commands(click.Group):
             from vm_lab.fleet import command
 
             return command
+        if cmd_name == "power-cuts":
+            from vm_lab.power_cuts import command as power_cuts
+
+            return power_cuts
         if cmd_name != "region":
             return super().get_command(ctx, cmd_name)
         from vm_lab.region.cli import region
@@ -44,7 +48,7 @@ class _Commands(click.Group):
         return region
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "region", "fleet"])
+        return sorted([*super().list_commands(ctx), "region", "fleet", "power-cuts"])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

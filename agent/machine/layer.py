@@ -39,6 +39,12 @@ _XATTR = "SCHILY.xattr."
 """Prefix of extended attributes among the PAX records (what GNU tar, Go and libarchive write)."""
 
 
+_REFUSALS = (
+    *(TwineError, tarfile.TarError, zlib.error, OSError, EOFError, RecursionError),
+    *(ValueError, OverflowError),  # a number that no file can have, a name with a zero byte
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Applied:
     """What a layer held."""
@@ -53,7 +59,7 @@ def main(argv: list[str]) -> int:
     folder, blob, compression, digest, diff_id, tree = argv
     try:
         apply(folder, blob, compression, digest, diff_id, tree)
-    except (TwineError, tarfile.TarError, zlib.error, OSError, EOFError, RecursionError) as e:
+    except _REFUSALS as e:
         hint = f" ({e.hint})" if isinstance(e, TwineError) and e.hint else ""
         sys.stderr.write(f"{e}{hint}\n")  # the journal has it, and the agent reads it there
         return 1

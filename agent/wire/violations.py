@@ -96,7 +96,7 @@ def _whole(value: Any, kind: Any, constraints: list[Meta], where: str) -> list[F
 def _is_refused(value: Any, kind: Any) -> bool:
     try:
         msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError):
+    except (msgspec.ValidationError, RecursionError, UnicodeError):
         return True
     return False
 

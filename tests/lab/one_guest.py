@@ -24,8 +24,8 @@ FOLDER = "/root/in_guest"
 class OneGuest:
     """A lab of one machine, m1."""
 
-    def __init__(self, variant: str = "base") -> None:
-        self.name = f"{NAME}-{variant}"
+    def __init__(self, variant: str = "base", name: str = "") -> None:
+        self.name = f"{NAME}-{name or variant}"
         self.variant = variant
 
     def lab(self, *words: str, timeout_s: float = COMMAND_S, stdin: bytes | None = None) -> str:

@@ -1,0 +1,72 @@
+"""What an agent promised, and what of it a host keeps after its power was cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from vm_lab.hands import Done, Order
+from vm_lab.power_cuts import Cut, Cuts, table
+from vm_lab.promises import Promises
+
+
+def asked(promises: Promises, number: int, what: str, answer: str | None = "", **more) -> None:
+    """Give an order; answered with an error, "" for none, or not at all (None)."""
+    promises.given(Order(number=number, what=what, **more))
+    if answer is not None:
+        promises.answered(Done(number=number, error=answer, digest=more.get("name", "")))
+
+
+def seen(*images: str, **tasks: tuple[int, str]) -> Done:
+    return Done(number=0, tasks=dict(tasks), images=list(images))
+
+
+def test_what_was_acknowledged_must_run_in_that_generation() -> None:
+    promises = Promises()
+    asked(promises, 1, "task", name="t", generation=3)
+    assert promises.broken(seen(t=(3, "running"))) == []
+    assert promises.broken(seen(t=(3, "starting"))) == ["task t is starting"]
+    assert promises.broken(seen(t=(2, "running"))) == ["task t has generation 2, not 3"]
+    assert promises.broken(seen()) == ["task t has generation 0, not 3"]
+
+
+@pytest.mark.parametrize("generation", [3, 4])
+def test_what_was_not_answered_may_have_been_done_or_not(generation: int) -> None:
+    promises = Promises()
+    asked(promises, 1, "task", name="t", generation=3)
+    asked(promises, 2, "task", None, name="t", generation=4)
+    assert promises.broken(seen(t=(generation, "running"))) == []
+    assert promises.broken(seen(t=(5, "running"))) != []
+
+
+def test_what_was_told_to_go_does_not_come_back_and_a_refusal_promises_nothing() -> None:
+    promises = Promises()
+    asked(promises, 1, "task", name="t", generation=3)
+    asked(promises, 2, "no-task", name="t", generation=4)
+    asked(promises, 3, "task", "busy", name="t", generation=5)
+    assert promises.broken(seen()) == []
+    assert promises.broken(seen(t=(3, "running"))) == ["task t has generation 3, not 0"]
+    assert promises.acknowledged == 2
+
+
+def test_images_that_were_published_stay_and_those_removed_stay_away() -> None:
+    promises = Promises()
+    asked(promises, 1, "image", name="sha256:a")
+    assert promises.broken(seen()) == ["image sha256:a is gone"]
+    asked(promises, 2, "no-image", None, image="sha256:a")
+    assert promises.broken(seen()) == []
+    promises.answered(Done(number=2))
+    assert promises.broken(seen("sha256:a")) == ["image sha256:a is back"]
+
+
+def test_after_a_cut_what_is_there_is_what_is_promised() -> None:
+    promises = Promises()
+    asked(promises, 1, "task", None, name="t", generation=3)
+    renewed = promises.renewed(seen("sha256:b", t=(3, "running")))
+    assert (renewed.tasks, renewed.images, renewed.open) == ({"t": 3}, {"sha256:b": True}, {})
+
+
+def test_the_table_counts_cuts_and_orders() -> None:
+    cut = Cut(number=1, after_s=2.5, acknowledged=7, open=["task t"], boot_s=20, rest_s=3, wrong=[])
+    said = table(Cuts(seed=4, cuts=[cut]))
+    assert "| 1 | 2.5 s | 7 | task t | 20 s | 3 s | as promised, fsck clean |" in said
+    assert "1 cuts (seed 4), 1 clean; 7 orders acknowledged before them, 1 under way." in said

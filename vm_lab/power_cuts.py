@@ -1,0 +1,296 @@
+"""Cuts the power of a guest at random moments while its agent works, and looks at what is left.
+
+A cut is SIGKILL of QEMU: what the guest had not given to its disk is lost, and so is what the disk
+had not written when nobody had asked it to (`cache: unsafe` skips the host's fsync alone: the host
+stays up). After each boot every acknowledged order must be kept, tasks must run, fsck must find
+nothing, and btrfs must have no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgspec
+
+from vm_lab.cli import name_option, open_lab, timed
+from vm_lab.errors import LabError
+from vm_lab.hands import BUSYBOX, Done, Order
+from vm_lab.image.build import BUSYBOX as OUR_BUSYBOX
+from vm_lab.lab import Lab, UpOptions
+from vm_lab.progress import PATIENCE_S
+from vm_lab.promises import Promises
+
+MACHINE = "m1"
+TASKS = 5
+IMAGES_AT_MOST = 6
+SHORTEST_S, LONGEST_S = 0.5, 15.0
+"""A cut comes so long after the first order; a start takes about a second when emulated."""
+HANDS = "/opt/twine/bin/python -I -m vm_lab.hands"
+DISK_ERRORS = "btrfs device stats -c / && ! dmesg | grep -E 'BTRFS (error|critical)'"
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """One cut and what was found after it."""
+
+    number: int
+    after_s: float
+    acknowledged: int
+    """Orders that the agent had acknowledged by then, since the cut before."""
+    open: list[str]
+    """Orders that were under way."""
+    boot_s: float
+    """Until ssh answered."""
+    rest_s: float
+    """From then until every task that must run ran."""
+    wrong: list[str]
+
+
+class Cuts(msgspec.Struct, frozen=True, kw_only=True):
+    """A series of cuts; it can be gone on with."""
+
+    seed: int
+    cuts: list[Cut] = []
+
+
+class Hands:
+    """Somebody in the guest who does what is said (`vm_lab.hands`)."""
+
+    def __init__(self, process: asyncio.subprocess.Process, promises: Promises) -> None:
+        self._process = process
+        self.promises = promises
+        self._waiting: dict[int, asyncio.Future[Done]] = {}
+        self._reader = asyncio.create_task(self._read())
+        self._number = 0
+
+    async def do(self, what: str, name: str = "", generation: int = 0, image: str = "") -> Done:
+        """Give an order and return its answer; waits for ever where the guest is dead."""
+        self._number += 1
+        order = Order(number=self._number, what=what, name=name, generation=generation, image=image)
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[order.number] = answer
+        self.promises.given(order)
+        assert self._process.stdin
+        with contextlib.suppress(ConnectionError):
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+            await self._process.stdin.drain()
+        found: Done = await answer
+        return found
+
+    async def _read(self) -> None:
+        assert self._process.stdout
+        while line := await self._process.stdout.readline():
+            done = msgspec.json.decode(line, type=Done)
+            self.promises.answered(done)
+            if not (answer := self._waiting.pop(done.number)).done():
+                answer.set_result(done)
+
+    async def close(self) -> None:
+        """End our side; what had arrived of answers by now counts."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        await self._reader
+
+
+class PowerCuts:
+    """A guest, and the series of cuts it goes through."""
+
+    def __init__(self, lab: Lab, seed: int) -> None:
+        self.lab = lab
+        self.machine = lab.machine(MACHINE)
+        self.say = lab.progress.say
+        self.file = lab.paths.state / "power-cuts.json"
+        self.series = Cuts(seed=seed)
+        with contextlib.suppress(FileNotFoundError):
+            held = msgspec.json.decode(self.file.read_bytes(), type=Cuts)
+            self.series = held if held.seed == seed else self.series
+        self._generation = 0
+
+    def prepare(self) -> None:
+        """Let the guest have an agent that comes back with each boot."""
+        put = f"cat >{BUSYBOX} && chmod 0755 {BUSYBOX}"
+        self.lab.guests.run(self.machine, put, stdin=OUR_BUSYBOX)
+        unit = "twine-agent.service"
+        self._ssh(f"systemctl enable -q {unit} && sync && systemctl start --no-block {unit}")
+
+    def _ssh(self, command: str) -> str:
+        return self.lab.guests.run(self.machine, command)
+
+    async def run(self, cuts: int) -> None:
+        """Go on until there were so many cuts, or one found something wrong."""
+        hands, seen = await self._look(Promises())
+        while len(self.series.cuts) < cuts:
+            hands.promises = hands.promises.renewed(seen)
+            cut, hands, seen = await self._cut(hands, len(self.series.cuts) + 1)
+            self.series.cuts.append(cut)
+            self.lab.paths.save(self.file, self.series)
+            self.say(f"cut {cut.number}/{cuts}: {'; '.join(cut.wrong) or 'all is as promised'}")
+            if cut.wrong:
+                break
+        await hands.close()
+
+    async def _cut(self, hands: Hands, number: int) -> tuple[Cut, Hands, Done]:
+        chance = random.Random(f"{self.series.seed}/{number}")
+        after_s = chance.uniform(SHORTEST_S, LONGEST_S)
+        work = [
+            asyncio.create_task(self._on_task(hands, f"t{n}", random.Random(chance.random())))
+            for n in range(TASKS)
+        ]
+        work.append(asyncio.create_task(self._on_images(hands, random.Random(chance.random()))))
+        before = hands.promises.acknowledged
+        await asyncio.wait(work, timeout=after_s, return_when=asyncio.FIRST_EXCEPTION)
+        self._kill()
+        for task in work:
+            task.cancel()
+        for ended in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+        await hands.close()
+        promises = hands.promises
+        acknowledged = promises.acknowledged - before
+        open_ = [f"{o.what} {o.name or o.image[:15]}" for o in promises.open.values()]
+        began = time.monotonic()
+        await asyncio.to_thread(self._boot)
+        booted = time.monotonic()
+        hands, seen = await self._look(promises)
+        wrong = promises.broken(seen) + (await hands.do("fsck")).wrong
+        wrong += await asyncio.to_thread(self._disk_errors)
+        return (
+            Cut(
+                number=number,
+                after_s=round(after_s, 1),
+                acknowledged=acknowledged,
+                open=open_,
+                boot_s=round(booted - began, 1),
+                rest_s=round(time.monotonic() - booted, 1),
+                wrong=wrong,
+            ),
+            hands,
+            seen,
+        )
+
+    def _kill(self) -> None:
+        """Cut the power: QEMU does not get to write anything more."""
+        pid = self.lab.paths.state / "libvirt/run/qemu" / f"{MACHINE}.pid"
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+
+    def _boot(self) -> None:
+        self.lab.guests.forget_connection(self.machine)
+        _until("libvirt sees that it is off", lambda: self._power() == "shut off")
+        self.lab.power_on(MACHINE)
+
+    def _power(self) -> str:
+        return self.lab.domains.power()[MACHINE]
+
+    async def _look(self, promises: Promises) -> tuple[Hands, Done]:
+        """Return what is there once the agent answers and keeps its promises, or time is up."""
+        wait = "until systemctl is-active -q twine-agent.service; do sleep 1; done"
+        await asyncio.to_thread(self._ssh, f"timeout {PATIENCE_S:g} sh -c '{wait}'")
+        argv = self.lab.guests.command(self.machine, f"exec {HANDS}")
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 22
+        )
+        hands = Hands(process, Promises())
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            async with asyncio.timeout(PATIENCE_S):
+                seen = await hands.do("look")
+            self._generation = max([self._generation, *(g for g, _ in seen.tasks.values())])
+            if not promises.broken(seen) or time.monotonic() > deadline:
+                return hands, seen
+            await asyncio.sleep(0.5)
+
+    def _disk_errors(self) -> list[str]:
+        """Return what btrfs says is wrong."""
+        try:
+            self._ssh(f"({DISK_ERRORS}) 2>&1")
+        except LabError as e:
+            return [str(e)]
+        return []
+
+    def _next(self) -> int:
+        self._generation += 1
+        return self._generation
+
+    async def _on_task(self, hands: Hands, name: str, chance: random.Random) -> None:
+        """Start, update and stop a task, again and again."""
+        while True:
+            images = sorted(d for d, there in hands.promises.images.items() if there)
+            if hands.promises.tasks.get(name) and chance.random() < 0.4:
+                await hands.do("no-task", name, self._next())
+            elif images:
+                await hands.do("task", name, self._next(), chance.choice(images))
+            await asyncio.sleep(chance.uniform(0.0, 2.0))
+
+    async def _on_images(self, hands: Hands, chance: random.Random) -> None:
+        """Take images in and remove them, again and again."""
+        while True:
+            images = sorted(d for d, there in hands.promises.images.items() if there)
+            if len(images) < 2 or (len(images) < IMAGES_AT_MOST and chance.random() < 0.6):
+                await hands.do("image", f"{chance.random()}")
+            else:
+                await hands.do("no-image", image=chance.choice(images))
+            await asyncio.sleep(chance.uniform(0.0, 1.0))
+
+
+def _until(what: str, seen: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not seen():
+        if time.monotonic() > deadline:
+            raise LabError(f"after {PATIENCE_S:g} s still not: {what}")
+        time.sleep(0.2)
+
+
+def table(series: Cuts) -> str:
+    """Return the series as a table in Markdown, with a line of sums below it."""
+    lines = [
+        "| cut | after | acknowledged before it | under way | boot | until all runs | result |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cut in series.cuts:
+        result = "; ".join(cut.wrong).replace("\n", " ") or "as promised, fsck clean"
+        lines.append(
+            f"| {cut.number} | {cut.after_s:g} s | {cut.acknowledged}"
+            f" | {', '.join(cut.open) or '-'} | {cut.boot_s:g} s | {cut.rest_s:g} s | {result} |"
+        )
+    good = sum(not cut.wrong for cut in series.cuts)
+    orders = sum(cut.acknowledged for cut in series.cuts)
+    open_ = sum(len(cut.open) for cut in series.cuts)
+    lines.append("")
+    lines.append(
+        f"{len(series.cuts)} cuts (seed {series.seed}), {good} clean; {orders} orders acknowledged"
+        f" before them, {open_} under way."
+    )
+    return "\n".join(lines)
+
+
+@click.command("power-cuts")
+@name_option
+@click.option("--cuts", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--write", type=click.Path(path_type=Path), help="Write the table there, too.")
+@timed
+def command(name: str, cuts: int, seed: int, write: Path | None) -> None:
+    """Cut the power of one guest at random moments; again goes on where it was.
+
+    Stops at the first cut after which something is wrong; the guest is left as it is.
+    """
+    lab = open_lab(name)
+    lab.up(UpOptions(count=1, bare=True))
+    work = PowerCuts(lab, seed)
+    work.prepare()
+    asyncio.run(work.run(cuts))
+    said = table(work.series)
+    click.echo(said)
+    if write:
+        write.write_text(said + "\n")
+    if any(cut.wrong for cut in work.series.cuts):
+        raise LabError("a cut left something wrong behind, see above")

@@ -1,0 +1,73 @@
+"""What an agent has promised by its answers, and whether a host keeps it after a cut.
+
+Pure: values in, verdicts out. An order that was not answered may have been done or not; an
+answered one was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vm_lab.hands import Done, Order
+
+
+@dataclass(slots=True)
+class Promises:
+    """What must be on a host, by what was asked of its agent and what it answered."""
+
+    tasks: dict[str, int] = field(default_factory=dict)
+    """Task id → generation last acknowledged, 0 once it was told to go."""
+    images: dict[str, bool] = field(default_factory=dict)
+    """Digest → whether it is there."""
+    open: dict[int, Order] = field(default_factory=dict)
+    """Number → an order that was given and not answered."""
+    acknowledged: int = 0
+
+    def given(self, order: Order) -> None:
+        """Note that an order is about to be given."""
+        self.open[order.number] = order
+
+    def answered(self, done: Done) -> Order | None:
+        """Note an answer; a refusal promises nothing. Return the order it is about."""
+        order = self.open.pop(done.number, None)
+        if order is None or done.error:
+            return order
+        self.acknowledged += order.what not in ("look", "fsck")
+        match order.what:
+            case "task":
+                self.tasks[order.name] = order.generation
+            case "no-task":
+                self.tasks[order.name] = 0
+            case "image":
+                self.images[done.digest] = True
+            case "no-image":
+                self.images[order.image] = False
+        return order
+
+    def broken(self, seen: Done) -> list[str]:
+        """Return in words what the host does not keep; [] when it is as promised and at rest."""
+        maybe = {o.name: o for o in self.open.values() if o.what in ("task", "no-task")}
+        going = {o.image for o in self.open.values() if o.what == "no-image"}
+        found = []
+        for task_id in sorted({*self.tasks, *seen.tasks, *maybe}):
+            allowed = {self.tasks.get(task_id, 0)}
+            if task_id in maybe:
+                order = maybe[task_id]
+                allowed.add(order.generation if order.what == "task" else 0)
+            generation, state = seen.tasks.get(task_id, (0, ""))
+            if generation not in allowed:
+                wanted = " or ".join(str(g) for g in sorted(allowed))
+                found.append(f"task {task_id} has generation {generation}, not {wanted}")
+            elif generation and state != "running":
+                found.append(f"task {task_id} is {state}")
+        for digest, there in sorted(self.images.items()):
+            if there and digest not in seen.images and digest not in going:
+                found.append(f"image {digest} is gone")
+            if not there and digest in seen.images:
+                found.append(f"image {digest} is back")
+        return found
+
+    def renewed(self, seen: Done) -> Promises:
+        """Return what is promised from now on: what is there."""
+        tasks = {t: generation for t, (generation, _) in seen.tasks.items()}
+        return Promises(tasks, dict.fromkeys(seen.images, True), {}, self.acknowledged)
