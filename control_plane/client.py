@@ -50,7 +50,7 @@ from control_plane.api.maintenance import (
     Preview,
     Reported,
 )
-from control_plane.api.operations import JobEvents, MoveWish, TaskStory
+from control_plane.api.operations import JobEvents, JobMove, MoveWish, TaskStory
 from control_plane.api.people import (
     AuditPage,
     Grant,
@@ -114,6 +114,11 @@ class ControlPlaneClient(WireClient):
     async def change_job(self, verb: str, job: str) -> JobStatus:
         """`pause`, `resume`, `restart` or `rollback` a job."""
         return _as(JobStatus, await self.call(_ROUTE[f"{verb}_job"], job=job))
+
+    async def move_job(self, job: str, entitlement: str) -> JobStatus:
+        """Have a job run in another entitlement, by a rolling update."""
+        wish = JobMove(entitlement=entitlement)
+        return _as(JobStatus, await self.call(_ROUTE["move_job"], wish, job=job))
 
     async def job_events(self, job: str, after: int = 0, limit: int = 100) -> JobEvents:
         """Return what was done to a job's tasks after an event, oldest first."""

@@ -41,7 +41,7 @@ from control_plane.runtime.limits import Limits
 from control_plane.runtime.loops import Failing, Loops
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.census import Census
-from control_plane.scheduler.core.rollout import summarize
+from control_plane.scheduler.core.rollout import earlier, summarize
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.job_planner import JobPlanner
@@ -243,6 +243,10 @@ class ControlPlane:
         """Go back to what the version before wanted of the tasks."""
         return summarize(await self._control.rollback(name))
 
+    async def move_job(self, name: str, entitlement: str) -> JobStatus:
+        """Have a job run in another entitlement."""
+        return summarize(await self._control.move(name, entitlement))
+
     async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
         """Have a task run elsewhere."""
         await self._control.move_task(name, index, to, reason)
@@ -326,6 +330,12 @@ class ControlPlane:
         """Return the entitlement of a job, if there is such a job."""
         record = self._jobs.find(job)
         return None if record is None else record.spec.entitlement
+
+    def goes_back_to(self, job: str) -> str | None:
+        """Return the entitlement that a rollback of a job would bring it to, if there is one."""
+        record = self._jobs.find(job)
+        version = earlier(record) if record is not None else None
+        return record.specs[version].entitlement if record is not None and version else None
 
     def owners_of(self, entitlement: str) -> Sequence[str] | None:
         """Return the owners of an entitlement, if there is such an entitlement."""

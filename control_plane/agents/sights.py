@@ -6,7 +6,7 @@ tasks were listed nothing is concluded from their absence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -114,13 +114,13 @@ class Sights:
                 self._sights[machine] = known
         return known
 
-    def view(self, pool: str, machines: Iterable[str], now: float) -> dict[str, SeenMachine]:
-        """Return machines by name, as the scheduler sees them; `pool` is that of the tasks."""
+    def view(self, pools: Set[str], machines: Iterable[str], now: float) -> dict[str, SeenMachine]:
+        """Return machines by name, as the scheduler sees them; `pools` are those of the tasks."""
         found, find, steady = {}, self._broker.table.find, self._runtime.now()
         for name in machines:
             record = find(name)
             if record is not None:
-                found[name] = self._seen(record, pool, now, steady)
+                found[name] = self._seen(record, pools, now, steady)
         return found
 
     def ready(self, record: MachineRecord) -> bool:
@@ -252,7 +252,9 @@ class Sights:
         if after is None:
             self._sights.pop(name, None)
 
-    def _seen(self, record: MachineRecord, pool: str, now: float, steady: float) -> SeenMachine:
+    def _seen(
+        self, record: MachineRecord, pools: Set[str], now: float, steady: float
+    ) -> SeenMachine:
         sight = self.sight(record.machine)
         up = record.state is MachineState.UP
         is_heard = up and sight.answering
@@ -260,7 +262,7 @@ class Sights:
             up=up,
             answering=sight.answering,
             ready=is_heard and _is_ready(record, sight),
-            held=record.entitlement == pool,
+            held=record.entitlement in pools,
             known=sight.was_listed or not up,
             tasks=sight.tasks,
             stopped=sight.stopped,

@@ -39,7 +39,7 @@ from control_plane.allocator.quotas import Quotas
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocations
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
-from control_plane.api.jobs import JobRecord, JobSpec, spec_of
+from control_plane.api.jobs import JobRecord, JobSpec, bound_to, spec_of
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.policy import Admission
 from control_plane.api.settings import PortalSettings, SchedulerSettings
@@ -232,14 +232,14 @@ class Allocator:
 
     def _adopt(self, record: JobRecord) -> None:
         claims = self.index.claims.get(record.name)
-        entitlement = self.entitlement_of(record.spec)
         missing = []
         for task in record.tasks:
             if task.placement is None or (claims and claims.get(task.index)):
                 continue
             machine = self.index.machines.get(task.placement.machine)
             if machine is not None:
-                demand = demand_for(spec_of(record, task), entitlement)
+                spec = spec_of(record, task)
+                demand = demand_for(spec, self.entitlement_of(spec))
                 missing.append(Claim(task.index, machine, demand, task.placement.ports or None))
         if missing:
             self.index.restore(record.name, self.pool_of(record.spec), missing)
@@ -488,9 +488,11 @@ class Allocator:
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
         changed = self.directory.settle(name, after)
         if before is not None:
-            self._by_entitlement[before.spec.entitlement].pop(name, None)
+            for entitlement in bound_to(before):
+                self._by_entitlement[entitlement].pop(name, None)
         if after is not None:
-            self._by_entitlement[after.spec.entitlement][name] = None
+            for entitlement in bound_to(after):
+                self._by_entitlement[entitlement][name] = None
         self._neighbours.note(name, after.spec if after is not None else None)
         for machine in changed:
             self._machine_seen(machine)

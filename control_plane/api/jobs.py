@@ -278,6 +278,19 @@ def task_id(job: str, index: int) -> str:
     return f"{job}-{index}"
 
 
+def bound_to(record: JobRecord) -> set[str]:
+    """Return the entitlements that a job needs: that it is in, that its tasks are in, and that an
+    update which is not done goes back to.
+    """
+    found = {record.spec.entitlement}
+    if all(spec.entitlement in found for spec in record.specs.values()):
+        return found  # almost always
+    versions = {task.version for task in record.tasks}
+    if record.rollout is not None and not record.rollout.done:
+        versions.add(record.rollout.base)
+    return found | {record.specs[v].entitlement for v in versions if v in record.specs}
+
+
 def spec_of(record: JobRecord, task: TaskRecord) -> JobSpec:
     """Return the specification that a task runs."""
     return record.specs.get(task.version, record.spec)

@@ -8,6 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from agent.api import Name
+
 
 class OperationKind(StrEnum):
     """What is done to a task."""
@@ -47,6 +49,8 @@ class Cause(StrEnum):
     """Its machine gets another host profile, which cannot be done around tasks."""
     POWER = "power"
     """The power of its machine is capped."""
+    TRANSFER = "transfer"
+    """The job moves to another entitlement."""
     OWNER = "owner"
     """Its owner wants it elsewhere."""
     REBALANCE = "rebalance"
@@ -114,6 +118,12 @@ class MoveWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     to: Annotated[str, Meta(max_length=256)] = ""
     """The machine; empty: whichever is best of the others."""
     reason: Annotated[str, Meta(min_length=1, max_length=REASON_MAX)]
+
+
+class JobMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job that is to run in another entitlement."""
+
+    entitlement: Name
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -12,7 +12,7 @@ from control_plane.api.limit_routes import LIMIT_ROUTES
 from control_plane.api.machine_routes import MACHINE_ROUTES
 from control_plane.api.machines import Token, TokenRequest
 from control_plane.api.maintenance_routes import MAINTENANCE_ROUTES
-from control_plane.api.operations import JobEvents, MoveWish, TaskStory
+from control_plane.api.operations import JobEvents, JobMove, MoveWish, TaskStory
 from control_plane.api.people import Needs
 from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
@@ -73,6 +73,15 @@ ROUTES: tuple[Route, ...] = (
             ("restart", "Start every task of a job anew, like an update"),
             ("rollback", "Want again of the tasks what the version before wanted"),
         )
+    ),
+    Route(
+        "move_job",
+        "POST",
+        f"{_JOB}/move",
+        request=JobMove,
+        response=JobStatus,
+        needs=Needs.OWNER,
+        summary="Have a job run in another entitlement, by a rolling update",
     ),
     Route("stop_job", "DELETE", _JOB, response=JobStatus, needs=Needs.OWNER, summary="Stop a job"),
     Route(

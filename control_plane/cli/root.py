@@ -24,7 +24,7 @@ from control_plane.cli.plans import explain, plan
 from control_plane.cli.profiles import profile
 from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
 from control_plane.cli.shards import shards
-from control_plane.cli.updates import pause, restart, resume, rollback
+from control_plane.cli.updates import move, pause, restart, resume, rollback
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -67,5 +67,5 @@ job.add_command(plan)
 job.add_command(explain)
 job.add_command(events)
 job.add_command(shards)
-for command in (pause, resume, restart, rollback):
+for command in (pause, resume, restart, rollback, move):
     job.add_command(command)

@@ -1,4 +1,4 @@
-"""`twinectl job pause | resume | restart | rollback`: what owners do to an update."""
+"""`twinectl job pause | resume | restart | rollback | move`: what owners do to an update."""
 
 from __future__ import annotations
 
@@ -69,6 +69,28 @@ def rollback(target: Target, name: str, output: str, wait: bool, timeout: float)
     _change(target, "rollback", name, output, timeout if wait else None)
 
 
+@click.command()
+@click.argument("name")
+@click.option("--entitlement", required=True, help="Where it is to run.")
+@output_option
+@_WAIT
+@_TIMEOUT
+@click.pass_obj
+def move(
+    target: Target, name: str, entitlement: str, output: str, wait: bool, timeout: float
+) -> None:
+    """Have job NAME run in another entitlement: task by task, as an update goes.
+
+    You need the rights of both. `job rollback` brings it back.
+    """
+
+    async def work(client: ControlPlaneClient) -> JobStatus:
+        status = await client.move_job(name, entitlement)
+        return await follow.wait_stable(client, name, timeout) if wait else status
+
+    _tell(target.ask(work), name, output)
+
+
 def _change(
     target: Target, verb: str, name: str, output: str, timeout_s: float | None = None
 ) -> None:
@@ -76,6 +98,9 @@ def _change(
         status = await client.change_job(verb, name)
         return status if timeout_s is None else await follow.wait_stable(client, name, timeout_s)
 
-    status = target.ask(work)
+    _tell(target.ask(work), name, output)
+
+
+def _tell(status: JobStatus, name: str, output: str) -> None:
     text = f"job {name}: {follow.summary(status)}"
     show.emit(output, status, lambda: click.echo(show.printable(text)))

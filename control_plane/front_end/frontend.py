@@ -25,7 +25,7 @@ from agent.wire.routes import Route
 from agent.wire.server import Call, Handler, Peer, make_app
 from control_plane.api.jobs import Endpoints, Jobs, JobStatus
 from control_plane.api.machines import Token
-from control_plane.api.operations import JobEvents, MoveWish, TaskStory
+from control_plane.api.operations import JobEvents, JobMove, MoveWish, TaskStory
 from control_plane.api.people import IssuedCredential, Revocation
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
@@ -242,6 +242,11 @@ class FrontEnd(
     async def rollback_job(self, call: Call) -> JobStatus:
         """Go back a version."""
         return await self._control_plane.rollback_job(call.path["job"])
+
+    async def move_job(self, call: Call) -> JobStatus:
+        """Have a job run in another entitlement."""
+        wish: JobMove = call.body
+        return await self._control_plane.move_job(call.path["job"], wish.entitlement)
 
     async def job_events(self, call: Call) -> JobEvents:
         """Show what was done to a job's tasks."""

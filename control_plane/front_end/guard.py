@@ -16,6 +16,7 @@ from agent.wire.routes import Route
 from agent.wire.server import Call, Peer
 from control_plane.api.capacity import EntitlementWish
 from control_plane.api.jobs import JobSpec
+from control_plane.api.operations import JobMove
 from control_plane.api.people import Myself, Needs, Role
 from control_plane.identity.core.standing import Caller, refusal
 from control_plane.identity.people import People
@@ -29,6 +30,10 @@ class Ownership(Protocol):
 
     def entitlement_of(self, job: str) -> str | None:
         """Return the entitlement of a job, if there is such a job."""
+        ...
+
+    def goes_back_to(self, job: str) -> str | None:
+        """Return the entitlement that a rollback of a job would bring it to, if there is one."""
         ...
 
     def owners_of(self, entitlement: str) -> Sequence[str] | None:
@@ -103,6 +108,10 @@ class Guard:
         job = call.path.get("job") or call.path.get("task", "").rpartition("-")[0]
         if job and (entitlement := self._ownership.entitlement_of(job)) is not None:
             names.add(entitlement)
+        if call.route.name == "rollback_job" and job:
+            names.add(self._ownership.goes_back_to(job) or "")
+        if isinstance(call.body, JobMove):
+            names.add(call.body.entitlement)
         if "entitlement" in call.path:
             names.add(call.path["entitlement"])
         if isinstance(call.body, JobSpec):

@@ -14,7 +14,7 @@ from control_plane.allocator.core.machine_pools import Pool
 from control_plane.allocator.core.planner import plan as planned
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.request import Allowance, Group, Request
-from control_plane.api.jobs import JobRecord, TaskRecord
+from control_plane.api.jobs import JobRecord, TaskRecord, spec_of
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.maintenance import Ends, MaintenanceWish, Preview
 from control_plane.broker.brokers import Brokers
@@ -164,9 +164,9 @@ class Previewer:
     def _serves(self, record: JobRecord, task: TaskRecord) -> bool:
         if task.placement is None:
             return False
-        pool = self._at.allocator.pool_of(record.spec)
+        pools = {self._at.allocator.pool_of(spec_of(record, task))}
         return available(
-            task, self._at.sights.view(pool, [task.placement.machine], self._at.date())
+            task, self._at.sights.view(pools, [task.placement.machine], self._at.date())
         )
 
     def _priority(self, record: MachineRecord) -> int:
@@ -213,13 +213,13 @@ class Previewer:
             return None
         entitlement = allocator.entitlement_of(record.spec)
         claims = allocator.index.claims.get(job.job)
-        staying: dict[Demand, list[int]] = defaultdict(list)
+        staying: dict[tuple[Demand, str], list[int]] = defaultdict(list)
         groups = []
         for claim in claims or ():
             if claim.task not in set(tasks):
-                staying[claim.demand].append(claim.task)
-        for demand, those in staying.items():
-            groups.append(Group(demand, tuple(those)))
+                staying[claim.demand, claim.machine.pool].append(claim.task)
+        for (demand, pool), those in staying.items():
+            groups.append(Group(demand, tuple(those), elsewhere=pool))
         wanted = demand_for(record.spec, entitlement)
         groups.append(Group(wanted, tasks, leave=scope, running=False))
         request = Request(

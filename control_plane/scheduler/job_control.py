@@ -18,7 +18,13 @@ from control_plane.images.store import FindImage
 from control_plane.portal.core.pools import pool_of
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
-from control_plane.scheduler.core.job_check import check_job, check_neighbours, claiming, same_tasks
+from control_plane.scheduler.core.job_check import (
+    check_job,
+    check_named,
+    check_neighbours,
+    claiming,
+    same_tasks,
+)
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.owner_moves import with_move
 from control_plane.scheduler.core.release import back_to, resumed, returned
@@ -53,11 +59,14 @@ class JobControl:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By entitlement: two jobs that fit its quota alone may not fit it together."""
 
-    async def apply(self, spec: JobSpec, *, dry_run: bool, back_to: int = 0) -> JobRecord:
+    async def apply(
+        self, spec: JobSpec, *, dry_run: bool, back_to: int = 0, moves: bool = False
+    ) -> JobRecord:
         """Create the job or change what is wanted of it; with all its errors, or not at all.
 
         With `dry_run` the record that would be stored is returned and nothing is. `back_to` is
-        the version that wanted it before, if it is to go back.
+        the version that wanted it before, if it is to go back. Only if it `moves`, or goes back,
+        may it come to another entitlement.
         """
         if spec.name in self._jobs.set_aside:
             raise Conflict(
@@ -69,13 +78,14 @@ class JobControl:
         image = await self._find_image(spec.image)
         written = spec
         spec = self._claiming(written)
-        self._check(spec, image_known=image is not None)
+        moves = moves or back_to > 0
+        self._check(spec, image_known=image is not None, moves=moves)
         async with self._turn(spec.entitlement), self._jobs.lock(spec.name):
             known, retired = self._jobs.find(spec.name), 0
             if known is None:
                 retired = await self._last_generation(spec.name)
             spec = self._claiming(written)
-            self._check(spec, image_known=image is not None)  # others may have been faster
+            self._check(spec, image_known=image is not None, moves=moves)  # others may be faster
             self._check_share(spec, known)
             if known is None:
                 record = self._new(spec, retired)
@@ -86,21 +96,25 @@ class JobControl:
                 record = _changed(known, spec)
             if not dry_run and record != known:
                 compare = self._portal.table.expect([spec.entitlement])
-                also = [] if known else [Put(USES + spec.entitlement, b"{}")]
+                comes = known is None or known.spec.entitlement != spec.entitlement
+                also = [Put(USES + spec.entitlement, b"{}")] if comes else []
                 with self._portal.applying(spec.entitlement):
                     await self._jobs.commit(spec.name, record, compare, also)
                 log.info("job applied", extra={"job": spec.name, "version": record.version})
         return record
 
-    def _check(self, spec: JobSpec, *, image_known: bool) -> None:
+    def _check(self, spec: JobSpec, *, image_known: bool, moves: bool) -> None:
         errors = check_job(
             spec,
             entitlements={r.name: r.spec for r in self._portal.table.records()},
             image_known=image_known,
             machines=self._index.kinds(),
             known=self._jobs.find(spec.name),
+            moves=moves,
         )
         errors = (*errors, *check_neighbours(spec, self._jobs.find))
+        if moves:
+            errors = (*errors, *check_named(spec, self._jobs.values()))
         if errors:
             count = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
             listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
@@ -129,6 +143,8 @@ class JobControl:
             for record in self._jobs.values()
             if record.spec.entitlement == spec.entitlement and record.name != spec.name
         ]
+        if known is not None and known.spec.entitlement != spec.entitlement:
+            known = None  # what it had was another quota's
         errors = check_share(spec, known, others, specs, self._index.kinds())
         if errors:
             listed = "; ".join(error.reason for error in errors)
@@ -185,6 +201,20 @@ class JobControl:
         )
         log.info("task is to move", extra={"job": name, "task": index, "machine": to})
         return record
+
+    async def move(self, name: str, entitlement: str) -> JobRecord:
+        """Have a job run in another entitlement, a transfer: an update that starts tasks there.
+
+        What is placed anew from now on is placed there; what runs stays until its turn comes.
+        """
+        record = _going_on(self._jobs.get(name))
+        if record.spec.entitlement == entitlement:
+            raise Conflict(
+                f"cannot move job {name!r}: it is in entitlement {entitlement!r} already",
+                hint=f"twinectl job status {name}",
+            )
+        moved = replace(record.spec, entitlement=entitlement)
+        return await self.apply(moved, dry_run=False, moves=True)
 
     async def rollback(self, name: str) -> JobRecord:
         """Want again of the tasks what the version before wanted, as a new version."""

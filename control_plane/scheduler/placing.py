@@ -14,11 +14,11 @@ from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.request import Allocation, Allowance, Group, Request, same_claim
 from control_plane.allocator.core.spread import Repair, Target, Targets, evened
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
+from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord, bound_to
 from control_plane.api.policy import Admission
 from control_plane.api.requirements import In
 from control_plane.scheduler.core.decision import Seen
-from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
+from control_plane.scheduler.core.job_request import Answer, Home, answer_of, request_of
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.owner_moves import goes_to
 from control_plane.scheduler.core.rollout import HOMELESS, Placed, to_place
@@ -47,6 +47,25 @@ class Placing:
         """Return the entitlement on whose machines a job's tasks run."""
         return self.allocator.pool_of(record.spec)
 
+    def pools_of(self, record: JobRecord) -> set[str]:
+        """Return the entitlements on whose machines tasks of a job may be now."""
+        pools, known = {self.pool_of(record)}, {record.spec.entitlement}
+        if len(record.specs) < 2:
+            return pools
+        others = {s.entitlement: s for s in record.specs.values() if s.entitlement not in known}
+        bound = bound_to(record) if others else known
+        return pools | {self.allocator.pool_of(s) for name, s in others.items() if name in bound}
+
+    def _homes(self, record: JobRecord) -> dict[int, Home]:
+        """Return where tasks of earlier versions are that ran in another entitlement."""
+        if len(record.specs) < 2:
+            return {}
+        return {
+            version: Home(self.allocator.pool_of(spec), self.allocator.entitlement_of(spec))
+            for version, spec in record.specs.items()
+            if spec.entitlement != record.spec.entitlement
+        }
+
     def entitlement_of(self, record: JobRecord) -> EntitlementSpec | None:
         """Return the specification of a job's entitlement."""
         return self.allocator.entitlement_of(record.spec)
@@ -62,9 +81,9 @@ class Placing:
         entitlement, known = self.entitlement_of(record), self._asked.get(record.name)
         if known is not None and known[0] is record and known[1] is entitlement:
             return known[2]
-        claims = self.index.claims.get(record.name)
-        request = request_of(record, view, self.pool_of(record), entitlement, claims)
-        if not any(task.phase in HOMELESS for task in record.tasks):
+        claims, homes = self.index.claims.get(record.name), self._homes(record)
+        request = request_of(record, view, self.pool_of(record), entitlement, claims, homes)
+        if not homes and not any(task.phase in HOMELESS for task in record.tasks):
             self._asked[record.name] = (record, entitlement, request)
         return request
 
@@ -93,7 +112,7 @@ class Placing:
         claims = self.index.claims.get(record.name)
         if claims is None:
             return
-        machines, elsewhere = claims.machines, list[TaskRecord]()
+        machines, elsewhere, pools = claims.machines, list[TaskRecord](), self.pools_of(record)
         for task in record.tasks:
             claimed = machines[task.index] if task.index < len(machines) else None
             if claimed is None or task.placement is None:
@@ -106,7 +125,7 @@ class Placing:
             if task.placement is None or task.index in moving:
                 continue
             claim, machine = claims.get(task.index), self.index.machines.get(task.placement.machine)
-            if claim is not None and machine is not None and machine.pool == claims.pool:
+            if claim is not None and machine is not None and machine.pool in pools:
                 stale.append(claim)
                 true.append(Claim(task.index, machine, claim.demand, task.placement.ports or None))
         if stale:
@@ -126,11 +145,12 @@ class Placing:
         entitlement = self.entitlement_of(record)
         of_spec = {id(spec): demand_for(spec, entitlement) for spec in tasks.values()}
         demands = {task: of_spec[id(spec)] for task, spec in tasks.items()}
-        claims = self.index.claims.get(record.name)
+        claims, pool = self.index.claims.get(record.name), self.pool_of(record)
         staying, asked, left = dict[int, Target](), list[int](), set[str]()
         for task, demand in demands.items():
             known = claims.get(task) if claims is not None else None
-            if known is not None and task not in moving and same_claim(known.demand, demand):
+            is_here = known is not None and known.machine.pool == pool and task not in moving
+            if is_here and known is not None and same_claim(known.demand, demand):
                 staying[task] = Target(known.machine.name)
                 continue
             asked.append(task)
@@ -138,12 +158,12 @@ class Placing:
                 left.add(known.machine.name)
         if not asked:
             return Targets(staying)
-        others: dict[Demand, list[int]] = defaultdict(list)
+        others: dict[tuple[Demand, str], list[int]] = defaultdict(list)
         named = frozenset(asked)
         for claim in claims or ():
             if claim.task not in named:
-                others[claim.demand].append(claim.task)
-        groups = [Group(d, tuple(those)) for d, those in others.items()]
+                others[claim.demand, claim.machine.pool].append(claim.task)
+        groups = [Group(d, tuple(those), elsewhere=where) for (d, where), those in others.items()]
         to = {task.index: goes_to(task) for task in record.tasks if task.index in named}
         alike: dict[tuple[Demand, bool, str], list[int]] = defaultdict(list)
         for task in sorted(asked):
@@ -155,7 +175,7 @@ class Placing:
             groups.append(group)
         request = Request(
             record.name,
-            self.pool_of(record),
+            pool,
             tuple(groups),
             preferences_of(record.spec, entitlement),
             record.spec.fit,

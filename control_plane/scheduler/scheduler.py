@@ -149,8 +149,8 @@ class Scheduler:
         """Return which tasks of a job may run twice, each with where."""
         if not record.leaving:
             return []
-        pool, now = self._placing.pool_of(record), self._runtime.date()
-        return second_copies(record, self._sights.view(pool, record.leaving, now))
+        pools, now = self._placing.pools_of(record), self._runtime.date()
+        return second_copies(record, self._sights.view(pools, record.leaving, now))
 
     async def logs(
         self, name: str, index: int, *, follow: bool, since: str | None, tail: int | None
@@ -406,8 +406,8 @@ class Scheduler:
             self._asking.discard(name)
 
     def _view(self, record: JobRecord, now: Moment) -> View:
-        pool = self._placing.pool_of(record)
-        return self._sights.view(pool, _machines_of(record), now.wall)
+        pools = self._placing.pools_of(record)
+        return self._sights.view(pools, _machines_of(record), now.wall)
 
     async def _retire(self, made: Decision) -> None:
         """Remove a job whose tasks and claims are gone, but remember its last generation.
@@ -427,7 +427,7 @@ class Scheduler:
         if record is not None and index.isdecimal():
             now = self._runtime.date()
             left = [name for name, tasks in record.leaving.items() if task in tasks]
-            view = self._sights.view(self._placing.pool_of(record), [machine, *left], now)
+            view = self._sights.view(self._placing.pools_of(record), [machine, *left], now)
             command = command_about(record, int(index), machine, view)
             if isinstance(command, Start):
                 place = command.placement

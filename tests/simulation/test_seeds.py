@@ -65,6 +65,12 @@ def test_updates_of_all_kinds_end_and_those_that_fail_go_back() -> None:
     hold([Job(updates, seed) for seed in range(1, 31)])
 
 
+def test_jobs_move_between_entitlements_among_faults() -> None:
+    """SC11 SC6: back and forth, within the budget, no task ever on machines of the other one."""
+    transfers = scenario.load("transfers")
+    hold([Job(transfers, seed) for seed in range(1, 13)])
+
+
 def test_seeds_that_once_broke_a_rule_hold_now() -> None:
     kept = sorted(listed("seeds.txt"))
     hold([Job(scenario.load(name), seed) for name, seed in kept])

@@ -338,6 +338,7 @@ _STRIKES: dict[str, Strike] = {
     "release": _release,
     "bad-release": owners.bad_release,
     "move-task": owners.move_task,
+    "move-job": owners.move_job,
     "propose-profile": owners.propose_profile,
     "stop-job": _stop_job,
     "controller-down": _controller,

@@ -39,6 +39,7 @@ KINDS: dict[str, str] = {
     "release": "a job gets a new image",
     "bad-release": "a job that goes back by itself gets a version that never is healthy",
     "move-task": "an owner has a task run elsewhere",
+    "move-job": "an owner has a job run in another entitlement",
     "propose-profile": "an owner proposes a host profile; one in three cannot be reached",
     "stop-job": "a job is stopped, and created again after a while",
     "controller-down": "the controller of a job does not answer",
@@ -55,7 +56,7 @@ KINDS: dict[str, str] = {
 INSTANT = frozenset(
     {
         *("reboot", "task-crash", "task-lost", "drift", "host-clock", "plane-clock"),
-        *("bad-release", "move-task", "propose-profile"),
+        *("bad-release", "move-task", "move-job", "propose-profile"),
         *("release", "resize", "twice", "plane-restart", "plane-kill-at-step"),
         *("plane-kill-at-write", "plane-kill-after-write"),
     }

@@ -1,6 +1,6 @@
 """What owners of a simulated region do beside releases and resizes.
 
-Versions that never get healthy, moves of single tasks, proposals for the profile of machines.
+Versions that never get healthy, moves of tasks and of jobs, proposals for the profile of machines.
 """
 
 from __future__ import annotations
@@ -83,6 +83,32 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
             return  # it is no good moment for that, or no good machine
 
     region.clients.want(Wish(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None))
+
+
+def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    """Have a job run in the next entitlement; from then on it does not go back by itself."""
+    name = fault.target.partition(":")[2]
+    owned, names = region.clients.jobs[name], sorted(region.clients.entitlements)
+    spec = owned.asked
+    if spec is None or spec.entitlement not in names or len(names) < 2:
+        return
+    if spec.update.on_failure is not OnFailure.CONTINUE:
+        spec = replace(spec, update=replace(spec.update, on_failure=OnFailure.CONTINUE))
+        region.clients.apply_job(spec)
+    to = names[(names.index(spec.entitlement) + 1) % len(names)]
+    moved = owned.asked = replace(spec, entitlement=to)
+
+    async def ask(cp: ControlPlane) -> None:
+        try:
+            await cp.move_job(name, to)
+        except Conflict:
+            if (await cp.get_job(name)).record.spec.entitlement != to:
+                raise  # else it was granted, and the answer was lost
+
+    def granted() -> None:
+        owned.granted, owned.granted_at = moved, region.timeline.now
+
+    region.clients.want(Wish(f"job {name}", f"move {name} to {to} {number}", ask, granted))
 
 
 def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:

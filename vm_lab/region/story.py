@@ -94,7 +94,7 @@ def _target(rate: FaultRate, scenario: Scenario, where: list[Place], chance: ran
     if rate.kind.startswith("store-"):
         own = sorted({p.datacenter for p in where})[: scenario.shape.own_stores]
         return f"store:{chance.choice(['main', *own])}"
-    on_job = ("resize", "release", "bad-release", "move-task", "stop-job", "twice")
+    on_job = ("resize", "release", "bad-release", "move-task", "move-job", "stop-job", "twice")
     if rate.kind in on_job or rate.kind.startswith("controller-"):
         return f"job:job{chance.randrange(scenario.work.jobs)}"
     domain = chance.choice(rate.where)

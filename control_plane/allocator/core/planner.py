@@ -29,6 +29,7 @@ from control_plane.allocator.core.machine_pools import (
 )
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request, same_claim
+from control_plane.broker.core.assignment import FREE
 
 STEP = 500
 """Tasks that are placed between two chances for others to run."""
@@ -97,7 +98,8 @@ class Planning(Draft):
         if claim is None:
             return False
         machine = claim.machine
-        if machine.bucket.pool is not self.pool or not same_claim(claim.demand, group.demand):
+        is_ours = machine.bucket.pool is self.pool or machine.pool == group.elsewhere != FREE
+        if not is_ours or not same_claim(claim.demand, group.demand):
             self.free_claim(claim)
             return False
         unfit = machine.blocked and not group.running

@@ -29,6 +29,8 @@ class Group:
     now is only kept for want of another."""
     among: tuple[Term, ...] = ()
     """What else a machine must meet for these tasks now; it is no part of what they claim."""
+    elsewhere: str = ""
+    """Another pool, on whose machines they stay where their claims are: the job is leaving it."""
 
 
 @dataclass(frozen=True, slots=True)

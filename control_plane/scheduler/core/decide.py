@@ -66,7 +66,7 @@ from control_plane.scheduler.core.surge import surged
 
 _UP = (TaskPhase.STARTING, TaskPhase.RUNNING)
 _VOLUNTARY = (
-    *(Cause.RELEASE, Cause.CANARY, Cause.ROLLBACK, Cause.REBALANCE, Cause.OWNER),
+    *(Cause.RELEASE, Cause.CANARY, Cause.ROLLBACK, Cause.TRANSFER, Cause.REBALANCE, Cause.OWNER),
     *MUST_LEAVE,
 )
 

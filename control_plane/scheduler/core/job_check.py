@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -25,8 +25,12 @@ def check_job(
     image_known: bool,
     machines: Sequence[Machine],
     known: JobRecord | None,
+    moves: bool = False,
 ) -> tuple[FieldError, ...]:
-    """Return every reason to refuse the specification; `machines` are the region's kinds."""
+    """Return every reason to refuse the specification; `machines` are the region's kinds.
+
+    `moves`: its owner wants the job in another entitlement.
+    """
     errors = [*_check_text(spec)]
     if not image_known:
         errors.append(_error("image", f"the image store has no image {spec.image}"))
@@ -38,12 +42,12 @@ def check_job(
         )
     else:
         errors += _check_capacity(spec, entitlement, machines)
-    if known is not None and known.spec.entitlement != spec.entitlement:
+    if known is not None and known.spec.entitlement != spec.entitlement and not moves:
         errors.append(
             _error(
                 "entitlement",
-                f"the job runs in {known.spec.entitlement!r} and cannot move to"
-                f" {spec.entitlement!r}; apply it under another name, then stop this one",
+                f"the job runs in {known.spec.entitlement!r}; to have it in {spec.entitlement!r}:"
+                f" twinectl job move {spec.name} --entitlement {spec.entitlement}",
             )
         )
     return tuple(errors)
@@ -71,6 +75,16 @@ def check_neighbours(
                 yield _error(where, f"{name!r} is in apart_from with the same property, too")
             if other is not None and any(n.job == spec.name for n in other.spec.together_with):
                 yield _error(where, f"{name!r} waits for this job already: one has to come first")
+
+
+def check_named(spec: JobSpec, records: Iterable[JobRecord]) -> Iterator[FieldError]:
+    """Yield the jobs of other entitlements that name a job: they could not be placed near it."""
+    for record in records:
+        neighbours = (*record.spec.apart_from, *record.spec.together_with)
+        elsewhere = record.spec.entitlement != spec.entitlement and record.name != spec.name
+        if elsewhere and any(neighbour.job == spec.name for neighbour in neighbours):
+            reason = f"job {record.name!r} of {record.spec.entitlement!r} names it as neighbour"
+            yield _error("entitlement", reason)
 
 
 def claiming(spec: JobSpec, known: JobSpec | None, default_cpus: float) -> JobSpec:

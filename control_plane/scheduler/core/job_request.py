@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from control_plane.agents.core.seen import View
@@ -11,11 +12,22 @@ from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.request import Group, Request, same_claim
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord, spec_of
+from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord
 from control_plane.api.policy import Admission
 from control_plane.api.requirements import In
 from control_plane.scheduler.core.owner_moves import goes_to
-from control_plane.scheduler.core.rollout import Placed, to_place
+from control_plane.scheduler.core.rollout import Placed, placed_as, to_place
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where tasks of a version are that ran in another entitlement than the newest."""
+
+    pool: str
+    entitlement: EntitlementSpec | None
+
+
+_NOWHERE: Mapping[int, Home] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +45,16 @@ def request_of(
     pool: str,
     entitlement: EntitlementSpec | None,
     claims: Claims | None = None,
+    homes: Mapping[int, Home] = _NOWHERE,
 ) -> Request:
     """Return what a job needs of the allocator: every task that has, or shall have, a machine.
 
     Tasks that are being updated keep theirs, so that nobody takes it while they restart. As
     long as they can, and the new version claims the same, they are asked for as if they ran:
     so the request is that of before the update, to which the answer is known (AL13).
+
+    `homes` has the versions of another entitlement. What is placed anew is placed in `pool`, as
+    the newest version; what runs in the other one stays there until it is taken down.
     """
     waiting = {task.index: task for task in to_place(record, view)}
     demands: dict[int, Demand] = {}
@@ -49,10 +65,14 @@ def request_of(
         task.placement.machine for task in waiting.values() if task.placement is not None
     )
     for task in record.tasks:
-        version = task.version
+        version = placed_as(record, task) if task.index in waiting else task.version
         if version not in same:
-            demand = demand_for(spec_of(record, task), entitlement)
-            same[version] = next((v for v, d in demands.items() if d == demand), version)
+            home = homes.get(version)
+            demand = demand_for(
+                record.specs.get(version, record.spec), home.entitlement if home else entitlement
+            )
+            alikes = (v for v, d in demands.items() if d == demand and homes.get(v) == home)
+            same[version] = next(alikes, version)
             demands.setdefault(same[version], demand)
         version = same[version]
         to = goes_to(task) if task.phase is TaskPhase.PENDING else ""
@@ -65,6 +85,7 @@ def request_of(
             avoid=avoid,
             running=running,
             among=(In("machine", frozenset({to})),) if to else (),
+            elsewhere=homes[version].pool if version in homes else "",
         )
         for ((version, leaves, avoid, running), to), tasks in alike.items()
     )

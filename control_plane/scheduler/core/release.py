@@ -107,13 +107,13 @@ def runs_next(record: JobRecord, task: TaskRecord) -> int:
     operation = task.operation
     if operation is not None and operation.kind is OperationKind.UPDATE:
         return record.version
-    return task.version if is_held(record) and task.version in record.specs else record.version
+    return task.version if is_held(record) and _is_here(record, task.version) else record.version
 
 
 def starts_as(record: JobRecord) -> int:
     """Return the version of tasks that are added now."""
     rollout = record.rollout
-    if rollout is not None and is_held(record) and rollout.base in record.specs:
+    if rollout is not None and is_held(record) and _is_here(record, rollout.base):
         return rollout.base
     return record.version
 
@@ -125,6 +125,8 @@ def cause_of_update(record: JobRecord) -> Cause:
         return Cause.RELEASE
     if rollout.returns_from:
         return Cause.ROLLBACK
+    if rollout.base in record.specs and not _is_here(record, rollout.base):
+        return Cause.TRANSFER
     return Cause.RELEASE if rollout.passed else Cause.CANARY
 
 
@@ -194,6 +196,22 @@ def told(record: JobRecord, now: Moment) -> str:
         return rollout.reason if rollout.reason else ""
     if rollout.done:
         return ""
+    words = [_canaries_told(record, rollout, now), _transfer_told(record, rollout)]
+    return "; ".join(filter(None, words))
+
+
+def _transfer_told(record: JobRecord, rollout: Rollout) -> str:
+    base = record.specs.get(rollout.base)
+    if base is None or base.entitlement == record.spec.entitlement:
+        return ""
+    there = sum(1 for task in record.tasks if _is_here(record, task.version) and _serves(task))
+    return (
+        f"the job moves from entitlement {base.entitlement} to {record.spec.entitlement}:"
+        f" {there} of {record.spec.tasks} tasks serve there"
+    )
+
+
+def _canaries_told(record: JobRecord, rollout: Rollout, now: Moment) -> str:
     if not rollout.passed and record.spec.update.canary is not None:
         new = [task for task in record.tasks if _is_new(task, record)]
         held_s = min((now.spent_s(task) if _serves(task) else 0.0 for task in new), default=0.0)
@@ -336,6 +354,12 @@ def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
 
 
 # -- single tasks
+
+
+def _is_here(record: JobRecord, version: int) -> bool:
+    """Return whether tasks of a version may still be placed: it is in the job's entitlement."""
+    known = record.specs.get(version)
+    return known is not None and known.entitlement == record.spec.entitlement
 
 
 def _is_of(rollout: Rollout, record: JobRecord) -> bool:

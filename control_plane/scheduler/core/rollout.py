@@ -97,6 +97,14 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
     return tuple(task for task in record.tasks if task.phase in HOMELESS and needs(task))
 
 
+def placed_as(record: JobRecord, task: TaskRecord) -> int:
+    """Return the version as which a task is placed anew: its own, unless the job leaves its
+    entitlement.
+    """
+    is_here = spec_of(record, task).entitlement == record.spec.entitlement
+    return task.version if is_here else record.version
+
+
 def _is_asked(record: JobRecord, task: TaskRecord) -> bool:
     """Return whether a controller has not yet said that a lost task shall go elsewhere."""
     operation = task.operation
@@ -128,7 +136,7 @@ def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
                 leaving.setdefault(task.placement.machine, set()).add(name)
             task = TaskRecord(
                 index=task.index,
-                version=task.version,
+                version=placed_as(record, task),
                 generation=generation,
                 phase=TaskPhase.STARTING,
                 placement=placement,

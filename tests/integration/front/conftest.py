@@ -187,6 +187,8 @@ class CannedControlPlane(ControlPlane):
         self.logs: list[bytes] = [b"one\n", b"two\n"]
         self.logs_break = False
         self.is_ready = True
+        self.before: dict[str, str] = {}
+        """Job → the entitlement that a rollback would bring it to."""
         self.served: dict[str, Endpoints] = {}
         """What `serve` put in."""
         self._served = asyncio.Event()
@@ -224,6 +226,13 @@ class CannedControlPlane(ControlPlane):
 
     async def rollback_job(self, name: str) -> JobStatus:
         return await self.get_job(name)
+
+    async def move_job(self, name: str, entitlement: str) -> JobStatus:
+        if entitlement not in self.portal.specs():
+            raise InvalidInput(f"job {name}: there is no entitlement {entitlement}")
+        status = await self.get_job(name)
+        self.jobs[name] = msgspec.structs.replace(self.jobs[name], entitlement=entitlement)
+        return status
 
     async def job_events(self, name: str, after: int = 0, limit: int = 100) -> JobEvents:
         await self.get_job(name)
@@ -287,6 +296,9 @@ class CannedControlPlane(ControlPlane):
     def _view(self, record: MachineRecord) -> MachineView:
         tasks = ["web-0"] if record.machine == "vm1" else []
         return MachineView(record=record, tasks=tasks, ready=True)
+
+    def goes_back_to(self, job: str) -> str | None:
+        return self.before.get(job)
 
     def entitlement_of(self, job: str) -> str | None:
         return self.jobs[job].entitlement if job in self.jobs else None

@@ -73,6 +73,9 @@ def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
     for verb in ("pause", "resume", "restart", "rollback"):
         assert ctl("job", verb, "web").stdout.startswith("job web: ")
     assert json.loads(ctl("job", "pause", "web", "-o", "json").stdout)["record"]["paused"] is True
+    assert ctl("job", "move", "web").exit_code == 64
+    assert "no entitlement nowhere" in ctl("job", "move", "web", "--entitlement", "nowhere").stderr
+    assert ctl("job", "move", "web", "--entitlement", "front").stdout.startswith("job web: ")
     assert ctl("job", "stop", "web", "--wait").stdout == "job web: stopped\n"
     assert ctl("job", "status", "web").exit_code == 3
 

@@ -18,7 +18,7 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.limits import Lift
 from control_plane.api.machines import TokenRequest
 from control_plane.api.maintenance import GoOn, MaintenanceWish, Reported
-from control_plane.api.operations import MoveWish
+from control_plane.api.operations import JobMove, MoveWish
 from control_plane.api.people import GroupSpec, Needs
 from control_plane.api.profiles import ProfileWish
 from control_plane.api.routes import ROUTES
@@ -67,6 +67,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
         f"{verb}_job": (OWNERS, OPERATORS | {"other owner"})
         for verb in ("pause", "resume", "restart", "rollback")
     },
+    "move_job": (OWNERS, OPERATORS | {"other owner"}),
     "job_events": USERS,
     "task_story": USERS,
     "move_task": (OWNERS, OPERATORS | {"other owner"}),
@@ -173,6 +174,7 @@ def body_of(route: Route, entitlement: str) -> Any:
         GoOn: GoOn(),
         Lift: Lift(reason="x"),
         MoveWish: MoveWish(reason="x"),
+        JobMove: JobMove(entitlement=entitlement),
         ProfileWish: ProfileWish(text="= =", reason="x"),
         Lend: Lend(machine="no", borrower=entitlement),
         Revoke: Revoke(machines=["no"]),
@@ -300,6 +302,38 @@ def test_a_job_is_not_moved_into_or_out_of_what_one_does_not_own(owned: Region) 
             asyncio.run(moved(name, into))
     with pytest.raises(Forbidden, match="there is no entitlement 'nowhere'"):
         asyncio.run(moved("fresh", "nowhere"))
+
+
+def test_a_job_moves_only_between_entitlements_that_one_owns(owned: Region) -> None:
+    """SC11: for the way back, too, the rights of both are needed."""
+
+    async def move(who: str, name: str, into: str) -> None:
+        async with owned.client("user", who) as client:
+            await client.call(ROUTE["move_job"], JobMove(entitlement=into), job=name)
+
+    async def roll_back(who: str, name: str) -> None:
+        async with owned.client("user", who) as client:
+            await client.call(ROUTE["rollback_job"], job=name)
+
+    for who, name, into, lacks in (
+        ("otto", "job-of-other", "web", "web"),
+        ("otto", "job-of-web", "other", "web"),
+        ("ann", "job-of-web", "other", "other"),
+        ("vic", "job-of-web", "other", "other"),
+    ):
+        with pytest.raises(Forbidden, match=f"{who} does not own entitlement '{lacks}'"):
+            asyncio.run(move(who, name, into))
+    assert owned.control_plane.jobs["job-of-web"].entitlement == "web"
+    asyncio.run(move("sue", "job-of-web", "other"))  # an operator
+    assert owned.control_plane.jobs["job-of-web"].entitlement == "other"
+    owned.control_plane.before["job-of-web"] = "web"
+    try:
+        with pytest.raises(Forbidden, match="otto does not own entitlement 'web'"):
+            asyncio.run(roll_back("otto", "job-of-web"))
+        asyncio.run(roll_back("sue", "job-of-web"))
+    finally:
+        owned.control_plane.before.clear()
+        _restore(owned)
 
 
 def test_nobody_stacks_on_machines_of_an_entitlement_that_is_not_theirs(owned: Region) -> None:

@@ -41,12 +41,12 @@ def test_every_kind_is_explained_and_can_happen() -> None:
 
 
 def test_the_scenarios_of_everything_and_of_updates_hold_every_kind() -> None:
-    everything, controlled, updates = (
+    everything, controlled, updates, transfers = (
         {rate.kind for rate in scenario.load(name).faults}
-        for name in ("everything", "f55-controllers", "updates")
+        for name in ("everything", "f55-controllers", "updates", "transfers")
     )
     assert everything < controlled  # the second is the first, with TaskControllers
-    assert controlled | updates == KINDS.keys()
+    assert controlled | updates | transfers == KINDS.keys()
 
 
 def test_every_fault_that_a_region_can_show_has_a_scenario_named_after_it() -> None:

@@ -1,0 +1,344 @@
+"""SC11: a job moves to another entitlement by a rolling update, in the assembled control plane."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from fake_agents import IMAGE_2
+from virtual_time import run
+from world import World, a_job, a_region, scenario
+
+from agent.api import Health
+from agent.errors import Conflict, InvalidInput, NotFound
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import ControllerRef, JobSpec
+from control_plane.api.machines import EventKind
+from control_plane.api.policy import Neighbour
+from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
+from control_plane.store.memory import MemoryStore
+from taskcontrol.api import TaskControlRequest, TaskControlResponse
+
+
+def policy(**fields) -> UpdatePolicy:
+    return UpdatePolicy(**({"drain_s": 0.0} | fields))
+
+
+async def two_entitlements(w: World, machines: int = 6, **back) -> None:
+    """`front` and `back`, each with three of the machines."""
+    for n in range(len(w.region.machines), machines):
+        w.region.add(f"m{n + 1}", *[("dc1", "msb1"), ("dc1", "msb2"), ("dc2", "msb3")][n % 3])
+    await w.set_up()
+    back = {"machines": 3, "host_profile": "web"} | back
+    await w.cp.put_entitlement("back", EntitlementSpec(**back))
+
+
+async def deployed(w: World, spec: JobSpec | None = None) -> None:
+    await two_entitlements(w)
+    await w.cp.apply_job(spec or a_job())
+    await w.stable()
+
+
+def pool(w: World, machine: str) -> str:
+    return w.cp._broker.table.get(machine).entitlement
+
+
+async def pools(w: World) -> list[str]:
+    """The entitlement of the machine of each task."""
+    tasks = (await w.cp.get_job("web")).record.tasks
+    return [pool(w, task.placement.machine) for task in tasks if task.placement is not None]
+
+
+def slices(w: World) -> set[tuple[str, str]]:
+    """Where tasks run, as their machines' owner and as their agents were told."""
+    return {
+        (pool(w, name), status.entitlement)
+        for name, machine in w.region.machines.items()
+        for status in machine.tasks.values()
+    }
+
+
+async def least_served(w: World, until) -> int:
+    least = len(await w.endpoints())
+    while not await until():
+        await asyncio.sleep(0.1)
+        least = min(least, len(await w.endpoints()))
+    return least
+
+
+async def all_in(w: World, entitlement: str) -> bool:
+    record = (await w.cp.get_job("web")).record
+    there = await pools(w) == [entitlement] * record.spec.tasks
+    return there and all(t.listed and t.operation is None for t in record.tasks)
+
+
+@scenario()
+async def test_a_job_moves_to_another_entitlement_within_its_budget(w: World):
+    """SC11."""
+    await deployed(w, a_job(6, update=policy(max_unavailable=2)))
+    assert await pools(w) == ["front"] * 6
+    await w.cp.move_job("web", "back")
+    assert await least_served(w, lambda: all_in(w, "back")) >= 4
+    await w.stable()
+    assert slices(w) == {("back", "back")}
+    events = (await w.cp.job_events("web")).events
+    assert [e.cause for e in events if e.kind == "update"] == ["transfer"] * 6
+    assert [e.reason for e in events if e.kind == "rollout"] == ["version 2 runs on all tasks"]
+    await w.until(lambda: not w.cp._broker.held("front"), 7200)  # nobody needs these any more
+    await w.cp.delete_entitlement("front")
+
+
+@scenario()
+async def test_how_far_a_job_has_moved_is_told(w: World):
+    """SC11."""
+    await deployed(w, a_job(6, update=policy(health_gate_s=60)))
+    await w.cp.move_job("web", "back")
+    words = "the job moves from entitlement front to back: 2 of 6 tasks serve there"
+
+    async def is_told() -> bool:
+        return (await w.cp.get_job("web")).update == words
+
+    await w.until(is_told, 600)
+    with pytest.raises(Conflict, match="web"):
+        await w.cp.delete_entitlement("front")  # tasks of it are there
+    await w.stable(within_s=600)
+    assert (await w.cp.get_job("web")).update == ""
+
+
+@scenario()
+async def test_a_job_comes_back_by_a_rollback_in_the_middle_or_later(w: World):
+    """SC11: those that had not left stay as they are."""
+    await deployed(w, a_job(6, update=policy(health_gate_s=60)))
+    before = w.region.where()
+    await w.cp.move_job("web", "back")
+
+    async def some_there() -> bool:
+        return (await pools(w)).count("back") == 2
+
+    await w.until(some_there, 600)
+    left = {t for t, m in _places(w).items() if pool(w, m) == "front"}
+    await w.cp.rollback_job("web")
+    assert await least_served(w, lambda: all_in(w, "front")) >= 5
+    await w.stable()
+    assert {t for tasks in before.values() for t in tasks} >= left
+    assert all(task in before[machine] for task, machine in _places(w).items() if task in left)
+    assert slices(w) == {("front", "front")}
+    await w.cp.move_job("web", "back")
+    await w.stable(within_s=1200)
+    assert await all_in(w, "back")
+    await w.cp.rollback_job("web")
+    await w.stable(within_s=1200)
+    assert await all_in(w, "front")
+
+
+def _places(w: World) -> dict[str, str]:
+    return {task: machine for machine, tasks in w.region.where().items() for task in tasks}
+
+
+@scenario()
+async def test_a_job_that_gets_unhealthy_there_goes_back_by_itself(w: World):
+    """SC11, SC15: what leaves or fails meanwhile starts in the new entitlement."""
+    update = policy(canary=Canary(tasks=1, hold_s=600), on_failure=OnFailure.ROLLBACK)
+    await deployed(w, a_job(6, update=update))
+    ours = {record.machine for record in w.cp._broker.held("front")}
+    for name, machine in w.region.machines.items():
+        if name not in ours:
+            machine.behaviour.healthy = lambda _: False
+    await w.cp.move_job("web", "back")
+    least = await least_served(w, lambda: is_version(w, 3))
+    assert least == 5
+    await w.stable()
+    assert await all_in(w, "front")
+    assert "went back to version 1" in (await w.cp.get_job("web")).update
+
+
+async def is_version(w: World, version: int) -> bool:
+    return (await w.cp.get_job("web")).record.version == version
+
+
+@scenario()
+async def test_what_fails_or_leaves_while_a_job_moves_starts_in_the_new_entitlement(w: World):
+    """SC11: with a canary that holds for an hour, and with an update that is halted."""
+    update = policy(canary=Canary(tasks=1, hold_s=3600), on_failure=OnFailure.PAUSE)
+    await deployed(w, a_job(6, update=update))
+    await w.cp.move_job("web", "back")
+
+    async def count(there: int) -> bool:
+        return (await pools(w)).count("back") == there and await w.endpoints_count(6)
+
+    await w.until(lambda: count(1), 300)
+    lost = next(r.machine for r in w.cp._broker.held("front") if w.alive()[r.machine])
+    gone = w.alive()[lost]
+    w.region.machines[lost].power_off()
+    await w.until(lambda: count(1 + gone), 600)
+    drained = next(r.machine for r in w.cp._broker.held("front") if w.alive()[r.machine])
+    there = 1 + gone + w.alive()[drained]
+    await w.cp.inventory.outages.plan_unavailability([drained], EventKind.MAINTENANCE, "work")
+    await w.until(lambda: count(there), 600)
+    assert slices(w) <= {("back", "back"), ("front", "front")}
+    w.region.machines[lost].power_on()
+    await w.stable(within_s=5000)
+    assert await all_in(w, "back")
+
+
+@scenario()
+async def test_a_move_and_a_release_at_once_are_one_update(w: World):
+    """SC11."""
+    await deployed(w, a_job(6))
+    await w.cp.move_job("web", "back")
+    await asyncio.sleep(1)
+    await w.cp.apply_job(a_job(6, entitlement="back", image=IMAGE_2))
+    await w.stable(within_s=600)
+    assert await all_in(w, "back")
+    images = {s.image for m in w.region.machines.values() for s in m.tasks.values()}
+    assert images == {IMAGE_2}
+
+
+@scenario()
+async def test_without_room_in_the_new_entitlement_nothing_is_taken_down(w: World):
+    """SC11: the reasons are told, and the job moves once there is room."""
+    await deployed(w, a_job(3))
+    before = w.region.where()
+    free = [m for name, m in w.region.machines.items() if not before.get(name)]
+    assert len(free) == 3
+    for machine in free:
+        machine.power_off()
+    await asyncio.sleep(600)
+    await w.cp.move_job("web", "back")
+    await asyncio.sleep(600)
+    assert w.region.where() == before
+    assert "waits for room" in (await w.cp.get_job("web")).detail
+    for machine in free:
+        machine.power_on()
+    await w.stable(within_s=900)
+    assert await all_in(w, "back")
+
+
+@scenario()
+async def test_a_move_that_cannot_be_is_refused_as_a_whole(w: World):
+    """SC11."""
+    await deployed(w, a_job(6))
+    before = (await w.cp.get_job("web")).record
+    with pytest.raises(Conflict, match="is in entitlement 'front' already"):
+        await w.cp.move_job("web", "front")
+    with pytest.raises(InvalidInput, match="there is no entitlement 'nowhere'"):
+        await w.cp.move_job("web", "nowhere")
+    with pytest.raises(NotFound):
+        await w.cp.move_job("other", "back")
+    with pytest.raises(InvalidInput, match="twinectl job move web --entitlement back"):
+        await w.cp.apply_job(a_job(6, entitlement="back"))
+    near = a_job(1, name="near", apart_from=[Neighbour(job="web", property="machine")])
+    await w.cp.apply_job(near)
+    with pytest.raises(InvalidInput, match="job 'near' of 'front' names it as neighbour"):
+        await w.cp.move_job("web", "back")
+    assert (await w.cp.get_job("web")).record == before
+    await w.cp.stop_job("web")
+    with pytest.raises(Conflict, match="being stopped"):
+        await w.cp.move_job("web", "back")
+
+
+@scenario()
+async def test_a_move_is_asked_of_the_controller_task_by_task(w: World):
+    """SC11, WH2: orchestration is the owner's."""
+    asked: list[tuple[str, str]] = []
+    may_go = [False]
+
+    async def ask(_ref, request: TaskControlRequest) -> TaskControlResponse:
+        asked.extend((o.kind, o.cause) for o in request.request)
+        return TaskControlResponse(ack=[o.id for o in request.request if may_go[0]])
+
+    w.cp._controllers._call = ask
+    ref = ControllerRef(url="https://10.0.0.1:7450", name="db")
+    await deployed(w, a_job(3, controller=ref))
+    before = w.region.where()
+    await w.cp.move_job("web", "back")
+    await asyncio.sleep(600)
+    assert w.region.where() == before
+    assert set(asked) == {("update", "transfer")}
+    may_go[0] = True
+    await w.stable(within_s=600)
+    assert await all_in(w, "back")
+
+
+class Mortal(MemoryStore):
+    """Stops the world at its n-th write: before it is durable, or just after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes, self.die_at, self.after = 0, 0, False
+        self.dead = asyncio.Event()
+
+    async def txn(self, compare, operations) -> int:
+        self.writes += 1
+        if self.writes != self.die_at:
+            return await super().txn(compare, operations)
+        if self.after:
+            await super().txn(compare, operations)
+        self.dead.set()
+        return await asyncio.get_running_loop().create_future()
+
+
+async def moved_with_a_crash(die_at: int, after: bool) -> int:
+    """Move three tasks and come back half-way; return how many writes that took."""
+    store = Mortal()
+    w = World(a_region(), store)
+    least = [3]
+
+    async def watch() -> None:
+        while True:
+            running = [s for m in w.region.machines.values() for s in m.tasks.values()]
+            least.append(sum(s.health is Health.HEALTHY for s in running))
+            await asyncio.sleep(0.05)
+
+    async def living(body) -> None:
+        while True:
+            async with w.running():
+                work = asyncio.create_task(body())
+                death = asyncio.create_task(store.dead.wait())
+                await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
+                death.cancel()
+                if work.done():
+                    return await work
+                work.cancel()
+                await asyncio.wait([work])
+                store.dead.clear()
+
+    async def move() -> None:
+        if not await is_in(w, "back"):
+            await w.cp.move_job("web", "back")
+        await w.stable(within_s=600)
+
+    async with w.running():
+        await deployed(w, a_job(3, update=policy(drain_s=1.0)))
+    before = store.writes
+    store.die_at, store.after = before + die_at, after
+    watcher = asyncio.create_task(watch())
+    await living(move)
+    watcher.cancel()
+    took = store.writes - before
+    async with w.running():
+        assert await all_in(w, "back")
+        assert slices(w) == {("back", "back")}
+    assert min(least) >= 2
+    assert w.region.broken_rules == []
+    return took
+
+
+async def is_in(w: World, entitlement: str) -> bool:
+    return (await w.cp.get_job("web")).record.spec.entitlement == entitlement
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before-the-write", "after-the-write"])
+def test_a_move_goes_on_after_a_crash_at_any_write(after, caplog):
+    """SC11."""
+    caplog.set_level(logging.ERROR)
+    die_at, writes = 1, 1
+    while die_at <= writes:
+        writes = run(moved_with_a_crash(die_at, after))
+        die_at += 1
+    assert writes > 10
+    assert caplog.records == []
