@@ -7,6 +7,8 @@ does, and one that was away for an hour has missed nothing but `completed`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -97,8 +99,20 @@ class TaskControlRequest(_Sent, frozen=True, kw_only=True):
     """Rises with each call of the job, across restarts of the control plane too."""
     tasks: int
     """How many tasks the job has now, those that start or are being removed included."""
+    indexes: list[tuple[int, int]] = []
+    """Which those are: the first and the last of each run of indexes; empty: it is not said."""
     at: float
     """When it was asked, in seconds since 1970."""
+
+    def gone(self, tasks: Iterable[int]) -> frozenset[int]:
+        """Return those of `tasks` that the job does not have any more.
+
+        None, where it is not said which it has.
+        """
+        if not self.indexes:
+            return frozenset()
+        known = {index for first, last in self.indexes for index in range(first, last + 1)}
+        return frozenset(tasks) - known
 
     @property
     def down(self) -> frozenset[int]:

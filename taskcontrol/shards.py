@@ -36,10 +36,11 @@ class Sharded:
         """Return what is acknowledged; `shards` are those of each task.
 
         A task that is not in `shards` holds none. One that is down already has lost its replicas:
-        to move or restart it costs nothing more.
+        to move or restart it costs nothing more. One that the job has not got any more has lost
+        them, too: it was given up while it did not serve, and `shards` say still that it has some.
         """
         away = Counter[str]()
-        for task in request.down:
+        for task in request.down | request.gone(shards):
             away.update(set(shards.get(task, ())))
         notices = {notice.id: notice for notice in request.advance_notices}
         room = len(request.request) if self.at_once is None else self.at_once - len(request.down)

@@ -15,7 +15,7 @@ from control_plane.api.jobs import ControllerRef
 from control_plane.api.operations import JobEvent
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.workers import Pace, Workers
-from control_plane.task_control.core.talk import Heard, Question
+from control_plane.task_control.core.talk import Heard, Question, soonest_try_s
 from taskcontrol.api import (
     Ack,
     CompletedOperation,
@@ -136,8 +136,11 @@ class Controllers:
             talk.ref, talk.heard, talk.said = ref, Heard(), Question()
             talk.failures, talk.trouble = 0, ""
         talk.question = question
-        if talk.failures:
-            return  # the next try is due by itself
+        if talk.failures:  # the next try is due by itself, or sooner if there is news of a deadline
+            soon_s = soonest_try_s(question, self._runtime.date())
+            if soon_s is not None:
+                self._workers.wake_at(job, self._runtime.now() + soon_s)
+            return
         due_s = self._due_s(talk)
         if due_s == 0.0:
             self._workers.wake(job)
@@ -215,7 +218,9 @@ class Controllers:
                 extra={"job": job, "controller": ref.name, "url": ref.url, "reason": why},
             )
         talk.failures, talk.trouble = talk.failures + 1, why
-        return min(_RETRY_S * 2.0 ** min(talk.failures - 1, 16), _RETRY_MAX_S)
+        pause_s = min(_RETRY_S * 2.0 ** min(talk.failures - 1, 16), _RETRY_MAX_S)
+        soon_s = soonest_try_s(talk.question, self._runtime.date()) if talk.question else None
+        return pause_s if soon_s is None else min(pause_s, soon_s)
 
     def _answered(
         self, talk: _Talk, request: TaskControlRequest, response: TaskControlResponse
@@ -259,5 +264,6 @@ def _request(
         all_unhealthy_tasks=list(question.unhealthy),
         sequence_number=number,
         tasks=question.tasks,
+        indexes=list(question.indexes),
         at=at,
     )

@@ -30,6 +30,8 @@ ELECTION_S = 4.0
 """Nobody leads for so long after the leader went."""
 NOTICE_S = 30.0
 """So long before a deadline must a notice have come, if nothing was wrong meanwhile."""
+REBUILD_S = 120.0
+"""So long are replicas missing of a task that was given up while it did not serve."""
 _QUIET = Never.of(["00:00-00:05", "00:20-00:25", "00:40-00:45"])
 
 
@@ -56,6 +58,8 @@ class Application:
     serving: set[int] = field(default_factory=set)
     """Tasks that were listed, and whose shards have not left them."""
     calls: int = 0
+    _given_up: dict[int, float] = field(default_factory=dict)
+    """Tasks that hold replicas and are not the job's any more → since when."""
     _leader: int = 0
     _elected_at: float = 0.0
 
@@ -68,6 +72,12 @@ class Application:
         self.calls += 1
         for notice in request.advance_notices:
             self.told.setdefault(notice.machine, now)
+        for done in request.completed:
+            said = self.said.get(done.task)
+            stays = done.kind == "remove" and done.outcome != "done"
+            if stays and said is not None and said.kind == "remove":
+                del self.said[done.task]
+        self._rebuild(request, now)
         honest = not self.troubles.get("controller-lies")
         response = self._decide(request, now) if honest else _everything(request)
         known = {operation.id: operation for operation in request.request}
@@ -82,14 +92,22 @@ class Application:
     def _decide(self, request: TaskControlRequest, now: float) -> TaskControlResponse:
         match self.kind:
             case "shards":
-                held = {o.task: self.shards(o.task) for o in request.request}
-                held |= {task: self.shards(task) for task in request.down}
-                return Sharded(rebuild_s=120.0).answer(request, held)
+                holders = {o.task for o in request.request} | request.down | self.serving
+                held = {task: self.shards(task) for task in holders}
+                return Sharded(rebuild_s=REBUILD_S).answer(request, held)
             case "quorum":
                 return Quorum().answer(request, self._leads(request, now))
             case "never":
                 return Stateless(at_most=0.5).answer(_QUIET.left(request), 0.3)
         return Stateless(at_most=0.5).answer(request, 0.3)
+
+    def _rebuild(self, request: TaskControlRequest, now: float) -> None:
+        """Have replicas elsewhere, after a while, of tasks that are not the job's any more."""
+        gone = request.gone(self.serving)
+        self._given_up = {task: self._given_up.get(task, now) for task in gone}
+        for task, since in self._given_up.items():
+            if now - since >= REBUILD_S:
+                self.serving.discard(task)
 
     def _leads(self, request: TaskControlRequest, now: float) -> int | None:
         if self._leader in request.down or self._leader not in self.serving:
@@ -147,7 +165,8 @@ class Applications:
         application = self.of.get(job)
         if application is not None:
             tasks = {int(task.rpartition("-")[2]) for task in now}
-            application.serving |= tasks
+            leaving = {task for task, said in application.said.items() if said.kind == "remove"}
+            application.serving |= tasks - leaving
             for task in tasks & application.said.keys():
                 if application.said[task].kind == "used":
                     del application.said[task]

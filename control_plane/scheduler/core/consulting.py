@@ -40,7 +40,9 @@ def question(record: JobRecord, view: View) -> Question:
             unhealthy.append(_unhealthy(task, view))
         if _is_offered(task) and len(offered) < OFFERED_MAX:
             offered.append(_offered(task, view))
-    return Question(tuple(offered), _notices(record, view), tuple(unhealthy), len(record.tasks))
+    notices = _notices(record, view)
+    tasks, indexes = len(record.tasks), _runs(record)
+    return Question(tuple(offered), notices, tuple(unhealthy), tasks, indexes)
 
 
 def is_down(task: TaskRecord, view: View) -> bool:
@@ -193,6 +195,17 @@ def _notices(record: JobRecord, view: View) -> tuple[AdvanceNotice, ...]:
         if (machine := view.get(name)) is not None
         for event in machine.plans
     )
+
+
+def _runs(record: JobRecord) -> tuple[tuple[int, int], ...]:
+    """Return the first and the last of each run of the job's indexes."""
+    runs = list[tuple[int, int]]()
+    for index in sorted(task.index for task in record.tasks):
+        if runs and runs[-1][1] == index - 1:
+            runs[-1] = (runs[-1][0], index)
+        else:
+            runs.append((index, index))
+    return tuple(runs)
 
 
 def _machine(task: TaskRecord) -> str:

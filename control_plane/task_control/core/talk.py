@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from taskcontrol.api import AdvanceNotice, TaskOperation, UnhealthyTask
 
+_TRY_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -16,6 +18,19 @@ class Question:
     notices: tuple[AdvanceNotice, ...] = ()
     unhealthy: tuple[UnhealthyTask, ...] = ()
     tasks: int = 0
+    indexes: tuple[tuple[int, int], ...] = ()
+    """Which tasks those are: the first and the last of each run."""
+
+
+def soonest_try_s(question: Question, now: float) -> float | None:
+    """Return in how long who did not answer is asked again, so that it hears of a deadline yet.
+
+    After a quarter of what is left, so several times before it. None: no deadline is ahead.
+    """
+    deadlines = [notice.deadline for notice in question.notices]
+    deadlines += [operation.deadline for operation in question.request]
+    left = [deadline - now for deadline in deadlines if deadline is not None and deadline > now]
+    return max(_TRY_S, min(left) / 4) if left else None
 
 
 @dataclass(frozen=True, slots=True)

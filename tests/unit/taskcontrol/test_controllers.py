@@ -49,6 +49,19 @@ def test_a_task_that_is_down_is_moved_at_once():
     assert acked(Sharded().answer(a_request(8, move, down=[4]), FIGURE_2)) == ["t4"]
 
 
+@pytest.mark.parametrize(("indexes", "expected"), [([(1, 3), (5, 7)], ["t2"]), ([], ["t1", "t2"])])
+def test_a_task_that_was_given_up_has_lost_its_replicas_until_the_map_says_otherwise(
+    indexes, expected
+):
+    """TC12 F-55: task 4 did not serve and is the job's no more, so C has one replica less.
+
+    Who does not say which tasks a job has (an older control plane) is answered as before.
+    """
+    request = a_request(7, *updates(1, 2), indexes=indexes)
+    shards = FIGURE_2 | {2: {"B"}, 4: {"C"}, 5: {"D"}, 6: {"D"}}
+    assert acked(Sharded().answer(request, shards)) == expected
+
+
 def a_notice(**fields):
     known = {"id": "n", "kind": "maintenance", "machine": "m4", "tasks": [4], "start": MONDAY}
     return AdvanceNotice(**known | fields)

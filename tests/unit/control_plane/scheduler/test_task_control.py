@@ -279,6 +279,39 @@ async def test_no_controller_can_block_a_maintenance_beyond_its_deadline(w: Worl
 
 
 @scenario()
+async def test_a_controller_that_was_away_for_long_hears_of_a_deadline_in_time(w: World):
+    """F-55, TC10: its next try was a minute ahead when it was announced, half a minute before."""
+    controller = await deployed(w, 3, nothing)
+    leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine
+    controller.is_down = True
+    await w.cp.apply_job(a_controlled_job(3, command=["/bin/other"]))
+    await w.until(lambda: w.cp._controllers._talks["web"].failures == 9, 600)
+    controller.is_down, deadline = False, clock() + 30
+    await w.cp.inventory.outages.plan_unavailability(
+        [leaving], EventKind.MAINTENANCE, "new switch", start=clock(), deadline=deadline
+    )
+    await w.until(lambda: controller.last.advance_notices, 60)
+    assert clock() < deadline - 15
+
+
+@scenario()
+async def test_a_controller_is_told_which_tasks_there_are_and_so_which_were_given_up(w: World):
+    """TC12 F-55: a task that did not serve goes unasked, and is missing in `indexes`."""
+    controller = await deployed(w, 4, nothing)
+    record = (await w.cp.get_job("web")).record
+    lost = record.tasks[1].placement.machine
+    down = {t.index for t in record.tasks if t.placement.machine == lost}
+    w.region.machines[lost].power_off()
+    await w.until(lambda: w.cp._jobs.get("web").tasks[1].phase == "lost")
+    await w.cp.apply_job(a_controlled_job(4 - len(down) - 1))
+    await w.until(lambda: controller.last.request and not controller.last.down & down, 600)
+    kept = sorted(set(range(4)) - down)
+    assert [first for first, _ in controller.last.indexes] == [i for i in kept if i - 1 not in kept]
+    assert controller.last.gone(range(4)) == down
+    assert [o.kind for o in controller.last.request] == ["remove"]
+
+
+@scenario()
 async def test_what_a_smaller_job_gives_up_is_asked_first(w: World):
     """TC6."""
     controller = await deployed(w, 3, nothing)

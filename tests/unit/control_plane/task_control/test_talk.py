@@ -1,0 +1,27 @@
+"""When a controller that did not answer is asked again."""
+
+from control_plane.task_control.core.talk import Question, soonest_try_s
+from taskcontrol.api import AdvanceNotice, TaskOperation
+
+
+def a_notice(deadline: float | None) -> AdvanceNotice:
+    return AdvanceNotice(
+        id="n", kind="maintenance", machine="m1", tasks=[1], start=0.0, deadline=deadline
+    )
+
+
+def an_operation(deadline: float | None) -> TaskOperation:
+    return TaskOperation(id="t1", task=1, kind="move", cause="failure", deadline=deadline)
+
+
+def test_the_nearer_a_deadline_the_sooner_the_next_try() -> None:
+    """F-55 TC10: a quarter of what is left, of whatever deadline is the next one ahead."""
+    question = Question(
+        request=(an_operation(160.0), an_operation(None)),
+        notices=(a_notice(140.0), a_notice(99.0), a_notice(None)),
+    )
+    assert soonest_try_s(question, 100.0) == 10.0
+    assert soonest_try_s(question, 139.0) == 1.0
+    assert soonest_try_s(question, 140.0) == 5.0
+    assert soonest_try_s(question, 160.0) is None
+    assert soonest_try_s(Question(), 100.0) is None
