@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from control_plane.agents.siblings import Machines
 from control_plane.agents.sights import Sights
 from control_plane.api.settings import SchedulerSettings
-from control_plane.broker.brokers import Brokers
 from control_plane.runtime.limits import Limits
 from control_plane.runtime.runtime import Runtime
 
@@ -15,7 +15,7 @@ from control_plane.runtime.runtime import Runtime
 class Region:
     """One region, as one process serves it."""
 
-    broker: Brokers
+    broker: Machines
     sights: Sights
     settings: SchedulerSettings
     runtime: Runtime

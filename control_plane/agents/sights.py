@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.agents.protocol import EventStream
+from control_plane.agents.siblings import Machines
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
-from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.unavailability import departure, excused, overdue, planned, returning
 from control_plane.runtime.big_map import BigMap
 from control_plane.runtime.runtime import Runtime
@@ -87,7 +87,7 @@ class Sight:
 class Sights:
     """The sights of all machines, and who wants to know when one changes."""
 
-    def __init__(self, broker: Brokers, runtime: Runtime) -> None:
+    def __init__(self, broker: Machines, runtime: Runtime) -> None:
         """Start blind."""
         self._runtime = runtime
         self._broker = broker

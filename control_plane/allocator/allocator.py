@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 
 from agent.api import ProfileState
 from agent.errors import Unprocessable
 from control_plane.agents.core.commands import strays
 from control_plane.agents.region import Region
-from control_plane.agents.sights import Sight, Sights
+from control_plane.agents.sights import Sight
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.demand import claiming_cpu, demand_for
 from control_plane.allocator.core.machine_pools import Machine
@@ -36,26 +35,18 @@ from control_plane.allocator.core.spread import (
 from control_plane.allocator.counted import CountedMachines
 from control_plane.allocator.neighbours import Neighbours
 from control_plane.allocator.quotas import Quotas
+from control_plane.allocator.siblings import Grants
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocations
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, bound_to, spec_of
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.policy import Admission
-from control_plane.api.settings import PortalSettings, SchedulerSettings
-from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.capacity import Kinds
 from control_plane.broker.core.unavailability import blocking
-from control_plane.broker.keys import prefix_of
 from control_plane.portal.core.pools import pool_of
-from control_plane.portal.portal import Portal
-from control_plane.runtime.job_table import JobTable
-from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table, ignore
 from control_plane.store import Compacted, Store
-from control_plane.store.bulk import put_all
-from control_plane.store.memory import MemoryStore
-from control_plane.store.records import ENTITLEMENTS, encode
 
 STEP = 1_000
 """Machines that are looked at between two pauses of a comparison of everything."""
@@ -72,7 +63,7 @@ class Allocator:
     """Plans on the index; owns the allocation records through `allocations`."""
 
     def __init__(
-        self, region: Region, portal: Portal, jobs: Table[JobRecord], store: Store
+        self, region: Region, portal: Grants, jobs: Table[JobRecord], store: Store
     ) -> None:
         """Know nothing yet; `load` reads the records."""
         self.index = RegionIndex()
@@ -108,58 +99,6 @@ class Allocator:
         portal.table.listen(lambda *_: self._quotas_changed())
         region.broker.listen(self._machine_changed, loaded=ignore)
         region.sights.listen(self._machine_seen)
-
-    @classmethod
-    @asynccontextmanager
-    async def over(
-        cls,
-        store: Store,
-        broker_stores: Mapping[str, Store] | None = None,
-        settings: SchedulerSettings | None = None,
-        portal: PortalSettings | None = None,
-        runtime: Runtime | None = None,
-    ) -> AsyncIterator[Allocator]:
-        """Run an allocator on open stores, with brokers and portal and without a scheduler.
-
-        For programs that place jobs themselves: `place`, `plan`, `forget`. Whoever else writes
-        to these stores meanwhile is refused by the stores' own compare-and-set.
-        """
-        runtime = runtime or Runtime()
-        brokers = Brokers(store, runtime, broker_stores)
-        region = Region(brokers, Sights(brokers, runtime), settings or SchedulerSettings(), runtime)
-        granted = Portal(store, runtime, portal)
-        made = cls(region, granted, JobTable(store), store)
-        await brokers.load()
-        await granted.load()
-        await made.load()
-        await made.quotas.promises.load()
-        running = asyncio.create_task(made.run())
-        try:
-            yield made
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            await made.allocations.close()
-
-    @classmethod
-    @asynccontextmanager
-    async def of(
-        cls,
-        machines: Iterable[MachineRecord],
-        entitlements: Mapping[str, EntitlementSpec] | None = None,
-    ) -> AsyncIterator[Allocator]:
-        """Run an allocator on machines in memory: plans without a control plane.
-
-        A machine is in the entitlement that its record names, or free. Nothing is written
-        anywhere, and all is forgotten in the end.
-        """
-        async with MemoryStore() as store:
-            keys = ((prefix_of(m.location.datacenter) + m.machine, encode(m)) for m in machines)
-            await put_all(store, keys)
-            granted = (EntitlementRecord(name=n, spec=s) for n, s in (entitlements or {}).items())
-            await put_all(store, ((ENTITLEMENTS + e.name, encode(e)) for e in granted))
-            async with cls.over(store) as made:
-                yield made
 
     async def load(self) -> None:
         """Finish what a crash interrupted, then read all allocations (restart in seconds).

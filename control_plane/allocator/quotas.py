@@ -11,18 +11,18 @@ from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Request
 from control_plane.allocator.counted import CountedMachines
 from control_plane.allocator.promises import Limits, PromiseKeeper
+from control_plane.allocator.siblings import Grants
 from control_plane.allocator.waiting import Waiting
 from control_plane.api.settings import Overgrant
 from control_plane.broker.core.capacity import micro
 from control_plane.portal.core.pools import Quota, pool_quotas
-from control_plane.portal.portal import Portal
 
 
 class Quotas:
     """Judges what pools may hold and take; changes nothing."""
 
     def __init__(
-        self, region: Region, portal: Portal, index: RegionIndex, counted: CountedMachines
+        self, region: Region, portal: Grants, index: RegionIndex, counted: CountedMachines
     ) -> None:
         """Know what the portal granted, and the machines of the index."""
         self._broker, self._runtime = region.broker, region.runtime

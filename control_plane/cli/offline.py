@@ -123,12 +123,12 @@ async def planned(
     specs: Iterable[JobSpec],
 ) -> OfflinePlan:
     """Return where the jobs would be, by the allocator that a control plane uses."""
-    from control_plane.allocator.allocator import Allocator
+    from control_plane.allocator.alone import allocator_of
 
     specs = list(specs)
     anybody = EntitlementSpec(machines=max(len(machines), 1))
     granted = {spec.entitlement: anybody for spec in specs} | dict(entitlements)
-    async with Allocator.of(machines, granted) as allocator:
+    async with allocator_of(machines, granted) as allocator:
         jobs = [await _placed(allocator, spec) for spec in specs]
     used = {task.machine for job in jobs for task in job.placed}
     return OfflinePlan(machines=len(machines), used=len(used), jobs=jobs)

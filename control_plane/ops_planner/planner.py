@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from agent.api import Name
 from agent.errors import Conflict, InvalidInput, NotFound, TwineError
 from control_plane.agents.region import Region
-from control_plane.allocator.allocator import Allocator
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.api.maintenance import (
     KIND,
@@ -32,7 +31,6 @@ from control_plane.api.maintenance import (
     Work,
 )
 from control_plane.broker.core.unavailability import of_plan, planned
-from control_plane.broker.outages import Outages
 from control_plane.ops_planner.core.waves import (
     SeenHost,
     Stage,
@@ -44,9 +42,11 @@ from control_plane.ops_planner.core.waves import (
 )
 from control_plane.ops_planner.preview import Previewer, Sources
 from control_plane.ops_planner.shown import plan_view
+from control_plane.ops_planner.siblings import Announcements
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import Table
 from control_plane.scheduler.census import Census
+from control_plane.scheduler.siblings import Places
 from control_plane.store import Store
 from control_plane.store.records import PLANS, WAVES
 
@@ -63,9 +63,9 @@ class OpsPlanner:
     def __init__(
         self,
         region: Region,
-        allocator: Allocator,
+        allocator: Places,
         jobs: JobTable,
-        outages: Outages,
+        outages: Announcements,
         census: Census,
         store: Store,
     ) -> None:

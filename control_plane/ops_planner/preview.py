@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 
+from control_plane.agents.siblings import Machines
 from control_plane.agents.sights import Sights
-from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.machine_pools import Pool
@@ -17,7 +17,6 @@ from control_plane.allocator.core.request import Allowance, Group, Request
 from control_plane.api.jobs import JobRecord, TaskRecord, spec_of
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.maintenance import Ends, MaintenanceWish, Preview
-from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.capacity import micro
 from control_plane.broker.core.unavailability import planned as announced
 from control_plane.ops_planner.core.impact import JobNow, by_stake, overlaps, spared, warnings
@@ -25,6 +24,7 @@ from control_plane.ops_planner.core.waves import Planned, divide, how_it_ends, i
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.census import Census
 from control_plane.scheduler.core.reconcile import available
+from control_plane.scheduler.siblings import Places
 
 _JOBS_SHOWN = 200
 _NOTHING_THERE = 1001
@@ -40,10 +40,10 @@ Of more, each job is judged as if it moved alone, and the preview says so."""
 class Sources:
     """What a preview reads."""
 
-    brokers: Brokers
+    brokers: Machines
     sights: Sights
     jobs: JobTable
-    allocator: Allocator
+    allocator: Places
     census: Census
     announced: Set[str]
     """Machines for which anything is planned."""

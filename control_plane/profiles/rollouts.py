@@ -35,10 +35,10 @@ from control_plane.api.profiles import (
     version_name,
 )
 from control_plane.broker.core.unavailability import began, ended, open_event
-from control_plane.portal.portal import Portal
 from control_plane.profiles.core.gradual import Host, Steps, is_under_way, steps, target
 from control_plane.profiles.core.proposal import check_text
 from control_plane.profiles.core.stats import stats_of
+from control_plane.profiles.siblings import Entitlements
 from control_plane.runtime.table import Table
 from control_plane.store import Store
 from control_plane.store.records import PROFILES, ROLLOUTS
@@ -53,7 +53,7 @@ class ProfileRollouts:
     """Owner of proposed profiles and of their way onto machines."""
 
     def __init__(
-        self, region: Region, portal: Portal, store: Store, keys: Mapping[str, Sequence[str]]
+        self, region: Region, portal: Entitlements, store: Store, keys: Mapping[str, Sequence[str]]
     ) -> None:
         """Load nothing yet; `keys` says by profile which settings owners may change."""
         self._broker, self._sights, self._runtime = region.broker, region.sights, region.runtime

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from agent.api import Limits
-from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.alone import allocator_over
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineRecord
@@ -163,7 +163,7 @@ class TwineEngine:
 
     async def load(self) -> None:
         with heap_that_stays():
-            opened = Allocator.over(self._stores.own, self._stores.brokers)
+            opened = allocator_over(self._stores.own, self._stores.brokers)
             self.allocator = await self._stack.enter_async_context(opened)
 
     async def allocate(

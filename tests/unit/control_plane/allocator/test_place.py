@@ -8,7 +8,7 @@ import pytest
 
 from agent.api import Limits, Location
 from agent.errors import Unprocessable
-from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.alone import allocator_of, allocator_over
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.jobs import JobSpec
@@ -55,7 +55,7 @@ def per_msb(made: Allocation) -> list[int]:
 
 
 async def test_a_program_places_a_job_with_one_call():  # AL1 AL4 AL8
-    async with Allocator.of(machines(), FRONT) as allocator:
+    async with allocator_of(machines(), FRONT) as allocator:
         made = await allocator.place(a_job(7))
         assert (per_msb(made), made.unplaced) == ([2, 2, 3], ())
         where = {claim.task: claim.machine.name for claim in made.claims or ()}
@@ -71,7 +71,7 @@ async def test_a_program_places_a_job_with_one_call():  # AL1 AL4 AL8
 
 
 async def test_a_plan_of_a_program_changes_nothing():
-    async with Allocator.of(machines(), FRONT) as allocator:
+    async with allocator_of(machines(), FRONT) as allocator:
         found = await allocator.plan(a_job(4))
         assert len(found.of) == 4
         assert all(target.is_taken for target in found.of.values())
@@ -84,7 +84,7 @@ async def test_what_a_program_asks_for_keeps_to_quotas_promises_and_priorities()
         "front": EntitlementSpec(machines=1, priority=900),
         "back": EntitlementSpec(machines=6, priority=100),
     }
-    async with Allocator.of(machines(), granted) as allocator:
+    async with allocator_of(machines(), granted) as allocator:
         made = await allocator.place(a_job(6))
         assert made.unplaced == (4, 5)
         assert "6 free machines: the quota of machines is used up" not in made.reasons
@@ -94,19 +94,19 @@ async def test_what_a_program_asks_for_keeps_to_quotas_promises_and_priorities()
 
 
 async def test_a_job_that_says_nothing_of_cpu_claims_the_default():  # AL21 BUG-CP15
-    async with Allocator.of(machines(1, 1, memory_bytes=100 * GIB), FRONT) as allocator:
+    async with allocator_of(machines(1, 1, memory_bytes=100 * GIB), FRONT) as allocator:
         made = await allocator.place(a_job(20, limits=Limits(memory_max_bytes=GIB)))
         assert len(made.unplaced) == 4  # 0.25 of 4 cores each
 
 
 async def test_a_job_of_no_entitlement_is_refused():
-    async with Allocator.of(machines()) as allocator:
+    async with allocator_of(machines()) as allocator:
         with pytest.raises(Unprocessable, match="there is no entitlement 'front'"):
             await allocator.place(a_job(1))
 
 
 async def test_tasks_leave_a_machine_that_takes_none_any_more():  # AL3
-    async with Allocator.of(machines(), FRONT) as allocator:
+    async with allocator_of(machines(), FRONT) as allocator:
         made = await allocator.place(a_job(3))
         lost = next(iter(made.claims or ())).machine.name
         await allocator.broker.mark_down(lost, "says the test")
@@ -121,17 +121,17 @@ async def test_what_was_placed_is_there_after_a_restart(tmp_path):  # AL12
         await put_all(store, records)
         record = EntitlementRecord(name="front", spec=FRONT["front"])
         await put_all(store, [(ENTITLEMENTS + "front", encode(record))])
-        async with Allocator.over(store) as allocator:
+        async with allocator_over(store) as allocator:
             made = await allocator.place(a_job(5))
             before = [claim.machine.name for claim in made.claims or ()]
-    async with SqliteStore(tmp_path / "store") as store, Allocator.over(store) as allocator:
+    async with SqliteStore(tmp_path / "store") as store, allocator_over(store) as allocator:
         claims = allocator.index.claims["web"]
         assert [claim.machine.name for claim in claims] == before
         assert {claim.machine.pool for claim in claims} == {"front"}
 
 
 async def test_several_programs_tasks_place_at_once_and_nothing_is_promised_twice():  # AL11
-    async with Allocator.of(machines(4, 4), {"front": EntitlementSpec(machines=16)}) as allocator:
+    async with allocator_of(machines(4, 4), {"front": EntitlementSpec(machines=16)}) as allocator:
         made = await asyncio.gather(*(allocator.place(a_job(8, f"j{n}")) for n in range(10)))
         assert sum(len(each.claims or ()) for each in made) == 64
         assert all(m.free_cpu == 0 for m in allocator.index.machines.values())

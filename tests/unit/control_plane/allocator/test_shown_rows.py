@@ -6,7 +6,7 @@ import pytest
 from test_place import GIB, a_job, machines
 
 from agent.api import Limits
-from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.alone import allocator_of, allocator_over
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.policy import Overcommit
 from control_plane.store.memory import MemoryStore
@@ -17,7 +17,7 @@ async def test_what_is_asked_after_an_event_is_known_but_for_the_jobs_that_it_hi
     back, a job grows, one ends.
     """
     region, jobs = machines(6, 20), 100
-    async with Allocator.of(region, {"front": EntitlementSpec(machines=120)}) as allocator:
+    async with allocator_of(region, {"front": EntitlementSpec(machines=120)}) as allocator:
         specs = {f"j{n}": a_job(4, f"j{n}") for n in range(jobs)}
         for spec in specs.values():
             await allocator.place(spec)
@@ -44,7 +44,7 @@ async def test_what_is_asked_after_an_event_is_known_but_for_the_jobs_that_it_hi
 async def test_a_thousand_jobs_of_36_tasks_are_placed_evenly():  # AL15
     """How fast, `tests/bench/placement.py` measures; this is that it can be done at all."""
     region = machines(12, 200, cpus=64, rru=64.0, memory_bytes=400 * GIB)
-    async with Allocator.of(region, {"front": EntitlementSpec(machines=2400)}) as allocator:
+    async with allocator_of(region, {"front": EntitlementSpec(machines=2400)}) as allocator:
         small = Limits(memory_max_bytes=GIB // 2, cpu_max_cores=0.5)
         for number in range(1000):
             made = await allocator.place(a_job(36, f"j{number}", limits=small))
@@ -58,7 +58,7 @@ async def test_a_thousand_jobs_of_36_tasks_are_placed_evenly():  # AL15
 async def test_cpu_is_overcommitted_only_by_a_job_that_says_so(overcommit, fit):  # AL21
     """One that says nothing of CPU claims the default of a quarter of a core."""
     roomy = machines(1, 1, memory_bytes=100 * GIB)
-    async with Allocator.of(roomy, {"front": EntitlementSpec(machines=1)}) as allocator:
+    async with allocator_of(roomy, {"front": EntitlementSpec(machines=1)}) as allocator:
         limits = Limits(memory_max_bytes=GIB)
         spec = a_job(40, limits=limits, cpus=0.25, overcommit=Overcommit(cpu=overcommit))
         assert len((await allocator.place(spec)).claims or ()) == fit
@@ -69,7 +69,7 @@ async def test_cpu_is_overcommitted_only_by_a_job_that_says_so(overcommit, fit):
 async def test_more_is_placed_than_the_power_of_an_msb_would_bear():  # AL22
     """Each machine may draw 800 W and the MSB bears 1 kW: nominal power keeps no task away."""
     region = machines(1, 4, power_w=800)
-    async with Allocator.of(region, {"front": EntitlementSpec(machines=4)}) as allocator:
+    async with allocator_of(region, {"front": EntitlementSpec(machines=4)}) as allocator:
         made = await allocator.place(a_job(16))
         assert not made.unplaced
         used = {claim.machine.name for claim in made.claims or ()}
@@ -78,7 +78,7 @@ async def test_more_is_placed_than_the_power_of_an_msb_would_bear():  # AL22
 
 
 async def test_the_allocator_counts_what_it_did_and_its_computing_time():  # AL24
-    async with Allocator.of(machines(), {"front": EntitlementSpec(machines=6)}) as allocator:
+    async with allocator_of(machines(), {"front": EntitlementSpec(machines=6)}) as allocator:
         counts = allocator.allocations.counts
         assert (counts.misses, counts.cpu_s) == (0, 0.0)
         await allocator.place(a_job(6))
@@ -90,5 +90,5 @@ async def test_the_allocator_counts_what_it_did_and_its_computing_time():  # AL2
 
 
 async def test_nothing_outlives_an_allocator_in_memory():
-    async with MemoryStore() as store, Allocator.over(store) as allocator:
+    async with MemoryStore() as store, allocator_over(store) as allocator:
         assert not allocator.index.machines

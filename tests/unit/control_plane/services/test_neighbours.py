@@ -11,7 +11,7 @@ from world import World
 
 from agent.api import Limits, Location
 from agent.errors import InvalidInput
-from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.alone import allocator_of
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
@@ -67,7 +67,7 @@ def msbs(made: Allocation) -> set[str]:
 @pytest.mark.parametrize("first_says_it", [True, False])
 async def test_jobs_keep_apart_whoever_of_them_said_so_and_came_first(first_says_it: bool):
     said: dict[str, Any] = {"apart_from": near("b" if first_says_it else "a")}
-    async with Allocator.of(machines(2, 2), FRONT) as allocator:
+    async with allocator_of(machines(2, 2), FRONT) as allocator:
         if not first_says_it:  # what is asked for later is known before, as job files are
             allocator._neighbours.note("b", a_job(1, "b", **said))
         one = await allocator.place(a_job(3, "a", **(said if first_says_it else {})))
@@ -79,7 +79,7 @@ async def test_jobs_keep_apart_whoever_of_them_said_so_and_came_first(first_says
 
 
 async def test_apart_may_mean_another_part_of_the_region():
-    async with Allocator.of(machines(3, 2, **BIG), FRONT) as allocator:
+    async with allocator_of(machines(3, 2, **BIG), FRONT) as allocator:
         one = await allocator.place(a_job(2, "a", preferences=PACK))
         other = await allocator.place(a_job(6, "b", apart_from=near("a", Property.MSB)))
         assert len(msbs(one)) == 1
@@ -88,7 +88,7 @@ async def test_apart_may_mean_another_part_of_the_region():
 
 
 async def test_a_job_goes_where_the_other_is_and_waits_until_it_is_there():
-    async with Allocator.of(machines(4, 2, **BIG), FRONT) as allocator:
+    async with allocator_of(machines(4, 2, **BIG), FRONT) as allocator:
         spec = a_job(3, "b", together_with=near("a", Property.MSB))
         early = await allocator.place(spec)
         assert early.unplaced == (0, 1, 2)
@@ -105,7 +105,7 @@ async def test_a_job_goes_where_the_other_is_and_waits_until_it_is_there():
 
 
 async def test_tasks_stay_whoever_comes_and_nothing_of_it_is_stored():
-    async with Allocator.of(machines(1, 1, **BIG), FRONT) as allocator:
+    async with allocator_of(machines(1, 1, **BIG), FRONT) as allocator:
         one = await allocator.place(a_job(2, "a"))
         other = await allocator.place(a_job(1, "b", apart_from=near("a")))
         assert other.unplaced == (0,)
@@ -117,7 +117,7 @@ async def test_tasks_stay_whoever_comes_and_nothing_of_it_is_stored():
 
 
 async def test_jobs_that_are_placed_at_the_same_time_keep_apart_too():
-    async with Allocator.of(machines(3, 3), FRONT) as allocator:
+    async with allocator_of(machines(3, 3), FRONT) as allocator:
         names = "abcdef"
         specs = {
             name: a_job(4, name, apart_from=[Neighbour(job=o) for o in names if o < name])

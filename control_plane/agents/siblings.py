@@ -1,0 +1,112 @@
+"""What those above the machines need of the brokers: nothing of how they do it.
+
+`roles.py` hands the brokers in. Whoever answers in their place, in this process or another, has
+these methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from agent.api import MachineFacts, ProfileStatus
+from control_plane.api.machines import MachineRecord
+from control_plane.broker.holds import Take
+from control_plane.runtime.table import Heard, Loaded, Table
+
+
+class MachineTable(Protocol):
+    """The records of all machines of a region."""
+
+    def find(self, name: str) -> MachineRecord | None:
+        """Return the record, if there is one."""
+
+    def get(self, name: str) -> MachineRecord:
+        """Return the record, or raise `NotFound`."""
+
+    def revision(self, name: str) -> int:
+        """Return the store revision of a machine, 0 if there is none."""
+
+    def records(self) -> list[MachineRecord]:
+        """Return all records, by name."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all names, in order."""
+
+    def __len__(self) -> int:
+        """Return how many machines there are."""
+
+
+class DatacenterBroker(Protocol):
+    """The broker of one data center."""
+
+    @property
+    def table(self) -> Table[MachineRecord]:
+        """Return the records of its machines."""
+
+
+class Machines(Protocol):
+    """Which machine is whose: the resource brokers."""
+
+    @property
+    def table(self) -> MachineTable:
+        """Return the records of all machines."""
+
+    @property
+    def by_datacenter(self) -> Mapping[str, DatacenterBroker]:
+        """Return the brokers, by data center."""
+
+    def listen(
+        self, heard: Heard[MachineRecord], loaded: Loaded[MachineRecord] | None = None
+    ) -> None:
+        """Call `heard(machine, before, after)` after each change; see `Table.listen`."""
+
+    def held(self, entitlement: str) -> list[MachineRecord]:
+        """Return the machines of an entitlement; of the free pool for `FREE`."""
+
+    def away(self) -> dict[str, str]:
+        """Return the data centers whose brokers did not answer of late, and why."""
+
+    async def release(self, machine: str, *, revision: int) -> MachineRecord:
+        """Give a machine back to the free pool, unless anything changed since `revision`."""
+
+    async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
+        """Hold all these machines, or none and raise `Conflict`."""
+
+    async def commit(self, transaction: str) -> list[MachineRecord]:
+        """Assign what a transaction holds; again changes nothing."""
+
+    async def abort(self, transaction: str) -> None:
+        """Let go of what a transaction holds; again changes nothing."""
+
+    def in_doubt(self) -> Mapping[str, list[str]]:
+        """Return each transaction that holds machines, and which."""
+
+    async def quarantine(self, machine: str, reason: str, until: float) -> None:
+        """Free a machine that cannot reach its profile."""
+
+    async def raise_generation(self, machine: str, above: int) -> None:
+        """Let the machine be asked for its profile once more, as a new request."""
+
+    async def want_profile(self, machine: str, entitlement: str, profile: str) -> None:
+        """Have a machine be brought to another profile, as long as it is the entitlement's."""
+
+    async def change(
+        self, machine: str, change: Callable[[MachineRecord], MachineRecord]
+    ) -> MachineRecord:
+        """Change one machine."""
+
+    async def profile_seen(self, machine: str, seen: ProfileStatus) -> None:
+        """Record what the agent proved about its profile; ends an expected reboot."""
+
+    async def facts_seen(self, machine: str, facts: MachineFacts) -> None:
+        """Record what the machine has, as its agent says."""
+
+    async def mark_down(self, machine: str, reason: str) -> None:
+        """Record a failure."""
+
+    async def mark_up(self, machine: str) -> None:
+        """Record the end of a failure."""
+
+    async def expect_reboot(self, machine: str, reason: str, deadline: float) -> None:
+        """Record that the machine will be away on purpose until a deadline at most."""

@@ -1,0 +1,28 @@
+"""What the allocator needs of the portal: nothing of how it does it.
+
+`roles.py` hands it in, `alone.py` does where there is no control plane around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.api.settings import PortalSettings
+from control_plane.runtime.table import Table
+
+
+class Grants(Protocol):
+    """Who may use how much: the portal."""
+
+    @property
+    def table(self) -> Table[EntitlementRecord]:
+        """Return the records of all entitlements."""
+
+    @property
+    def settings(self) -> PortalSettings:
+        """Return by which rules it grants."""
+
+    def specs(self) -> Mapping[str, EntitlementSpec]:
+        """Return what every entitlement was granted."""

@@ -1,0 +1,20 @@
+"""What profiles need of the portal: which entitlement wants which, and the way to change that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.runtime.table import Table
+
+
+class Entitlements(Protocol):
+    """Who may use how much: the portal."""
+
+    @property
+    def table(self) -> Table[EntitlementRecord]:
+        """Return the records of all entitlements."""
+
+    def specs(self) -> Mapping[str, EntitlementSpec]:
+        """Return what every entitlement was granted."""
