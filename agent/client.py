@@ -11,6 +11,7 @@ import msgspec
 
 from agent import api
 from agent.api.accounts import Accounts
+from agent.api.unit import UnitShown
 from agent.routes import ROUTES
 from agent.usage import Usages
 from agent.wire.client import WireClient
@@ -128,15 +129,23 @@ class AgentClient(WireClient):
         follow: bool = False,
         since: str | None = None,
         tail: int | None = None,
+        previous: bool = False,
     ) -> AsyncIterator[bytes]:
-        """Yield what the task wrote; with `follow`, also what it will write."""
+        """Yield what the task wrote, `previous`: in the run that ended last; with `follow`, also
+        what it will write.
+        """
         return self.stream(
             _ROUTE["task_logs"],
             task_id=task_id,
             follow="true" if follow else None,
             since=since,
             tail=tail,
+            previous="true" if previous else None,
         )
+
+    async def get_unit(self, task_id: str) -> UnitShown:
+        """Return the exact properties of a task's unit."""
+        return _as(UnitShown, await self.call(_ROUTE["get_unit"], task_id=task_id))
 
     def exec_task(
         self, task_id: str, command: list[str], *, tty: bool, rows: int = 24, columns: int = 80

@@ -1,12 +1,15 @@
-"""Configuration of the agent, read once from /etc/twine/agent.toml."""
+"""Configuration of the agent, read once from /etc/twine/agent.toml and agent.toml.d/."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -82,23 +85,37 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"network_address = {self.network_address!r}: {e}") from e
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The configuration in force, and which file each field that is not a default is from."""
+
+    config: AgentConfig
+    origins: Mapping[str, Path]
+
+
 def load(path: Path | None) -> AgentConfig:
     """Return the configuration; without a file at the default place, the defaults."""
+    return load_with_origins(path).config
+
+
+def load_with_origins(path: Path | None) -> Sources:
+    """Return the configuration from a file and those beside it in its folder of drop-ins.
+
+    Beside `agent.toml` that is `agent.toml.d/`: its `*.toml` in the order of their names, of
+    which each replaces whole fields of those before it. Every field that is wrong is told, with
+    its file.
+    """
     chosen = path or DEFAULT_PATH
-    try:
-        text = chosen.read_text()
-    except FileNotFoundError as e:
-        if path is None:
-            return AgentConfig()
-        raise ConfigError(f"cannot read {path}: no such file") from e
-    except OSError as e:
-        raise ConfigError(f"cannot read {chosen}: {e.strerror}") from e
-    try:
-        document = plain(tomllib.loads(text), AgentConfig)
-    except tomllib.TOMLDecodeError as e:
-        raise ConfigError(f"{chosen} is not TOML: {e}") from e
+    document: dict[str, Any] = {}
+    origins: dict[str, Path] = {}
+    for file in (chosen, *drop_ins(chosen)):
+        read = _read(file, needed=path is not None and file == chosen)
+        document |= read
+        origins |= dict.fromkeys(read, file)
     if found := violations(document, AgentConfig):
-        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
+        listed = "; ".join(
+            f"{e.field}: {e.reason} (in {origins.get(_top(e.field), chosen)})" for e in found
+        )
         raise ConfigError(
             f"{chosen} cannot be used: {listed}",
             hint="`twine-agent config` prints every field",
@@ -107,7 +124,34 @@ def load(path: Path | None) -> AgentConfig:
     config = msgspec.convert(document, AgentConfig)
     config.address()
     config.check_network()
-    return config
+    return Sources(config, origins)
+
+
+def drop_ins(path: Path) -> list[Path]:
+    """Return the files that are read after a configuration file, in their order."""
+    return sorted(path.with_name(path.name + ".d").glob("*.toml"))
+
+
+def _read(file: Path, *, needed: bool) -> dict[str, Any]:
+    try:
+        found = plain(tomllib.loads(file.read_text()), AgentConfig)
+    except FileNotFoundError as e:
+        if not needed:
+            return {}
+        raise ConfigError(f"cannot read {file}: no such file") from e
+    except OSError as e:
+        raise ConfigError(f"cannot read {file}: {e.strerror}") from e
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{file} is no text: {e.reason} at byte {e.start}") from e
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(f"{file} is not TOML: {e}") from e
+    assert isinstance(found, dict)
+    return found
+
+
+def _top(field: str) -> str:
+    """Return the field of the configuration that a part of it belongs to."""
+    return re.split(r"[.\[]", field)[0]
 
 
 def local_socket(config: AgentConfig) -> str:

@@ -43,6 +43,7 @@ from agent.services.images import Images
 from agent.services.inside import Inside
 from agent.services.journal import Journal
 from agent.services.logs import Logs
+from agent.services.metrics import Metrics
 from agent.services.networks import Networks, site_with
 from agent.services.oci import Registries
 from agent.services.offload import Lanes
@@ -51,6 +52,7 @@ from agent.services.prober import Prober
 from agent.services.roots import Roots
 from agent.services.supervisor import Host, task_unit
 from agent.services.tasks import Tasks
+from agent.services.unit_view import UnitView
 from agent.services.units import Units
 from agent.services.usage import UsageReader
 from agent.wire.client import WireClient
@@ -207,11 +209,14 @@ class Agent:
             machine,
             Room(0, config.image_free_bytes, config.image_keep_s),
         )
+        usage = UsageReader(machine.cgroups, tasks, lanes, machine.boottime_s).read
         return Services(
             tasks=tasks,
-            usage=UsageReader(machine.cgroups, tasks, lanes, machine.boottime_s).read,
+            usage=usage,
+            metrics=Metrics(tasks, images, prober, machine.cgroups, lanes, usage),
             images=images,
             logs=Logs(machine.processes),
+            unit_view=UnitView(machine.processes, lanes, lambda task: task_unit(roots, task)),
             events=events,
             contact=host.contact,
             sessions=Sessions(host.inside, units, Path(config.run_dir) / "exec"),

@@ -23,6 +23,7 @@ from agent.api import (
     TaskStatus,
 )
 from agent.api.accounts import Accounts
+from agent.api.unit import UnitShown
 from agent.usage import Usages
 from agent.wire.routes import Route
 
@@ -106,9 +107,16 @@ ROUTES: tuple[Route, ...] = (
         "task_logs",
         "GET",
         f"{_TASK}/logs",
-        query=("follow", "since", "tail"),
+        query=("follow", "since", "tail", "previous"),
         stream_out=True,
         summary="What the task wrote, from the journal",
+    ),
+    Route(
+        "get_unit",
+        "GET",
+        f"{_TASK}/unit",
+        response=UnitShown,
+        summary="The exact properties of the task's unit, asked for and in force",
     ),
     Route(
         "exec_task",

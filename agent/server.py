@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from agent import api
 from agent.api.accounts import Accounts
+from agent.api.unit import UnitShown
 from agent.core.records import unit_of
+from agent.core.unit_properties import journal_of
 from agent.errors import Busy, Forbidden, InvalidInput, NotFound, TwineError, Unauthenticated
 from agent.routes import ROUTES
 from agent.services.accounts import Ledger
@@ -27,13 +26,14 @@ from agent.services.exec import Sessions, wish_of
 from agent.services.facts import agent_version
 from agent.services.host_profile import HostProfile
 from agent.services.images import Images
-from agent.services.logs import Logs
+from agent.services.logs import EVERYWHERE, Logs, Run
+from agent.services.metrics import Metrics
 from agent.services.networks import Networks
 from agent.services.tasks import Tasks
+from agent.services.unit_view import UnitView
 from agent.usage import Usages
 from agent.wire.duplex import Talk
 from agent.wire.peers import local_user, tls_peer
-from agent.wire.process_metrics import of_process
 from agent.wire.routes import Route
 from agent.wire.server import Call, Handler, Peer, make_app
 
@@ -49,6 +49,8 @@ class Services:
     tasks: Tasks
     images: Images
     logs: Logs
+    unit_view: UnitView
+    metrics: Metrics
     events: EventLog
     contact: Contact
     sessions: Sessions
@@ -119,32 +121,14 @@ def _uid(user: str) -> int | None:
 
 def application(services: Services, socket_group: str) -> web.Application:
     """Return the agent's application, for the unix socket and for TLS alike."""
-    registry = of_process(CollectorRegistry())
-    registry.register(_TaskCollector(services))
     return make_app(
         "Twine agent",
         ROUTES,
         handlers(services),
         authorize_with(socket_group, services.domain),
         version=agent_version(),
-        metrics=lambda: generate_latest(registry),
+        metrics=lambda: services.metrics.scrape(ready=services.ready),
     )
-
-
-class _TaskCollector(Collector):
-    """Tasks by state and images, counted when asked."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-
-    def collect(self) -> list[Metric]:
-        tasks = GaugeMetricFamily("twine_tasks", "Tasks by state", labels=["state"])
-        states = [t.state for t in self._services.tasks.all()] if self._services.ready else []
-        for state in api.TaskState:
-            tasks.add_metric([state.value], states.count(state))
-        images = GaugeMetricFamily("twine_images", "Images that are complete")
-        images.add_metric([], len(self._services.images.all()))
-        return [tasks, images]
 
 
 def handlers(s: Services) -> dict[str, Handler]:
@@ -222,7 +206,7 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
         _must_be_ready(s)
         generation, epoch = _version(call)
         task_id = _task_id(call)
-        spec = s.tasks.spec(task_id)
+        spec = s.tasks.record(task_id).spec
         s.contact.check_command(task_id, spec, *_heard(s, call, epoch or 0))
         return await s.tasks.restart(task_id, generation, epoch)
 
@@ -239,12 +223,16 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
         task_id = _task_id(call)
         tail = call.number("tail")
         lines = s.logs.read(
-            unit_of(task_id),
+            _run_of(s, task_id, previous=call.flag("previous")),
             follow=call.flag("follow") and s.tasks.knows(task_id),
             since=call.number("since"),
             tail=None if tail is None else int(tail),
         )
         return lines if s.tasks.knows(task_id) else await _some(lines, task_id)
+
+    async def get_unit(call: Call) -> UnitShown:
+        _must_be_ready(s)
+        return await s.unit_view.show(s.tasks.record(_task_id(call)))
 
     async def exec_task(call: Call) -> Talk:
         _must_be_ready(s)
@@ -254,6 +242,7 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
 
     return {
         "exec_task": exec_task,
+        "get_unit": get_unit,
         "list_tasks": list_tasks,
         "put_task": put_task,
         "get_task": get_task,
@@ -331,6 +320,14 @@ def _heard(s: Services, call: Call, epoch: int) -> tuple[str | None, int]:
     name = call.query.get("heard", "")
     s.contact.heard(name, epoch)
     return name, epoch
+
+
+def _run_of(s: Services, task_id: str, *, previous: bool) -> Run:
+    """Return where a task's words are: of all its runs, or of the one that ended last."""
+    ended = s.tasks.ended_run(task_id) if previous else ""
+    spec = s.tasks.find_spec(task_id)
+    namespace = EVERYWHERE if spec is None else journal_of(spec.entitlement)
+    return Run(unit_of(task_id), namespace, ended)
 
 
 async def _some(lines: AsyncIterator[bytes], task_id: str) -> AsyncIterator[bytes]:

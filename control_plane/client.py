@@ -138,8 +138,11 @@ class ControlPlaneClient(WireClient):
         follow: bool = False,
         since: str | None = None,
         tail: int | None = None,
+        previous: bool = False,
     ) -> AsyncIterator[bytes]:
-        """Yield what a task wrote; with `follow`, also what it will write."""
+        """Yield what a task wrote, `previous`: in the run that ended last; with `follow`, also
+        what it will write.
+        """
         return self.stream(
             _ROUTE["job_logs"],
             job=job,
@@ -147,6 +150,7 @@ class ControlPlaneClient(WireClient):
             follow="true" if follow else None,
             since=since,
             tail=tail,
+            previous="true" if previous else None,
         )
 
     async def describe_task(self, job: str, index: int) -> TaskDescription:

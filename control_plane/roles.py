@@ -272,12 +272,15 @@ class ControlPlane:
         follow: bool = False,
         since: str | None = None,
         tail: int | None = None,
+        previous: bool = False,
     ) -> AsyncIterator[bytes]:
         """Yield what a task wrote, from the machine where it is now.
 
         `NotFound` is raised by the first `__anext__`, not by the call.
         """
-        return self._scheduler.logs(name, index, follow=follow, since=since, tail=tail)
+        return self._scheduler.logs(
+            name, index, follow=follow, since=since, tail=tail, previous=previous
+        )
 
     async def endpoints(self, job: str, after: int = 0, wait_s: float = 0.0) -> Endpoints:
         """Return the listed tasks of a job; waits up to `wait_s` for a revision > `after`."""

@@ -27,7 +27,7 @@ _COMMANDS = (
     sizes.resize,
     *(host.facts, images.images, images.image, host.events, host.profile),
     *(accounts.gc, accounts.fsck),
-    *(service.serve, service.join, service.install, service.show_config),
+    *(service.serve, service.join, service.install, service.config_group),
 )
 for _command in _COMMANDS:
     cli.add_command(_command)

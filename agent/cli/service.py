@@ -7,10 +7,11 @@ import socket
 from pathlib import Path
 
 import click
+import msgspec
 
 from agent import api
 from agent.cli import show
-from agent.config import load
+from agent.config import load, load_with_origins
 from agent.errors import TwineError
 
 
@@ -89,8 +90,27 @@ def install(root: Path, now: bool) -> None:
         click.echo("twine-agent.service is enabled and runs")
 
 
-@click.command("config")
-@click.pass_obj
-def show_config(config_path: Path | None) -> None:
+@click.group("config", invoke_without_command=True)
+@click.pass_context
+def config_group(context: click.Context) -> None:
     """Print the configuration in force, as JSON."""
-    show.json(load(config_path))
+    if context.invoked_subcommand is None:
+        show.json(load(context.obj))
+
+
+@config_group.command("show")
+@click.option("--origin", is_flag=True, help="Also say which file each field is from.")
+@show.output_option
+@click.pass_obj
+def show_config(config_path: Path | None, origin: bool, output: str) -> None:
+    """Show the configuration in force: agent.toml, then the files of agent.toml.d/ by name."""
+    found = load_with_origins(config_path)
+    fields = msgspec.to_builtins(found.config)
+    from_ = {name: str(found.origins.get(name, "default")) for name in fields}
+    if output == "json":
+        with_origin = {n: {"value": v, "origin": from_[n]} for n, v in fields.items()}
+        return show.json(with_origin if origin else fields)
+    rows = [(n, msgspec.json.encode(v).decode(), from_[n]) for n, v in fields.items()]
+    if origin:
+        return show.table(("FIELD", "VALUE", "ORIGIN"), rows)
+    return show.table(("FIELD", "VALUE"), [row[:2] for row in rows])

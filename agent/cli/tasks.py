@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent import api
+from agent.api.unit import UnitShown
 from agent.cli import show
 from agent.cli.asked import asked_for, checked
 from agent.cli.image import image_of
 from agent.cli.program import call
 from agent.cli.show import output_option
-from agent.errors import NotFound
+from agent.errors import InvalidInput, NotFound
 from agent.usage import TaskUsage, Usages
 from agent.wire import options
 from agent.wire.quantities import about_size
@@ -210,14 +211,28 @@ def stop(config_path: Path | None, name: str, wait: bool) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on with what it writes from now on.")
 @click.option("--tail", type=int, help="Only the last lines.")
 @click.option("--since", help="Seconds since 1970.")
+@click.option("-p", "--previous", is_flag=True, help="Only of the run that ended last.")
 @click.pass_obj
 def logs(
-    config_path: Path | None, name: str, follow: bool, tail: int | None, since: str | None
+    config_path: Path | None,
+    name: str,
+    follow: bool,
+    tail: int | None,
+    since: str | None,
+    previous: bool,
 ) -> None:
-    """Print what task NAME wrote."""
+    """Print what task NAME wrote, also after it is gone, as long as the journal has it.
+
+    With --previous: what it wrote before it was started for the last time, or, where it does not
+    run, in its last run.
+    """
+    if follow and previous:
+        raise InvalidInput("--follow and --previous exclude each other: that run has ended")
 
     async def read(client: AgentClient) -> None:
-        async for chunk in client.task_logs(name, follow=follow, tail=tail, since=since):
+        async for chunk in client.task_logs(
+            name, follow=follow, tail=tail, since=since, previous=previous
+        ):
             sys.stdout.write(show.printable(chunk.decode(errors="replace")))
             sys.stdout.flush()
 
@@ -249,10 +264,16 @@ def restart(config_path: Path | None, name: str, wait: bool) -> None:
 
 @click.command("show")
 @click.argument("name")
+@click.option("--unit", "unit_wanted", is_flag=True, help="Instead: every property of its unit.")
 @output_option
 @click.pass_obj
-def show_task(config_path: Path | None, name: str, output: str) -> None:
-    """Show one task whole: how it is, what it uses, how it ended last."""
+def show_task(config_path: Path | None, name: str, unit_wanted: bool, output: str) -> None:
+    """Show one task whole: how it is, what it uses, how it ended last.
+
+    With --unit: every property of its systemd unit, as it is asked for and as it is in force.
+    """
+    if unit_wanted:
+        return _show_unit(call(config_path, lambda client: client.get_unit(name)), output)
 
     async def ask(client: AgentClient) -> tuple[api.TaskStatus, TaskUsage | None]:
         status = await client.get_task(name)
@@ -293,6 +314,13 @@ def show_task(config_path: Path | None, name: str, output: str) -> None:
             ("waits for", _pressures(usage)),
         ]
     return show.table(("WHAT", "VALUE"), rows)
+
+
+def _show_unit(found: UnitShown, output: str) -> None:
+    if output == "json":
+        return show.json(found)
+    rows = [(p.name, p.wanted, p.in_force) for p in found.properties]
+    return show.table(("PROPERTY", "WANTED", "IN FORCE"), rows)
 
 
 def _moment(at: float | None) -> str:

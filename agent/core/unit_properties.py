@@ -81,6 +81,14 @@ def slice_of(entitlement: str) -> str:
     return "workload-" + entitlement.replace("-", r"\x2d") + ".slice"
 
 
+def journal_of(entitlement: str) -> str:
+    """Return the journal namespace of an entitlement's tasks (docs/adr/0081).
+
+    Each has files and limits of its own, so a noisy task rotates out only its own kind's logs.
+    """
+    return f"twine-{entitlement}"
+
+
 def cgroup_of(task_id: str, entitlement: str) -> str:
     """Return the cgroup of a task, below the root of the hierarchy (systemd.slice(5))."""
     return f"/workload.slice/{slice_of(entitlement)}/{unit_of(task_id)}"
@@ -135,6 +143,7 @@ def unit_properties(
         "Slice": slice_of(spec.entitlement),
         "Environment": [f"{k}={v}" for k, v in environment.items()],
         "SyslogIdentifier": task_id,
+        "LogNamespace": journal_of(spec.entitlement),
         "RemainAfterExit": True,
         "CollectMode": "inactive",
         "KillMode": "control-group",

@@ -435,7 +435,8 @@ def _refused(
 ) -> SystemdError | Conflict:
     """Return the error for a refused request, with the property that systemd names."""
     reason = _reason(error)
-    if "UnitExists" in _name(error):
+    # A transaction is destructive while the journal of the namespace ends with its last task.
+    if re.search("UnitExists|TransactionIsDestructive", _name(error)):
         return Conflict(f"{attempt}: {reason}")
     named = [name for name in properties if re.search(rf"\b{name}\b", reason)]
     for name in sorted(named, key=len, reverse=True)[:1]:

@@ -12,6 +12,13 @@ from agent.config import AgentConfig
 from agent.errors import Unprocessable
 
 _PREFIX = "/opt/twine"
+_UNITS = "etc/systemd/system"
+_JOURNALS = (
+    "systemd-journald@.socket",
+    "systemd-journald-varlink@.socket",
+    "systemd-journald-sync@.service",
+)
+"""What systemd has for a journal namespace (docs/adr/0081)."""
 _TARGETS = {
     ("agent", "twine-agent.service"): "etc/systemd/system/twine-agent.service",
     ("agent", "twine-fence.service"): "etc/systemd/system/twine-fence.service",
@@ -34,7 +41,10 @@ def install(root: Path) -> list[str]:
     the operator's and stays.
     """
     written = []
-    for (package, name), target in _TARGETS.items():
+    drop_ins = (
+        ("agent", "journal-namespace.conf", f"{_UNITS}/{u}.d/twine.conf") for u in _JOURNALS
+    )
+    for package, name, target in (*((p, n, t) for (p, n), t in _TARGETS.items()), *drop_ins):
         source = files(package) / "units" / name
         if not source.is_file():
             raise Unprocessable(f"{package}/units/{name} is missing from this installation")

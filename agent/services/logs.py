@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from agent.core.inside import inside_unit, step_unit
 from agent.core.records import task_of
@@ -15,14 +16,31 @@ _QUEUE_CHUNKS = 64
 """Chunks in flight to a slow reader; then the program that reads the journal waits."""
 
 
+EVERYWHERE = "*"
+"""All journal namespaces: of a task that is gone nobody knows whose it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Whose words are wanted: of a unit in a namespace of the journal, maybe of one run only."""
+
+    unit: str
+    namespace: str = EVERYWHERE
+    invocation: str = ""
+    """Empty: of all runs."""
+
+
 def journal_command(
-    unit: str, *, follow: bool = False, since: float | None = None, tail: int | None = None
+    run: Run, *, follow: bool = False, since: float | None = None, tail: int | None = None
 ) -> list[str]:
     """Return the command that prints what a task's processes wrote, and nothing else.
 
-    Its init steps and its pre-stop hook are among them; journalctl takes any of the units.
+    Its init steps and its pre-stop hook are among them, unless one run of the task is asked for;
+    journalctl takes any of the units. What was written before the task had a namespace is in the
+    host's own journal, which is read beside it (`+`).
     """
-    command = ["journalctl", "--no-pager", "--quiet", "--output=cat"]
+    at = run.namespace if run.namespace == EVERYWHERE else f"+{run.namespace}"
+    command = ["journalctl", "--no-pager", "--quiet", "--output=cat", f"--namespace={at}"]
     if since is not None:
         command.append(f"--since=@{since:.6f}")
     if tail is not None:
@@ -31,8 +49,12 @@ def journal_command(
         command.append("--lines=all")
     if follow:
         command.append("--follow")
-    beside = (step_unit(task_of(unit)), inside_unit(task_of(unit), "pre-stop"))
-    return [*command, *(f"_SYSTEMD_UNIT={name}" for name in (unit, *beside))]
+    if run.invocation:
+        one = f"_SYSTEMD_INVOCATION_ID={run.invocation}"
+        return [*command, f"_SYSTEMD_UNIT={run.unit}", one]
+    task = task_of(run.unit)
+    beside = (step_unit(task), inside_unit(task, "pre-stop"))
+    return [*command, *(f"_SYSTEMD_UNIT={name}" for name in (run.unit, *beside))]
 
 
 class Logs:
@@ -44,17 +66,17 @@ class Logs:
 
     async def read(
         self,
-        unit: str,
+        run: Run,
         *,
         follow: bool = False,
         since: float | None = None,
         tail: int | None = None,
     ) -> AsyncIterator[bytes]:
-        """Yield what the unit wrote; closing the iterator ends the program behind it."""
+        """Yield what was written; closing the iterator ends the program behind it."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE_CHUNKS)
         room = threading.Semaphore(_QUEUE_CHUNKS)
-        command = journal_command(unit, follow=follow, since=since, tail=tail)
+        command = journal_command(run, follow=follow, since=since, tail=tail)
         lines = await self._started(command)
         closed = threading.Event()
 
@@ -65,7 +87,7 @@ class Logs:
                     return
                 loop.call_soon_threadsafe(queue.put_nowait, line)
 
-        thread = threading.Thread(target=pump, name=f"logs-{unit}", daemon=True)
+        thread = threading.Thread(target=pump, name=f"logs-{run.unit}", daemon=True)
         thread.start()
         try:
             while (line := await queue.get()) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import aiohttp
@@ -23,6 +24,8 @@ class Prober:
     def __init__(self) -> None:
         """Open nothing yet."""
         self._session: aiohttp.ClientSession | None = None
+        self.answers: Counter[tuple[str, bool]] = Counter()
+        """How many answers of each kind of probe were good (True) and bad, since the start."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -48,6 +51,7 @@ class Prober:
         streak = Streak(health)
         while True:
             problem = await self._ask(probe, inside, at)
+            self.answers[str(probe.kind), not problem] += 1
             new = after_answer(streak, not problem, probe, starting=loop.time() < started)
             if new.health is not streak.health:
                 report(new.health, problem if new.health is Health.UNHEALTHY else "")

@@ -273,24 +273,36 @@ class Tasks:
             return _spared_status(task_id, self._spared[task_id])
         raise self._unknown(task_id)
 
+    def ended_run(self, task_id: str) -> str:
+        """Return the invocation of a task that ended last, or raise `NotFound`."""
+        ended = self.record(task_id).ended_invocation
+        if not ended:
+            raise NotFound(
+                f"task {task_id} has no earlier run on this machine", hint="logs without --previous"
+            )
+        return ended
+
     def knows(self, task_id: str) -> bool:
         """Return whether there is such a task."""
         return task_id in self._loops or task_id in self._spared
 
     def running(self, task_id: str) -> TaskRecord:
         """Return the record of a task that runs; raise `NotFound` or `Conflict`."""
-        if task_id not in self._loops:
-            raise self._unknown(task_id)
-        record = self._loops[task_id].record
+        record = self.record(task_id)
         if record.state is not TaskState.RUNNING:
             raise Conflict(f"task {task_id} is {record.state}: nothing can be run inside it")
         return record
 
-    def spec(self, task_id: str) -> TaskSpec:
-        """Return the specification in force of a task, or raise `NotFound`."""
+    def record(self, task_id: str) -> TaskRecord:
+        """Return what is known of a task, or raise `NotFound`."""
         if task_id not in self._loops:
             raise self._unknown(task_id)
-        return self._loops[task_id].record.spec
+        return self._loops[task_id].record
+
+    def find_spec(self, task_id: str) -> TaskSpec | None:
+        """Return the specification in force of a task, None where nothing is known of it."""
+        loop = self._loops.get(task_id)
+        return None if loop is None else loop.record.spec
 
     def known(self) -> tuple[dict[str, KnownTask], list[str]]:
         """Return what is known of each task, and those whose record cannot be read."""

@@ -130,11 +130,19 @@ class Dispatcher:
         self._ask(machine, _ASK_PROFILE)
 
     async def logs(
-        self, machine: str, task: str, *, follow: bool, since: str | None, tail: int | None
+        self,
+        machine: str,
+        task: str,
+        *,
+        follow: bool,
+        since: str | None,
+        tail: int | None,
+        previous: bool = False,
     ) -> AsyncIterator[bytes]:
         """Yield what a task wrote on a machine."""
         agent = await self._agent(machine)
-        async for chunk in agent.task_logs(task, follow=follow, since=since, tail=tail):
+        chunks = agent.task_logs(task, follow=follow, since=since, tail=tail, previous=previous)
+        async for chunk in chunks:
             yield chunk
 
     async def agent(self, machine: str) -> AgentApi:

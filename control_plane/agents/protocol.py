@@ -70,6 +70,7 @@ class AgentApi(Protocol):
         follow: bool = False,
         since: str | None = None,
         tail: int | None = None,
+        previous: bool = False,
     ) -> AsyncIterator[bytes]:
         """Yield what the task wrote."""
         ...

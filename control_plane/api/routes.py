@@ -88,7 +88,7 @@ ROUTES: tuple[Route, ...] = (
         "job_logs",
         "GET",
         f"{_JOB}/tasks/{{index}}/logs",
-        query=("follow", "since", "tail"),
+        query=("follow", "since", "tail", "previous"),
         stream_out=True,
         needs=Needs.OWNER,
         summary="What a task wrote",

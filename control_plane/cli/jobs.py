@@ -112,6 +112,7 @@ def list_(target: Target, output: str) -> None:
 @click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as more is written.")
 @click.option("--tail", type=click.IntRange(1, 100_000), help="Only the last lines.")
 @click.option("--since", type=seconds(), metavar="DURATION", help="Only the last 90s, 10m, …")
+@click.option("-p", "--previous", is_flag=True, help="Only of the run that ended last.")
 @output_option
 @click.pass_obj
 def logs(
@@ -121,13 +122,16 @@ def logs(
     follow_: bool,
     tail: int | None,
     since: float | None,
+    previous: bool,
     output: str,
 ) -> None:
     """Show what task INDEX of job NAME wrote; -o json prints one object per line."""
     start = None if since is None else f"{time.time() - since:.3f}"
 
     async def work(client: ControlPlaneClient) -> None:
-        chunks = client.job_logs(name, index, follow=follow_, since=start, tail=tail)
+        chunks = client.job_logs(
+            name, index, follow=follow_, since=start, tail=tail, previous=previous
+        )
         await _print_log(chunks, output)
 
     target.ask(work)

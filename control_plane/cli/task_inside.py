@@ -64,14 +64,26 @@ def exec_(
 @click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as more is written.")
 @click.option("--tail", type=click.IntRange(1, 100_000), help="Only the last lines.")
 @click.option("--since", type=seconds(), metavar="DURATION", help="Only the last 90s, 10m, …")
+@click.option("-p", "--previous", is_flag=True, help="Only of the run that ended last.")
 @click.pass_obj
-def logs(target: Target, name: str, follow_: bool, tail: int | None, since: float | None) -> None:
-    """Print what task NAME wrote."""
+def logs(
+    target: Target,
+    name: str,
+    follow_: bool,
+    tail: int | None,
+    since: float | None,
+    previous: bool,
+) -> None:
+    """Print what task NAME wrote on the machine where it is now."""
+    if follow_ and previous:
+        raise InvalidInput("--follow and --previous exclude each other: that run has ended")
     job, index = _parsed(name)
     start = None if since is None else f"{time.time() - since:.3f}"
 
     async def work(client: ControlPlaneClient) -> None:
-        async for chunk in client.job_logs(job, index, follow=follow_, since=start, tail=tail):
+        async for chunk in client.job_logs(
+            job, index, follow=follow_, since=start, tail=tail, previous=previous
+        ):
             click.echo(show.printable(chunk.decode(errors="replace")), nl=False)
 
     target.ask(work)

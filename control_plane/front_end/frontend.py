@@ -275,6 +275,7 @@ class FrontEnd(
             follow=call.flag("follow"),
             since=None if since is None else f"{since:.6f}",
             tail=None if tail is None else int(min(tail, MAX_TAIL_LINES)),
+            previous=call.flag("previous"),
         )
 
     async def get_endpoints(self, call: Call) -> Endpoints:

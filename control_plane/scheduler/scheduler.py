@@ -153,7 +153,14 @@ class Scheduler:
         return second_copies(record, self._sights.view(pools, record.leaving, now))
 
     async def logs(
-        self, name: str, index: int, *, follow: bool, since: str | None, tail: int | None
+        self,
+        name: str,
+        index: int,
+        *,
+        follow: bool,
+        since: str | None,
+        tail: int | None,
+        previous: bool = False,
     ) -> AsyncIterator[bytes]:
         """Yield what a task wrote, from the machine where it is now."""
         record = self._jobs.get(name)
@@ -167,6 +174,7 @@ class Scheduler:
             follow=follow,
             since=since,
             tail=tail,
+            previous=previous,
         )
         async for chunk in chunks:
             yield chunk

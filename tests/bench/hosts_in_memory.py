@@ -241,6 +241,7 @@ class Agent:
         follow: bool = False,
         since: str | None = None,
         tail: int | None = None,
+        previous: bool = False,
     ) -> AsyncIterator[bytes]:
         yield f"{task_id} {follow} {since} {tail}".encode()
 

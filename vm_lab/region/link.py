@@ -86,11 +86,12 @@ class AgentLink:
         follow: bool = False,
         since: str | None = None,
         tail: int | None = None,
+        previous: bool = False,
     ) -> AsyncIterator[bytes]:
         """Yield one line: modelled tasks write nothing."""
 
         async def lines() -> AsyncIterator[bytes]:
-            yield f"{task_id} {follow} {since} {tail}\n".encode()
+            yield f"{task_id} {follow} {since} {tail} {previous}\n".encode()
 
         return lines()
 

@@ -250,6 +250,7 @@ class CannedControlPlane(ControlPlane):
         follow: bool = False,
         since: str | None = None,
         tail: int | None = None,
+        previous: bool = False,
     ) -> AsyncIterator[bytes]:
         await self.get_job(name)
         for line in self.logs[-tail:] if tail else self.logs:

@@ -188,6 +188,16 @@ def test_an_older_unit_is_not_taken_for_the_lost_start(connect: Connect) -> None
         systemd.start_transient(UNIT, A_SERVICE)
 
 
+def test_a_start_while_its_journal_ends_is_tried_again(connect: Connect) -> None:
+    """The last task of a namespace takes its journal along; the next one waits for that."""
+    name = b"org.freedesktop.systemd1.TransactionIsDestructive"
+    says = b"Transaction for t.service/start is destructive"
+    systemd = connect(Bus({"StartTransientUnit": DBusBaseError(-errno.EDEADLK, name, says)}))
+
+    with pytest.raises(Conflict, match="destructive"):
+        systemd.start_transient(UNIT, A_SERVICE)
+
+
 def test_a_start_without_an_answer_counts_if_the_unit_is_there(connect: Connect) -> None:
     timeout = DBusBaseError(-errno.ETIMEDOUT, None, "Connection timed out")
     answers = a_unit(**{"Get InactiveExitTimestampMonotonic": 2**62, "StartTransientUnit": timeout})

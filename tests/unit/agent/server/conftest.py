@@ -12,6 +12,7 @@ import pytest
 from builders import FakeHost, unit
 
 from agent.cli import main
+from agent.services.logs import Run as LoggedRun
 from agent.services.logs import journal_command
 
 Run = Callable[..., tuple[int, str, str]]
@@ -23,7 +24,7 @@ def host(tmp_path: Path) -> Iterator[FakeHost]:
     host = FakeHost(tmp_path / "host")
     host.give_image()
     host.fake.processes.answers[("journalctl",)] = [b"one\n", b"t\x1bwo\n"]
-    host.fake.processes.answers[tuple(journal_command(unit("nothing")))] = []
+    host.fake.processes.answers[tuple(journal_command(LoggedRun(unit("nothing"))))] = []
     ready, stop, loops = threading.Event(), asyncio.Event(), []
 
     async def serve() -> None:

@@ -15,11 +15,12 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from builders import IMAGE, FakeHost, a_spec, running, unit
+from builders import IMAGE, FakeHost, a_spec, gone, running, unit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent import api, server
+from agent.core.unit_properties import cgroup_of
 from agent.errors import Forbidden, Problem, SystemdError, Unauthenticated
 from agent.machine import Usage
 from agent.routes import ROUTES
@@ -128,6 +129,38 @@ async def test_metrics_count_tasks_by_state_and_images(host: FakeHost) -> None:
 
     assert 'twine_tasks{state="running"} 1.0' in text
     assert "twine_images 1.0" in text
+
+
+async def test_metrics_of_each_task_and_of_the_host_are_read_at_the_scrape(host: FakeHost) -> None:
+    """AG10: usage, pressure, restarts, OOM kills, probes."""
+    async with host.agent() as client, _session(host) as session:
+        probe = api.Probe(kind=api.ProbeKind.EXEC, command=["true"], interval_s=0.1)
+        await client.put_task("web", a_spec(job="shop", probe=probe))
+        await running(client, "web")
+        group = cgroup_of("web", "local")
+        host.fake.cgroups.usage[group] = Usage(
+            cpu_s=2.5, memory_bytes=1 << 20, oom_kills=3, cpu_pressure=0.25
+        )
+        host.fake.cgroups.usage["/workload.slice"] = Usage(cpu_s=7.0, memory_bytes=2 << 20)
+
+        async def probed() -> str:
+            async with session.get("/metrics") as response:
+                return await response.text()
+
+        text = await probed()
+        while 'twine_probe_answers_total{kind="exec",outcome="good"}' not in text:
+            text = await probed()
+        await client.delete_task("web")
+        await gone(client, "web")
+        after = await probed()
+
+    labels = '{job="shop",task="web"}'
+    assert f"twine_task_cpu_seconds_total{labels} 2.5" in text
+    assert f"twine_task_oom_kills_total{labels} 3.0" in text
+    assert f"twine_task_restarts_total{labels} 0.0" in text
+    assert 'twine_task_pressure_ratio{job="shop",resource="cpu",task="web"} 0.25' in text
+    assert 'twine_host_cpu_seconds_total{of="tasks"} 7.0' in text
+    assert 'task="web"' not in after
 
 
 async def test_two_agents_can_live_in_one_process(tmp_path: Path) -> None:

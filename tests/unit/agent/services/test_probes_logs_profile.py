@@ -31,7 +31,7 @@ from agent.machine.fake import Ended
 from agent.services import host_profile
 from agent.services.host_profile import DELIVERED, UNIT
 from agent.services.journal import Journal
-from agent.services.logs import Logs, journal_command
+from agent.services.logs import Logs, Run, journal_command
 from agent.services.prober import Ask, Prober
 from control_plane.api.profiles import version_name
 
@@ -187,7 +187,7 @@ async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> Non
         await client.put_task("web", a_spec())
         whole = await _read(client)
         await _read(client, tail=5, since="12.5")
-        host.fake.processes.answers[tuple(journal_command(unit("nothing")))] = []
+        host.fake.processes.answers[tuple(journal_command(Run(unit("nothing"))))] = []
         with pytest.raises(NotFound):
             await anext(client.task_logs("nothing"))
 
@@ -197,6 +197,7 @@ async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> Non
         "--no-pager",
         "--quiet",
         "--output=cat",
+        "--namespace=+twine-local",
         "--since=@12.500000",
         "--lines=5",
         "_SYSTEMD_UNIT=twine-task-web.service",
@@ -206,8 +207,8 @@ async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> Non
 
 
 def test_following_starts_with_everything_unless_a_tail_is_asked_for() -> None:
-    assert {"--lines=all", "--follow"} <= set(journal_command("u", follow=True))
-    assert "--lines=3" in journal_command("u", follow=True, tail=3)
+    assert {"--lines=all", "--follow"} <= set(journal_command(Run("u"), follow=True))
+    assert "--lines=3" in journal_command(Run("u"), follow=True, tail=3)
 
 
 async def test_without_journalctl_the_reader_is_told_why(host: FakeHost) -> None:
@@ -256,7 +257,7 @@ def _log_threads() -> list[str]:
 
 async def test_a_reader_who_leaves_ends_the_program_and_the_thread() -> None:
     processes = EndlessProcesses()
-    reader = Logs(processes).read("u", follow=True)
+    reader = Logs(processes).read(Run("u"), follow=True)
     assert await anext(reader) == b"first\n"
     await reader.aclose()  # type: ignore[attr-defined]
     for thread in threading.enumerate():
@@ -270,7 +271,7 @@ async def test_a_reader_who_leaves_ends_the_program_and_the_thread() -> None:
 async def test_a_reader_who_leaves_while_the_program_starts_ends_it_too() -> None:
     processes = EndlessProcesses()
     processes.may_start.clear()
-    reading = asyncio.ensure_future(anext(Logs(processes).read("u", follow=True)))
+    reading = asyncio.ensure_future(anext(Logs(processes).read(Run("u"), follow=True)))
     await asyncio.to_thread(processes.starting.wait, 5)
     reading.cancel()
     await asyncio.wait({reading})
@@ -288,7 +289,7 @@ async def test_a_slow_reader_gets_everything_in_order() -> None:
 
     processes = EndlessProcesses()
     processes.lines = lambda _: Many()  # type: ignore[method-assign]
-    found = [int(line) async for line in Logs(processes).read("u")]
+    found = [int(line) async for line in Logs(processes).read(Run("u"))]
 
     assert found == list(range(1000))
 

@@ -55,7 +55,7 @@ async def test_a_limit_that_the_kernel_did_not_take_is_tried_again_and_not_belie
         host.fake.cgroups.files[group] = kernel_values(spec) | {"memory.max": "4096"}
         await client.resize_task("web", Resize(tasks_max=9))
         await _until(lambda: host.fake.systemd.properties(unit("web"))["TasksMax"] == 9)
-        assert services.tasks.running("web").limits != services.tasks.spec("web").limits
+        assert services.tasks.running("web").limits != services.tasks.record("web").spec.limits
 
 
 async def test_what_does_not_fit_or_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -354,6 +354,7 @@ class FakeAgent:
         follow: bool = False,
         since: str | None = None,
         tail: int | None = None,
+        previous: bool = False,
     ) -> AsyncIterator[bytes]:
         async def lines() -> AsyncIterator[bytes]:
             m = await self._enter()

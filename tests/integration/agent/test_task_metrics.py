@@ -1,0 +1,45 @@
+"""What a scrape of an agent with tasks looks like to Prometheus."""
+
+from __future__ import annotations
+
+import subprocess
+
+from builders import a_spec
+from prometheus_client import CollectorRegistry, generate_latest
+
+from agent.api import Exit, Health, TaskState, TaskStatus
+from agent.machine import Usage
+from agent.services.metrics import Once, Seen, families
+from agent.usage import TaskUsage, Usages
+
+
+def test_promtool_has_nothing_to_say_of_the_metrics_of_tasks() -> None:
+    """AG10: names, units and help of every metric are as Prometheus asks for."""
+    end = Exit(result="oom-kill", signal="SIGKILL", at=5.0)
+    status = TaskStatus(
+        task_id="web",
+        job="shop",
+        generation=1,
+        epoch=0,
+        state=TaskState.RUNNING,
+        health=Health.HEALTHY,
+        image="sha256:1",
+        restarts=2,
+        last_exit=end,
+    )
+    usages = Usages(at_boot_s=1.0, tasks=[TaskUsage(task_id="web", cpu_s=1.5, oom_kills=1)])
+    groups = {"host": Usage(cpu_s=9.0, memory_pressure=0.5), "tasks": Usage(memory_bytes=1)}
+    probes = {("http", True): 3, ("exec", False): 1}
+    seen = Seen([status], {"web": a_spec()}, usages, groups, 1, probes)
+    registry = CollectorRegistry()
+    registry.register(Once(list(families(seen))))
+    text = generate_latest(registry)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, check=False
+    )
+
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+    assert b'twine_task_restarts_total{job="shop",task="web"} 2.0' in text
+    last = b'twine_task_last_exit_timestamp_seconds{job="shop",result="oom-kill",task="web"} 5.0'
+    assert last in text
+    assert b'twine_host_pressure_ratio{of="host",resource="memory"} 0.5' in text
