@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from agent.api import ImageFormat, ImageInfo, Images, Liveness, TaskStatus
 from agent.api.exec import Window
-from agent.wire.client import WireClient
 from agent.wire.duplex import Duplex
 from agent.wire.routes import Route
 from control_plane.api.capacity import (
@@ -51,23 +50,13 @@ from control_plane.api.maintenance import (
     Reported,
 )
 from control_plane.api.operations import JobEvents, JobMove, MoveWish, TaskStory
-from control_plane.api.people import (
-    AuditPage,
-    Grant,
-    Grants,
-    Group,
-    Groups,
-    GroupSpec,
-    Myself,
-    Revocation,
-    Users,
-)
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.tasks import TaskDescription
 from control_plane.api.watch import EndpointsNews, WatchedJobs
+from control_plane.people_client import PeopleClient
 
 _T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
@@ -75,7 +64,7 @@ PUSH_TIMEOUT_S = 3600.0
 _CHUNK = 1 << 18
 
 
-class ControlPlaneClient(WireClient):
+class ControlPlaneClient(PeopleClient):
     """Client of a region's front end, over TLS or its unix socket.
 
     Every method raises what the front end raised, or `Unreachable`.
@@ -442,52 +431,6 @@ class ControlPlaneClient(WireClient):
     def fetch_image(self, digest: str) -> AsyncIterator[bytes]:
         """Yield the stream of an image."""
         return self.stream(_ROUTE["fetch_image"], digest=digest)
-
-    async def get_myself(self) -> Myself:
-        """Return who the caller is, and what they may do."""
-        return _as(Myself, await self.call(_ROUTE["get_myself"]))
-
-    async def list_operators(self) -> Grants:
-        """Return who is an operator."""
-        return _as(Grants, await self.call(_ROUTE["list_operators"]))
-
-    async def grant_operator(self, who: str) -> Grant:
-        """Make `user:NAME` or `group:NAME` an operator."""
-        return _as(Grant, await self.call(_ROUTE["grant_operator"], who=who))
-
-    async def revoke_operator(self, who: str) -> None:
-        """Make somebody an operator no longer."""
-        await self.call(_ROUTE["revoke_operator"], who=who)
-
-    async def list_groups(self) -> Groups:
-        """Return all groups."""
-        return _as(Groups, await self.call(_ROUTE["list_groups"]))
-
-    async def put_group(self, name: str, spec: GroupSpec) -> Group:
-        """Create a group, or say who belongs to it."""
-        return _as(Group, await self.call(_ROUTE["put_group"], spec, group=name))
-
-    async def delete_group(self, name: str) -> None:
-        """Remove a group."""
-        await self.call(_ROUTE["delete_group"], group=name)
-
-    async def list_users(self) -> Users:
-        """Return who has a credential, and whose was revoked."""
-        return _as(Users, await self.call(_ROUTE["list_users"]))
-
-    async def revoke_user(self, user: str) -> Revocation:
-        """Let no credential count that a user has now."""
-        return _as(Revocation, await self.call(_ROUTE["revoke_user"], user=user))
-
-    async def revoke_machine_identity(self, machine: str) -> Revocation:
-        """Let no certificate count that a host has now."""
-        answer = await self.call(_ROUTE["revoke_machine_identity"], machine=machine)
-        return _as(Revocation, answer)
-
-    async def list_audit(self, **query: float | str | None) -> AuditPage:
-        """Return a part of the audit log: `before`, `limit`, `since`, `who`, `object`."""
-        given: dict[str, Any] = dict(query)
-        return _as(AuditPage, await self.call(_ROUTE["list_audit"], timeout_s=60.0, **given))
 
     async def create_token(self, request: TokenRequest) -> Token:
         """Return a one-time join token."""
