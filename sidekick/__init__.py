@@ -13,6 +13,8 @@ state     what must survive a crash: originals, the applied profile, the change 
 observe   one look at the host: wanted, found, and what leads from one to the other
 reboot    whether and how the host can be rebooted into a new kernel command line
 status    how the host stands: verify, status; nothing is changed
+seen      what a verify read, kept for …
+look      … the timer's look at a host that is as it was: a script for a bare interpreter
 apply     one run: claim, journal, change, read back; on failure undo in reverse
 trial     a profile that goes by itself unless somebody confirms it
 arguments what commands take, and how a shell completes it

@@ -34,6 +34,7 @@ from sidekick.plan import describe
 from sidekick.profile import Library, Profile
 from sidekick.reboot import read_config
 from sidekick.report import Report, exit_code
+from sidekick.seen import keep, watched
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS, setting_of
 from sidekick.shown import print_error, print_json, print_plan, print_report
@@ -238,7 +239,11 @@ def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
         if timer:
-            report = watch(host, ctx.state, repair=read_config(host).repair_drift)
+            repair = read_config(host).repair_drift
+            host, kept = watched(host)
+            report = watch(host, ctx.state, repair=repair)
+            if ctx.state.load().trial is None:
+                keep(ctx.state, report, kept)
         else:
             report = standing.verify(host, ctx.state)
     _conclude(ctx, report, output)

@@ -4,6 +4,7 @@
 `journal.jsonl` one line for each step of the run under way; gone when it has ended
 `status.json`   the last report, for the agent
 `lock`          held by whoever changes the host
+`seen`          what the last look read, as long as nobody has taken the lock since
 
 A file is replaced by rename and a line is appended whole; both are on the disk (fsync of
 file and folder) before the next step begins.
@@ -23,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.errors import Busy, Forbidden, HostError
+from sidekick.look import KEPT
 from sidekick.report import Change, Report, Wanted
 
 SCHEMA = 2
@@ -249,6 +251,15 @@ class StateFolder:
         """Replace the last report."""
         self._write("status.json", report)
 
+    def keep(self, data: bytes) -> None:
+        """Keep what `look.py` reads again, until anybody takes the lock. Proves nothing after a
+        boot, so that it need not be on the disk.
+        """
+        path = self.folder / KEPT
+        with _translated(f"cannot write {path}"):
+            path.with_name(KEPT + ".new").write_bytes(data)
+            path.with_name(KEPT + ".new").replace(path)
+
     def begin(self, began: Began) -> None:
         """Start the journal of a run, in place of one that was interrupted."""
         self.disk.write(self._journal, _line(began) + "\n")
@@ -289,6 +300,8 @@ class StateFolder:
                 sleep(LOCK_POLL_S)
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            with _translated(f"cannot remove {self.folder / KEPT}"):
+                (self.folder / KEPT).unlink(missing_ok=True)
             yield
         finally:
             os.close(fd)

@@ -51,11 +51,14 @@ def find_words(fs: KernelFs, nic: str, group: Group) -> list[int] | None:
     if fs.root != Path("/"):
         return _recorded(fs, nic).get(group.name)
     try:
-        return _call(nic, group.get, [0] * group.words)
+        found = _call(nic, group.get, [0] * group.words)
     except OSError as e:
         if e.errno in (errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
+            fs.noticed(nic, group.get, b"")
             return None
         raise KernelFileError(f"cannot read {group.name} of {nic}: {e.strerror}") from e
+    fs.noticed(nic, group.get, array.array("I", found).tobytes())
+    return found
 
 
 def set_words(fs: KernelFs, nic: str, group: Group, words: Sequence[int]) -> None:

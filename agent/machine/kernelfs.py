@@ -57,6 +57,30 @@ class KernelFs:
                 hint="`sidekick verify` lists the attributes this kernel lacks",
             ) from e
 
+    def find_bytes(self, path: str) -> bytes | None:
+        """Return a file as it is, with its white space; None where there is none."""
+        try:
+            return self.path(path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as e:
+            raise KernelFileError(f"cannot read {path}: {e.strerror}") from e
+
+    def find_at(self, path: str, offset: int, size: int) -> bytes | None:
+        """Return so many bytes at a place of a file that has no text, None where they are not."""
+        try:
+            fd = os.open(self.path(path), os.O_RDONLY)
+            try:
+                found = os.pread(fd, size, offset)
+            finally:
+                os.close(fd)
+        except OSError:
+            return None
+        return found if len(found) == size else None
+
+    def noticed(self, interface: str, command: int, answer: bytes) -> None:
+        """Hear what a network interface answered, which no file tells; for who keeps answers."""
+
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a folder, none where it does not exist."""
         try:

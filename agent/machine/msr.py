@@ -14,15 +14,8 @@ from agent.machine.kernelfs import KernelFs
 
 def find_msr(fs: KernelFs, cpu: int, register: int) -> int | None:
     """Return a register of one processor, None where there is no driver or no such register."""
-    try:
-        fd = os.open(fs.path(_path(cpu)), os.O_RDONLY)
-        try:
-            found = os.pread(fd, 8, register)
-        finally:
-            os.close(fd)
-    except OSError:
-        return None
-    return int.from_bytes(found, "little") if len(found) == 8 else None
+    found = fs.find_at(_path(cpu), register, 8)
+    return None if found is None else int.from_bytes(found, "little")
 
 
 def write_msr(fs: KernelFs, cpu: int, register: int, value: int) -> None:

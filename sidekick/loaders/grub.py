@@ -173,12 +173,7 @@ def _others(text: str) -> str:
 
 def _whole(host: Host, path: str) -> str:
     """Return a file as it is, with its white space: what is not ours goes back unchanged."""
-    if not host.fs.exists(path):
-        return ""
-    try:
-        return host.fs.path(path).read_text(errors="surrogateescape")
-    except OSError as e:
-        raise HostError(f"cannot read {path}: {e.strerror}") from e
+    return (host.fs.find_bytes(path) or b"").decode(errors="surrogateescape")
 
 
 def _next(host: Host) -> str:

@@ -163,10 +163,5 @@ def _before(text: str) -> str:
 
 def _variable(host: Host, name: str) -> str:
     """Return an EFI variable's text: after four bytes of attributes, UTF-16 with a NUL."""
-    try:
-        data = host.fs.path(f"{VARIABLES}/{name}-{_VENDOR}").read_bytes()
-    except FileNotFoundError:
-        return ""
-    except OSError as e:
-        raise HostError(f"cannot read the EFI variable {name}: {e.strerror}") from e
+    data = host.fs.find_bytes(f"{VARIABLES}/{name}-{_VENDOR}") or b""
     return data[4:].decode("utf-16-le", errors="replace").rstrip("\0")

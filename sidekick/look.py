@@ -1,0 +1,149 @@
+"""The timer's look at a host that is as it was: read again what the last `verify` read.
+
+A verdict is a function of what is read. If all of it reads the same, the verdict is the same, and
+only the report's times change. If anything differs, or nothing is kept (any other run of sidekick
+removes it), the full `verify` takes over in this process.
+
+A script for a bare interpreter (`python -I -S look.py`): it imports nothing that has to be looked
+for on a disk, because starting up would cost more than all the rest. What `seen.py` keeps:
+
+    look 1 STATE                         the folder of sidekick's state
+    KIND LENGTH LENGTH                   kinds below, then so many bytes of place and of answer
+"""
+
+import os
+import sys
+import time
+
+HEAD = b"look 1 "
+KEPT, STATUS, LOCK = "seen", "status.json", "lock"
+AT, UPTIME = b"@at@", b"@uptime@"
+"""Stand in the kept report for its two times."""
+TEXT, MISSING, THERE, NAMES, REPORT = b"t", b"m", b"e", b"n", b"r"
+WHOLE, BYTES, ANSWER = b"w", b"b", b"i"
+"""A file's text; no such file; whether there is one; names in a folder; the report to renew; a file
+to the byte; bytes at a place of one; what a network interface answers."""
+MOVING = (b"cpu MHz", b"bogomips")
+"""Lines of /proc/cpuinfo that are another at each look."""
+
+
+def records(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
+    """Return kind, place and answer of all that is kept. Raises `ValueError` for a torn file."""
+    found, at = [], data.index(b"\n") + 1
+    while at < len(data):
+        end = data.index(b"\n", at)
+        kind, *lengths = data[at:end].split()
+        place, answer = map(int, lengths)
+        at = end + 1 + place + answer
+        if at > len(data):
+            raise ValueError("torn")
+        found.append((kind, data[end + 1 : at - answer], data[at - answer : at]))
+    return found
+
+
+def record(kind: bytes, place: bytes, answer: bytes) -> bytes:
+    """Return one of them as it is kept."""
+    return b"%s %d %d\n%s%s" % (kind, len(place), len(answer), place, answer)
+
+
+def again(kind: bytes, place: bytes) -> bytes | None:
+    """Read once more; None where that fails otherwise than by missing."""
+    if kind == NAMES:
+        try:
+            return b"\n".join(sorted(os.listdir(place)))
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+    if kind == THERE:
+        return b"%d" % os.path.exists(place)
+    if kind == ANSWER:
+        return _answer(place)
+    offset, size = 0, 1 << 20
+    if kind == BYTES:
+        place, first, last = place.rsplit(b" ", 2)
+        offset, size = int(first), int(last)
+    try:
+        fd = os.open(place, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return b"" if kind == MISSING else None
+    try:
+        if kind == BYTES:
+            return os.pread(fd, size, offset)
+        found = _whole(fd, size)
+        return found if kind == WHOLE else None if kind == MISSING else still(place, found)
+    finally:
+        os.close(fd)
+
+
+def still(place: bytes, text: bytes) -> bytes:
+    """Return a file's text as it is compared: stripped, and without what moves by itself."""
+    if place.endswith(b"/proc/cpuinfo"):
+        text = b"\n".join(line for line in text.splitlines() if not line.startswith(MOVING))
+    return text.strip()
+
+
+def _whole(fd: int, size: int) -> bytes:
+    found = part = os.read(fd, size)
+    while part:
+        part = os.read(fd, size)
+        found += part
+    return found
+
+
+def _answer(place: bytes) -> bytes:
+    """Ask a network interface (`SIOCETHTOOL`); the place is `NIC COMMAND WORDS`."""
+    import _socket
+    import array
+    import fcntl
+    import struct
+
+    nic, command, words = place.split()
+    data = array.array("I", [int(command), *[0] * int(words)])
+    request = struct.pack("16sP", nic, data.buffer_info()[0])
+    sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    try:
+        fcntl.ioctl(sock.fileno(), 0x8946, request)
+    except OSError:
+        return b""
+    finally:
+        sock.close()
+    return data[1:].tobytes()
+
+
+def is_as_it_was(folder: str) -> bool:
+    """Look at all that is kept, and renew the report if it is so."""
+    import fcntl
+
+    try:
+        lock = os.open(f"{folder}/{LOCK}", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with open(f"{folder}/{KEPT}", "rb", buffering=0) as file:
+            data = file.read()
+        if not data.startswith(HEAD):
+            return False
+        *seen, (kind, _, report) = records(data)
+        if kind != REPORT or any(again(k, place) != answer for k, place, answer in seen):
+            return False
+        _renew(folder, report)
+    except (OSError, ValueError):
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _renew(folder: str, report: bytes) -> None:
+    uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    text = report.replace(AT, b"%.3f" % time.time()).replace(UPTIME, b"%.3f" % uptime_s)
+    with open(f"{folder}/{STATUS}.new", "wb", buffering=0) as file:
+        file.write(text)
+        os.fsync(file.fileno())
+    os.rename(f"{folder}/{STATUS}.new", f"{folder}/{STATUS}")
+
+
+if __name__ == "__main__":
+    _folder, _program, *_words = sys.argv[1:]
+    if not is_as_it_was(_folder):
+        os.execv(_program, [_program, *_words])

@@ -1,0 +1,156 @@
+"""Keeps what a `verify` read, for `look.py` to read again.
+
+Only of a host that is as its profile wants it, and only if all that was read can be read again by
+a plain program: files, names, bytes at a place, answers of network interfaces. Otherwise nothing
+is kept, and each look is a full one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from agent.errors import KernelFileError, ProgramError
+from agent.machine import Completed, Lines
+from agent.machine.kernelfs import KernelFs
+from sidekick import look
+from sidekick.report import ProfileState, Report
+from sidekick.setting import Host
+from sidekick.state import StateFolder
+
+
+@dataclass(frozen=True)
+class KeepingFs(KernelFs):
+    """The kernel's files; what is read of them is kept."""
+
+    plain: KernelFs = field(default_factory=KernelFs)
+    """Where they are read."""
+    kept: dict[tuple[bytes, bytes], bytes] = field(default_factory=dict)
+    beyond: list[str] = field(default_factory=list)
+    """What was reached in a way that is not kept."""
+
+    def path(self, path: str) -> Path:
+        """Return where a file is: whoever asks reads it by himself."""
+        self.beyond.append(path)
+        return self.plain.path(path)
+
+    def exists(self, path: str) -> bool:
+        """Return whether the kernel has this attribute."""
+        found = self.plain.exists(path)
+        self._keep(look.THERE, path, b"%d" % found)
+        return found
+
+    def read(self, path: str) -> str:
+        """Return the attribute without surrounding white space."""
+        try:
+            text = self.plain.read(path)
+        except KernelFileError as e:
+            if isinstance(e.__cause__, FileNotFoundError | NotADirectoryError):
+                self._keep(look.MISSING, path, b"")
+            else:
+                self.beyond.append(path)
+            raise
+        self._keep(look.TEXT, path, look.still(path.encode(), text.encode()))
+        return text
+
+    def find_bytes(self, path: str) -> bytes | None:
+        """Return a file as it is."""
+        found = self.plain.find_bytes(path)
+        if found is None:
+            self._keep(look.MISSING, path, b"")
+        else:
+            self._keep(look.WHOLE, path, found)
+        return found
+
+    def find_at(self, path: str, offset: int, size: int) -> bytes | None:
+        """Return so many bytes at a place of a file."""
+        found = self.plain.find_at(path, offset, size)
+        if found is None:
+            self.beyond.append(path)
+        else:
+            self._keep(look.BYTES, f"{path} {offset} {size}", found)
+        return found
+
+    def noticed(self, interface: str, command: int, answer: bytes) -> None:
+        """Keep what a network interface answered."""
+        if answer:
+            place = f"{interface} {command} {len(answer) // 4}"
+            self.kept[look.ANSWER, place.encode()] = answer
+        else:
+            self.beyond.append(interface)
+
+    def write(self, path: str, value: str) -> None:
+        """Set the attribute: then what was read before is not what is."""
+        self.beyond.append(path)
+        self.plain.write(path, value)
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a folder."""
+        found = self.plain.names(path)
+        self._keep(look.NAMES, path, "\n".join(found).encode())
+        return found
+
+    def _keep(self, kind: bytes, path: str, answer: bytes) -> None:
+        place = os.fsencode(self.plain.path(path))
+        if self.kept.setdefault((kind, place), answer) != answer:
+            self.beyond.append(path)  # it moves by itself
+
+
+class _Programs:
+    """Programs; what they say is not kept."""
+
+    def __init__(self, host: Host, fs: KeepingFs) -> None:
+        self._processes, self._fs = host.processes, fs
+
+    def run(self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Completed:
+        """Run a program, which no look does."""
+        self._fs.beyond.append(argv[0])
+        return self._processes.run(argv, timeout_s=timeout_s, check=check)
+
+    def lines(self, argv: Sequence[str]) -> Lines:
+        """Refuse: sidekick reads no program line by line."""
+        raise ProgramError(f"sidekick reads no lines of {argv[0]}")
+
+
+def watched(host: Host) -> tuple[Host, KeepingFs]:
+    """Return the host such that what is read of it is kept, and where."""
+    fs = KeepingFs(host.fs.root, host.fs)
+    return (
+        Host(
+            fs=fs,
+            processes=_Programs(host, fs),
+            disk=host.disk,
+            hardware=host.hardware,
+            now=host.now,
+            monotonic=host.monotonic,
+            sleep=host.sleep,
+        ),
+        fs,
+    )
+
+
+def keep(state: StateFolder, report: Report, fs: KeepingFs) -> bool:
+    """Keep what was read for a report; return whether it can be read again.
+
+    The caller holds the lock, and has found neither a run that was cut off nor a trial.
+    """
+    if report.state is not ProfileState.VERIFIED or fs.beyond:
+        return False
+    fs.read("/proc/sys/kernel/random/boot_id")
+    stamped = replace(report, at=-1.0, uptime_s=-2.0)
+    text = msgspec.json.format(msgspec.json.encode(stamped), indent=2)
+    for number, word in ((b"-1.0", look.AT), (b"-2.0", look.UPTIME)):
+        key = b'"at"' if word == look.AT else b'"uptime_s"'
+        head, found, tail = text.partition(b"\n  %s: %s" % (key, number))
+        if not found:
+            return False
+        text = head + b"\n  %s: %s" % (key, word) + tail
+    parts = [look.record(kind, place, answer) for (kind, place), answer in fs.kept.items()]
+    parts.append(look.record(look.REPORT, b"", text + b"\n"))
+    state.keep(look.HEAD + bytes(state.folder) + b"\n" + b"".join(parts))
+    return True

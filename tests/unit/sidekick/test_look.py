@@ -1,0 +1,147 @@
+"""The timer's look at a host that is as it was: what the last verify read is read again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_host import PROFILES
+from recorded import NAMES, RecordedHost
+
+from sidekick import look
+from sidekick.cli import main
+from sidekick.report import Outcome, Report
+from sidekick.setting import Host
+
+SHIPPED = sorted(path.stem for path in PROFILES.glob("*.toml") if path.stem != "batch")
+"""All that can be verified without a boot."""
+SWAPPINESS = "/proc/sys/vm/swappiness"
+
+
+@pytest.fixture(params=["intel", "amd", "vm"])
+def fake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordedHost]:
+    return RecordedHost(tmp_path, request.param)
+
+
+def sidekick(fake: RecordedHost, *words: str) -> int:
+    options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={PROFILES}"]
+
+    def host(root: Path) -> Host:
+        return fake.host(root)
+
+    return main([*options, *words], make_host=host)
+
+
+def looked(fake: RecordedHost) -> bool:
+    return look.is_as_it_was(str(fake.state.folder))
+
+
+def last(fake: RecordedHost) -> Report:
+    found = fake.state.read_status()
+    assert found
+    return found
+
+
+def test_a_host_that_is_as_it_was_gets_the_same_report_with_another_time(
+    fake: RecordedHost,
+) -> None:  # F-72 HP15
+    assert sidekick(fake, "apply-profile", "web") == 0
+    assert not looked(fake), "nothing was kept before the first look"
+    assert sidekick(fake, "verify", "--timer") == 0
+    full = last(fake)
+    assert looked(fake)
+    quick = last(fake)
+    assert (quick.at, quick.uptime_s) != (full.at, full.uptime_s)
+    assert quick.at > 1_700_000_000.0
+    assert 0 < quick.uptime_s < quick.at
+    same = {"at": 0.0, "uptime_s": 0.0}
+    assert {**_plain(quick), **same} == {**_plain(full), **same}
+
+
+def _plain(report: Report) -> dict[str, object]:
+    return {name: getattr(report, name) for name in report.__struct_fields__}
+
+
+def test_all_that_a_profile_sets_is_seen_when_it_changes(
+    fake: RecordedHost,
+) -> None:  # F-72 HP15
+    """Whatever a full verify calls drift, a look does not pass."""
+    assert sidekick(fake, "apply-profile", "memcache") == 0
+    assert sidekick(fake, "verify", "--timer") == 0
+    kept = (fake.state.folder / look.KEPT).read_bytes()
+    files = [p for kind, p, _ in look.records(kept) if kind == look.TEXT]
+    assert len(files) > 20
+    for path in files:
+        before = Path(os.fsdecode(path)).read_bytes()
+        Path(os.fsdecode(path)).write_bytes(b"changed")
+        assert not looked(fake), path
+        Path(os.fsdecode(path)).unlink()
+        assert not looked(fake), path
+        Path(os.fsdecode(path)).write_bytes(before)
+        assert looked(fake), path
+
+
+def test_drift_is_left_to_the_full_look(fake: RecordedHost) -> None:  # F-72
+    assert sidekick(fake, "apply-profile", "web") == 0
+    assert sidekick(fake, "verify", "--timer") == 0
+    fake.fs.write(SWAPPINESS, "77")
+    status = (fake.state.folder / "status.json").read_bytes()
+    assert not looked(fake)
+    assert (fake.state.folder / "status.json").read_bytes() == status
+    assert sidekick(fake, "verify", "--timer") == 2
+    outcomes = {s.setting: s.outcome for s in last(fake).settings}
+    assert outcomes["sysctl.vm.swappiness"] is Outcome.DRIFTED
+    assert not looked(fake), "drift is not kept: each look at it is a full one"
+
+
+@pytest.mark.parametrize(
+    "words", [("apply-profile", "cache"), ("rollback",), ("verify",), ("try", "web", "--for=60s")]
+)
+def test_any_other_run_ends_what_was_kept(fake: RecordedHost, words: tuple[str, ...]) -> None:
+    # HP15
+    assert sidekick(fake, "apply-profile", "web") == 0
+    assert sidekick(fake, "verify", "--timer") == 0
+    assert looked(fake)
+    sidekick(fake, *words)
+    assert not looked(fake)
+
+
+def test_another_boot_ends_what_was_kept(fake: RecordedHost) -> None:  # HP15
+    assert sidekick(fake, "apply-profile", "web") == 0
+    assert sidekick(fake, "verify", "--timer") == 0
+    fake.fs.write("/proc/sys/kernel/random/boot_id", "another")
+    assert not looked(fake)
+
+
+def test_while_another_sidekick_works_nothing_is_renewed(fake: RecordedHost) -> None:  # F-71
+    assert sidekick(fake, "apply-profile", "web") == 0
+    assert sidekick(fake, "verify", "--timer") == 0
+    kept = (fake.state.folder / look.KEPT).read_bytes()
+    with fake.state.lock(0.0, lambda: 0.0, lambda s: None):
+        (fake.state.folder / look.KEPT).write_bytes(kept)
+        assert not looked(fake)
+    assert looked(fake)
+
+
+@pytest.mark.parametrize("torn", [0, 3, 40, -1])
+def test_what_was_kept_in_part_is_not_believed(fake: RecordedHost, torn: int) -> None:
+    assert sidekick(fake, "apply-profile", "web") == 0
+    assert sidekick(fake, "verify", "--timer") == 0
+    path = fake.state.folder / look.KEPT
+    path.write_bytes(path.read_bytes()[:torn])
+    assert not looked(fake)
+
+
+def test_every_shipped_profile_can_be_looked_at_again_on_some_host(tmp_path: Path) -> None:
+    # HP15
+    able = set()
+    for name in NAMES:
+        fake = RecordedHost(tmp_path / name, name)
+        for profile in SHIPPED:
+            if sidekick(fake, "apply-profile", profile) == 0:
+                assert sidekick(fake, "verify", "--timer") == 0
+                able |= {profile} if looked(fake) else set()
+            sidekick(fake, "rollback")
+    assert able == {*SHIPPED}
