@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_host import PROFILES
-from recorded import RecordedHost
+from recorded import NAMES, RecordedHost
 
 from sidekick.cli import main
 
@@ -38,7 +38,7 @@ def check(name: str, parts: list[str]) -> None:
     assert text == path.read_text()
 
 
-@pytest.mark.parametrize("host", ["amd", "debian-12", "intel"])
+@pytest.mark.parametrize("host", NAMES)
 def test_the_plans_of_all_profiles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str
 ) -> None:
@@ -46,7 +46,7 @@ def test_the_plans_of_all_profiles(
     check(f"plans-{host}.txt", [said(fake, capsys, "plan", name) for name in SHIPPED])
 
 
-@pytest.mark.parametrize("host", ["intel", "intel-no-turbo", "vm"])
+@pytest.mark.parametrize("host", NAMES)
 def test_a_switch_its_proof_and_the_way_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str
 ) -> None:
