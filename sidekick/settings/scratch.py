@@ -1,10 +1,11 @@
-"""A file system for scratch data: XFS on a device or in a file that is ours to use.
+"""A file system for scratch data: XFS or btrfs on a device or in a file that is ours to use.
 
 Made only where there is nothing: both ends of the device read as zeros, or it carries a file system
 that was labelled by us before. Everything else is somebody's data and is left alone, whatever a
 profile says. What was on it is gone with the profile: it is scratch.
 
-Source of the places: Linux, fs/xfs/libxfs/xfs_format.h (sb_magicnum, sb_fname).
+Source of the places: Linux, fs/xfs/libxfs/xfs_format.h (sb_magicnum, sb_fname) and
+include/uapi/linux/btrfs_tree.h (btrfs_super_block).
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ from sidekick.setting import Host, Setting
 LABEL = "twine"
 """Of every file system that we make; at most 12 bytes fit into XFS."""
 MIB = 1 << 20
-LEAST = {"xfs": 300 * MIB}
-"""What mkfs takes at least (mkfs.xfs 6.0)."""
-_SUPER = {"xfs": (0, b"XFSB", 108, 12)}
+LEAST = {"xfs": 300 * MIB, "btrfs": 110 * MIB}
+"""What mkfs takes at least (mkfs.xfs 6.0, mkfs.btrfs 6.2)."""
+_SUPER = {"xfs": (0, b"XFSB", 108, 12), "btrfs": (0x10040, b"_BHRfS_M", 0x1012B, 256)}
 """Where the magic bytes are, and the label with its length."""
-_MKFS = {"xfs": ("/sbin/mkfs.xfs", "-q", "-f", "-L", LABEL)}
+_MKFS = {
+    "xfs": ("/sbin/mkfs.xfs", "-q", "-f", "-L", LABEL),
+    "btrfs": ("/sbin/mkfs.btrfs", "--quiet", "--force", "--label", LABEL),
+}
+LOOP_S, LOOP_POLL_S = 30.0, 0.1
+"""How long a loop device of a file may take to go away: udev looks at it when it is unmounted."""
 EMPTY, FOREIGN = "empty", "foreign"
 NAME = "scratch"
 
@@ -43,7 +49,7 @@ class Scratch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     device: Device | None = None
     """A block device, better by /dev/disk/by-id, or a file that was made for it."""
-    filesystem: Literal["xfs"] = "xfs"
+    filesystem: Literal["xfs", "btrfs"] = "xfs"
     mount: Place = "/scratch"
     """An empty folder, made if it is not there."""
     options: list[Option] = []
@@ -118,6 +124,7 @@ class ScratchSetting(Setting):
         run = host.processes.run
         if "at" in now:
             run(["/bin/umount", now[2]])
+        _let_go(host, device)
         if now[0] not in (EMPTY, words[0]):
             _wipe(host, device)  # no mkfs is trusted to remove what another one made
         if words[0] not in (EMPTY, now[0]):
@@ -144,6 +151,17 @@ def _mount(host: Host, device: str, words: Sequence[str]) -> None:
     if stat.S_ISREG(os.stat(host.fs.path(device)).st_mode):
         options.append("loop")
     host.processes.run(["/bin/mount", "-t", words[0], "-o", ",".join(options), device, words[2]])
+
+
+def _let_go(host: Host, device: str) -> None:
+    """Wait until no loop device is behind a file any more: one that stays would be mounted again,
+    with what it remembers of the file system before.
+    """
+    until = host.monotonic() + LOOP_S
+    while loops := _names(host, device) - {_path(host, device)}:
+        if host.monotonic() >= until:
+            raise HostError(f"{device} is still behind {', '.join(sorted(loops))}, which is in use")
+        host.sleep(LOOP_POLL_S)
 
 
 def _content(host: Host, device: str) -> str | None:
@@ -187,14 +205,18 @@ def _names(host: Host, device: str) -> set[str]:
     """Return the names under which the kernel lists a device: where links of udev lead, and of a
     file every loop device that it is behind, one that is just going away included.
     """
-    path = os.path.realpath(host.fs.path(device))
-    name = path.removeprefix(os.path.realpath(host.fs.root).rstrip("/")) or "/"
+    name = _path(host, device)
     loops = {
         f"/dev/{loop}"
         for loop in host.fs.names("/sys/block")
         if loop.startswith("loop") and host.fs.find(f"/sys/block/{loop}/loop/backing_file") == name
     }
     return {name, *loops}
+
+
+def _path(host: Host, device: str) -> str:
+    path = os.path.realpath(host.fs.path(device))
+    return path.removeprefix(os.path.realpath(host.fs.root).rstrip("/")) or "/"
 
 
 def _mounts(host: Host) -> list[tuple[str, str]]:

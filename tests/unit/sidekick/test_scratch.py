@@ -91,7 +91,7 @@ def read(fake: RecordedHost) -> str | None:
 
 def test_an_empty_device_gets_a_file_system_and_is_empty_again(fake: RecordedHost) -> None:  # HP2
     before = fake.everything()
-    for kind in ("xfs",):
+    for kind in ("xfs", "btrfs"):
         state, outcomes = apply(fake, target(fake, f"filesystem='{kind}'\noptions=['noatime']"))
         assert (state, outcomes[SETTING]) == (ProfileState.VERIFIED, "applied")
         assert read(fake) == f"{kind} at /scratch noatime"
@@ -197,3 +197,22 @@ def test_a_file_is_known_by_any_loop_device_that_it_is_behind(fake: RecordedHost
     for loop in ("loop0", "loop1"):
         put(fake.fs, f"/sys/block/{loop}/loop/backing_file", DEVICE)
     assert read(fake) == "xfs at /scratch"
+
+
+def test_a_loop_device_that_stays_is_waited_for_and_then_told(fake: RecordedHost) -> None:  # HP2
+    """It would be mounted again, with what it remembers of the file system before."""
+    apply(fake, target(fake))
+    run = fake.processes.run
+
+    def umount_leaves_a_loop(argv: Sequence[str], **options: float) -> Completed:
+        done: Completed = run(argv, **options)  # type: ignore[arg-type]
+        if argv[0] == "/bin/umount":
+            put(fake.fs, "/sys/block/loop3/loop/backing_file", DEVICE)
+        return done
+
+    fake.processes.run = umount_leaves_a_loop  # type: ignore[method-assign,assignment]
+    before = fake.time_s
+    state, outcomes = apply(fake, target(fake, "filesystem='btrfs'"))
+    assert (state, outcomes[SETTING]) == (ProfileState.DEGRADED, "failed")
+    assert fake.time_s - before > scratch.LOOP_S
+    assert fake.fs.path(DEVICE).read_bytes()[:4] == b"XFSB", "nothing was made beside it"
