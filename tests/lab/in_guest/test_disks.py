@@ -34,7 +34,7 @@ def mounted(place: str) -> str:
 def test_scratch_is_made_mounted_kept_over_a_switch_and_taken_back(
     host: TheHost, file: Path
 ) -> None:  # HP2
-    for kind in ("xfs",):
+    for kind in ("xfs", "btrfs"):
         table = (
             f"[scratch]\ndevice='{file}'\nfilesystem='{kind}'\noptions=['noatime']\nrequired=true\n"
         )

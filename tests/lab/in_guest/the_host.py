@@ -30,7 +30,7 @@ from sidekick.facts import read_facts
 from sidekick.profile import Library
 from sidekick.report import Report
 from sidekick.setting import Host
-from sidekick.settings import SETTINGS
+from sidekick.settings import SETTINGS, services
 from sidekick.state import Disk, StateFolder, Target
 from sidekick.targets import target_of
 
@@ -68,10 +68,18 @@ FILES = (
 LISTED = ("/boot/*", "/boot/grub/*", "/boot/loader/**/*")
 COMMANDS = {
     "ethtool": "for o in -k -c -g -l; do ethtool $o eth0 2>/dev/null; done",
-    "modules": "cut -d' ' -f1 /proc/modules | sort",
-    "units": "systemctl list-units --plain --no-legend --type=service --state=running"
+    "module": "cut -d' ' -f1 /proc/modules",
+    "unit": "systemctl list-units --plain --no-legend --type=service --state=running"
     " | cut -d' ' -f1",
 }
+OTHERS = {
+    "module": re.compile(r"(x|ip|ip6|nf|eb)_?tables|nf(t|netlink)?(_.*)?|veth|bridge|stp|llc|tun"),
+    "unit": services.REFUSED,
+}
+"""What is listed there and is not sidekick's to change. The agent's firewall and networks of tasks
+bring their modules, and nothing that a profile sets does; a profile cannot name the services of
+Twine itself, of systemd and of who is logged in, and all of these start when they are asked for
+and end when they are idle."""
 
 
 def said(command: str) -> str:
@@ -98,8 +106,10 @@ def everything() -> dict[str, str]:
             found[f"{path} is there"] = (
                 hashlib.sha256(path.read_bytes()).hexdigest() if small else ""
             )
-    for name, command in COMMANDS.items():
-        found[name] = said(command)
+    found["ethtool"] = said(COMMANDS["ethtool"])
+    for kind, others in OTHERS.items():
+        names = (n for n in said(COMMANDS[kind]).split() if not others.fullmatch(n))
+        found |= {f"{kind} {name}": "there" for name in names}
     return found
 
 
