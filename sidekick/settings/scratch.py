@@ -4,8 +4,11 @@ Made only where there is nothing: both ends of the device read as zeros, or it c
 that was labelled by us before. Everything else is somebody's data and is left alone, whatever a
 profile says. What was on it is gone with the profile: it is scratch.
 
-Source of the places: Linux, fs/xfs/libxfs/xfs_format.h (sb_magicnum, sb_fname) and
-include/uapi/linux/btrfs_tree.h (btrfs_super_block).
+With a share only that much of the device is ever written: a flash device that keeps the rest for
+itself lasts longer and stays even under writes (paper, 2.6: profiles expose a fraction of flash).
+
+Source of the places: Linux, fs/xfs/libxfs/xfs_format.h (sb_magicnum, sb_fname, sb_blocksize,
+sb_dblocks) and include/uapi/linux/btrfs_tree.h (btrfs_super_block: total_bytes).
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ _MKFS = {
 }
 LOOP_S, LOOP_POLL_S = 30.0, 0.1
 """How long a loop device of a file may take to go away: udev looks at it when it is unmounted."""
+_SIZE_ARGUMENT = {"xfs": ("-d", "size={}m"), "btrfs": ("--byte-count", "{}m")}
+WHOLE_SHARE = 0.97
+"""A file system of more than this share of its device is the whole one: mkfs leaves crumbs."""
 EMPTY, FOREIGN = "empty", "foreign"
 NAME = "scratch"
 
@@ -50,6 +56,8 @@ class Scratch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     device: Device | None = None
     """A block device, better by /dev/disk/by-id, or a file that was made for it."""
     filesystem: Literal["xfs", "btrfs"] = "xfs"
+    share: Annotated[float, Meta(ge=0.05, le=0.95)] | None = None
+    """How much of the device is exposed; all of it if this is not given."""
     mount: Place = "/scratch"
     """An empty folder, made if it is not there."""
     options: list[Option] = []
@@ -59,7 +67,9 @@ class Scratch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ScratchSetting(Setting):
-    """What is on a device and where it is mounted: `empty`, `xfs`, `xfs at /scratch`."""
+    """What is on a device and where it is mounted: `empty`, `xfs`, `xfs at /scratch`; where it is
+    only a share of the device its size in MiB as well, `xfs:5120 at /scratch`.
+    """
 
     kind: ClassVar[str] = NAME
     section: ClassVar[type[Scratch]] = Scratch
@@ -74,15 +84,18 @@ class ScratchSetting(Setting):
             if ".." in path.split("/")
         ]
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
         """Return the one value; the device is part of its name."""
         found: Scratch | None = profile.section(self.kind)
         if found is None or found.device is None:
             return []
+        kind: str = found.filesystem
+        if found.share is not None:
+            kind += f":{int(_size(host, found.device) * found.share) // MIB}"
         return [
             Wanted(
                 setting=f"{NAME}.{found.device}",
-                value=" ".join([found.filesystem, "at", found.mount, *sorted(set(found.options))]),
+                value=" ".join([kind, "at", found.mount, *sorted(set(found.options))]),
                 required=found.required,
                 source=profile.source_of("scratch.device"),
             )
@@ -128,10 +141,13 @@ class ScratchSetting(Setting):
         if now[0] not in (EMPTY, words[0]):
             _wipe(host, device)  # no mkfs is trusted to remove what another one made
         if words[0] not in (EMPTY, now[0]):
-            if _size(host, device) < LEAST[words[0]]:
-                least = LEAST[words[0]] // MIB
+            kind, _, share_mib = words[0].partition(":")
+            size = int(share_mib) * MIB if share_mib else _size(host, device)
+            if size < LEAST[kind]:
+                least = LEAST[kind] // MIB
                 raise HostError(f"{device} is too small for {words[0]}: it takes {least} MiB")
-            run([*_MKFS[words[0]], device], timeout_s=300.0)
+            sized = [w.format(share_mib) for w in _SIZE_ARGUMENT[kind]] if share_mib else []
+            run([*_MKFS[kind], *sized, device], timeout_s=300.0)
         if "at" in words:
             _mount(host, device, words)
         _note(host, setting, words[3:] if "at" in words else [])
@@ -150,7 +166,9 @@ def _mount(host: Host, device: str, words: Sequence[str]) -> None:
     options = ["nosuid", "nodev", *words[3:]]
     if stat.S_ISREG(os.stat(host.fs.path(device)).st_mode):
         options.append("loop")
-    host.processes.run(["/bin/mount", "-t", words[0], "-o", ",".join(options), device, words[2]])
+    host.processes.run(
+        ["/bin/mount", "-t", words[0].partition(":")[0], "-o", ",".join(options), device, words[2]]
+    )
 
 
 def _let_go(host: Host, device: str) -> None:
@@ -165,7 +183,9 @@ def _let_go(host: Host, device: str) -> None:
 
 
 def _content(host: Host, device: str) -> str | None:
-    """Return `empty`, one of our file systems, or `foreign`; None where there is no device."""
+    """Return `empty`, one of our file systems (with its size where that is a share), or `foreign`;
+    None where there is no device.
+    """
     path = host.fs.path(device)
     try:
         with path.open("rb") as file:
@@ -178,8 +198,17 @@ def _content(host: Host, device: str) -> str | None:
     for kind, (at, magic, label_at, length) in _SUPER.items():
         label = head[label_at : label_at + length].split(b"\0")[0]
         if head[at : at + len(magic)] == magic:
-            return kind if label == LABEL.encode() else FOREIGN
+            return _sized(kind, head, size) if label == LABEL.encode() else FOREIGN
     return FOREIGN if any(head) or any(tail) or not size else EMPTY
+
+
+def _sized(kind: str, head: bytes, device_bytes: int) -> str:
+    """Return a file system's name, with its size in MiB where it is but a share of its device."""
+    if kind == "xfs":
+        size = int.from_bytes(head[4:8]) * int.from_bytes(head[8:16])
+    else:
+        size = int.from_bytes(head[0x10070:0x10078], "little")
+    return kind if size > device_bytes * WHOLE_SHARE else f"{kind}:{size // MIB}"
 
 
 def _wipe(host: Host, device: str) -> None:
@@ -197,8 +226,12 @@ def _wipe(host: Host, device: str) -> None:
 
 
 def _size(host: Host, device: str) -> int:
-    with host.fs.path(device).open("rb") as file:
-        return file.seek(0, os.SEEK_END)
+    """Return the bytes of a device, 0 where there is none."""
+    try:
+        with host.fs.path(device).open("rb") as file:
+            return file.seek(0, os.SEEK_END)
+    except OSError:
+        return 0
 
 
 def _names(host: Host, device: str) -> set[str]:

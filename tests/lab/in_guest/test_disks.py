@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,9 @@ def test_scratch_is_made_mounted_kept_over_a_switch_and_taken_back(
         table = (
             f"[scratch]\ndevice='{file}'\nfilesystem='{kind}'\noptions=['noatime']\nrequired=true\n"
         )
+        profile(f"{kind}-share", f"{table}share=0.8\n")
+        assert host.apply(f"{kind}-share").state is ProfileState.VERIFIED
+        assert os.statvfs(PLACE).f_blocks * os.statvfs(PLACE).f_frsize <= 320 << 20
         profile(kind, table)
         profile(f"{kind}-2", f"{table}[sysctl]\n'vm.swappiness'=7\n")
         report = host.apply(kind)

@@ -38,9 +38,15 @@ class Disks:
         fs, words = self.fake.fs, dict(a.split("=", 1) for a in argv if "=" in a)
         if name in MADE:
             at, magic, label = MADE[name]
+            sizes = [w.removeprefix("size=").removesuffix("m") for w in argv if w[-1:] == "m"]
+            size = int(sizes[0]) * MIB if sizes else 8 * MIB
+            told = {
+                "mkfs.xfs": (4, (4096).to_bytes(4) + (size // 4096).to_bytes(8)),
+                "mkfs.btrfs": (0x10070, size.to_bytes(8, "little")),
+            }
             with fs.path(argv[-1]).open("r+b") as file:
                 file.truncate(8 * MIB)
-                for offset, data in ((at, magic), (label, b"twine\0")):
+                for offset, data in ((at, magic), (label, b"twine\0"), told[name]):
                     file.seek(offset)
                     file.write(data)
         elif name == "dd":
@@ -216,3 +222,26 @@ def test_a_loop_device_that_stays_is_waited_for_and_then_told(fake: RecordedHost
     assert (state, outcomes[SETTING]) == (ProfileState.DEGRADED, "failed")
     assert fake.time_s - before > scratch.LOOP_S
     assert fake.fs.path(DEVICE).read_bytes()[:4] == b"XFSB", "nothing was made beside it"
+
+
+@pytest.mark.parametrize("kind", ["xfs", "btrfs"])
+def test_a_share_of_a_device_is_exposed_and_no_more(fake: RecordedHost, kind: str) -> None:
+    # HP2 HP10
+    before = fake.everything()
+    half = target(fake, f"filesystem='{kind}'\nshare=0.5")
+    assert apply(fake, half)[0] is ProfileState.VERIFIED
+    assert read(fake) == f"{kind}:4 at /scratch"
+    assert Run(fake.host(), fake.state, half).sight.plan.changes == ()
+    more = target(fake, f"filesystem='{kind}'\nshare=0.75")
+    assert apply(fake, more)[0] is ProfileState.VERIFIED
+    assert read(fake) == f"{kind}:6 at /scratch"
+    assert apply(fake, target(fake, f"filesystem='{kind}'"))[0] is ProfileState.VERIFIED
+    assert read(fake) == f"{kind} at /scratch"
+    apply(fake, Target())
+    assert fake.everything() == before
+
+
+def test_a_share_that_is_too_small_for_a_file_system_changes_nothing(fake: RecordedHost) -> None:
+    before = fake.everything()
+    assert apply(fake, target(fake, "share=0.25"))[0] is ProfileState.DEGRADED
+    assert fake.everything() == before
