@@ -147,6 +147,7 @@ class ControlPlane:
             jobs_of=self._allocator.jobs_of,
             release_idle=self._keeper.release_idle,
             used=self._used,
+            power=self._allocator.index.power_budgets,
         )
         self.capacity = CapacityDesk(self._portal, sources, runtime)
         self.identity_ends: Mapping[str, float] = {}

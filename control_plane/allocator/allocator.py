@@ -20,6 +20,7 @@ from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.demand import claiming_cpu, demand_for
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
+from control_plane.allocator.core.power import Power
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.region_index import IndexedMachine, RegionIndex
 from control_plane.allocator.core.request import Allocation, Allowance, Group, Plan, Request
@@ -66,7 +67,7 @@ class Allocator:
         self, region: Region, portal: Grants, jobs: Table[JobRecord], store: Store
     ) -> None:
         """Know nothing yet; `load` reads the records."""
-        self.index = RegionIndex()
+        self.index = RegionIndex(Power.of(region.settings.power))
         self.allocations = Allocations(
             store, self.index, region.broker, self.refresh, runtime=region.runtime
         )

@@ -58,6 +58,7 @@ async def allocator_over(
 async def allocator_of(
     machines: Iterable[MachineRecord],
     entitlements: Mapping[str, EntitlementSpec] | None = None,
+    settings: SchedulerSettings | None = None,
 ) -> AsyncIterator[Allocator]:
     """Run an allocator on machines in memory: plans without a control plane.
 
@@ -69,5 +70,5 @@ async def allocator_of(
         await put_all(store, keys)
         granted = (EntitlementRecord(name=n, spec=s) for n, s in (entitlements or {}).items())
         await put_all(store, ((ENTITLEMENTS + e.name, encode(e)) for e in granted))
-        async with allocator_over(store) as made:
+        async with allocator_over(store, settings=settings) as made:
             yield made

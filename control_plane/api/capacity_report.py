@@ -88,6 +88,18 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     guaranteed_share: float = 0.0
 
 
+class PowerBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """What a place bears, and what is in use there (AL22)."""
+
+    place: str
+    """Data center, MSB, row or rack, as a path."""
+    budget_w: int
+    limit_w: int
+    """As far as it is overcommitted: beyond this no machine more gets its first task."""
+    used_w: int
+    """Nominal draw of the machines there that have tasks."""
+
+
 class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
     """The region at one moment."""
 
@@ -101,5 +113,7 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
     """Named `datacenter/msb`."""
     fragmentation: Fragmentation = Fragmentation()
     split: Split = Split()
+    power: list[PowerBudget] = []
+    """Places that have a budget, in their order."""
     short: list[str] = []
     """Quotas that the machines do not suffice for any more, in words."""

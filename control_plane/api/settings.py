@@ -9,6 +9,26 @@ import msgspec
 from msgspec import Meta
 
 Positive = Annotated[float, Meta(gt=0)]
+PlacePath = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^/\s]+(/[^/\s]+){0,3}$",
+        max_length=255,
+        description="a data center, or a path below one: `dc1/msb2/row1/rack3`",
+    ),
+]
+
+
+class PowerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What places are provisioned for, and how far that is overcommitted (AL22)."""
+
+    budgets_w: dict[PlacePath, Annotated[int, Meta(ge=1, le=10**9)]] = {}
+    """Data center, MSB, row or rack, each as a path from the data center on → watts. A place that
+    is not named has no budget."""
+    overcommit: Annotated[float, Meta(ge=1, le=3)] = 1.25
+    """How far the nominal draw of the machines in use may exceed a budget; 1: not at all. A whole
+    data center with a mix of jobs never drew more than 72 % of its machines' peaks together (Fan,
+    Weber, Barroso, ISCA 2007), which would leave 1.39; this is more careful."""
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,6 +105,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """… after at most this many at once."""
     default_cpu_cores: Annotated[float, Meta(ge=0.001, le=4096)] = 0.25
     """What a task claims of CPU whose job says nothing about it: four such tasks a core."""
+    power: PowerSettings = PowerSettings()
+    """What racks, rows and MSBs are provisioned for."""
     concurrent_calls: Annotated[int, Meta(ge=1)] = 64
     """Calls to agents that may be in flight together."""
 

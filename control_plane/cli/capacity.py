@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import click
 
 from agent.wire.quantities import about_size
-from control_plane.api.capacity_report import Amount, CapacityReport, Line
+from control_plane.api.capacity_report import Amount, CapacityReport, Line, PowerBudget
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -23,7 +23,7 @@ def capacity() -> None:
 @capacity.command("report")
 @click.option(
     "--by",
-    type=click.Choice(["unit", "entitlement", "type", "datacenter", "msb"]),
+    type=click.Choice(["unit", "entitlement", "type", "datacenter", "msb", "power"]),
     help="One table; without it, the whole region in short.",
 )
 @output_option
@@ -37,6 +37,8 @@ def capacity_report(target: Target, by: str | None, output: str) -> None:
 def _print(found: CapacityReport, by: str | None) -> None:
     if by is None:
         _print_whole(found)
+    elif by == "power":
+        _print_power(found.power)
     elif by in _MACHINES_OF:
         _print_places(by, getattr(found, _MACHINES_OF[by]))
     else:
@@ -80,6 +82,14 @@ def _print_places(by: str, lines: Iterable[Line]) -> None:
     free = ("free", "free rru", "free memory")
     used = ("used rru", "used memory", "kW held/all")
     show.table((by, "machines", "held", *free, *used), rows)
+
+
+def _print_power(budgets: Iterable[PowerBudget]) -> None:
+    rows = [
+        (b.place, b.budget_w, b.limit_w, b.used_w, show.share(b.used_w, b.budget_w))
+        for b in budgets
+    ]
+    show.table(("place", "budget W", "limit W", "in use W", "of budget"), rows)
 
 
 def _print_whole(found: CapacityReport) -> None:

@@ -16,6 +16,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineRecord
 from control_plane.api.plans import JobPlan, PlannedTask, SpreadBin
+from control_plane.api.settings import PowerSettings, SchedulerSettings
 from control_plane.cli import show
 from control_plane.cli.plans import print_outcome, print_placed, some
 from control_plane.cli.show import output_option
@@ -38,20 +39,27 @@ class OfflinePlan(msgspec.Struct, frozen=True, kw_only=True):
 @click.command("plan")
 @click.option("--offline", "machines", type=_FILE, required=True, metavar="MACHINES")
 @click.option("--entitlements", type=_FILE, help="TOML, YAML or JSON: a table for each name.")
+@click.option("--power", type=_FILE, help="TOML, YAML or JSON: `budgets_w` and `overcommit`.")
 @click.argument("files", nargs=-1, required=True, metavar="JOB…", type=_FILE)
 @output_option
 def plan_offline(
-    machines: Path, entitlements: Path | None, files: tuple[Path, ...], output: str
+    machines: Path,
+    entitlements: Path | None,
+    power: Path | None,
+    files: tuple[Path, ...],
+    output: str,
 ) -> None:
     """Show where jobs would run on the MACHINES of a list, CSV or JSON; asks nobody.
 
     The machines count as empty and up. Jobs are placed one after the other. An entitlement that
-    --entitlements does not name may hold all machines.
+    --entitlements does not name may hold all machines. --power is the section `scheduler.power`
+    of a control plane's configuration.
     """
     specs = read_jobs(files)
     records = read_machines(machines)
     granted = read_entitlements(entitlements) if entitlements else {}
-    found = asyncio.run(planned(records, granted, specs))
+    budgets = read_power(power) if power else PowerSettings()
+    found = asyncio.run(planned(records, granted, specs, budgets))
     show.emit(output, found, lambda: _print(found))
 
 
@@ -110,6 +118,18 @@ def read_entitlements(path: Path) -> dict[str, EntitlementSpec]:
     return msgspec.convert(document, kind)
 
 
+def read_power(path: Path) -> PowerSettings:
+    """Return the budgets of a file, or raise everything that is wrong with it."""
+    from agent.wire.violations import violations
+    from agent.wire.written import plain
+    from control_plane.cli.jobfile import read_document
+
+    document = plain(read_document(path), PowerSettings)
+    if errors := violations(document, PowerSettings):
+        raise _refused("read", str(path), errors)
+    return msgspec.convert(document, PowerSettings)
+
+
 def _refused(verb: str, what: str, errors: Sequence[FieldError]) -> InvalidInput:
     first, more = errors[0], f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return InvalidInput(
@@ -121,6 +141,7 @@ async def planned(
     machines: Sequence[MachineRecord],
     entitlements: Mapping[str, EntitlementSpec],
     specs: Iterable[JobSpec],
+    power: PowerSettings | None = None,
 ) -> OfflinePlan:
     """Return where the jobs would be, by the allocator that a control plane uses."""
     from control_plane.allocator.alone import allocator_of
@@ -128,7 +149,8 @@ async def planned(
     specs = list(specs)
     anybody = EntitlementSpec(machines=max(len(machines), 1))
     granted = {spec.entitlement: anybody for spec in specs} | dict(entitlements)
-    async with allocator_of(machines, granted) as allocator:
+    settings = SchedulerSettings(power=power or PowerSettings())
+    async with allocator_of(machines, granted, settings) as allocator:
         jobs = [await _placed(allocator, spec) for spec in specs]
     used = {task.machine for job in jobs for task in job.placed}
     return OfflinePlan(machines=len(machines), used=len(used), jobs=jobs)

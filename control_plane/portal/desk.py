@@ -20,7 +20,7 @@ from control_plane.api.capacity import (
     EntitlementWish,
     RequestState,
 )
-from control_plane.api.capacity_report import CapacityReport
+from control_plane.api.capacity_report import CapacityReport, PowerBudget
 from control_plane.api.machines import MachineRecord
 from control_plane.portal.core.grants import Shortage, Supply, unkept
 from control_plane.portal.core.pools import pool_of
@@ -57,6 +57,8 @@ class Sources:
     """Gives back the machines of a pool on which nothing is placed."""
     used: Callable[[str], Used]
     """Returns what the tasks of a machine may use."""
+    power: Callable[[], list[PowerBudget]] = list
+    """Returns what places bear."""
 
 
 class CapacityDesk:
@@ -142,7 +144,8 @@ class CapacityDesk:
             found, short = _summed_up(report, records, supply)
         else:
             found, short = await asyncio.to_thread(_summed_up, report, records, supply)
-        return replace(found, short=[f"{pool}: {why}" for pool, why in sorted(short.items())])
+        words = [f"{pool}: {why}" for pool, why in sorted(short.items())]
+        return replace(found, short=words, power=self._sources.power())
 
     def _jobs(self, name: str) -> list[str]:
         return self._sources.jobs_of(name)

@@ -144,7 +144,7 @@ class JobPlanner:
         held, free = Tally(demand), Tally(demand)
         kept: Counter[str] = Counter()
         for number, machine in enumerate(list(self._index.pool(pool).machines())):
-            held.add(machine, machine)
+            held.add(machine, machine, self._index.why_short(machine))
             if number % STEP == STEP - 1:
                 await asyncio.sleep(0)
         for number, machine in enumerate(list(self._index.pool(FREE).machines())):
@@ -152,7 +152,7 @@ class JobPlanner:
             if why:
                 kept[why] += 1
             else:
-                free.add(machine, machine)
+                free.add(machine, machine, self._index.why_short(machine))
             if number % STEP == STEP - 1:
                 await asyncio.sleep(0)
         words = [f"{n} free machine{'s' if n > 1 else ''}: {why}" for why, n in kept.most_common()]

@@ -137,7 +137,7 @@ class Source:
 
     def _fits(self, machine: Machine) -> bool:
         work, search = self._work, self._search
-        if judge(search.demand, machine, work.room(machine)):
+        if judge(search.demand, machine, work.room(machine)) or work.is_short(machine):
             return False
         if search.plain:
             return True
@@ -193,6 +193,7 @@ class Source:
         """
         work, search, mine = self._work, self._search, self._work.mine
         demand, plain, apart = search.demand, search.plain, work.apart
+        simple = plain and work.power is None
         gained = work.gained  # shelves do not know what the request itself frees there
         parts = [p for p in parts if p.bucket in gained or self._may_have_room(p, demand)]
         if not parts:
@@ -217,13 +218,13 @@ class Source:
                 barren = False
                 self.used(machine)
                 continue
-            if not judge(demand, machine, work.room(machine)) if plain else self._fits(machine):
+            if not judge(demand, machine, work.room(machine)) if simple else self._fits(machine):
                 barren = False
                 yield machine
                 while again and self._fits(machine):
                     yield machine
                 continue
-            barren = barren and machine not in work.spaces
+            barren = barren and machine not in work.spaces and not work.is_short(machine)
             if self._pauses():
                 yield None
                 self.paused = False
@@ -253,6 +254,7 @@ class Source:
                     barren = False
                     yield machine
                     continue
+                barren = barren and not work.is_short(machine)
                 if self._pauses():
                     yield None
                     self.paused = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from control_plane.allocator.core.credit import Credit
 from control_plane.allocator.core.demand import Demand
@@ -175,3 +175,37 @@ class Claims:
     def __len__(self) -> int:
         """Return how many tasks have a machine."""
         return len(self.machines) - self.machines.count(None)
+
+
+def holders(machine: Machine) -> tuple[Claims, ...]:
+    """Return the jobs with tasks on a machine, once per task; only `region_index` adds any."""
+    return cast(tuple[Claims, ...], machine.jobs)
+
+
+def counted_anew(machine: Machine) -> int:
+    """Return what is left of a machine's CPU, in grains of the capacity that it has now."""
+
+    def cpu(claims: Iterable[Claim]) -> int:
+        return sum(c.demand.cpu_on(machine.capacity) for c in claims if c.machine is machine)
+
+    free = machine.capacity.cpu_room
+    for claims in dict.fromkeys(holders(machine)):
+        free -= cpu(claims)
+        change = claims.reserved
+        if change is None:
+            continue
+        wanted = cpu(change.claims[: change.charged])
+        free -= wanted
+        credit = change.credits.get(machine)
+        if credit is not None:
+            freed = [c for c in change.freed[: change.granted] if claims.get(c.task) == c]
+            free += credit.recount_cpu(cpu(freed), wanted)
+    return free
+
+
+def without(jobs: tuple[Claims, ...], claims: Claims | None) -> tuple[Claims, ...]:
+    """Return the jobs without one occurrence of a job."""
+    for position, job in enumerate(jobs):
+        if job is claims:
+            return jobs[:position] + jobs[position + 1 :]
+    return jobs

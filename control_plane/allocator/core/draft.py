@@ -8,6 +8,7 @@ from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import Room
 from control_plane.allocator.core.machine_pools import Bucket, Machine
+from control_plane.allocator.core.power import Budget
 from control_plane.allocator.core.preferences import Ranking
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Request
@@ -38,6 +39,11 @@ class Draft:
         """Where the request itself frees room."""
         self.taken_in: dict[Bucket, list[Machine]] = {}
         """The machines that were taken for other tasks of the request."""
+        self.power = index.power
+        self._lit: set[Machine] = set()
+        """Machines that get their first task by this plan …"""
+        self._watts: dict[Budget, int] = {}
+        """… and what they draw, by budget."""
         self.apart: set[Machine] = set()
         """Machines with bins of their own, because a preference is about single ones."""
         self.gave_up = False
@@ -69,6 +75,26 @@ class Draft:
         if machine in self.spaces or machine in self.lone:
             return self.space(machine)
         return machine
+
+    def light(self, machine: Machine) -> None:
+        """Count the power of a machine that gets a task."""
+        if self.power is None or machine.jobs or machine in self._lit:
+            return
+        self._lit.add(machine)
+        for budget in self.power.budgets_of(machine.place):
+            self._watts[budget] = self._watts.get(budget, 0) + machine.capacity.power_w
+
+    def is_short(self, machine: Machine) -> bool:
+        """Return whether a machine may get no first task for want of power."""
+        if self.power is None or machine in self._lit:
+            return False
+        return self.power.short(machine, self._watts) is not None
+
+    def why_short(self, machine: Machine) -> str:
+        """Return the same in words; empty: it may."""
+        if self.power is None or machine in self._lit:
+            return ""
+        return self.power.why(machine, self._watts)
 
     def take(self, machine: Machine) -> None:
         """Take a machine from the free pool."""

@@ -41,7 +41,7 @@ def _judge(
     for number, machine in enumerate(islice(machines, _EXPLAINED)):
         if number % _PAUSE_AFTER == _PAUSE_AFTER - 1:
             yield
-        tally.add(machine, work.room(machine))
+        tally.add(machine, work.room(machine), work.why_short(machine))
         if work.ranking.capped:
             limits.update(work.ranking.limits(machine))
         if machine.name in group.leave:

@@ -151,12 +151,17 @@ class Tally:
         self._counts: dict[str, int] = {}
         self._most: dict[str, float] = {}
 
-    def add(self, machine: Candidate, room: Room) -> int:
-        """Judge one machine and return what it lacks; each of several things is counted."""
+    def add(self, machine: Candidate, room: Room, short: str = "") -> int:
+        """Judge one machine and return what it lacks; each of several things is counted.
+
+        `short` says what its rack, row or MSB lacks, if it does.
+        """
         self.machines += 1
         lacks = judge(self._demand, machine, room)
+        if short:
+            self._note(short, 0.0)
         if not lacks:
-            self.fitting += 1
+            self.fitting += not short
             return 0
         if lacks & _EXCLUDED:
             self._note("excluded", 0.0)

@@ -275,7 +275,7 @@ class Planning(Draft):
         claims, add_bins = self.change.claims, self.ranking.add_bins
         assert isinstance(own, Partition)
         orders = own.orders(demand, self.totals)
-        placed = 0
+        placed, powered = 0, self.power is not None
         for task in tasks:
             if (bins := order.bins) is None or bins in sources:
                 break
@@ -292,8 +292,11 @@ class Planning(Draft):
                 or search.fills(machine.capacity)  # the first one has most left
                 or machine in mine
                 or judge(demand, machine, spaces.get(machine, machine))
+                or (powered and self.is_short(machine))
             ):
                 break
+            if powered:
+                self.light(machine)
             mine[machine] = 1
             add_bins(bins, machine)
             if machine in spaces:
@@ -321,6 +324,7 @@ class Planning(Draft):
             ports = space.pick_ports(demand.ports) if demand.ports else None
         else:
             self.lone[machine] = demand
+        self.light(machine)
         self.change.claims.append(Claim(task, machine, demand, ports))
 
     def without_those_that_may_stay(

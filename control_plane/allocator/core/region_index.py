@@ -6,17 +6,25 @@ the plan again and takes all of it or nothing (optimistic concurrency control, p
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from control_plane.allocator.core.claims import Change, Claim, Claims
+from control_plane.allocator.core.claims import (
+    Change,
+    Claim,
+    Claims,
+    counted_anew,
+    holders,
+    without,
+)
 from control_plane.allocator.core.credit import Credit
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT, admits_any_of, judge
+from control_plane.allocator.core.kind_counts import KindCounts
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool, Ports
+from control_plane.allocator.core.power import Power
 from control_plane.allocator.core.stranding import Totals
+from control_plane.api.capacity_report import PowerBudget
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.runtime.big_map import BigMap
@@ -34,16 +42,15 @@ STEP = 500
 class RegionIndex:
     """Every machine of the region and every job's claims on them."""
 
-    def __init__(self) -> None:
-        """Know nothing yet."""
+    def __init__(self, power: Power | None = None) -> None:
+        """Know nothing yet; without `power` no place has a budget of it."""
+        self.power = power
         self.machines: BigMap[Machine] = BigMap()
         self.pools: dict[str, Pool] = {FREE: Pool(FREE)}
         self.claims: dict[str, Claims] = {}
         self.gain = 0
         """Rises whenever any machine gets more room or becomes usable."""
-        self._totals: Totals | None = None
-        self._kinds: Counter[tuple[Capacity, Place]] = Counter()
-        """How many machines are alike, in one MSB."""
+        self._kinds = KindCounts()
         self._taking: dict[str, str] = {}
         """Machine → pool that is taking it, while brokers still call it free."""
         self._told: dict[str, str] = {}
@@ -88,23 +95,25 @@ class RegionIndex:
         if machine is None:
             machine = self.machines[name] = Machine(name, capacity, place, blocked)
             self._enter(machine, pool)
-            self._count(capacity, place, 1)
+            self._kinds.count(capacity, place, 1)
             return
         same = (machine.capacity, machine.place, machine.pool) == (capacity, place, pool)
         if same and machine.blocked == blocked:
             return
         self._leave(machine)
         if not same:
-            self._count(machine.capacity, machine.place, -1)
-            self._count(capacity, place, 1)
+            self._kinds.count(machine.capacity, machine.place, -1)
+            self._kinds.count(capacity, place, 1)
         old, machine.capacity = machine.capacity, capacity
         if (capacity.rru, capacity.cpus) != (old.rru, old.cpus):
-            machine.free_cpu = _counted_anew(machine)
+            machine.free_cpu = counted_anew(machine)
         machine.free_memory += capacity.memory_bytes - old.memory_bytes
         machine.free_gpus += capacity.gpus - old.gpus
         machine.free_network += capacity.network_mbps - old.network_mbps
         machine.free_disk += capacity.disk_bytes - old.disk_bytes
         machine.place, machine.blocked = place, blocked
+        if self.power is not None and machine.jobs and self.power.light(machine):
+            self.loosened()
         self._enter(machine, pool)
         if not same:
             self._invalidate(machine)
@@ -136,7 +145,7 @@ class RegionIndex:
             sample, number = kinds.get(tuple(kind), (group[0], 0))
             kinds[tuple(kind)] = sample, number + len(group)
         for sample, number in kinds.values():
-            self._count(sample.capacity, sample.place, number)
+            self._kinds.count(sample.capacity, sample.place, number)
         self.machines.update(new)
         for each in known:
             self.put(*each)
@@ -153,14 +162,15 @@ class RegionIndex:
         if machine is None:
             return
         self._invalidate(machine)
-        for claims in dict.fromkeys(_holders(machine)):
+        for claims in dict.fromkeys(holders(machine)):
             for claim in list(claims):
                 if claim.machine is machine:
                     claims.unset(claim.task)
             if not claims.machines and claims.reserved is None:
                 del self.claims[claims.job]
         self._leave(machine)
-        self._count(machine.capacity, machine.place, -1)
+        self._dark(machine)
+        self._kinds.count(machine.capacity, machine.place, -1)
         machine.blocked, machine.at = "is gone", -1  # plans that were made with it fail
 
     def _enter(self, machine: Machine, pool_name: str) -> None:
@@ -206,19 +216,15 @@ class RegionIndex:
 
     def totals(self) -> Totals:
         """Return what all machines offer together."""
-        if self._totals is None:
-            self._totals = Totals.of((kind, n) for (kind, _), n in self._kinds.items())
-        return self._totals
+        return self._kinds.totals()
 
-    def _count(self, capacity: Capacity, place: Place, number: int) -> None:
-        """Note that the region has more or fewer machines like this."""
-        if capacity.labels:
-            capacity = replace(capacity, labels=())
-        key = (capacity, Place(place.region, place.datacenter, place.msb, "", ""))
-        self._totals = None
-        self._kinds[key] += number
-        if not self._kinds[key]:
-            del self._kinds[key]
+    def why_short(self, machine: Machine) -> str:
+        """Return what of power keeps a machine from its first task; empty: nothing does."""
+        return self.power.why(machine) if self.power is not None else ""
+
+    def power_budgets(self) -> list[PowerBudget]:
+        """Return the places that have a budget of power, and what is in use there."""
+        return self.power.shown() if self.power is not None else []
 
     def fitting(self, demand: Demand, pools: Iterable[str] | None = None) -> Iterator[Machine]:
         """Yield the machines that could take such a task now, of some pools or of all (AL6).
@@ -231,7 +237,7 @@ class RegionIndex:
                 if bucket.is_hopeless(demand) or not admits_any_of(demand, bucket):
                     continue
                 for machine in bucket.usable(demand):
-                    if not judge(demand, machine, machine):
+                    if not judge(demand, machine, machine) and not self._is_short(machine):
                         yield machine
 
     # -- claims
@@ -268,6 +274,8 @@ class RegionIndex:
             machine.free_network -= demand.network_mbps
             if demand.disk_bytes:
                 machine.free_disk -= demand.disk_bytes
+            if self.power is not None and not machine.jobs:
+                self.power.light(machine)
             machine.jobs = machine.jobs + only if machine.jobs else only
         for machine in dict.fromkeys(placed):
             self._reshelve(machine)
@@ -382,13 +390,22 @@ class RegionIndex:
         if credit is not None:
             credit.lend(machine)
         lacks = judge(demand, machine, machine)
-        if not lacks:
+        fits = not lacks and not self._is_short(machine)
+        if fits:
             self._charge(job, claim)
             change.charged += 1
         if credit is not None:
             credit.take_back(machine)
         self._reshelve(machine)
-        return not lacks
+        return fits
+
+    def _is_short(self, machine: Machine) -> bool:
+        """Return whether a machine without tasks may get none for want of power."""
+        return self.power is not None and self.power.short(machine) is not None
+
+    def _dark(self, machine: Machine) -> None:
+        if self.power is not None and self.power.dark(machine):
+            self.loosened()
 
     def _taken(self, machine: Machine, pool: str) -> None:
         """End the taking of a machine: from now on it is where its broker says."""
@@ -422,6 +439,8 @@ class RegionIndex:
             machine.free_network -= demand.network_mbps
         if demand.disk_bytes:
             machine.free_disk -= demand.disk_bytes
+        if self.power is not None and not machine.jobs:
+            self.power.light(machine)
         machine.jobs += job
         if claim.ports:
             if machine.ports is None:
@@ -432,7 +451,9 @@ class RegionIndex:
 
     def _uncharge(self, claims: Claims, claim: Claim) -> None:
         machine, demand = claim.machine, claim.demand
-        machine.jobs = _without(_holders(machine), claims)
+        machine.jobs = without(holders(machine), claims)
+        if not machine.jobs:
+            self._dark(machine)
         if claim.ports and machine.ports:
             machine.ports.taken.difference_update(claim.ports.values())
         machine.free_memory += demand.memory_bytes
@@ -448,32 +469,6 @@ class RegionIndex:
             machine.bucket.reshelve(machine)
 
 
-def _holders(machine: Machine) -> tuple[Claims, ...]:
-    """Return the jobs with tasks on a machine, once per task; only this module adds any."""
-    return cast(tuple[Claims, ...], machine.jobs)
-
-
-def _counted_anew(machine: Machine) -> int:
-    """Return what is left of a machine's CPU, in grains of the capacity that it has now."""
-
-    def cpu(claims: Iterable[Claim]) -> int:
-        return sum(c.demand.cpu_on(machine.capacity) for c in claims if c.machine is machine)
-
-    free = machine.capacity.cpu_room
-    for claims in dict.fromkeys(_holders(machine)):
-        free -= cpu(claims)
-        change = claims.reserved
-        if change is None:
-            continue
-        wanted = cpu(change.claims[: change.charged])
-        free -= wanted
-        credit = change.credits.get(machine)
-        if credit is not None:
-            freed = [c for c in change.freed[: change.granted] if claims.get(c.task) == c]
-            free += credit.recount_cpu(cpu(freed), wanted)
-    return free
-
-
 def _finished(steps: Generator[None, None, T]) -> T:
     """Run a generator to its end."""
     while True:
@@ -482,11 +477,3 @@ def _finished(steps: Generator[None, None, T]) -> T:
         except StopIteration as stop:
             value: T = stop.value
             return value
-
-
-def _without(jobs: tuple[Claims, ...], claims: Claims | None) -> tuple[Claims, ...]:
-    """Return the jobs without one occurrence of a job."""
-    for position, job in enumerate(jobs):
-        if job is claims:
-            return jobs[:position] + jobs[position + 1 :]
-    return jobs

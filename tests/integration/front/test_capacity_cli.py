@@ -179,6 +179,7 @@ def test_a_capacity_report_has_a_table_for_each_question(ctl: Ctl) -> None:  # M
     assert ["ads/rank", "3"] in units
     for by, name in (("entitlement", "front"), ("type", "small"), ("msb", "dc0/msb1")):
         assert name in ctl("capacity", "report", "--by", by).stdout
+    assert "LIMIT W" in ctl("capacity", "report", "--by", "power").stdout  # no place has a budget
     assert "KW HELD/ALL" in ctl("capacity", "report", "--by", "datacenter").stdout
     split = json.loads(ctl("capacity", "report", "-o", "json").stdout)["split"]
     assert (split["unused_quota"]["machines"], split["buffer"]["machines"]) == (3, 1)

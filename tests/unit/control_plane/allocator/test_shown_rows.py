@@ -7,9 +7,13 @@ from test_place import GIB, a_job, machines
 
 from agent.api import Limits
 from control_plane.allocator.alone import allocator_of, allocator_over
-from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.policy import Overcommit
+from control_plane.api.settings import PowerSettings, SchedulerSettings
+from control_plane.broker.keys import prefix_of
+from control_plane.store.bulk import put_all
 from control_plane.store.memory import MemoryStore
+from control_plane.store.records import ENTITLEMENTS, encode
 
 
 async def test_what_is_asked_after_an_event_is_known_but_for_the_jobs_that_it_hit():  # AL13 AL14
@@ -67,14 +71,35 @@ async def test_cpu_is_overcommitted_only_by_a_job_that_says_so(overcommit, fit):
 
 
 async def test_more_is_placed_than_the_power_of_an_msb_would_bear():  # AL22
-    """Each machine may draw 800 W and the MSB bears 1 kW: nominal power keeps no task away."""
+    """Each machine may draw 800 W and the MSB bears 2 kW: by default it is overcommitted."""
     region = machines(1, 4, power_w=800)
-    async with allocator_of(region, {"front": EntitlementSpec(machines=4)}) as allocator:
+    bears = SchedulerSettings(power=PowerSettings(budgets_w={"dc1/msb1": 2000}))
+    quota = {"front": EntitlementSpec(machines=4)}
+    async with allocator_of(region, quota, bears) as allocator:
         made = await allocator.place(a_job(16))
-        assert not made.unplaced
-        used = {claim.machine.name for claim in made.claims or ()}
-        drawn = sum(allocator.index.machines[name].capacity.power_w for name in used)
-        assert drawn == 3200
+        assert len(made.unplaced) == 4
+        (budget,) = allocator.index.power_budgets()
+        assert (budget.budget_w, budget.limit_w, budget.used_w) == (2000, 2500, 2400)
+        assert any("power: dc1/msb1 has 100 W left" in reason for reason in made.reasons)
+    async with allocator_of(region, quota) as allocator:
+        assert not (await allocator.place(a_job(16))).unplaced
+
+
+async def test_budgets_of_power_hold_after_a_restart_and_free_up_with_their_job():  # AL12 AL22
+    region = machines(1, 4, power_w=800)
+    bears = SchedulerSettings(power=PowerSettings(budgets_w={"dc1": 1600}, overcommit=1.0))
+    async with MemoryStore() as store:
+        await put_all(store, ((prefix_of("dc1") + m.machine, encode(m)) for m in region))
+        front = EntitlementRecord(name="front", spec=EntitlementSpec(machines=4))
+        await put_all(store, [(ENTITLEMENTS + "front", encode(front))])
+        async with allocator_over(store, settings=bears) as allocator:
+            assert not (await allocator.place(a_job(8))).unplaced
+        async with allocator_over(store, settings=bears) as allocator:
+            assert [b.used_w for b in allocator.index.power_budgets()] == [1600]
+            assert len((await allocator.place(a_job(1, "more"))).unplaced) == 1
+            await allocator.forget("web")
+            assert not (await allocator.place(a_job(1, "more"))).unplaced
+            assert [b.used_w for b in allocator.index.power_budgets()] == [800]
 
 
 async def test_the_allocator_counts_what_it_did_and_its_computing_time():  # AL24

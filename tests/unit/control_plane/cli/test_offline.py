@@ -80,6 +80,25 @@ weights = { dc2 = 3 }
     assert (dcs.count("dc1"), dcs.count("dc2")) == (2, 6)
 
 
+def test_budgets_of_power_are_planned_with(files: Path):
+    (files / "machines.csv").write_text(
+        MACHINES.replace("gpus,labels", "gpus,power_w,labels")
+        .replace(",4,0,", ",4,0,400,")
+        .replace(",8,4,", ",8,4,900,")
+    )
+    (files / "power.toml").write_text('overcommit = 1.0\n[budgets_w]\n"dc1" = 400\n"dc2" = 1\n')
+    (files / "big.toml").write_text(JOB.replace("tasks = 2", "tasks = 40"))
+    result = plan(files, "--power", str(files / "power.toml"), jobs=("big.toml",))
+    assert result.exit_code == 0, result.output
+    assert "power: dc1 has 0 W left of 400 W, a machine more draws 400 W" in result.stdout
+    assert "power: dc2 has 1 W left of 1 W, a machine more draws 900 W" in result.stdout
+    (files / "power.toml").write_text('overcommit = 9\n[budgets_w]\n"a/b/c/d/e" = 0\n')
+    refused = plan(files, "--power", str(files / "power.toml"), jobs=("big.toml",))
+    assert refused.exit_code == 64
+    assert "overcommit" in refused.stderr
+    assert "expected a number from 1 to 3" in refused.stderr
+
+
 def test_entitlements_keep_to_their_quotas(files: Path):
     (files / "entitlements.toml").write_text('[front]\nmachines = 1\nmachine_types = ["web"]\n')
     given = str(files / "entitlements.toml")

@@ -71,6 +71,18 @@ def test_a_file_may_say_how_long_and_how_much_in_words(tmp_path: Path) -> None:
         config.load(file, {})
 
 
+def test_budgets_of_power_are_named_by_places(tmp_path: Path) -> None:  # AL22
+    file = tmp_path / "cp.toml"
+    file.write_text(
+        '[scheduler.power]\novercommit = 1.1\n[scheduler.power.budgets_w]\n"dc1/msb1" = 500000\n'
+    )
+    read = config.load(file, {}).scheduler.power
+    assert (read.budgets_w, read.overcommit) == ({"dc1/msb1": 500_000}, 1.1)
+    file.write_text('[scheduler.power.budgets_w]\n"dc1//msb1" = 0\n')
+    with pytest.raises(ConfigError, match="a data center, or a path below one"):
+        config.load(file, {})
+
+
 def stores(tmp_path: Path, *lines: str) -> config.Config:
     file = tmp_path / "cp.toml"
     text = "\n".join(lines)

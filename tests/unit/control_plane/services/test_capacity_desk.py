@@ -8,7 +8,9 @@ from world import World, a_job, scenario
 
 from agent.errors import InvalidInput, NotFound, Unprocessable
 from control_plane.api.capacity import EntitlementSpec, EntitlementWish, RequestState
-from control_plane.api.settings import Approval
+from control_plane.api.inventory import InventoryMachine
+from control_plane.api.machines import Hardware
+from control_plane.api.settings import Approval, PowerSettings
 from control_plane.portal.portal import Person
 
 ANN, ROOT = Person("ann"), Person("local:0", is_operator=True)
@@ -75,6 +77,33 @@ async def test_the_report_shows_what_tasks_were_promised(w: World):  # MO13 CP8 
     assert report.split.buffer.machines == 1
     assert report.fragmentation.small == 1
     assert report.short == []
+
+
+@scenario(power=PowerSettings(budgets_w={"dc1": 600}))
+async def test_a_data_center_without_power_keeps_tasks_waiting_and_says_so(w: World):  # AL22
+    """Of its two machines of 400 W one may be used; the other, once the draw is corrected."""
+    hardware = Hardware(cpus=2, memory_bytes=4 << 30, power_w=400)
+    listed = [
+        InventoryMachine(
+            machine=m.name, location=m.location, machine_type="generic", hardware=hardware
+        )
+        for m in w.region.machines.values()
+    ]
+    await w.cp._broker.import_machines(listed)
+    await joined(w)
+    await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.apply_job(a_job(3, cpus=2.0))
+    await asyncio.sleep(60)
+    explained = await w.cp.job_planner.explain("web")
+    assert (explained.placed, len(explained.waiting)) == (2, 1)
+    told = "machine: power: dc1 has 350 W left of 750 W, a machine more draws 400 W"
+    assert any(told in reason for reason in explained.reasons), explained.reasons
+    report = await w.cp.capacity.report()
+    [budget] = report.power
+    assert (budget.place, budget.budget_w, budget.limit_w, budget.used_w) == ("dc1", 600, 750, 400)
+    cooler = replace(hardware, power_w=200)
+    await w.cp._broker.import_machines([replace(one, hardware=cooler) for one in listed])
+    await w.stable()
 
 
 @scenario()

@@ -1,0 +1,131 @@
+"""How much power racks, rows and MSBs bear, and what the machines in use there may draw.
+
+A budget is what a rack, row, MSB or data center is provisioned for. A machine counts with its
+nominal draw while it has tasks. Few machines draw that at the same time, so power is overcommitted:
+the sum may exceed a budget by a factor (AL22), and what is drawn too much all the same is met by
+capping and moves. Beyond that factor no further machine there gets its first task; those that
+run tasks already get more. A machine of which no draw is known counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import floor
+from typing import Protocol
+
+from control_plane.api.capacity_report import PowerBudget
+from control_plane.api.settings import PowerSettings
+from control_plane.broker.core.capacity import Capacity, Place
+
+
+class Powered(Protocol):
+    """A machine as far as power is concerned."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def capacity(self) -> Capacity: ...
+    @property
+    def place(self) -> Place: ...
+    @property
+    def jobs(self) -> tuple[object, ...]: ...
+
+
+@dataclass(slots=True, eq=False)
+class Budget:
+    """What one place bears."""
+
+    place: str
+    watts: int
+    limit: int
+    """Watts that the machines in use there may draw, nominally."""
+    used: int = 0
+    """What they do draw, nominally."""
+    was_short: bool = False
+    """Whether it kept a task away since it was last relieved."""
+
+    def left(self, extra: Mapping[Budget, int] | None) -> int:
+        """Return how many watts machines may draw besides those in use, and besides `extra`."""
+        return self.limit - self.used - (extra.get(self, 0) if extra else 0)
+
+
+class Power:
+    """All budgets of a region, and which machines count against them."""
+
+    def __init__(self, settings: PowerSettings) -> None:
+        """Know of no machine in use yet."""
+        factor = settings.overcommit
+        self.budgets = [
+            Budget(p, w, floor(w * factor + 1e-6)) for p, w in sorted(settings.budgets_w.items())
+        ]
+        self._by_place = {budget.place: budget for budget in self.budgets}
+        self._of: dict[Place, tuple[Budget, ...]] = {}
+        self._lit: dict[str, tuple[int, tuple[Budget, ...]]] = {}
+        """Machine in use → what it counts, and against which budgets."""
+
+    @staticmethod
+    def of(settings: PowerSettings) -> Power | None:
+        """Return what is known of power; None: there is no budget."""
+        return Power(settings) if settings.budgets_w else None
+
+    def shown(self) -> list[PowerBudget]:
+        """Return all budgets as a report shows them."""
+        return [
+            PowerBudget(place=b.place, budget_w=b.watts, limit_w=b.limit, used_w=b.used)
+            for b in self.budgets
+        ]
+
+    def budgets_of(self, place: Place) -> tuple[Budget, ...]:
+        """Return the budgets against which machines of a place count."""
+        found = self._of.get(place)
+        if found is None:
+            levels = (place.datacenter, place.msb, place.row, place.rack)
+            known = self._by_place
+            found = self._of[place] = tuple(known[level] for level in levels if level in known)
+        return found
+
+    def light(self, machine: Powered) -> bool:
+        """Count a machine that gets its first task, or that is another one than it was; return
+        whether somebody may have waited for that.
+        """
+        waited = self.dark(machine)
+        watts, budgets = machine.capacity.power_w, self.budgets_of(machine.place)
+        for budget in budgets:
+            budget.used += watts
+        self._lit[machine.name] = watts, budgets
+        return waited
+
+    def dark(self, machine: Powered) -> bool:
+        """Count a machine no more; return whether somebody may have waited for that."""
+        watts, budgets = self._lit.pop(machine.name, (0, ()))
+        waited = False
+        for budget in budgets:
+            budget.used -= watts
+            waited = waited or budget.was_short
+            budget.was_short = False
+        return waited
+
+    def short(self, machine: Powered, extra: Mapping[Budget, int] | None = None) -> Budget | None:
+        """Return the budget that keeps a machine from its first task; None: it may get one.
+
+        `extra` is what a plan adds that the index does not show yet.
+        """
+        watts = machine.capacity.power_w
+        if machine.jobs or not watts:
+            return None
+        for budget in self.budgets_of(machine.place):
+            if budget.left(extra) < watts:
+                budget.was_short = True
+                return budget
+        return None
+
+    def why(self, machine: Powered, extra: Mapping[Budget, int] | None = None) -> str:
+        """Return why a machine may get no first task, in words; empty: it may."""
+        budget = self.short(machine, extra)
+        if budget is None:
+            return ""
+        return (
+            f"power: {budget.place} has {max(0, budget.left(extra))} W left of"
+            f" {budget.limit} W, a machine more draws {machine.capacity.power_w} W"
+        )
