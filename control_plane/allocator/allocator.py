@@ -64,16 +64,21 @@ class Allocator:
     """Plans on the index; owns the allocation records through `allocations`."""
 
     def __init__(
-        self, region: Region, portal: Grants, jobs: Table[JobRecord], store: Store
+        self,
+        region: Region,
+        portal: Grants,
+        jobs: Table[JobRecord],
+        store: Store,
+        name: str = "allocator",
     ) -> None:
-        """Know nothing yet; `load` reads the records."""
+        """Know nothing yet; `load` reads the records. `name` tells shards of a region apart."""
         self.index = RegionIndex(Power.of(region.settings.power))
         self.allocations = Allocations(
-            store, self.index, region.broker, self.refresh, runtime=region.runtime
+            store, self.index, region.broker, self.refresh, name, runtime=region.runtime
         )
         self.directory = TaskDirectory()
         self._kinds = Kinds()
-        self.broker, self._portal = region.broker, portal
+        self.region, self.broker, self._portal = region, region.broker, portal
         self.portal = portal
         self._jobs, self._sights = jobs, region.sights
         self._runtime, self._settings = region.runtime, region.settings

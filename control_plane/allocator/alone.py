@@ -39,9 +39,23 @@ async def allocator_over(
     runtime = runtime or Runtime()
     brokers = Brokers(store, runtime, broker_stores)
     region = Region(brokers, Sights(brokers, runtime), settings or SchedulerSettings(), runtime)
-    granted = Portal(store, runtime, portal)
-    made = Allocator(region, granted, JobTable(store), store)
     await brokers.load()
+    async with allocator_beside(region, store, "allocator", portal) as made:
+        yield made
+
+
+@asynccontextmanager
+async def allocator_beside(
+    region: Region, store: Store, name: str, portal: PortalSettings | None = None
+) -> AsyncIterator[Allocator]:
+    """Run an allocator beside others of a region: a shard, by entitlement (AL19).
+
+    It has the entitlements and jobs of its own store, and asks every broker. Of machines it hears
+    whatever the others do; of two that want the same one its broker lets one have it. Each shard
+    needs a name of its own, and always the same: brokers know by it whose hold a machine has.
+    """
+    granted = Portal(store, region.runtime, portal)
+    made = Allocator(region, granted, JobTable(store), store, name)
     await granted.load()
     await made.load()
     await made.quotas.promises.load()

@@ -1,0 +1,100 @@
+"""Allocators that share a region, each with the entitlements of its shard (AL19)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from test_place import a_job
+
+from agent.api import Limits, Location
+from agent.errors import Unprocessable
+from control_plane.allocator.allocator import Allocator
+from control_plane.allocator.alone import allocator_beside, allocator_over
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.api.machines import Hardware, MachineRecord
+from control_plane.broker.keys import prefix_of
+from control_plane.store import Store
+from control_plane.store.bulk import put_all
+from control_plane.store.memory import MemoryStore
+from control_plane.store.records import ENTITLEMENTS, encode
+
+GIB = 1 << 30
+DATACENTERS = ("dc1", "dc2")
+WHOLE = {"limits": Limits(memory_max_bytes=8 * GIB, cpu_max_cores=4.0)}
+
+
+def machines(datacenter: str, each: int) -> list[MachineRecord]:
+    return [
+        MachineRecord(
+            machine=f"{datacenter}-m{n}",
+            location=Location(datacenter=datacenter, msb=f"msb{n % 2}"),
+            machine_type="web",
+            hardware=Hardware(cpus=4, rru=4.0, memory_bytes=10 * GIB),
+        )
+        for n in range(each)
+    ]
+
+
+@asynccontextmanager
+async def shards(number: int, quota: int, each: int = 6) -> AsyncIterator[list[Allocator]]:
+    """Run so many allocators with one entitlement `front0`, … each, over the same two brokers."""
+    async with AsyncExitStack() as stack:
+        brokers: dict[str, Store] = {}
+        for datacenter in DATACENTERS:
+            brokers[datacenter] = await stack.enter_async_context(MemoryStore())
+            listed = machines(datacenter, each)
+            keys = ((prefix_of(datacenter) + m.machine, encode(m)) for m in listed)
+            await put_all(brokers[datacenter], keys)
+        made: list[Allocator] = []
+        for n in range(number):
+            store = await stack.enter_async_context(MemoryStore())
+            spec = EntitlementSpec(machines=quota)
+            record = EntitlementRecord(name=f"front{n}", spec=spec)
+            await put_all(store, [(ENTITLEMENTS + record.name, encode(record))])
+            shard = (
+                allocator_beside(made[0].region, store, f"allocator{n}")
+                if made
+                else allocator_over(store, brokers)
+            )
+            made.append(await stack.enter_async_context(shard))
+        yield made
+
+
+def hosts(allocator: Allocator) -> set[str]:
+    return {c.machine.name for claims in allocator.index.claims.values() for c in claims}
+
+
+@pytest.mark.parametrize("number", [2, 3])
+async def test_each_shard_places_its_own_jobs_on_machines_of_every_broker(number):  # AL19 AL11
+    async with shards(number, quota=4) as allocators, asyncio.TaskGroup() as group:
+        for n, allocator in enumerate(allocators):
+            for job in range(2):
+                spec = a_job(2, f"j{n}-{job}", entitlement=f"front{n}", **WHOLE)
+                group.create_task(allocator.place(spec))
+    used = [hosts(allocator) for allocator in allocators]
+    assert [len(of) for of in used] == [4] * number
+    assert len(set.union(*used)) == 4 * number, "no machine belongs to two shards"
+    for of in used:
+        assert {name.partition("-")[0] for name in of} == set(DATACENTERS)
+
+
+async def test_a_shard_knows_only_its_own_entitlements():  # AL19
+    async with shards(2, quota=2) as (first, second):
+        await first.place(a_job(2, "a", entitlement="front0", **WHOLE))
+        with pytest.raises(Unprocessable, match="there is no entitlement 'front0'"):
+            await second.place(a_job(1, "a", entitlement="front0"))
+        assert "a" not in second.index.claims
+
+
+async def test_what_one_shard_gives_back_another_one_may_take():  # AL10 AL19
+    async with shards(2, quota=12) as (first, second):
+        await first.place(a_job(12, "a", entitlement="front0", **WHOLE))
+        assert len(hosts(first)) == 12
+        made = await second.place(a_job(3, "b", entitlement="front1", **WHOLE))
+        assert len(made.unplaced) == 3
+        await first.forget("a")
+        for machine in list(first.index.pool("front0").machines()):
+            await first.give_back(machine)
+        made = await second.place(a_job(3, "b", entitlement="front1", **WHOLE))
+        assert not made.unplaced, made.reasons
