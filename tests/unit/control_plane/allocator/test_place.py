@@ -54,7 +54,7 @@ def per_msb(made: Allocation) -> list[int]:
     return sorted(Counter(claim.machine.place.msb for claim in made.claims or ()).values())
 
 
-async def test_a_program_places_a_job_with_one_call():  # AL1 AL4 AL8
+async def test_a_program_places_a_job_with_one_call():  # AL1 AL4 AL8 SC12
     async with allocator_of(machines(), FRONT) as allocator:
         made = await allocator.place(a_job(7))
         assert (per_msb(made), made.unplaced) == ([2, 2, 3], ())

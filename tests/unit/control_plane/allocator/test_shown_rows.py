@@ -17,8 +17,8 @@ from control_plane.store.records import ENTITLEMENTS, encode
 
 
 async def test_what_is_asked_after_an_event_is_known_but_for_the_jobs_that_it_hit():  # AL13 AL14
-    """Every job asks after every event, as a region's schedulers do; a machine fails, one comes
-    back, a job grows, one ends.
+    """SC9: every job asks after every event, as a region's schedulers do; a machine fails, one
+    comes back, a job grows, one ends.
     """
     region, jobs = machines(6, 20), 100
     async with allocator_of(region, {"front": EntitlementSpec(machines=120)}) as allocator:

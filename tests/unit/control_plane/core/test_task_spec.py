@@ -34,6 +34,22 @@ def test_templates_are_filled_and_dollars_escaped():
     assert unknown_templates("${port:admin} $${x} ${task} ${}", ["http"]) == ["port:admin", ""]
 
 
+def test_what_a_task_runs_is_said_by_its_job_alone():
+    """SC17: restart policy, environment, command and image, the same for all of its tasks."""
+    spec = a_job(
+        environment={"A": "1"}, restart={"when": "never"}, stop_timeout_s=7, ports=[], tasks=3
+    )
+    made = [task_spec(spec, i, Placement(machine=f"m{i}"), generation=i, epoch=1) for i in range(3)]
+    own = {"TWINE_TASK", "TWINE_MACHINE"}
+    for one in made:
+        assert (one.image, one.command, one.restart) == (spec.image, spec.command, spec.restart)
+        assert one.stop_timeout_s == spec.stop_timeout_s
+        assert {k: v for k, v in one.environment.items() if k not in own} == {
+            "A": "1",
+            "TWINE_JOB": "web",
+        }
+
+
 def a_job(**fields):
     given = {"name": "web", "entitlement": "e", "tasks": 1, "image": "sha256:" + "1" * 64}
     return msgspec.convert({**given, "command": ["/x"], "ports": ["http"], **fields}, JobSpec)

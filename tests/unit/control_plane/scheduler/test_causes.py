@@ -13,6 +13,7 @@ from virtual_time import run
 from world import World, a_job, a_region
 
 from agent.api import Health, ProfileState
+from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import EventKind
 from control_plane.api.maintenance import MaintenanceWish, Work
 from control_plane.api.profiles import ProfileWish, version_name
@@ -54,6 +55,14 @@ async def kernel(w: World) -> None:
     await w.cp.maintenance.accept("k1", wish, "root")
 
 
+async def transfer(w: World) -> None:
+    for number in (5, 6, 7):
+        w.region.add(f"m{number}", "dc1", "msb1")
+        await w.cp.joined(w.region.machines[f"m{number}"].join())
+    await w.cp.put_entitlement("back", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.move_job("web", "back")
+
+
 async def power(w: World) -> None:
     await w.cp.inventory.outages.plan_unavailability([first(w)], EventKind.POWER_CAP, "too hot")
 
@@ -77,6 +86,7 @@ CAUSES: dict[str, tuple[Callable[[World], Awaitable[None]], str]] = {
     "release": (release, "update"),
     "canary": (canary, "update"),
     "rollback": (rollback, "update"),
+    "transfer": (transfer, "update"),
     "maintenance": (maintenance, "move"),
     "maintenance (kernel upgrade)": (kernel, "move"),
     "maintenance (refresh)": (refresh, "move"),
@@ -89,7 +99,7 @@ CAUSES: dict[str, tuple[Callable[[World], Awaitable[None]], str]] = {
 @pytest.mark.parametrize("name", CAUSES)
 @pytest.mark.parametrize("failed", [0, 1, 2])
 def test_each_cause_counts_against_the_one_budget_together_with_failures(name, failed):
-    """SC2 SC6 SC16: what is down already leaves as much less for whatever else there is to do."""
+    """SC2 SC6 SC11 SC16: what is down already leaves as much less for whatever else is to do."""
     begin, kind = CAUSES[name]
     cause = name.partition(" ")[0]
 

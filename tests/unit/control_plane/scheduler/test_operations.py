@@ -38,7 +38,7 @@ def brief(events: list[JobEvent]) -> set[tuple[int, str, str, str]]:
 
 
 @scenario()
-async def test_every_operation_ends_in_the_log_with_its_cause(w: World):
+async def test_every_operation_ends_in_the_log_with_its_cause(w: World):  # SC20
     await w.deployed(a_job(3))
     events = await told(w)
     assert brief(events) == {(i, "start", "release", "done") for i in range(3)}

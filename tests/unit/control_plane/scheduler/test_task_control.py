@@ -402,7 +402,7 @@ def test_the_conversation_goes_on_after_a_restart(after_s: float):
 
 @scenario()
 async def test_a_job_that_gives_up_its_controller_is_asked_about_no_more(w: World):
-    """TC11."""
+    """TC11, SC7: from then on the policies that are built in are all there is."""
     controller = await deployed(w, 3, nothing)
     await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))
     await w.until(lambda: controller.last.request)

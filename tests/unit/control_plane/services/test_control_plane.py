@@ -25,7 +25,7 @@ def _no_bugs(caplog):
 
 
 @scenario()
-async def test_six_tasks_are_spread_over_three_msbs(w: World):  # AL8 SC1
+async def test_six_tasks_are_spread_over_three_msbs(w: World):  # AL8 SC1 SC14 SC20
     await w.deployed()
     assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
     assert await w.endpoints() == [f"web-{i}" for i in range(6)]
@@ -245,7 +245,9 @@ async def test_an_image_that_cannot_be_fetched_stops_nothing(w: World):
 
 
 @scenario()
-async def test_tasks_of_a_dead_machine_run_elsewhere_and_twice_nowhere(w: World):  # SC3 SC13 RB3
+async def test_tasks_of_a_dead_machine_run_elsewhere_and_twice_nowhere(
+    w: World,
+):  # SC3 SC13 RB3 HC10
     await w.deployed()
     w.region.machines["m1"].power_off()
     await w.until(lambda: w.alive() == {"m1": 0, "m2": 3, "m3": 3})

@@ -1,0 +1,79 @@
+"""TC17, TC21: what an application's owner imports stands alone, and tells others the whole call."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+OURS = {"agent", "control_plane", "resolver", "sidekick", "taskcontrol", "vm_lab"}
+LOADED = """
+import json, sys
+import taskcontrol.api, taskcontrol.quorum, taskcontrol.shards, taskcontrol.stateless
+import taskcontrol.windows, taskcontrol.server, taskcontrol.config, taskcontrol.cli
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def run(*words: str, path: Path = ROOT) -> str:
+    """Run a Python that finds our packages in `path` alone, and Twine's own ones nowhere else."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=path,
+        env={"PYTHONPATH": str(path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_controller_needs_nothing_of_the_control_plane() -> None:
+    """TC17: in a process of its own, by its list of modules."""
+    loaded = json.loads(run("-c", LOADED))
+    ours = {module for module in loaded if module.split(".")[0] in OURS}
+    others = {module for module in ours if not module.startswith(("taskcontrol", "agent.wire"))}
+    assert others == {"agent", "agent.errors", "agent.log"}
+    assert "taskcontrol.server" in ours
+
+
+@pytest.mark.parametrize("kind", ["api", "quorum", "shards", "stateless", "windows"])
+def test_a_rule_alone_needs_no_server_either(kind: str) -> None:
+    """TC17: decisions are plain functions of a request; who has a server of their own uses it."""
+    code = f"import sys, json, taskcontrol.{kind}; print(json.dumps(sorted(sys.modules)))"
+    loaded = set(json.loads(run("-c", code)))
+    assert {module for module in loaded if module.split(".")[0] in OURS - {"taskcontrol"}} <= {
+        "agent",
+        "agent.errors",
+    }
+    assert not {"aiohttp", "ssl", "click"} & loaded
+
+
+def test_the_document_of_the_call_is_all_that_another_language_needs() -> None:
+    """TC1, TC2, TC3, TC21: one call, with every field said and every name resolved."""
+    document = json.loads(run("-m", "taskcontrol.cli", "openapi"))
+    assert document["openapi"].startswith("3.")
+    (call,) = (row["post"] for path, row in document["paths"].items() if path == "/v1/process")
+    schemas = document["components"]["schemas"]
+
+    def names(value: object) -> set[str]:
+        if isinstance(value, dict):
+            own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+            return own.union(*map(names, value.values()))
+        return set().union(*map(names, value)) if isinstance(value, list) else set()
+
+    used = {name.rpartition("/")[2] for name in names(document)}
+    assert used <= schemas.keys()
+    assert "TaskControlRequest" in names_of(call["requestBody"])
+    assert "TaskControlResponse" in names_of(call["responses"]["200"])
+    for field in ("id", "task", "kind", "cause", "deadline", "instead", "notice"):
+        assert field in schemas["TaskOperation"]["properties"]
+    for field in ("id", "machine", "tasks", "start", "deadline", "expectedDurationS"):
+        assert field in schemas["AdvanceNotice"]["properties"]
+
+
+def names_of(part: object) -> str:
+    return json.dumps(part)
