@@ -118,6 +118,21 @@ class AgentClient(WireClient):
         )
         return _as(api.TaskStatus, answer)
 
+    async def list_volumes(self) -> api.VolumeInfos:
+        """Return the volumes of the machine, and snapshots of them."""
+        return _as(api.VolumeInfos, await self.call(_ROUTE["list_volumes"]))
+
+    async def snapshot_volume(self, entitlement: str, volume: str, label: str) -> api.VolumeInfo:
+        """Keep what a persistent volume (TASK.VOLUME) holds now; returns the snapshot."""
+        answer = await self.call(
+            _ROUTE["snapshot_volume"], entitlement=entitlement, volume=volume, label=label
+        )
+        return _as(api.VolumeInfo, answer)
+
+    async def remove_volume(self, entitlement: str, volume: str) -> None:
+        """Remove a persistent volume or a snapshot that no task has."""
+        await self.call(_ROUTE["remove_volume"], entitlement=entitlement, volume=volume)
+
     async def resize_task(self, task_id: str, resize: api.Resize) -> api.TaskStatus:
         """Change what a running task may use, without a restart."""
         return _as(api.TaskStatus, await self.call(_ROUTE["resize_task"], resize, task_id=task_id))

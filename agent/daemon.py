@@ -55,6 +55,8 @@ from agent.services.tasks import Tasks
 from agent.services.unit_view import UnitView
 from agent.services.units import Units
 from agent.services.usage import UsageReader
+from agent.services.volume_desk import VolumeDesk
+from agent.services.volumes import Volumes
 from agent.wire.client import WireClient
 from agent.wire.door import open_door
 from agent.wire.limits import LOCAL, Limits, raise_descriptor_limit
@@ -177,6 +179,7 @@ class Agent:
             contact=Contact(Path(config.run_dir) / "fence", hardware.boot_id, machine.boottime_s),
             networks=networks,
             cgroups=machine.cgroups,
+            volumes=Volumes(machine.btrfs, self._state),
             boot_id=hardware.boot_id,
             inside=Inside(units, lambda task: task_unit(roots, task)),
         )
@@ -232,6 +235,7 @@ class Agent:
             facts=facts,
             pull=lambda request: self._pull(images, request),
             accounts=accounts,
+            volumes=VolumeDesk(host.volumes, tasks, lanes),
             spawn=spawn,
             domain=self.identity.domain,
         )

@@ -21,6 +21,8 @@ from agent.api import (
     Tasks,
     TaskSpec,
     TaskStatus,
+    VolumeInfo,
+    VolumeInfos,
 )
 from agent.api.accounts import Accounts
 from agent.api.unit import UnitShown
@@ -28,6 +30,7 @@ from agent.usage import Usages
 from agent.wire.routes import Route
 
 _TASK = "/v1/tasks/{task_id}"
+_VOLUME = "/v1/volumes/{entitlement}/{volume}"
 
 ROUTES: tuple[Route, ...] = (
     Route("get_machine", "GET", "/v1/machine", response=MachineFacts, summary="Facts"),
@@ -163,6 +166,27 @@ ROUTES: tuple[Route, ...] = (
         "/v1/images:collect",
         response=Accounts,
         summary="Remove images that nobody uses and layers that no image stands on",
+    ),
+    Route(
+        "list_volumes",
+        "GET",
+        "/v1/volumes",
+        response=VolumeInfos,
+        summary="Volumes of tasks and snapshots of them: how full, how large, who has them",
+    ),
+    Route(
+        "snapshot_volume",
+        "POST",
+        f"{_VOLUME}/snapshots/{{label}}",
+        response=VolumeInfo,
+        summary="Keep what a persistent volume holds now, to be read only",
+    ),
+    Route(
+        "remove_volume",
+        "DELETE",
+        _VOLUME,
+        response=Ack,
+        summary="Remove a persistent volume, or a snapshot, that no task has",
     ),
     Route("healthz", "GET", "/healthz", response=Liveness, summary="Alive"),
     Route("readyz", "GET", "/readyz", response=Liveness, summary="Ready: state is reconciled"),

@@ -15,6 +15,7 @@ from aiohttp import web
 from agent import api
 from agent.api.accounts import Accounts
 from agent.api.unit import UnitShown
+from agent.api.volumes import VOLUME_PATTERN
 from agent.core.records import unit_of
 from agent.core.unit_properties import journal_of
 from agent.errors import Busy, Forbidden, InvalidInput, NotFound, TwineError, Unauthenticated
@@ -31,6 +32,7 @@ from agent.services.metrics import Metrics
 from agent.services.networks import Networks
 from agent.services.tasks import Tasks
 from agent.services.unit_view import UnitView
+from agent.services.volume_desk import VolumeDesk
 from agent.usage import Usages
 from agent.wire.duplex import Talk
 from agent.wire.peers import local_user, tls_peer
@@ -38,6 +40,7 @@ from agent.wire.routes import Route
 from agent.wire.server import Call, Handler, Peer, make_app
 
 _ID = re.compile(api.ID_PATTERN)
+_VOLUME = re.compile(VOLUME_PATTERN)
 _DIGEST = re.compile(api.DIGEST_PATTERN)
 MAX_EVENT_WAIT_S = 60.0
 
@@ -61,6 +64,7 @@ class Services:
     pull: Callable[[api.ImagePull], Any]
     """Fetches an image from the control plane this host has joined."""
     accounts: Ledger
+    volumes: VolumeDesk
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a coroutine beside the request, in the daemon's task group."""
     domain: Callable[[], str] = lambda: ""
@@ -285,6 +289,19 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         _must_be_ready(s)
         return Accounts(accounts=[], done=await s.accounts.collect())
 
+    async def list_volumes(_: Call) -> api.VolumeInfos:
+        _must_be_ready(s)
+        return await s.volumes.all()
+
+    async def snapshot_volume(call: Call) -> api.VolumeInfo:
+        _must_be_ready(s)
+        return await s.volumes.snapshot(*_volume(call), _named(call, "label"))
+
+    async def remove_volume(call: Call) -> api.Ack:
+        _must_be_ready(s)
+        await s.volumes.remove(*_volume(call))
+        return api.Ack(detail="removed")
+
     async def healthz(_: Call) -> api.Liveness:
         return api.Liveness(ok=True)
 
@@ -300,6 +317,9 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         "get_accounts": get_accounts,
         "repair_accounts": repair_accounts,
         "collect_garbage": collect_garbage,
+        "list_volumes": list_volumes,
+        "snapshot_volume": snapshot_volume,
+        "remove_volume": remove_volume,
         "healthz": healthz,
         "readyz": readyz,
     }
@@ -368,6 +388,24 @@ def _task_id(call: Call) -> str:
             hint="1 to 63 of a-z, 0-9 and -, neither first nor last a dash",
         )
     return task_id
+
+
+def _named(call: Call, what: str) -> str:
+    name = call.path[what]
+    if not _ID.fullmatch(name):
+        raise InvalidInput(
+            f"{name[:80]!r} is not a name of {what}",
+            hint="1 to 63 of a-z, 0-9 and -, neither first nor last a dash",
+        )
+    return name
+
+
+def _volume(call: Call) -> tuple[str, str]:
+    name = call.path["volume"]
+    if not _VOLUME.fullmatch(name):
+        hint = "TASK.VOLUME or TASK.VOLUME@LABEL"
+        raise InvalidInput(f"{name[:80]!r} is not a volume", hint=hint)
+    return _named(call, "entitlement"), name
 
 
 def _digest(call: Call) -> str:

@@ -57,6 +57,11 @@ from agent.api.ranges import Words as Words
 from agent.api.resources import IoLimit as IoLimit
 from agent.api.resources import Resize as Resize
 from agent.api.resources import Resources as Resources
+from agent.api.volumes import Volume as Volume
+from agent.api.volumes import VolumeInfo as VolumeInfo
+from agent.api.volumes import VolumeInfos as VolumeInfos
+from agent.api.volumes import VolumeKind as VolumeKind
+from agent.api.volumes import VolumeMap as VolumeMap
 
 TaskId = NewType("TaskId", str)
 Digest = NewType("Digest", str)
@@ -164,6 +169,8 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     disconnect: Disconnect = Disconnect()
     network: Network = Network()
     resources: Resources = Resources()
+    volumes: VolumeMap = {}
+    """What it keeps beside its root, by name (docs/volumes.md)."""
 
 
 class TaskState(StrEnum):

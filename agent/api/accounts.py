@@ -13,8 +13,8 @@ class Account(Reported, frozen=True, kw_only=True):
     """One thing on the host: whose it is, and whether it stays."""
 
     kind: Id
-    """`unit`, `cgroup`, `root`, `image`, `layer`, `staging`, `record`, `namespace`, `veth`,
-    `mount`, `file`."""
+    """`unit`, `cgroup`, `root`, `volume`, `scratch`, `image`, `layer`, `staging`, `record`,
+    `namespace`, `veth`, `mount`, `file`."""
     name: Words
     owner: Id = ""
     """`task web`, `image sha256:…`, `agent`; empty: nobody's."""

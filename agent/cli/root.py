@@ -9,6 +9,7 @@ import click
 from agent.cli import accounts, host, inside, service, tasks
 from agent.cli import image as images
 from agent.cli import resize as sizes
+from agent.cli import volume as volumes
 from agent.cli.program import run_program
 
 
@@ -26,7 +27,7 @@ _COMMANDS = (
     inside.exec_task,
     sizes.resize,
     *(host.facts, images.images, images.image, host.events, host.profile),
-    *(accounts.gc, accounts.fsck),
+    *(accounts.gc, accounts.fsck, volumes.volume),
     *(service.serve, service.join, service.install, service.config_group),
 )
 for _command in _COMMANDS:

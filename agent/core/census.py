@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from agent.api import TaskState
 from agent.api.accounts import Account
 from agent.core.retention import Fate
+from agent.core.volumes import read_name
 
 _OF_A_TASK = re.compile(
     r"twine-(?:task|step)-(?P<task>[a-z0-9-]+)\.service|twine-in-(?P<inside>[a-z0-9-]+)\..+\.service"
@@ -24,6 +25,7 @@ _OWN = {
     "images": "images",
     "journal": "records of tasks",
     "layers": "layers of images",
+    "scratch": "volumes that go with their tasks",
     "sidekick": "the host profile's state",
     "staging": "what is being taken in",
     "tasks": "root file systems of tasks",
@@ -38,6 +40,8 @@ class KnownTask:
     state: TaskState
     leaving: bool = False
     image: str = ""
+    volumes: tuple[str, ...] = ()
+    """Those on disk that it has for itself, by where they are below the state folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,10 @@ class Found:
     """Unit → its state in systemd's word."""
     cgroups: Collection[str] = ()
     roots: Collection[str] = ()
+    scratch: Collection[str] = ()
+    """Volumes that go with their tasks, by name."""
+    volumes: Collection[str] = ()
+    """Volumes that stay, and snapshots of them, as `ENTITLEMENT/NAME`."""
     images: Store = Store()
     layers: Store = Store()
     staging: Collection[str] = ()
@@ -86,6 +94,8 @@ def judge(found: Found) -> list[Account]:
         *_units(found),
         *_of_tasks("cgroup", _tasks_of(found.cgroups), found),
         *_of_tasks("root", {name: name for name in found.roots}, found),
+        *_of_tasks("scratch", {name: name.partition(".")[0] for name in found.scratch}, found),
+        *_volumes(found),
         *_of_tasks("namespace", {name: name for name in found.namespaces}, found),
         *_of_tasks("veth", dict(found.veths), found),
         *_missing(found),
@@ -169,6 +179,9 @@ def _missing(found: Found) -> Iterator[Account]:
                 lacks.append(f"its unit {unit}")
             if task_id not in found.roots:
                 lacks.append("its root")
+            there = {f"volumes/{v}" for v in found.volumes}
+            there |= {f"scratch/{name}" for name in found.scratch}
+            lacks += [f"its volume {place}" for place in task.volumes if place not in there]
             if task.image.removeprefix("sha256:") not in found.images.described:
                 lacks.append(f"its image {task.image}")
         if f"{task_id}.json" not in found.records:
@@ -200,6 +213,24 @@ def _store(kind: str, store: Store, found: Found) -> Iterator[Account]:
             yield Account(
                 kind=kind, name=name, owner=owner, stays=False, why=why, bytes=size, wrong=True
             )
+
+
+def _volumes(found: Found) -> Iterator[Account]:
+    """Account for what stays until a person removes it."""
+    used = {place: t for t, task in found.tasks.items() for place in task.volumes}
+    for name in found.volumes:
+        named = read_name(name.partition("/")[2])
+        size = found.bytes.get(("volume", name))
+        if named is None:
+            why = "the agent never gives such a name; look at it, then remove it by hand"
+            yield Account(kind="volume", name=name, why=why, bytes=size, wrong=True)
+            continue
+        owner, why = f"task {named.task_id}", "the task is here"
+        if named.label:
+            why = f"a snapshot of {named.task_id}.{named.volume}; `twine-agent volume remove`"
+        elif f"volumes/{name}" not in used:
+            why = "no task here has it; it is kept for when the task comes back, until removed"
+        yield Account(kind="volume", name=name, owner=owner, why=why, bytes=size)
 
 
 def _staging(found: Found) -> Iterator[Account]:
@@ -244,8 +275,9 @@ def _mount(path: str, found: Found) -> Account:
         return Account(kind="mount", name=path, owner=f"task {name}", why="its network namespace")
     if name == "netns":
         return Account(kind="mount", name=path, owner="agent", why="the folder of namespaces")
-    if "/volumes/" in path:
-        return Account(kind="mount", name=path, owner="agent", why="a volume")
+    of, volumes, task = path.rpartition("/")[0].rpartition("/volumes/")
+    if of and volumes and task in found.tasks:
+        return Account(kind="mount", name=path, owner=f"task {task}", why="a volume of the task")
     why = "nobody here mounts anything there"
     return Account(kind="mount", name=path, stays=False, why=why, wrong=True)
 

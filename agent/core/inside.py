@@ -25,6 +25,10 @@ _MOVE = (
 """Moves what runs in one cgroup to another; again, since what is moved may fork meanwhile."""
 
 
+_TASKS_OWN = ("ExecCondition", "ExecStartPre", "ExecStopPost")
+"""What a running task has behind it, or still before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command to be run inside a running task."""
@@ -82,7 +86,8 @@ def inside_properties(
         "Environment": [*environment, *command.environment],
         "CollectMode": "inactive",
     }
-    properties.pop("ExecCondition", None)  # the task runs; it may
+    for name in _TASKS_OWN:
+        properties.pop(name, None)
     if command.terminal:
         properties |= {
             "TTYPath": command.terminal,

@@ -252,6 +252,8 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) ->
 
 
 def _has_resources(task: TaskRecord) -> bool:
+    if (task.volumes or {}) != task.spec.volumes:
+        return False
     return (task.resources or Resources()) == task.spec.resources
 
 
@@ -285,7 +287,7 @@ def _without_unit(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     if not seen.root:
         return Decision(replace(task, state=TaskState.PREPARING), Action.PREPARE)
     starting = replace(task, state=TaskState.STARTING, limits=task.spec.limits)
-    starting = replace(starting, resources=task.spec.resources)
+    starting = replace(starting, resources=task.spec.resources, volumes=task.spec.volumes)
     return Decision(starting, Action.START)
 
 

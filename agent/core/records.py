@@ -6,8 +6,20 @@ import hashlib
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import replace
 
-from agent.api import Exit, Health, Limits, Network, Resources, TaskSpec, TaskState, TaskStatus
+from agent.api import (
+    Exit,
+    Health,
+    Limits,
+    Network,
+    Resources,
+    TaskSpec,
+    TaskState,
+    TaskStatus,
+    Volume,
+    VolumeKind,
+)
 
 
 class Wanted(StrEnum):
@@ -53,6 +65,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Limits that the running unit has."""
     resources: Resources | None = None
     """Likewise; None: those of `Resources()`, which an earlier agent knew only."""
+    volumes: dict[str, Volume] | None = None
+    """Likewise, with the limits that they have; None: none."""
     addresses: list[str] = []
     """Of its private network, IPv6 first; none in the host's."""
     cut_off: bool = False
@@ -97,7 +111,17 @@ def key_of(spec: TaskSpec) -> str:
         process += (("network", _sorted(spec.network)),)
     if spec.life.init or spec.life.max_run_s is not None:
         process += (("life", [_sorted(step) for step in spec.life.init], spec.life.max_run_s),)
+    if spec.volumes:
+        process += (("volumes", volumes_in_key(spec)),)
     return hashlib.sha256(msgspec.json.encode(process)).hexdigest()[:12]
+
+
+def volumes_in_key(spec: TaskSpec) -> object:
+    """Return what a unit has of its volumes; limits of those on disk change while it runs."""
+    return [
+        (n, _sorted(v if v.kind is VolumeKind.TMPFS else replace(v, max_bytes=None)))
+        for n, v in sorted(spec.volumes.items())
+    ]
 
 
 def is_up(task: TaskRecord) -> bool:

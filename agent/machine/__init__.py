@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -94,6 +95,24 @@ class Subvolume:
     read_only: bool
 
 
+class Quota(StrEnum):
+    """How a file system counts what its subvolumes take."""
+
+    SIMPLE = "simple"
+    """Whoever wrote it has it; cheap (squota, Linux 6.7 and later)."""
+    REGULAR = "regular"
+    """What is shared is told from what is not; costs with each snapshot."""
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a subvolume holds, and what it may hold. Bytes."""
+
+    used_bytes: int
+    max_bytes: int | None = None
+
+
 class Btrfs(Protocol):
     """The file system that holds images and task roots."""
 
@@ -123,6 +142,24 @@ class Btrfs(Protocol):
 
     def own_bytes(self, path: Path) -> int | None:
         """Return what a subvolume alone takes, None where the file system does not count it."""
+
+    def own(self, path: Path, owner: int, mode: int) -> None:
+        """Give the top folder of a subvolume to a user and the group of that number."""
+
+    def quota(self, path: Path) -> Quota:
+        """Return how the file system counts."""
+
+    def enable_quota(self, path: Path) -> Quota:
+        """Turn counting on, simple where the kernel can; raises `BtrfsError` where it cannot.
+
+        What is on stays as it is.
+        """
+
+    def limit(self, path: Path, max_bytes: int | None) -> None:
+        """Let a subvolume hold so much; None: no limit. Quotas must be on."""
+
+    def room(self, path: Path) -> Room | None:
+        """Return what a subvolume holds and may hold, None where nobody counts."""
 
     def sync(self, path: Path) -> None:
         """Return once everything written to this file system, and no other, is on disk."""

@@ -10,7 +10,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import btrfsutil
 
 from agent.errors import BtrfsError, Conflict
-from agent.machine import Subvolume
+from agent.machine import Quota, Room, Subvolume, qgroups
 
 SUBVOLUME_INODE = 256
 """Inode number of every subvolume's top folder (BTRFS_FIRST_FREE_OBJECTID)."""
@@ -51,6 +50,9 @@ class HostBtrfs:
         if not os.path.lexists(path):
             return
         with _translated(f"cannot delete subvolume {path}"):
+            number = btrfsutil.subvolume_info(path).id if _is_subvolume(path) else 0
+            if number:
+                qgroups.lift(path, number)
             try:
                 btrfsutil.delete_subvolume(path, recursive=True)
             except OSError as e:
@@ -58,6 +60,8 @@ class HostBtrfs:
                     raise
                 _open_all(path)
                 btrfsutil.delete_subvolume(path, recursive=True)
+            if number:
+                qgroups.forget(path.parent, number)
 
     def set_read_only(self, path: Path, read_only: bool) -> None:
         """Close or open a subvolume for writing."""
@@ -103,16 +107,35 @@ class HostBtrfs:
         From the files of the quota groups (/sys/fs/btrfs/UUID/qgroups): nothing is walked.
         """
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                answer = fcntl.ioctl(fd, _FS_INFO, bytes(1024))
-            finally:
-                os.close(fd)
-            fsid = str(uuid.UUID(bytes=answer[16:32]))
-            group = f"/sys/fs/btrfs/{fsid}/qgroups/0_{btrfsutil.subvolume_info(path).id}"
-            return int(Path(group, "exclusive").read_text())
+            return qgroups.own_bytes(path, btrfsutil.subvolume_info(path).id)
         except (OSError, ValueError):
             return None
+
+    def own(self, path: Path, owner: int, mode: int) -> None:
+        """Give the top folder of a subvolume to a user and the group of that number."""
+        with _translated(f"cannot give {path} to user {owner}"):
+            os.chown(path, owner, owner)
+            os.chmod(path, mode)
+
+    def quota(self, path: Path) -> Quota:
+        """Return how the file system counts."""
+        with _translated(f"cannot read the quotas at {path}"):
+            return qgroups.mode(path)
+
+    def enable_quota(self, path: Path) -> Quota:
+        """Turn counting on; what is on stays as it is."""
+        with _translated(f"cannot turn quotas on at {path}"):
+            return qgroups.enable(path)
+
+    def limit(self, path: Path, max_bytes: int | None) -> None:
+        """Let a subvolume hold so much; None: no limit."""
+        with _translated(f"cannot limit subvolume {path} to {max_bytes} bytes"):
+            qgroups.limit(path, btrfsutil.subvolume_info(path).id, max_bytes)
+
+    def room(self, path: Path) -> Room | None:
+        """Return what a subvolume holds and may hold, None where nobody counts."""
+        with _translated(f"cannot read the quota of {path}"):
+            return qgroups.room(path, btrfsutil.subvolume_info(path).id)
 
     def sync(self, path: Path) -> None:
         """Return once everything written to this file system, and no other, is on disk.

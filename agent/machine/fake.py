@@ -18,7 +18,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.errors import BtrfsError, Conflict, ProgramError
-from agent.machine import Completed, Cpu, Hardware, Machine, Observed, Subvolume, Usage, boottime_s
+from agent.machine import (
+    Completed,
+    Cpu,
+    Hardware,
+    Machine,
+    Observed,
+    Quota,
+    Room,
+    Subvolume,
+    Usage,
+    boottime_s,
+)
 from agent.machine.fake_network import FakeNetwork
 from agent.machine.fake_programs import PROGRAMS, btrfs, ends_with
 from agent.machine.fake_systemd import Ended, FakeSystemd, Program
@@ -52,6 +63,8 @@ class _Record:
     parent_uuid: str = ""
     received_uuid: str = ""
     read_only: bool = False
+    owner: int = 0
+    max_bytes: int | None = None
 
 
 class FakeBtrfs:
@@ -65,6 +78,9 @@ class FakeBtrfs:
         self.root = root
         self.size_bytes = 8 * GIB
         self.available_bytes = 6 * GIB
+        self.counts = Quota.OFF
+        self.can_count = Quota.SIMPLE
+        """What turning quotas on gives; `OFF`: the kernel refuses."""
         self._records: dict[int, _Record] = {}
         self._numbers = itertools.count(1)
 
@@ -130,6 +146,39 @@ class FakeBtrfs:
         """Return the size of a subvolume's own files."""
         self._get(path, f"cannot measure {path}")
         return sum(p.lstat().st_size for p in path.rglob("*") if p.is_file())
+
+    def own(self, path: Path, owner: int, mode: int) -> None:
+        """Remember whose it is; its mode is real."""
+        self._get(path, f"cannot give {path} to user {owner}").owner = owner
+        path.chmod(mode)
+
+    def quota(self, path: Path) -> Quota:
+        """Return what the attribute says."""
+        del path
+        return self.counts
+
+    def enable_quota(self, path: Path) -> Quota:
+        """Turn counting on, if it can be."""
+        if self.counts is Quota.OFF:
+            if self.can_count is Quota.OFF:
+                raise BtrfsError(f"cannot turn quotas on at {path}: {os.strerror(errno.ENOTTY)}")
+            self.counts = self.can_count
+        return self.counts
+
+    def limit(self, path: Path, max_bytes: int | None) -> None:
+        """Remember the limit; nothing holds a program to it."""
+        attempt = f"cannot limit subvolume {path} to {max_bytes} bytes"
+        record = self._get(path, attempt)
+        if self.counts is Quota.OFF:
+            raise BtrfsError(f"{attempt}: {os.strerror(errno.ENOTCONN)}")
+        record.max_bytes = max_bytes
+
+    def room(self, path: Path) -> Room | None:
+        """Return the size of its files, and the limit."""
+        record = self._get(path, f"cannot read the quota of {path}")
+        if self.counts is Quota.OFF:
+            return None
+        return Room(self.own_bytes(path) or 0, record.max_bytes)
 
     def sync(self, path: Path) -> None:
         """Do nothing, as there is nothing behind these folders."""

@@ -306,6 +306,8 @@ _BY_NAME: dict[str, Callable[[object], object]] = {
     "DeviceAllow": _devices,
     "ExecCondition": _conditions,
     "ExecStartPost": _conditions,
+    "ExecStartPre": _conditions,
+    "ExecStopPost": _conditions,
     "RestrictNamespaces": _namespaces,
 }
 _BY_KIND: dict[str, Callable[[object], object]] = {

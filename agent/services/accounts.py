@@ -93,6 +93,10 @@ class Ledger:
             for name in store.subvolumes:
                 sizes[kind, name] = btrfs.own_bytes(state / folder / name)
         files = [name for name in os.listdir(state) if not name.startswith(".fsck")]
+        volumes, scratch, strays = self._volumes()
+        sizes |= {("volume", n): btrfs.own_bytes(state / "volumes" / n) for n in volumes}
+        sizes |= {("scratch", n): btrfs.own_bytes(state / "scratch" / n) for n in scratch}
+        files += strays
         files += [f"tasks/{name}" for name in os.listdir(state / "tasks") if name not in roots]
         for folder, store in (("images", images), ("layers", layers)):
             expected = {*store.subvolumes, *(f"{name}.json" for name in store.described)}
@@ -100,12 +104,29 @@ class Ledger:
         return Found(
             records=os.listdir(state / "journal"),
             roots=roots,
+            scratch=scratch,
+            volumes=volumes,
             images=images,
             layers=layers,
             staging=os.listdir(state / "staging"),
             files=files,
             bytes={key: size for key, size in sizes.items() if size is not None},
         )
+
+    def _volumes(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the volumes that stay, the scratch ones, and what else lies in their folders."""
+        state, btrfs = self._state, self._machine.btrfs
+        found: dict[str, list[str]] = {}
+        strays = []
+        for folder in self._host.volumes.folders():
+            found[folder] = btrfs.children(state / folder)
+            others = set(os.listdir(state / folder)).difference(found[folder])
+            strays += [f"{folder}/{name}" for name in others]
+        top = state / "volumes"
+        strays += [f"volumes/{p.name}" for p in top.iterdir() if not p.is_dir()]
+        scratch = found.pop("scratch")
+        kept = [f"{f}/{n}".removeprefix("volumes/") for f, names in found.items() for n in names]
+        return kept, scratch, strays
 
     def _store(self, name: str) -> Store:
         folder = self._state / name
@@ -183,6 +204,8 @@ class Ledger:
                 await host.units.clear(name, timeout_s=30.0)
             case "root":
                 await host.lanes.run("btrfs", host.roots.remove, name)
+            case "scratch":
+                await host.lanes.run("btrfs", self._machine.btrfs.delete, state / "scratch" / name)
             case "image" | "layer" | "staging":
                 return await self._images.tidy_if_idle()
             case "record" if name.startswith(".") and name.endswith(".new"):

@@ -21,6 +21,7 @@ class Roots:
         self._btrfs = btrfs
         self._folder = folder
         self._images = images
+        self.state = folder.parent
         self._configs: dict[str, OciConfig | None] = {}
         folder.mkdir(parents=True, exist_ok=True)
 

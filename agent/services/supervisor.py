@@ -25,6 +25,7 @@ from agent.core.unit_properties import (
     not_after,
     unit_properties,
 )
+from agent.core.volumes import volume_properties
 from agent.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 from agent.machine import Cgroups, UnitState
 from agent.services.contact import Contact
@@ -38,6 +39,7 @@ from agent.services.prober import Prober
 from agent.services.probing import Probing
 from agent.services.roots import Roots
 from agent.services.units import Units
+from agent.services.volumes import Volumes
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class Host:
     contact: Contact
     networks: Networks
     cgroups: Cgroups
+    volumes: Volumes
     boot_id: str
     inside: Inside
 
@@ -264,6 +267,7 @@ class TaskLoop:
                 guard: dict[str, object] = {}
                 if is_bound(task.spec):
                     guard = not_after(host.contact.may_start(task.task_id))
+                await self._with_volumes(task)
                 await self._connect(task)
                 if await self._initialised(task, guard):
                     await host.units.start(self._unit, task_unit(host.roots, task) | guard)
@@ -279,6 +283,7 @@ class TaskLoop:
                 if task.spec.life.init:
                     await host.inside.end_steps(task.task_id)
                 await host.networks.remove(task.task_id)
+                await host.lanes.run("btrfs", host.volumes.drop_scratch, task.task_id)
                 await host.lanes.run("btrfs", host.roots.remove, task.task_id)
             case _:
                 until = decision.until
@@ -293,9 +298,17 @@ class TaskLoop:
         read = await host.lanes.run("usage", host.cgroups.values, group, list(kernel_values(spec)))
         if wrong := not_in_force(spec, read):
             raise HostError(f"the limits of task {task.task_id} are not in force: {wrong}")
+        await self._with_volumes(task)
         kept = replace(self.record, limits=spec.limits, resources=spec.resources)
+        kept = replace(kept, volumes=spec.volumes)
         if self.record.spec == spec:
             await self._keep(self.record, kept)
+
+    async def _with_volumes(self, task: TaskRecord) -> None:
+        """See to it that the task's volumes are there, with their limits."""
+        if task.spec.volumes or task.volumes:
+            host = self._host
+            await host.lanes.run("btrfs", host.volumes.ensure, task.task_id, task.spec)
 
     async def _connect(self, task: TaskRecord) -> None:
         """See to it that the task has the network it asks for, and none that it does not."""
@@ -373,6 +386,7 @@ def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
     return {
         **unit_properties(task.task_id, spec, str(roots.path(task.task_id))),
         **image_properties(spec, config),
+        **volume_properties(task.task_id, spec, str(roots.state)),
         "Description": describe_unit(task.task_id, task.spec),
     }
 
@@ -398,6 +412,7 @@ _TRANSIENT = {
     "next_start_boot_s": None,
     "limits": None,
     "resources": None,
+    "volumes": None,
 }
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.api import Digest, Health, Resize, TaskSpec, TaskState, TaskStatus
 from agent.api.network import contradiction as contradiction_of
+from agent.api.volumes import contradiction as odd_volumes
 from agent.core.admission import (
     accept,
     contradiction,
@@ -25,6 +26,7 @@ from agent.core.limits import impossible, resized
 from agent.core.oci import as_run
 from agent.core.reconcile import leftovers
 from agent.core.records import TaskRecord, Tombstone, Wanted, status_of, unit_of
+from agent.core.volumes import KEPT, places, too_large
 from agent.errors import Conflict, HostError, NotFound, Unprocessable
 from agent.machine import Hardware
 from agent.services.crashpoints import passed
@@ -57,6 +59,8 @@ class Tasks:
         self._hugepages_bytes = hugepages_bytes
         self._taken_bytes = 0
         """As huge pages, when last looked."""
+        self._disk_bytes = 0
+        """Size of the disk, when last looked."""
         self._cpus = hardware.cpu.online
         self._loops: dict[str, TaskLoop] = {}
         self._tombstones: dict[str, Tombstone] = {}
@@ -110,6 +114,9 @@ class Tasks:
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Take a desired state; when this returns it survives any crash."""
         self._taken_bytes = await self._host.lanes.run("journal", self._hugepages_bytes)
+        if spec.volumes:
+            await self._host.lanes.run("btrfs", self._host.volumes.admit, task_id, spec)
+            self._disk_bytes = await self._host.lanes.run("btrfs", self._host.volumes.disk_bytes)
         loop = self._loops.get(task_id)
         if loop is None:
             async with self._door:
@@ -174,6 +181,8 @@ class Tasks:
             )
         if why := contradiction_of(spec.network):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
+        if odd := odd_volumes(spec.volumes, spec.limits.memory_max_bytes):
+            raise Unprocessable(f"task {task_id} cannot run: {odd[0]}: {odd[1]}")
         specs = dict(self._coming)
         specs |= {
             name: loop.record.spec
@@ -183,6 +192,8 @@ class Tasks:
         specs.pop(task_id, None)
         others = sum(other.limits.memory_max_bytes for other in specs.values())
         usable = self._usable_bytes - self._taken_bytes
+        if spec.volumes and (why := too_large(task_id, spec, specs, self._disk_bytes)):
+            raise Unprocessable(f"task {task_id} cannot run: {why}")
         if why := impossible(spec, self._cpus, specs.values(), usable):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
         if why := too_big(spec, usable, self._cpus, others):
@@ -304,11 +315,19 @@ class Tasks:
         loop = self._loops.get(task_id)
         return None if loop is None else loop.record.spec
 
+    def specs(self) -> dict[str, TaskSpec]:
+        """Return the specification of every task, and of those that are about to be one."""
+        loops = list(self._loops.items())  # at once: this is also asked from other threads
+        return dict(self._coming) | {t: loop.record.spec for t, loop in loops}
+
     def known(self) -> tuple[dict[str, KnownTask], list[str]]:
         """Return what is known of each task, and those whose record cannot be read."""
         tasks = {
             task_id: KnownTask(
-                loop.record.state, loop.record.wanted is Wanted.GONE, loop.record.spec.image
+                loop.record.state,
+                loop.record.wanted is Wanted.GONE,
+                loop.record.spec.image,
+                tuple(places(task_id, loop.record.spec, *KEPT)),
             )
             for task_id, loop in self._loops.items()
         }

@@ -22,6 +22,7 @@ from agent.api import (
     RestartPolicy,
     Seconds,
     TaskState,
+    VolumeMap,
 )
 from control_plane.api.job_life import JobLife
 from control_plane.api.job_life import JobProbe as JobProbe
@@ -81,6 +82,8 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     limits: Limits = Limits()
     resources: Resources = Resources()
     """What its tasks have beyond that: memory that stays, disks, CPUs (docs/resources.md)."""
+    volumes: VolumeMap = {}
+    """What each of its tasks keeps beside its root, by name (docs/volumes.md)."""
     restart: RestartPolicy = RestartPolicy()
     probe: JobProbe | None = None
     life: JobLife = JobLife()

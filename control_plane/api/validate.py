@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from agent.api import Limits, VolumeMap
+from agent.api.volumes import contradiction as odd_volumes
 from agent.errors import FieldError
 from agent.wire.quantities import shown
 from agent.wire.routes import invalid
@@ -72,6 +74,7 @@ def job_relations(document: Any) -> list[FieldError]:
             for name in ("egress_mbps", "allow_from")
             if network.get(name)
         ]
+    found += _volume_errors(document)
     known = frozenset(ports)
     for field, text in _texts(document):
         if len(found) >= MAX_ERRORS:
@@ -79,6 +82,16 @@ def job_relations(document: Any) -> list[FieldError]:
         strays = dict.fromkeys(_strays(text, known))
         found += [FieldError(field=field, reason=_no_port(port, ports)) for port in strays]
     return found[:MAX_ERRORS]
+
+
+def _volume_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
+    try:
+        volumes = msgspec.convert(document.get("volumes", {}), VolumeMap)
+        limits = msgspec.convert(document.get("limits", {}), Limits)
+    except msgspec.ValidationError:
+        return  # what is wrong in them is told by their types
+    if odd := odd_volumes(volumes, limits.memory_max_bytes):
+        yield FieldError(field=odd[0], reason=odd[1])
 
 
 def _update_errors(document: dict[Any, Any]) -> Iterator[FieldError]:

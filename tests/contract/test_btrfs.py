@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from agent.errors import BtrfsError, Conflict
+from agent.machine import Quota
 
 from .conftest import Volume
+
+MIB = 1 << 20
 
 
 def an_image(volume: Volume, name: str = "image") -> Path:
@@ -216,3 +220,63 @@ def test_what_a_subvolume_alone_takes_is_a_number_or_not_known(volume: Volume) -
 
     assert found is None or found >= 0  # what is not written out yet is not counted yet
     assert volume.real or found
+
+
+def test_a_limit_is_read_back_and_can_be_changed_and_lifted(volume: Volume) -> None:
+    """AG9: quotas once on stay as they are; nobody counts before."""
+    btrfs, path = volume.btrfs, volume.folder / "limited"
+    btrfs.create(path)
+    first = btrfs.enable_quota(volume.folder)
+
+    assert first in (Quota.SIMPLE, Quota.REGULAR)
+    assert btrfs.enable_quota(volume.folder) is btrfs.quota(volume.folder) is first
+    for most in (8 * MIB, 16 * MIB, None):
+        btrfs.limit(path, most)
+        room = btrfs.room(path)
+        assert room
+        assert room.max_bytes == most
+    btrfs.delete(path)
+    assert btrfs.find(path) is None
+
+
+def test_a_limit_holds_for_the_volume_and_what_is_made_inside_of_it(volume: Volume) -> None:
+    """AG9: a full volume can be deleted, with all that is nested; its snapshot stays."""
+    btrfs, path, kept = volume.btrfs, volume.folder / "full", volume.folder / "full@kept"
+    btrfs.create(path)
+    btrfs.enable_quota(volume.folder)
+    btrfs.limit(path, 2 * MIB)
+    btrfs.create(path / "nested")
+    if volume.real:
+        with pytest.raises(OSError, match="Disk quota exceeded"):
+            _fill(path / "nested" / "file", 4 * MIB)
+        with pytest.raises(OSError, match="Disk quota exceeded"):
+            _fill(path / "file", 1 * MIB)
+        room = btrfs.room(path)
+        assert room
+        assert MIB < room.used_bytes <= 2 * MIB
+    btrfs.snapshot(path, kept, read_only=True)
+    btrfs.delete(path)
+
+    assert (btrfs.find(path), btrfs.find(kept) is not None) == (None, True)
+    btrfs.create(path)
+    fresh = btrfs.room(path)
+    assert fresh
+    assert fresh.max_bytes is None
+
+
+def _fill(path: Path, size: int) -> None:
+    with path.open("wb") as file:
+        for _ in range(size // 65536):
+            file.write(os.urandom(65536))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def test_a_subvolume_is_given_to_a_user(volume: Volume) -> None:
+    path = volume.folder / "owned"
+    volume.btrfs.create(path)
+    volume.btrfs.own(path, 1_900_000_001, 0o750)
+
+    assert path.stat().st_mode & 0o7777 == 0o750
+    if volume.real:
+        assert (path.stat().st_uid, path.stat().st_gid) == (1_900_000_001, 1_900_000_001)

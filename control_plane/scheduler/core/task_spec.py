@@ -58,6 +58,7 @@ def task_spec(
         disconnect=spec.disconnect,
         network=_network(spec, placement),
         resources=spec.resources,
+        volumes=spec.volumes,
     )
 
 

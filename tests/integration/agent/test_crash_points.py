@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -21,9 +22,9 @@ from msgspec.structs import replace
 from oci import Layout, Registry, files
 from on_btrfs import machine, mounted, really
 
-from agent.api import ImageFormat
+from agent.api import ImageFormat, Volume, VolumeKind
 from agent.client import AgentClient
-from agent.errors import ConfigError, NotFound
+from agent.errors import ConfigError, Conflict, NotFound
 from agent.services import crashpoints
 from agent.services.crashpoints import KILLED, POINTS, arm_from_environment
 
@@ -83,6 +84,24 @@ async def collect(host: FakeHost, client: AgentClient) -> None:
     await client.collect_garbage()
 
 
+async def keep(host: FakeHost, client: AgentClient) -> None:
+    await put(host, client)
+    volumes = {
+        "data": Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=64 << 20),
+        "tmp": Volume(path="/scratch", max_bytes=64 << 20),
+    }
+    newer = time.time_ns() // 1_000_000
+    await client.put_task("web", a_spec(generation=newer, image=IMAGE, volumes=volumes))
+    await running(client, "web")
+    with suppress(Conflict):
+        await client.snapshot_volume("local", "web.data", "before")
+    await client.delete_task("web")
+    with suppress(NotFound):
+        await gone(client, "web")
+    with suppress(NotFound):
+        await client.remove_volume("local", "web.data")
+
+
 STORIES: dict[str, Story] = {
     "task": start,
     "prepare": start,
@@ -94,6 +113,8 @@ STORIES: dict[str, Story] = {
     "pull": pull,
     "delete": delete,
     "gc": collect,
+    "volume": keep,
+    "scratch": keep,
 }
 
 
@@ -155,9 +176,11 @@ def test_a_step_that_was_cut_off_is_redone_or_undone_and_never_done_twice(
             await _at_rest(client)
             units = host.units()
             assert units == ([unit("web")] if story is start else [])
-            assert host.fake.systemd.started.count(unit("web")) <= 1
+            most = 2 if story is keep else 1  # it was told again
+            assert host.fake.systemd.started.count(unit("web")) <= most
+            assert (await client.list_volumes()).volumes == [] or story is keep
             images = {i.digest for i in (await client.list_images()).images}
-            assert (IMAGE in images) == (story in (start, stop, put))
+            assert (IMAGE in images) == (story in (start, stop, put, keep))
 
     asyncio.run(after())
 

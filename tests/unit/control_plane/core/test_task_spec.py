@@ -90,3 +90,14 @@ def test_ports_and_placeholders_of_its_life_are_checked_with_everything_else():
     }
     found = _check_text(a_job(life={**LIFE, "pre_stop": {"command": ["${port:admin}", "${no}"]}}))
     assert [e.field for e in found] == ["life.pre_stop.command[0]", "life.pre_stop.command[1]"]
+
+
+def test_the_volumes_of_a_job_reach_its_tasks():
+    """AG9: and what cannot be had is told with all other mistakes of the file."""
+    data = {"kind": "persistent", "path": "/data", "max_bytes": 64 << 20}
+    spec = a_job(volumes={"data": data})
+    made = task_spec(spec, 0, Placement(machine="m1", ports={"http": 1}), generation=1, epoch=1)
+    assert made.volumes == spec.volumes
+    bad = {"data": data, "b": {"path": "/data/b"}, "c": {"path": "/c", "kind": "tmpfs"}}
+    document = {**msgspec.to_builtins(spec), "volumes": bad, "tasks": -1}
+    assert [e.field for e in job_errors(document)] == ["tasks", "volumes.b.path"]

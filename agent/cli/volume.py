@@ -1,0 +1,68 @@
+"""Commands about volumes: what there is, snapshots, removal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from agent.cli import show
+from agent.cli.program import call
+from agent.cli.show import output_option
+from agent.wire.quantities import about_size
+
+_entitlement = click.option(
+    "--entitlement", default="local", show_default=True, help="Whose volume it is."
+)
+
+
+@click.group()
+def volume() -> None:
+    """Volumes of tasks on this machine (docs/volumes.md)."""
+
+
+@volume.command("list")
+@output_option
+@click.pass_obj
+def volume_list(config_path: Path | None, output: str) -> None:
+    """Show volumes and snapshots: how full, how large, who has them."""
+    found = call(config_path, lambda c: c.list_volumes())
+    if output == "json":
+        return show.json(found)
+    rows = [
+        (
+            v.entitlement or "-",
+            v.name,
+            v.kind,
+            "-" if v.used_bytes is None else about_size(v.used_bytes),
+            "-" if v.max_bytes is None else about_size(v.max_bytes),
+            ", ".join(v.tasks) or "-",
+        )
+        for v in found.volumes
+    ]
+    return show.table(("ENTITLEMENT", "VOLUME", "KIND", "USED", "MOST", "TASKS"), rows)
+
+
+@volume.command("snapshot")
+@click.argument("name")
+@click.option("--label", help="Name of the snapshot; else the time, as 20260101-120000.")
+@_entitlement
+@click.pass_obj
+def volume_snapshot(
+    config_path: Path | None, name: str, label: str | None, entitlement: str
+) -> None:
+    """Keep what the persistent volume NAME (TASK.VOLUME) holds now, and print the snapshot."""
+    chosen = label or time.strftime("%Y%m%d-%H%M%S")
+    made = call(config_path, lambda c: c.snapshot_volume(entitlement, name, chosen))
+    click.echo(made.name)
+
+
+@volume.command("remove")
+@click.argument("name")
+@_entitlement
+@click.pass_obj
+def volume_remove(config_path: Path | None, name: str, entitlement: str) -> None:
+    """Remove the volume or snapshot NAME; one that a task has is refused."""
+    call(config_path, lambda c: c.remove_volume(entitlement, name))
+    click.echo(f"{name}: removed")

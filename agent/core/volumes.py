@@ -1,0 +1,141 @@
+"""A task's volumes → where they are on the host, and properties of its unit (docs/volumes.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from agent.api import TaskSpec
+from agent.api.volumes import Volume, VolumeKind
+from agent.core.records import user_of
+
+OWNER = 1_900_000_000
+"""User and group of all files in volumes, on disk; systemd gives this number to nobody
+(UIDS-GIDS.md: 1879048192 to 2147352575 are unused)."""
+MOUNTS = "/run/twine/volumes"
+_SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
+_MOUNT = (
+    'uid=$(readlink "/run/systemd/dynamic-uid/direct:$1") && owner=$2 && shift 2 || exit 1; '
+    'while [ $# -gt 0 ]; do while umount -l "$2" 2>/dev/null; do :; done; '
+    'mkdir -p "$2" && mount --bind -o "X-mount.idmap=b:$owner:$uid:1" "$1" "$2" || exit 1; '
+    "shift 2; done"
+)
+"""Mounts each first path at the second, files of the owner shown as a dynamic user's."""
+_UNMOUNT = (
+    'for at; do while umount -l "$at" 2>/dev/null; do :; done; rmdir "$at" 2>/dev/null; done; '
+    'rmdir "${at%/*}" 2>/dev/null; true'
+)
+KEPT = (VolumeKind.SCRATCH, VolumeKind.PERSISTENT)
+"""What a task has on disk for itself."""
+FOLDERS = ("scratch", "volumes")
+"""Below the state folder: what goes with its task, and what stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The name of a volume's subvolume, taken apart."""
+
+    task_id: str
+    volume: str
+    label: str = ""
+    """Of a snapshot."""
+
+
+def name_of(task_id: str, volume: str, label: str = "") -> str:
+    """Return the name of a volume's subvolume; neither ids nor names have a dot or an @."""
+    return f"{task_id}.{volume}" + (f"@{label}" if label else "")
+
+
+def read_name(name: str) -> Named | None:
+    """Return what a subvolume is, None for a name that the agent never gives."""
+    left, at, label = name.partition("@")
+    task_id, dot, volume = left.partition(".")
+    if not (task_id and dot and volume) or "." in volume or (at and not label):
+        return None
+    return Named(task_id, volume, label)
+
+
+def place_of(task_id: str, entitlement: str, name: str, volume: Volume) -> str:
+    """Return where a volume is, below the state folder; empty for one that is in memory."""
+    match volume.kind:
+        case VolumeKind.SCRATCH:
+            return f"scratch/{name_of(task_id, name)}"
+        case VolumeKind.PERSISTENT:
+            return f"volumes/{entitlement}/{name_of(task_id, name)}"
+        case VolumeKind.SHARED:
+            return f"volumes/{entitlement}/{volume.source}"
+        case _:
+            return ""
+
+
+def places(task_id: str, spec: TaskSpec, *kinds: VolumeKind) -> dict[str, Volume]:
+    """Return the volumes of these kinds by where they are (`place_of`)."""
+    return {
+        place_of(task_id, spec.entitlement, name, volume): volume
+        for name, volume in spec.volumes.items()
+        if volume.kind in kinds
+    }
+
+
+def volume_properties(task_id: str, spec: TaskSpec, state: str) -> dict[str, object]:
+    """Return what a unit needs for its volumes; it goes on top of the hardening.
+
+    A dynamic user has another number with each start, and files keep theirs. So what is on disk
+    is mounted, right before the start, in a way that shows `OWNER` as the task's user and back
+    (docs/adr/0076): by systemd, outside of the sandbox, since only there it is seen.
+    """
+    found: dict[str, object] = {}
+    memory = [v for v in spec.volumes.values() if v.kind is VolumeKind.TMPFS]
+    if memory:
+        found["TemporaryFileSystem"] = [
+            f"{v.path}:size={v.max_bytes},mode=1777,nosuid,nodev" for v in memory
+        ]
+    on_disk = {n: v for n, v in spec.volumes.items() if v.kind is not VolumeKind.TMPFS}
+    if not on_disk:
+        return found
+    mounts = {name: f"{MOUNTS}/{task_id}/{name}" for name in on_disk}
+    pairs = [
+        word
+        for name, volume in on_disk.items()
+        for word in (f"{state}/{place_of(task_id, spec.entitlement, name, volume)}", mounts[name])
+    ]
+    bound = {
+        kind: [f"{mounts[n]}:{v.path}" for n, v in on_disk.items() if (v.kind in KEPT) is kept]
+        for kind, kept in (("BindPaths", True), ("BindReadOnlyPaths", False))
+    }
+    return {
+        **found,
+        **{kind: words for kind, words in bound.items() if words},  # an empty one clears both
+        "ExecStartPre": [[*_SHELL, _MOUNT, "sh", user_of(task_id), str(OWNER), *pairs]],
+        "ExecStopPost": [[*_SHELL, _UNMOUNT, "sh", *mounts.values()]],
+        "RootDirectoryStartOnly": True,
+    }
+
+
+def limits_of(specs: Mapping[str, TaskSpec]) -> dict[str, int]:
+    """Return what volumes on disk may take, by where they are."""
+    found: dict[str, int] = {}
+    for task_id, spec in specs.items():
+        kept = places(task_id, spec, *KEPT)
+        found |= {place: v.max_bytes for place, v in kept.items() if v.max_bytes is not None}
+    return found
+
+
+def too_large(task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], disk_bytes: int) -> str:
+    """Return why a task's volumes do not fit on the disk, empty where they do."""
+    mine = limits_of({task_id: spec})
+    promised = limits_of({t: s for t, s in others.items() if t != task_id})
+    need, taken = sum(mine.values()), sum(promised.values())
+    if not mine or need + taken <= disk_bytes:
+        return ""
+    return (
+        f"volumes: {need} bytes do not fit: the disk has {disk_bytes} and volumes of other"
+        f" tasks may take {taken}"
+    )
+
+
+def stray_scratch(names: Iterable[str], task_id: str, spec: TaskSpec | None) -> list[str]:
+    """Return the scratch volumes of a task that its specification does not name (None: all)."""
+    wanted = set() if spec is None else set(places(task_id, spec, VolumeKind.SCRATCH))
+    mine = (n for n in names if (found := read_name(n)) is not None and found.task_id == task_id)
+    return sorted(name for name in mine if f"scratch/{name}" not in wanted)

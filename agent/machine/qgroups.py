@@ -1,0 +1,140 @@
+"""Quota groups of btrfs: by ioctl what is changed, from /sys what is read. Nothing is walked.
+
+A limited subvolume has a group of level 1 with its own number (`1/ID`) where quotas are simple:
+subvolumes that somebody makes inside of it join that group by themselves, so the limit holds for
+all of it together. Regular quotas know no such thing; there the limit is on the subvolume's own
+group (`0/ID`). Numbers and layouts are those of include/uapi/linux/btrfs.h.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from agent.machine import Quota, Room
+
+_FS_INFO = 0x8400941F
+"""BTRFS_IOC_FS_INFO; the file system's UUID is at byte 16."""
+_QUOTA_CTL = 0xC0109428
+_ENABLE, _ENABLE_SIMPLE = 1, 4
+_ASSIGN = 0x40189429
+_CREATE = 0x4010942A
+_LIMIT = 0x8030942B
+_MAX_REFERENCED = 1
+_NO_LIMIT = 2**64 - 1
+_LEVEL = 1 << 48
+
+
+def mode(path: Path) -> Quota:
+    """Return how the file system of a path counts."""
+    folder = _folder(path)
+    found = _word(folder / "mode")
+    if found == "squota":
+        return Quota.SIMPLE
+    if found == "qgroup" or (not found and _word(folder / "enabled") == "1"):
+        return Quota.REGULAR  # kernels before 6.7 have no file `mode`
+    return Quota.OFF
+
+
+def enable(path: Path) -> Quota:
+    """Turn quotas on, simple ones where the kernel has them; those that are on stay as they are.
+
+    Raises `OSError`.
+    """
+    if (found := mode(path)) is not Quota.OFF:
+        return found
+    with _opened(path) as fd:
+        try:
+            fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("QQ", _ENABLE_SIMPLE, 0)))
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+            fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("QQ", _ENABLE, 0)))
+    return mode(path)
+
+
+def limit(path: Path, subvolume: int, max_bytes: int | None) -> None:
+    """Let a subvolume and what is inside of it hold so much together; raises `OSError`.
+
+    Asked for from the folder above: a change asked for inside of a full subvolume is refused.
+    """
+    simple = mode(path) is Quota.SIMPLE
+    group = _LEVEL | subvolume if simple else subvolume
+    with _opened(path.parent) as fd:
+        if simple:
+            with suppress(FileExistsError):
+                fcntl.ioctl(fd, _CREATE, struct.pack("QQ", 1, group))
+            with suppress(FileExistsError):
+                fcntl.ioctl(fd, _ASSIGN, struct.pack("QQQ", 1, subvolume, group))
+        most = _NO_LIMIT if max_bytes is None else max_bytes
+        asked = struct.pack("QQQQQQ", group, _MAX_REFERENCED, most, 0, 0, 0)
+        fcntl.ioctl(fd, _LIMIT, asked)
+
+
+def room(path: Path, subvolume: int) -> Room | None:
+    """Return what a subvolume holds and may hold, None where nobody counts."""
+    for name in (f"1_{subvolume}", f"0_{subvolume}"):
+        group = _folder(path) / name
+        used = _word(group / "referenced")
+        if not used:
+            continue
+        flags, most = int(_word(group / "limit_flags") or 0), _word(group / "max_referenced")
+        limited = flags & _MAX_REFERENCED and most and int(most) != _NO_LIMIT
+        return Room(int(used), int(most) if limited else None)
+    return None
+
+
+def own_bytes(path: Path, subvolume: int) -> int | None:
+    """Return what a subvolume shares with no other, None where nobody counts."""
+    text = _word(_folder(path) / f"0_{subvolume}" / "exclusive")
+    return int(text) if text else None
+
+
+def lift(path: Path, subvolume: int) -> None:
+    """Take the limit away: a subvolume that is full cannot lose what is nested in it."""
+    if (found := room(path, subvolume)) is not None and found.max_bytes is not None:
+        limit(path, subvolume, None)
+
+
+def forget(path: Path, subvolume: int) -> None:
+    """Remove the group of a subvolume that was deleted, `path` being another of its file system.
+
+    The kernel removes `0/ID` by itself once the space is free. What cannot go is a few bytes.
+    """
+    if not (_folder(path) / f"1_{subvolume}").exists():
+        return
+    with _opened(path) as fd:
+        for number, asked in (
+            (_ASSIGN, struct.pack("QQQ", 0, subvolume, _LEVEL | subvolume)),
+            (_CREATE, struct.pack("QQ", 0, _LEVEL | subvolume)),
+        ):
+            with suppress(OSError):
+                fcntl.ioctl(fd, number, asked)
+
+
+def _folder(path: Path) -> Path:
+    with _opened(path) as fd:
+        answer = fcntl.ioctl(fd, _FS_INFO, bytes(1024))
+    return Path(f"/sys/fs/btrfs/{uuid.UUID(bytes=answer[16:32])}/qgroups")
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,125 @@
+"""Where a task's volumes are, who owns them, and what cannot be had."""
+
+from __future__ import annotations
+
+import pytest
+from builders import a_spec
+
+from agent.api import Volume, VolumeKind
+from agent.api.volumes import contradiction
+from agent.core.inside import Command, inside_properties
+from agent.core.records import key_of, user_of
+from agent.core.volumes import (
+    name_of,
+    read_name,
+    stray_scratch,
+    too_large,
+    volume_properties,
+)
+
+MIB = 1 << 20
+DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=64 * MIB)
+TMP = Volume(path="/work")
+CACHE = Volume(kind=VolumeKind.TMPFS, path="/cache", max_bytes=8 * MIB)
+THEIRS = Volume(kind=VolumeKind.SHARED, path="/theirs", source="db.data")
+
+
+@pytest.mark.parametrize("label", ["", "before"])
+def test_a_name_says_whose_volume_it_is(label: str) -> None:
+    named = read_name(name_of("web-1", "data", label))
+    assert named
+    assert (named.task_id, named.volume, named.label) == ("web-1", "data", label)
+
+
+@pytest.mark.parametrize("name", ["web", "web.", ".data", "web.a.b", "web.data@", ""])
+def test_other_names_are_nobodys(name: str) -> None:
+    assert read_name(name) is None
+
+
+def test_volumes_are_mounted_for_the_tasks_user_before_the_start_and_let_go_after_the_end() -> None:
+    """AG9: those of others are read only; the dynamic user stays what it is."""
+    spec = a_spec(volumes={"data": DATA, "tmp": TMP, "cache": CACHE, "theirs": THEIRS})
+    found = volume_properties("web", spec, "/state")
+    run = "/run/twine/volumes/web"
+
+    assert found["BindPaths"] == [f"{run}/data:/data", f"{run}/tmp:/work"]
+    assert found["BindReadOnlyPaths"] == [f"{run}/theirs:/theirs"]
+    assert found["TemporaryFileSystem"] == ["/cache:size=8388608,mode=1777,nosuid,nodev"]
+    ((*_, user, owner, a, at_a, b, at_b, c, at_c),) = found["ExecStartPre"]  # type: ignore[misc]
+    assert (user, owner) == (user_of("web"), "1900000000")
+    assert [(a, at_a), (b, at_b), (c, at_c)] == [
+        ("/state/volumes/local/web.data", f"{run}/data"),
+        ("/state/scratch/web.tmp", f"{run}/tmp"),
+        ("/state/volumes/local/db.data", f"{run}/theirs"),
+    ]
+    assert "DynamicUser" not in found
+    assert not {"ExecStartPre", "ExecStopPost"} & set(
+        inside_properties(found | {"Environment": []}, "web", "/x", "u", Command(("sh",), 1.0))
+    )
+
+
+def test_a_task_without_volumes_on_disk_keeps_its_dynamic_user() -> None:
+    assert volume_properties("web", a_spec(), "/state") == {}
+    assert set(volume_properties("web", a_spec(volumes={"c": CACHE}), "/s")) == {
+        "TemporaryFileSystem"
+    }
+
+
+def test_a_limit_on_disk_changes_without_a_restart_and_the_rest_with_one() -> None:
+    def key(volume: Volume) -> str:
+        return key_of(a_spec(volumes={"v": volume}))
+
+    larger = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=128 * MIB)
+    memory = Volume(kind=VolumeKind.TMPFS, path="/cache", max_bytes=9 * MIB)
+    assert key(DATA) == key(larger)
+    assert key(DATA) != key(Volume(kind=VolumeKind.PERSISTENT, path="/other"))
+    assert key(CACHE) != key(memory)
+    assert key_of(a_spec()) != key(DATA)
+
+
+@pytest.mark.parametrize(
+    ("volumes", "field"),
+    [
+        ({"a": DATA, "b": Volume(path="/data/x")}, "volumes.b.path"),
+        ({"a": Volume(path="/proc/x")}, "volumes.a.path"),
+        ({"a": Volume(kind=VolumeKind.TMPFS, path="/a")}, "volumes.a.max_bytes"),
+        (
+            {"a": Volume(kind=VolumeKind.TMPFS, path="/a", max_bytes=300 * MIB)},
+            "volumes.a.max_bytes",
+        ),
+        ({"a": Volume(kind=VolumeKind.SHARED, path="/a")}, "volumes.a.source"),
+        (
+            {"a": Volume(kind=VolumeKind.SHARED, path="/a", source="d.b", max_bytes=MIB)},
+            "volumes.a.max_bytes",
+        ),
+        ({"a": Volume(path="/a", source="db.data")}, "volumes.a.source"),
+    ],
+)
+def test_what_cannot_be_had_is_named(volumes: dict[str, Volume], field: str) -> None:
+    found = contradiction(volumes, 256 * MIB)
+    assert found
+    assert found[0] == field
+    good = {"data": DATA, "tmp": TMP, "cache": CACHE, "t": THEIRS}
+    assert contradiction(good, 256 * MIB) is None
+
+
+def test_limits_of_all_tasks_together_fit_on_the_disk() -> None:
+    """AG9: with the numbers; what this task had before does not count twice."""
+    spec, other = a_spec(volumes={"data": DATA}), a_spec(volumes={"tmp": DATA})
+    assert too_large("web", spec, {"db": other}, 128 * MIB) == ""
+    assert too_large("web", spec, {"web": spec, "db": other}, 128 * MIB) == ""
+    why = too_large("web", spec, {"db": other}, 100 * MIB)
+    assert f"{64 * MIB} bytes do not fit: the disk has {100 * MIB}" in why
+    assert f"may take {64 * MIB}" in why
+
+
+def test_scratch_goes_once_it_is_not_named() -> None:
+    names = ["web.tmp", "web.old", "webb.tmp", "db.tmp"]
+    assert stray_scratch(names, "web", a_spec(volumes={"tmp": TMP})) == ["web.old"]
+    assert stray_scratch(names, "web", None) == ["web.old", "web.tmp"]
+
+
+def test_a_list_of_mounts_that_is_empty_is_not_said() -> None:
+    """systemd takes an empty BindReadOnlyPaths= for "none of either kind"."""
+    assert "BindReadOnlyPaths" not in volume_properties("web", a_spec(volumes={"d": DATA}), "/s")
+    assert "BindPaths" not in volume_properties("web", a_spec(volumes={"t": THEIRS}), "/s")
