@@ -6,7 +6,7 @@ tasks were listed nothing is concluded from their absence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -126,6 +126,15 @@ class Sights:
     def ready(self, record: MachineRecord) -> bool:
         """Return whether tasks may start there: its own profile, verified in this boot."""
         return _is_ready(record, self.sight(record.machine))
+
+    def steady(self, machine: str, pool: str) -> Mapping[str, TaskStatus] | None:
+        """Return what runs on a machine, if that is ready for tasks of a pool and nothing is
+        planned for it; None: it has to be looked at.
+        """
+        record, sight = self._broker.table.find(machine), self._sights.get(machine)
+        if record is None or sight is None or record.unavailability or record.entitlement != pool:
+            return None
+        return sight.tasks if _is_ready(record, sight) else None
 
     def listed(
         self,

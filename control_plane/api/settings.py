@@ -68,7 +68,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     reboot_grace_s: Positive = 300.0
     """A machine that reboots for its profile may be silent this long."""
     resync_s: Positive = 30.0
-    """Every job is looked at this often even if nothing happened."""
+    """Every job is looked at this often even if nothing happened; one in which there is nothing to
+    do has a whole round at each tenth of these looks."""
     repair_after_s: Annotated[float, Meta(ge=0)] = 60.0
     """Tasks move for the sake of an even spread once nothing else happened to their job for so
     long: a failure that is over soon is no reason."""

@@ -30,6 +30,7 @@ from control_plane.api.operations import Cause
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
+from control_plane.scheduler.calm import CalmJobs
 from control_plane.scheduler.consultant import Consultant
 from control_plane.scheduler.core import release
 from control_plane.scheduler.core.copies import second_copies
@@ -99,6 +100,7 @@ class Scheduler:
         """Job → how it and its pool stood when nothing was to be gained by a move."""
         self._quiet_since: dict[str, float] = {}
         """Job → since when nothing goes on in it; a time in which we stood still is none."""
+        self._calm = CalmJobs(region.sights, region.runtime, region.settings.resync_s)
         self._log = event_log
         self._consultant = Consultant(controllers, jobs, event_log)
         self._losses = losses
@@ -231,11 +233,25 @@ class Scheduler:
 
     async def _work(self, name: str) -> float | None:
         """Do one round for a job; return when to look again at the latest."""
+        rests_s = self._rests_s(name)
+        if rests_s is not None:
+            return rests_s
         try:
             return await self._round(name)
         except Conflict as e:
             log.info("decision was overtaken", extra={"job": name, "reason": str(e)})
             return _OVERTAKEN_S
+
+    def _rests_s(self, name: str) -> float | None:
+        """Return how long a job may be left alone in which nothing is to be done; None: look."""
+        record = self._jobs.find(name)
+        if record is None or name in self._answers or name in self._asking:
+            return None
+        pool, entitlement = self._placing.pool_of(record), self._placing.entitlement_of(record)
+        return self._calm.rests_s(record, entitlement, self._standing(record, pool), pool)
+
+    def _standing(self, record: JobRecord, pool: str) -> tuple[int, int]:
+        return self._jobs.revision(record.name), self._placing.index.gains(pool)
 
     def _pause_s(self, name: str) -> float:
         record = self._jobs.find(name)
@@ -280,7 +296,8 @@ class Scheduler:
         if made.record != before and not view.keys() >= _machines_of(made.record):
             view = self._view(made.record, now)
         await self._runtime.breathe()
-        for command in commands(made.record, view):
+        asked = commands(made.record, view)
+        for command in asked:
             self._dispatcher.send(command)  # it is derived anew when its turn has come
             await self._runtime.breathe()
         self._consultant.ask(made.record, view)
@@ -290,7 +307,17 @@ class Scheduler:
             self._losses.note(next(iter(seen.spared.values())))
         if made.held or self._waits_for_power(made):
             due_s.append(_LIMITED_S)
+        if made.record == before and not (asked or due_s) and (answer is None) == (request is None):
+            self._note_calm(before)
+        else:
+            self._calm.forget(name)
         return min([self._settings.resync_s, *due_s])
+
+    def _note_calm(self, record: JobRecord) -> None:
+        pool, entitlement = self._placing.pool_of(record), self._placing.entitlement_of(record)
+        standing = self._standing(record, pool)
+        is_even = self._evened.get(record.name) == standing
+        self._calm.found_nothing(record, entitlement, standing, is_even=is_even)
 
     def _waits_for_power(self, made: Decision) -> bool:
         """Return whether tasks have yet to leave machines whose power is capped."""
@@ -308,6 +335,7 @@ class Scheduler:
         """Drop what is remembered of a job that is gone."""
         self._workers.forget(name)
         self._consultant.forget(name)
+        self._calm.forget(name)
         self._allocator.waiting.drop(name)
         self._placing.forget(name)
         for known in (self._details, self._answers, self._evened, self._quiet_since):
@@ -334,8 +362,7 @@ class Scheduler:
 
         One that was proposed and has not begun is looked at each time.
         """
-        gains = self._placing.index.gains(self._placing.pool_of(record))
-        state = (self._jobs.revision(record.name), gains)
+        state = self._standing(record, self._placing.pool_of(record))
         if not is_quiet(record):
             self._quiet_since.pop(record.name, None)
             return ()

@@ -124,6 +124,23 @@ def available(task: TaskRecord, view: View) -> bool:
     return machine is not None and machine.up and machine.answering
 
 
+def serves_as_seen(job: str, task: TaskRecord, there: Mapping[str, TaskStatus]) -> bool:
+    """Return whether a task serves and `observe` would leave its record as it is.
+
+    `there` is what runs on its machine, which is up, ready and the job's.
+    """
+    status = there.get(task_id(job, task.index))
+    return (
+        status is not None
+        and status.generation == task.generation
+        and status.state is TaskState.RUNNING
+        and status.health is Health.HEALTHY
+        and task.phase is TaskPhase.RUNNING
+        and task.listed
+        and _with_status(task, status) is task
+    )
+
+
 def next_look(record: JobRecord, now: Moment, view: View | None = None) -> float | None:
     """Return when (steady) the record must be looked at again although nothing happened."""
     times = [task.retry_at for task in record.tasks if task.retry_at > 0]

@@ -1,0 +1,95 @@
+"""Jobs in which there is nothing to do cost no rounds, and none that they need is left out."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
+
+from world import World, a_job, scenario
+
+from agent.api import Health
+from control_plane.api.inventory import Drain
+from control_plane.scheduler import scheduler
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the jobs about which something was decided, one for each whole round."""
+    seen, real = list[str](), scheduler.decide
+
+    def decide(record, what):
+        seen.append(record.name)
+        return real(record, what)
+
+    monkeypatch.setattr(scheduler, "decide", decide)
+    return seen
+
+
+def test_news_of_machines_costs_a_calm_job_no_round(rounds: list[str]) -> None:
+    """Three quarters of all rounds found nothing to do."""
+
+    @scenario()
+    async def story(w: World) -> None:
+        await calm(w)
+        rounds.clear()
+        for _ in range(20):
+            for machine in w.region.machines:
+                w.cp._sights.changed(machine)
+            await asyncio.sleep(1.0)
+        assert rounds == []
+
+    story()
+
+
+def test_a_calm_job_has_a_whole_round_now_and_then(rounds: list[str]) -> None:
+    @scenario()
+    async def story(w: World) -> None:
+        await calm(w)
+        rounds.clear()
+        await asyncio.sleep(40 * w.settings.resync_s)
+        assert 3 <= len(rounds) <= 5
+
+    story()
+
+
+async def calm(w: World) -> str:
+    """Deploy a job, wait until nothing is done to it, and return a machine that has a task."""
+    await w.deployed(a_job(3))
+    await asyncio.sleep(3 * w.settings.resync_s + w.settings.repair_after_s)
+    assert "web" in w.cp._scheduler._calm._known
+    return next(machine for machine, tasks in w.region.where().items() if tasks)
+
+
+def listed(w: World) -> int:
+    return sum(task.listed for task in w.cp._jobs.get("web").tasks)
+
+
+@scenario()
+async def test_a_task_of_a_calm_job_that_falls_ill_is_taken_off_the_list_at_once(w: World) -> None:
+    name = await calm(w)
+    task = w.region.where()[name][0]
+    w.region.machines[name].report(task, health=Health.UNHEALTHY)
+    await asyncio.sleep(1.0)
+    assert listed(w) == 2
+    w.region.machines[name].report(task, health=Health.HEALTHY)
+    await asyncio.sleep(1.0)
+    assert listed(w) == 3
+
+
+@scenario()
+async def test_a_calm_job_leaves_a_machine_at_once_that_is_drained(w: World) -> None:
+    name = await calm(w)
+    await w.cp.inventory.drain(Drain(machines=[name], reason="new fans"))
+    await asyncio.sleep(1.0)
+    assert any(task.operation for task in w.cp._jobs.get("web").tasks)
+
+
+@scenario()
+async def test_a_calm_job_is_changed_at_once(w: World) -> None:
+    await calm(w)
+    await w.cp.apply_job(a_job(2))
+    await asyncio.sleep(1.0)
+    assert any(task.operation for task in w.cp._jobs.get("web").tasks)
