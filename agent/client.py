@@ -174,6 +174,10 @@ class AgentClient(WireClient):
         """Run a command inside a task; `asked` are the parameters of the route."""
         return self.converse(_ROUTE["exec_task"], task_id=task_id, **asked)
 
+    async def renew_identity(self) -> None:
+        """Have the host fetch its next certificate; returns before it has."""
+        await self.call(_ROUTE["renew_identity"])
+
     async def get_usage(self) -> Usages:
         """Return what each task uses of the host."""
         return _as(Usages, await self.call(_ROUTE["get_usage"]))

@@ -237,6 +237,7 @@ class Agent:
             accounts=accounts,
             volumes=VolumeDesk(host.volumes, tasks, lanes),
             spawn=spawn,
+            renew=self.identity.renew_when_asked,
             domain=self.identity.domain,
         )
 

@@ -188,6 +188,13 @@ ROUTES: tuple[Route, ...] = (
         response=Ack,
         summary="Remove a persistent volume, or a snapshot, that no task has",
     ),
+    Route(
+        "renew_identity",
+        "POST",
+        "/v1/identity:renew",
+        response=Ack,
+        summary="Fetch the next certificate now, and the authorities to trust",
+    ),
     Route("healthz", "GET", "/healthz", response=Liveness, summary="Alive"),
     Route("readyz", "GET", "/readyz", response=Liveness, summary="Ready: state is reconciled"),
 )

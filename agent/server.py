@@ -18,7 +18,15 @@ from agent.api.unit import UnitShown
 from agent.api.volumes import VOLUME_PATTERN
 from agent.core.records import unit_of
 from agent.core.unit_properties import journal_of
-from agent.errors import Busy, Forbidden, InvalidInput, NotFound, TwineError, Unauthenticated
+from agent.errors import (
+    Busy,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    TwineError,
+    Unauthenticated,
+    Unprocessable,
+)
 from agent.routes import ROUTES
 from agent.services.accounts import Ledger
 from agent.services.contact import Contact
@@ -67,6 +75,8 @@ class Services:
     volumes: VolumeDesk
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a coroutine beside the request, in the daemon's task group."""
+    renew: Callable[[], Coroutine[Any, Any, None]]
+    """Fetches this host's next certificate."""
     domain: Callable[[], str] = lambda: ""
     """Returns the trust domain of this host; empty: not known."""
     ready: bool = False
@@ -301,6 +311,11 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         _must_be_ready(s)
         await s.volumes.remove(*_volume(call))
         return api.Ack(detail="removed")
+    async def renew_identity(_: Call) -> api.Ack:
+        if not s.domain():
+            raise Unprocessable("this host has joined no control plane", hint="twine-agent join …")
+        s.spawn(s.renew())
+        return api.Ack()
 
     async def healthz(_: Call) -> api.Liveness:
         return api.Liveness(ok=True)
@@ -320,6 +335,7 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         "list_volumes": list_volumes,
         "snapshot_volume": snapshot_volume,
         "remove_volume": remove_volume,
+        "renew_identity": renew_identity,
         "healthz": healthz,
         "readyz": readyz,
     }

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from control_plane.api.machines import MachineRecord
     from control_plane.api.people import IssuedCredential
     from control_plane.identity.authority import Authority, OwnIdentity
+    from control_plane.identity.rotation import Rotation
     from control_plane.roles import ControlPlane
     from control_plane.store import Store
 
@@ -64,7 +65,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         stack.callback(Path(config.socket).unlink, missing_ok=True)
         url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
         identity = OwnIdentity(authority, config.reachable_at())
-        control_plane, app = await _build(
+        control_plane, app, rotation = await _build(
             stack, config, store, broker_stores, (authority, identity), url
         )
         doors = serving(
@@ -74,7 +75,8 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         log.info("serving", extra={"url": url, "socket": config.socket})
         started(url)
         ends = identity.end_connections_forever(control_plane.disconnect)
-        await _until(stopping, control_plane.wait_failed(), identity.renew_forever(), ends)
+        loops = control_plane.wait_failed(), identity.renew_forever(), ends, rotation.run()
+        await _until(stopping, *loops)
         log.info("ending; tasks go on")
 
 
@@ -101,8 +103,10 @@ async def _build(
     broker_stores: Mapping[str, Store],
     trust: tuple[Authority, OwnIdentity],
     url: str,
-) -> tuple[ControlPlane, web.Application]:
-    """Return the control plane, its loops running, and the front end before it."""
+) -> tuple[ControlPlane, web.Application, Rotation]:
+    """Return the control plane, its loops running, the front end before it, and its authority's
+    rotation.
+    """
     from control_plane.agents.polled import Patience, PolledAgent
     from control_plane.front_end.access import Access
     from control_plane.front_end.frontend import FrontEnd
@@ -160,6 +164,15 @@ async def _build(
     with heap_that_stays():
         control_plane = await _despite_damage(load, [store, *broker_stores.values()])
     registrar = Registrar(store, authority, control_plane, url, runtime)
+
+    async def have_renewed(machine: str) -> None:
+        async with agent_client(control_plane.inventory.get(machine).record) as client:
+            await client.renew_identity()
+
+    rotation = registrar.rotation
+    await rotation.load()
+    rotation.file, rotation.taken = config.authority_path, identity.renew
+    rotation.hosts, rotation.ask = control_plane.inventory.joined, have_renewed
     identity.is_void = people.is_void
     control_plane.identity_ends = identity.ends
 
@@ -169,9 +182,10 @@ async def _build(
     def ending() -> list[str]:
         return control_plane.inventory.known(identity.ending())
 
+    rotation.issued = issued
     front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, ending)
     access = Access(os.getuid(), config.socket_group, config.cluster)
-    return control_plane, front_end.app(access, version())
+    return control_plane, front_end.app(access, version()), rotation
 
 
 async def _despite_damage(
@@ -410,7 +424,7 @@ def _write_credential(
     config: Config, subject: tuple[str, str, tuple[str, ...]], out: Path, life_s: float, url: str
 ) -> None:
     """Issue a credential for (role, name, hosts) and write it."""
-    from agent.wire import tls
+    from agent.wire import pins, tls
     from control_plane.api.people import IssuedCredential
     from control_plane.identity.authority import (
         Subject,
@@ -434,9 +448,15 @@ def _write_credential(
     authority = open_authority(config.authority_path, config.cluster)
     held = authority.credential(Subject(role, name, hosts), url, life_s)
     tls.save(held, out)
-    if role == "user":
-        issued = IssuedCredential(name=name, issued_at=held.issued_at, not_after=held.not_after)
-        note(config.state_path / FOLDER, issued)
+    issued = IssuedCredential(
+        name=name,
+        role=role,
+        issued_at=held.issued_at,
+        not_after=held.not_after,
+        issuer=authority.ca_hash,
+        trusts=pins.ca_hashes(authority.ca_pem),
+    )
+    note(config.state_path / FOLDER, issued)
 
 
 if __name__ == "__main__":

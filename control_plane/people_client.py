@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from agent.wire.client import WireClient
 from agent.wire.routes import Route
+from control_plane.api.authority import AuthorityView, RotationStep, Step
 from control_plane.api.people import (
     AuditPage,
     Grant,
@@ -74,6 +75,15 @@ class PeopleClient(WireClient):
         """Return a part of the audit log: `before`, `limit`, `since`, `who`, `object`."""
         given: dict[str, Any] = dict(query)
         return _as(AuditPage, await self.call(_ROUTE["list_audit"], timeout_s=60.0, **given))
+
+    async def get_roots(self) -> AuthorityView:
+        """Return the authority's roots, and who goes along."""
+        return _as(AuthorityView, await self.call(_ROUTE["get_roots"]))
+
+    async def step_roots(self, step: Step, *, force: bool = False) -> AuthorityView:
+        """Take a step in the exchange of one root for another."""
+        wish = RotationStep(step=step, force=force)
+        return _as(AuthorityView, await self.call(_ROUTE["step_roots"], wish, timeout_s=60.0))
 
 
 def _as(kind: type[_T], value: object) -> _T:

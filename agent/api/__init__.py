@@ -49,6 +49,7 @@ from agent.api.ranges import Milliseconds as Milliseconds
 from agent.api.ranges import Moment as Moment
 from agent.api.ranges import Name as Name
 from agent.api.ranges import Pem as Pem
+from agent.api.ranges import Pins as Pins
 from agent.api.ranges import Port as Port
 from agent.api.ranges import Seconds as Seconds
 from agent.api.ranges import Share as Share
@@ -386,6 +387,7 @@ class Certificate(Reported, frozen=True, kw_only=True):
     certificate_pem: Pem
     """Leaf first, then the issuing authority."""
     ca_pem: Pem
+    """All authorities to trust from now on, the issuing one first."""
     not_after: Moment
     cluster: Id = ""
     """Trust domain; empty from a control plane of an earlier release."""
@@ -395,6 +397,8 @@ class RenewRequest(Reported, frozen=True, kw_only=True):
     """A joined host asks for its next certificate."""
 
     csr_pem: Pem
+    trusts: Pins = []
+    """Pins of the authorities that the host trusts now; empty from an earlier release."""
 
 
 class Authority(Reported, frozen=True, kw_only=True):

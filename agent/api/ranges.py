@@ -71,6 +71,8 @@ Id = Annotated[str, Meta(max_length=256)]
 Words = Annotated[str, Meta(max_length=65_536)]
 """A sentence of another program's: why, what happened."""
 Pem = Annotated[str, Meta(max_length=65_536)]
+Pins = Annotated[list[Id], Meta(max_length=8)]
+"""`sha256:<hex>` of authorities."""
 Address = Annotated[str, Meta(max_length=300, description="HOST:PORT, of at most 300 characters")]
 
 

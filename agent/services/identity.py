@@ -13,7 +13,6 @@ import random
 import re
 import ssl
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ import msgspec
 from agent import api
 from agent.errors import ConfigError, Forbidden, InvalidInput, ProtocolError, TwineError
 from agent.routes import JOIN_ROUTES
-from agent.wire import tls
+from agent.wire import pins, tls
 from agent.wire.client import WireClient
 from agent.wire.tls import Credential
 
@@ -83,7 +82,8 @@ class HostIdentity:
         self._path = folder / "identity.json"
         self._clock = clock
         self._domain: str | None = None
-        self._contexts: weakref.WeakSet[ssl.SSLContext] = weakref.WeakSet()
+        self._contexts = tls.Followers()
+        self._renewing = asyncio.Lock()
 
     def find(self) -> Identity | None:
         """Return who this host is, None before it joined; `ConfigError` if unreadable."""
@@ -121,7 +121,7 @@ class HostIdentity:
             url=invitation.url,
             key_pem=key_pem,
             certificate_pem=answer.certificate_pem,
-            ca_pem=ca_pem,
+            ca_pem=answer.ca_pem or ca_pem,
             issued_at=self._clock(),
             not_after=answer.not_after,
             cluster=answer.cluster,
@@ -138,33 +138,56 @@ class HostIdentity:
 
     def server_context(self) -> ssl.SSLContext:
         """Return the context of the agent's TCP port; it follows every renewal."""
-        return self._followed(tls.server_context(self._held(), require_client=True))
+        return self._contexts.add(
+            lambda held: tls.server_context(held, require_client=True), self._held()
+        )
 
     def client_context(self) -> ssl.SSLContext:
         """Return the context to call the control plane with; it follows every renewal."""
-        return self._followed(tls.client_context(self._held(), tls.CONTROL_PLANE))
+        return self._contexts.add(
+            lambda held: tls.client_context(held, tls.CONTROL_PLANE), self._held()
+        )
 
     async def renew(self) -> Identity:
-        """Fetch the next certificate, for a new key, with the one that is in force."""
+        """Fetch the next certificate, for a new key, with the one that is in force.
+
+        The answer also says which authorities to trust from now on (BUG-AG5). Where those are
+        others than before, one more renewal says that this was understood.
+        """
+        async with self._renewing:
+            known = self._held().ca_pem
+            found = await self._renew_once()
+            return found if self._held().ca_pem == known else await self._renew_once()
+
+    async def renew_when_asked(self) -> None:
+        """Renew now: the authority is about to change; where that fails, it is asked again."""
+        try:
+            await self.renew()
+        except TwineError as e:
+            log.warning("cannot renew the certificate as asked", extra={"reason": str(e)})
+
+    async def _renew_once(self) -> Identity:
         held = self._held()
         from agent.services import keys
 
         key_pem = keys.new_key()
         context = tls.client_context(held, tls.CONTROL_PLANE)
         async with WireClient(held.url, context) as client:
-            request = api.RenewRequest(csr_pem=keys.signing_request(key_pem, held.name))
+            request = api.RenewRequest(
+                csr_pem=keys.signing_request(key_pem, held.name), trusts=pins.ca_hashes(held.ca_pem)
+            )
             answer = await client.call(_ROUTE["renew"], request)
         fresh = msgspec.structs.replace(
             held,
             key_pem=key_pem,
             certificate_pem=answer.certificate_pem,
+            ca_pem=answer.ca_pem or held.ca_pem,
             issued_at=self._clock(),
             not_after=answer.not_after,
             cluster=answer.cluster or held.cluster,
         )
         self._keep(fresh)
-        for in_use in self._contexts:
-            tls.install(in_use, fresh)
+        self._contexts.take(fresh)
         log.info("renewed", extra={"machine": fresh.name, "not_after": fresh.not_after})
         return Identity(fresh.name, fresh.url, fresh.not_after)
 
@@ -195,7 +218,7 @@ class HostIdentity:
             )
         async with WireClient(invitation.url, tls.unverified_context()) as client:
             answer = await client.call(_ROUTE["get_authority"])
-        found = tls.ca_hash(answer.ca_pem)
+        found = pins.ca_hash(answer.ca_pem)
         if not hmac.compare_digest(found, invitation.ca_hash):
             raise Forbidden(
                 f"the authority of {invitation.url} is {found}, not {invitation.ca_hash}: "
@@ -203,7 +226,7 @@ class HostIdentity:
                 hint="compare the pin with `twinectl token create`; if it is right, somebody "
                 "is between this host and the control plane",
             )
-        return tls.first_certificate(answer.ca_pem)
+        return pins.first_certificate(answer.ca_pem)
 
     def _held(self) -> Credential:
         if not self._path.exists():
@@ -223,10 +246,6 @@ class HostIdentity:
         self._path.parent.chmod(0o700)
         tls.save(credential, self._path)
         self._domain = None
-
-    def _followed(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        self._contexts.add(context)
-        return context
 
 
 def renewal_time(issued_at: float, not_after: float, share: float) -> float:

@@ -1,15 +1,15 @@
 """Credentials on disk, and the TLS contexts made from them.
 
 A credential is one file with everything in it, so that it is replaced in one step and a key
-is never beside the wrong certificate. Contexts are reloaded in place: connections that stand
-keep what they have, new ones use the new certificate.
+is never beside the wrong certificate. Contexts that are in use follow a renewal: connections that
+stand keep what they have, new ones use the new certificate and the authorities that came with it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import ssl
+import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -35,7 +35,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     key_pem: str
     certificate_pem: str
     ca_pem: str
-    """The only authority that is trusted."""
+    """The authorities that are trusted: one, or two while one follows the other."""
     issued_at: float
     """Seconds since 1970, by the clock of the holder."""
     not_after: float
@@ -65,32 +65,12 @@ def load(path: Path) -> Credential:
         ) from e
 
 
-def ca_hash(ca_pem: str) -> str:
-    """Return the pin of an authority: `sha256:<hex>` over its first certificate (DER)."""
-    return "sha256:" + hashlib.sha256(_first(ca_pem)).hexdigest()
-
-
-def first_certificate(pem: str) -> str:
-    """Return only the first certificate of a PEM text; whatever follows it is dropped."""
-    return ssl.DER_cert_to_PEM_cert(_first(pem))
-
-
-def _first(pem: str) -> bytes:
-    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-    start, stop = pem.find(begin), pem.find(end)
-    try:
-        if start < 0 or stop < start:
-            raise ValueError("no PEM block")
-        return ssl.PEM_cert_to_DER_cert(pem[start : stop + len(end)])
-    except ValueError as e:
-        raise ConfigError("this is not a certificate in PEM form, or a damaged one") from e
-
-
 EXPECTED: ContextVar[str] = ContextVar("expected peer", default="")
 """Whom the present task calls, for contexts that serve many peers: `/host/vm1`. A context
 takes 30 KiB and is renewed in 2 ms, which is too much for one per machine."""
 
 
+Maker = Callable[[Credential], ssl.SSLContext]
 Judge = Callable[[Mapping[str, Any]], None]
 """Looks at a verified certificate, and raises `TwineError` where it is not to be believed."""
 
@@ -113,7 +93,42 @@ class _CheckedObject(ssl.SSLObject):
             raise ssl.SSLCertVerificationError(1, str(e)) from e
 
 
-class _ClientContext(ssl.SSLContext):
+class _Context(ssl.SSLContext):
+    """Can be replaced while it is in use: who holds it makes connections of its successor."""
+
+    successor: ssl.SSLContext | None = None
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        if self.successor is not None:
+            return self.successor.wrap_bio(*args, **kwargs)
+        return super().wrap_bio(*args, **kwargs)
+
+
+class Followers:
+    """Contexts of one identity: each new credential counts in all of them at once.
+
+    The library can put another certificate into a context, but take no authority out of it; so
+    each context is followed by another one. Connections that stand go on.
+    """
+
+    def __init__(self) -> None:
+        """Follow nothing yet."""
+        self._made: weakref.WeakKeyDictionary[_Context, Maker] = weakref.WeakKeyDictionary()
+
+    def add(self, make: Maker, credential: Credential) -> ssl.SSLContext:
+        """Return a context that follows every later credential."""
+        context = make(credential)
+        assert isinstance(context, _Context)
+        self._made[context] = make
+        return context
+
+    def take(self, credential: Credential) -> None:
+        """Use a credential from now on."""
+        for context, make in self._made.items():
+            context.successor = make(credential)
+
+
+class _ClientContext(_Context):
     """Checks the URI of the server's certificate besides authority and address."""
 
     sslobject_class = _CheckedObject
@@ -125,6 +140,8 @@ class _ClientContext(ssl.SSLContext):
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
         wrapped = super().wrap_bio(*args, **kwargs)
+        if self.successor is not None:
+            return wrapped
         assert isinstance(wrapped, _CheckedObject)
         wrapped.expected = self.expected or EXPECTED.get()
         wrapped.domain, wrapped.judge = self.domain, self.judge
@@ -176,7 +193,7 @@ def server_context(credential: Credential, *, require_client: bool) -> ssl.SSLCo
     has none yet), but none that comes with a bad one. There are no tickets: each connection
     proves anew who is at its other end, so nobody resumes an identity that has ended.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
     context.verify_mode = ssl.CERT_REQUIRED if require_client else ssl.CERT_OPTIONAL

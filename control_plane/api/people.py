@@ -96,11 +96,16 @@ class Revocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IssuedCredential(msgspec.Struct, frozen=True, kw_only=True):
-    """A credential that was written for a user."""
+    """A credential that was written to a file, for a user or a controller."""
 
     name: str
+    role: str = "user"
     issued_at: float
     not_after: float
+    issuer: str = ""
+    """Pin of the root that issued it; empty: noted by an earlier release."""
+    trusts: list[str] = []
+    """Pins of the roots that whoever holds it trusts."""
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):

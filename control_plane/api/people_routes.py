@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agent.api import Ack
 from agent.wire.routes import Route
+from control_plane.api.authority import AuthorityView, RotationStep
 from control_plane.api.people import (
     AuditPage,
     Grant,
@@ -101,6 +102,23 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         response=Revocation,
         needs=Needs.OPERATOR,
         summary="Let no certificate count that a host has now; it has to join again",
+    ),
+    Route(
+        "get_roots",
+        "GET",
+        "/v1/authority/roots",
+        response=AuthorityView,
+        needs=Needs.OPERATOR,
+        summary="The authority's roots, who goes along, and what hinders the next step",
+    ),
+    Route(
+        "step_roots",
+        "POST",
+        "/v1/authority/roots",
+        request=RotationStep,
+        response=AuthorityView,
+        needs=Needs.OPERATOR,
+        summary="Take a step in the exchange of one root for another",
     ),
     Route(
         "list_audit",

@@ -94,6 +94,10 @@ class MachineDesk:
         """Return those of these machines that there still are."""
         return [name for name in names if self._brokers.table.find(name) is not None]
 
+    def joined(self) -> list[str]:
+        """Return the machines that have an agent."""
+        return [record.machine for record in self._brokers.table.records() if record.address]
+
     def brokers(self) -> BrokerViews:
         """Return all brokers, by data center."""
         return BrokerViews(

@@ -8,6 +8,7 @@ import click
 
 from control_plane.cli import task_inside as task_inside  # adds its commands to `task`
 from control_plane.cli.audit import audit
+from control_plane.cli.authority import authority
 from control_plane.cli.capacity import capacity
 from control_plane.cli.entitlements import entitlement
 from control_plane.cli.events import events, task
@@ -55,7 +56,7 @@ def main(context: click.Context, endpoint: str | None, credential: Path | None) 
 _COMMANDS = (
     *(job, task, plan_offline, machine, maintenance, limit, profile),
     *(entitlement, capacity, image, token),
-    *(role, user, group, whoami, audit),
+    *(role, user, group, whoami, audit, authority),
 )
 for _command in _COMMANDS:
     main.add_command(_command)

@@ -32,6 +32,7 @@ from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMapView
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 from control_plane.front_end.access import Access
+from control_plane.front_end.authority_handlers import AuthorityHandlers
 from control_plane.front_end.capacity_handlers import CapacityHandlers
 from control_plane.front_end.guard import Guard
 from control_plane.front_end.health_handlers import HealthHandlers
@@ -67,6 +68,7 @@ class FrontEnd(
     ProfileHandlers,
     PeopleHandlers,
     TaskHandlers,
+    AuthorityHandlers,
 ):
     """A handler for each row of the table."""
 
@@ -94,6 +96,7 @@ class FrontEnd(
         TaskHandlers.__init__(self, control_plane.task_desk)
         MaintenanceHandlers.__init__(self, control_plane.maintenance)
         ProfileHandlers.__init__(self, control_plane.profiles)
+        AuthorityHandlers.__init__(self, registrar.rotation)
         self._control_plane = control_plane
         self._registrar = registrar
         self._images = images
@@ -161,7 +164,7 @@ class FrontEnd(
 
     async def renew(self, call: Call) -> Certificate:
         """Give a host its next certificate: for the name in its present one, no other."""
-        return await self._registrar.renew(principal(call.peer), call.body.csr_pem)
+        return await self._registrar.renew(principal(call.peer), call.body)
 
     async def revoke_machine_identity(self, call: Call) -> Revocation:
         """Let a host's certificates count no more, on connections that stand neither."""

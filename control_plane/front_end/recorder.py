@@ -42,7 +42,7 @@ _WORDS = {
 _TOLD = (
     *("entitlement", "tasks", "image", "machines", "rru", "per_type", "owners", "members"),
     *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority", "controller"),
-    *("work", "wave_size", "within", "despite", "without", "for_s"),
+    *("work", "wave_size", "within", "despite", "without", "for_s", "step", "force"),
 )
 """Fields of a request that the audit log repeats; none of them may hold a secret."""
 

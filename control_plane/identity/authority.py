@@ -1,8 +1,8 @@
 """The cluster's certificate authority, and the control plane's own identity made from it.
 
-A root key in one file (0600), and leaves. A leaf that must not count any more is revoked
-(`people.py`), which each request and each call looks at. The
-identity of a leaf is the URI of its subject alternative name (`agent.wire.peers`); what a
+Root keys in one file (0600), and leaves; how one root follows another is in `rotation`. A leaf
+that must not count any more is revoked (`people.py`), which each request and each call looks at.
+The identity of a leaf is the URI of its subject alternative name (`agent.wire.peers`); what a
 requester writes into its own request counts for nothing, only its public key is taken.
 """
 
@@ -15,10 +15,8 @@ import random
 import re
 import ssl
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,21 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.errors import ConfigError, Forbidden, InvalidInput
 from agent.wire import durable, tls
 from agent.wire.peers import peer_of, principal
 from agent.wire.tls import Credential
 from agent.wire.visitor import ends_at
+from control_plane.identity.core.certificates import (
+    SKEW_S,
+    builder,
+    key_text,
+    key_usage,
+    root_name,
+)
+from control_plane.identity.core.roots import Roots, made, parsed, text_of
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +46,10 @@ Clock = Callable[[], float]
 Disconnect = Callable[[str], Awaitable[None]]
 """Closes the connections to a machine's agent."""
 
-ROOT_LIFE_S = 10 * 365 * 86_400.0
 LEAF_LIFE_S = 45 * 86_400.0
 """Of hosts: a control plane may be away for a month and no host joins again (docs/adr/0037)."""
 OWN_LIFE_S = 86_400.0
 LEAF_LIFE_MIN_S = 300.0
-SKEW_S = 3_600.0
-"""Leaves are valid from an hour ago on, so that a host whose clock is behind accepts them."""
 WARN_S = 7 * 86_400.0
 """Hosts renew each day: one with a week left has failed to for a month."""
 MAX_REQUEST_CHARS = 16_384
@@ -81,41 +84,47 @@ class Authority:
 
     def __init__(
         self,
-        key: ec.EllipticCurvePrivateKey,
-        certificate: x509.Certificate,
+        roots: Roots,
         cluster: str,
         *,
         leaf_life_s: float = LEAF_LIFE_S,
         clock: Clock = time.time,
     ) -> None:
-        """Take a root that exists; `open_authority` finds or makes it."""
-        self._key = key
-        self._certificate = certificate
+        """Take roots that exist; `open_authority` finds or makes them."""
+        self.roots = roots
         self.leaf_life_s = leaf_life_s
         self._clock = clock
         self.cluster = cluster
-        self.ca_pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
-        self.ca_hash = tls.ca_hash(self.ca_pem)
-        """What hosts pin: `sha256:<hex>` over the certificate (DER)."""
+
+    @property
+    def ca_pem(self) -> str:
+        """Return the certificates of all roots that are trusted; the first one issues."""
+        return self.roots.bundle()
+
+    @property
+    def ca_hash(self) -> str:
+        """Return what hosts pin: `sha256:<hex>` over the issuing certificate (DER)."""
+        return self.roots.active.ca_hash
 
     def issue(
         self, public_key: ec.EllipticCurvePublicKey, subject: Subject, life_s: float | None = None
     ) -> Leaf:
         """Return a certificate that says: the holder of this key is this subject."""
         now = self._clock()
-        root_ends = self._certificate.not_valid_after_utc.timestamp()
-        not_after = min(now + (life_s or self.leaf_life_s), root_ends)
+        root = self.roots.active
+        not_after = min(now + (life_s or self.leaf_life_s), root.ends_at)
         common_name = f"{subject.role} {subject.name}"[:64]
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if subject.hosts:
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
-        root_key = self._certificate.public_key()
+        root_key = root.certificate.public_key()
         assert isinstance(root_key, ec.EllipticCurvePublicKey)
-        builder = (
-            _builder(common_name, self._certificate.subject, now - SKEW_S, not_after)
+        assert root.key is not None
+        begun = (
+            builder(common_name, root.certificate.subject, now - SKEW_S, not_after)
             .public_key(public_key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(sign_certificates=False), critical=True)
+            .add_extension(key_usage(sign_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(x509.SubjectAlternativeName(self._names(subject)), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
@@ -123,10 +132,10 @@ class Authority:
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(root_key), critical=False
             )
         )
-        leaf = builder.sign(self._key, hashes.SHA256())
+        leaf = begun.sign(root.key, hashes.SHA256())
         pem = leaf.public_bytes(serialization.Encoding.PEM).decode()
         log.info("certificate issued", extra={"subject": common_name, "serial": leaf.serial_number})
-        return Leaf(pem + self.ca_pem, leaf.not_valid_after_utc.timestamp())
+        return Leaf(pem + root.pem, leaf.not_valid_after_utc.timestamp())
 
     def credential(self, subject: Subject, url: str, life_s: float | None = None) -> Credential:
         """Return a new key and its certificate, for ourselves or for a user."""
@@ -135,7 +144,7 @@ class Authority:
         return Credential(
             name=subject.name,
             url=url,
-            key_pem=_key_pem(key).decode(),
+            key_pem=key_text(key).decode(),
             certificate_pem=leaf.pem,
             ca_pem=self.ca_pem,
             issued_at=self._clock(),
@@ -162,34 +171,30 @@ def open_authority(
     Losing the file means that every host joins again; a damaged one is never replaced.
     """
     if not path.exists():
-        durable.write(path, _new_root(cluster, clock()))
+        durable.write(path, text_of(Roots(made(cluster, clock()))))
         log.info("certificate authority created", extra={"cluster": cluster})
     try:
-        pem = path.read_bytes()
-        key = serialization.load_pem_private_key(pem, None)
-        certificate = x509.load_pem_x509_certificate(pem)
+        roots = parsed(path.read_bytes())
         path.chmod(0o600)
+    except LookupError as e:
+        raise ConfigError(f"key and certificate in {path} do not belong together") from e
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as e:
         raise ConfigError(
             f"cannot use the authority in {path}: {_why_not(e)}",
             hint="restore the file from a backup; without it every host must join again",
         ) from e
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"the key in {path} is no elliptic-curve key")
-    if certificate.public_key() != key.public_key():
-        raise ConfigError(f"key and certificate in {path} do not belong together")
-    if certificate.subject != _root_name(cluster):
+    if any(root.certificate.subject != root_name(cluster) for root in roots.trusted()):
         raise ConfigError(
             f"the authority in {path} is that of another cluster, not of {cluster!r}",
             hint="set `cluster` to the name it was created with, or use another state folder",
         )
-    return Authority(key, certificate, cluster, leaf_life_s=leaf_life_s, clock=clock)
+    return Authority(roots, cluster, leaf_life_s=leaf_life_s, clock=clock)
 
 
 def _why_not(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or "it cannot be read"
-    return "it holds no key and certificate in PEM form, or damaged ones"
+    return "it holds no elliptic-curve key and certificate in PEM form, or damaged ones"
 
 
 def check_user_name(name: str) -> None:
@@ -241,7 +246,7 @@ class OwnIdentity:
         self._authority = authority
         self._subject = Subject("component", "control-plane", tuple(hosts))
         self._clock = clock
-        self._contexts: weakref.WeakSet[ssl.SSLContext] = weakref.WeakSet()
+        self._contexts = tls.Followers()
         self._life_s = min(OWN_LIFE_S, authority.leaf_life_s)
         self._held = authority.credential(self._subject, "", self._life_s)
         self.is_void: Callable[[str, float], bool] = lambda _name, _valid_from: False
@@ -251,11 +256,15 @@ class OwnIdentity:
 
     def server_context(self) -> ssl.SSLContext:
         """Return the front end's context; a client may come without a certificate, to join."""
-        return self._followed(tls.server_context(self._held, require_client=False))
+        return self._contexts.add(
+            lambda held: tls.server_context(held, require_client=False), self._held
+        )
 
     def agents_context(self) -> ssl.SSLContext:
         """Return one context to call all agents: each call says in `tls.EXPECTED` whom."""
-        return self._followed(tls.client_context(self._held, "", self._judge))
+        return self._contexts.add(
+            lambda held: tls.client_context(held, "", self._judge), self._held
+        )
 
     def ending(self) -> list[str]:
         """Return the machines whose certificates end within a week: they cannot renew."""
@@ -281,8 +290,7 @@ class OwnIdentity:
     def renew(self) -> None:
         """Replace key and certificate in every context; standing connections go on."""
         self._held = self._authority.credential(self._subject, "", self._life_s)
-        for context in self._contexts:
-            tls.install(context, self._held)
+        self._contexts.take(self._held)
         log.info("own certificate renewed", extra={"not_after": self._held.not_after})
 
     async def renew_forever(self) -> None:
@@ -309,66 +317,3 @@ class OwnIdentity:
             now = self._clock()
             for machine in [name for name, ends in self.ends.items() if ends <= now]:
                 await disconnect(machine)
-
-    def _followed(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        self._contexts.add(context)
-        return context
-
-
-def _new_root(cluster: str, now: float) -> bytes:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _root_name(cluster)
-    public = key.public_key()
-    root = (
-        _builder("", name, now - SKEW_S, now + ROOT_LIFE_S)
-        .subject_name(name)
-        .public_key(public)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(sign_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return _key_pem(key) + root.public_bytes(serialization.Encoding.PEM)
-
-
-def _root_name(cluster: str) -> x509.Name:
-    return _name(f"Twine authority of {cluster}")
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
-
-
-def _builder(
-    common_name: str, issuer: x509.Name, start: float, end: float
-) -> x509.CertificateBuilder:
-    builder = (
-        x509.CertificateBuilder()
-        .issuer_name(issuer)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(datetime.fromtimestamp(start, UTC))
-        .not_valid_after(datetime.fromtimestamp(end, UTC))
-    )
-    return builder.subject_name(_name(common_name)) if common_name else builder
-
-
-def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not sign_certificates,
-        key_cert_sign=sign_certificates,
-        crl_sign=sign_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )

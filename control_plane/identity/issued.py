@@ -1,4 +1,4 @@
-"""Which credentials were written for users: `twine-control-plane user add` notes each.
+"""Which credentials were written to files: `twine-control-plane user add | controller` notes each.
 
 It runs beside the control plane, which owns the store; so these are files, one for each credential,
 and go once it has ended.
@@ -19,7 +19,7 @@ _MAX = 100_000
 
 def note(folder: Path, issued: IssuedCredential) -> None:
     """Remember a credential."""
-    name = f"{issued.name}@{issued.issued_at:.6f}.json"
+    name = f"{issued.role}-{issued.name}@{issued.issued_at:.6f}.json"
     durable.write(folder / name, msgspec.json.encode(issued))
 
 
@@ -41,7 +41,7 @@ def read(folder: Path, now: float) -> list[IssuedCredential]:
 def users(issued: list[IssuedCredential], revoked: list[Revocation]) -> Users:
     """Return the users of these credentials and revocations, by name."""
     views: dict[str, UserView] = {}
-    for one in issued:
+    for one in (found for found in issued if found.role == "user"):
         known = views.get(one.name, UserView(name=one.name))
         views[one.name] = msgspec.structs.replace(
             known,

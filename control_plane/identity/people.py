@@ -26,7 +26,7 @@ from control_plane.api.people import (
     Principal,
     Revocation,
 )
-from control_plane.identity.authority import SKEW_S
+from control_plane.identity.core.certificates import SKEW_S
 from control_plane.identity.core.standing import Caller
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Operation, Put, Store

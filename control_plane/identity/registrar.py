@@ -19,11 +19,12 @@ from typing import Protocol
 
 import msgspec
 
-from agent.api import ID_PATTERN, Certificate, JoinRequest
+from agent.api import ID_PATTERN, Certificate, JoinRequest, RenewRequest
 from agent.errors import Busy, Conflict, FieldError, Forbidden, InvalidInput, NotFound
 from agent.wire.networks import network_of
 from control_plane.api.machines import MachineRecord, MachineView, Token, TokenRequest
 from control_plane.identity.authority import Authority, Subject, public_key_of
+from control_plane.identity.rotation import Rotation
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Entry, Operation, Put, Store
 from control_plane.store.bounds import ROWS_MAX
@@ -80,11 +81,15 @@ class Registrar:
         self._authority = authority
         self._inventory = inventory
         self._url = url
-        self.ca_pem = authority.ca_pem
-        """The authority's certificate, which is no secret."""
+        self.rotation = Rotation(store, authority, runtime)
         self._runtime = runtime
         self._failures = Failures(runtime)
         self._tidied_at = float("-inf")
+
+    @property
+    def ca_pem(self) -> str:
+        """Return the authority's certificates, which are no secret."""
+        return self._authority.ca_pem
 
     async def create_token(self, request: TokenRequest) -> Token:
         """Return a new token for one host; its secret is stored nowhere."""
@@ -126,12 +131,13 @@ class Registrar:
             raise
         leaf = self._authority.issue(public_key, Subject("host", request.machine, hosts))
         await self._inventory.joined(request)
+        await self.rotation.heard(request.machine, [self._authority.ca_hash])
         log.info("host joined", extra={"machine": request.machine, "address": request.address})
         return self._certificate(request.machine, leaf.pem, leaf.not_after)
 
-    async def renew(self, machine: str, csr_pem: str) -> Certificate:
+    async def renew(self, machine: str, request: RenewRequest) -> Certificate:
         """Return the next certificate of a machine that proved to be it."""
-        public_key = public_key_of(csr_pem)
+        public_key = public_key_of(request.csr_pem)
         try:
             view = await self._inventory.get_machine(machine)
         except NotFound as e:
@@ -141,6 +147,7 @@ class Registrar:
             ) from e
         subject = Subject("host", machine, (host_of(view.record.address),))
         leaf = self._authority.issue(public_key, subject)
+        await self.rotation.heard(machine, request.trusts)
         return self._certificate(machine, leaf.pem, leaf.not_after)
 
     def _certificate(self, machine: str, pem: str, not_after: float) -> Certificate:

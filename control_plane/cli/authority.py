@@ -1,0 +1,64 @@
+"""`twinectl authority`: exchange the root of all certificates while everything runs."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from control_plane.api.authority import AuthorityView, Step
+from control_plane.cli import show
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+
+
+@click.group()
+def authority() -> None:
+    """The certificate authority: show it, or let another root follow.
+
+    prepare, activate, retire, each once `show` names nobody who would be locked out.
+    """
+
+
+def _print(found: AuthorityView) -> None:
+    rows = [
+        (
+            root.state.value,
+            root.ca_hash,
+            f"in {show.duration(root.ends_at - time.time())}",
+            f"{root.trusted_by} of {found.hosts}",
+            f"{root.used_by} of {found.hosts}",
+        )
+        for root in found.roots
+    ]
+    show.table(("root", "pin", "ends", "hosts trust it", "hosts use it"), rows)
+    if len(found.roots) == 1:
+        return
+    click.echo(f"\nnext: twinectl authority {found.next.value}")
+    for line in found.hinders:
+        click.echo(show.printable(f"  would be locked out: {line}"))
+
+
+@authority.command("show")
+@output_option
+@click.pass_obj
+def authority_show(target: Target, output: str) -> None:
+    """Show the roots, how many hosts go along, and what hinders the next step."""
+    found: AuthorityView = target.ask(lambda client: client.get_roots())
+    show.emit(output, found, lambda: _print(found))
+
+
+def _command(step: Step, text: str) -> None:
+    @authority.command(step.value, help=text)
+    @click.option("--force", is_flag=True, help="Also if somebody is locked out by it.")
+    @output_option
+    @click.pass_obj
+    def take(target: Target, output: str, force: bool) -> None:
+        found: AuthorityView = target.ask(lambda client: client.step_roots(step, force=force))
+        show.emit(output, found, lambda: _print(found))
+
+
+_command(Step.PREPARE, "Make a new root. It is trusted from now on, and issues nothing yet.")
+_command(Step.ACTIVATE, "Have the new root issue all certificates; the old one is still trusted.")
+_command(Step.RETIRE, "Trust the former root no more.")
+_command(Step.ABANDON, "Drop a new root before it has issued anything.")

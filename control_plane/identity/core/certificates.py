@@ -1,0 +1,78 @@
+"""How certificates of the region look: names, extensions, and from when to when they count."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+ROOT_LIFE_S = 10 * 365 * 86_400.0
+SKEW_S = 3_600.0
+"""Certificates are valid from an hour ago on, so that a host whose clock is behind accepts them."""
+
+
+def new_root(cluster: str, now: float) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """Return a new key and its own certificate, which issues others and nothing above them."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = root_name(cluster)
+    public = key.public_key()
+    certificate = (
+        builder("", name, now - SKEW_S, now + ROOT_LIFE_S)
+        .subject_name(name)
+        .public_key(public)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(key_usage(sign_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return key, certificate
+
+
+def root_name(cluster: str) -> x509.Name:
+    """Return the name of a region's authority; all its roots have it."""
+    return _name(f"Twine authority of {cluster}")
+
+
+def builder(
+    common_name: str, issuer: x509.Name, start: float, end: float
+) -> x509.CertificateBuilder:
+    """Return the beginning of a certificate that counts from `start` to `end` (since 1970)."""
+    begun = (
+        x509.CertificateBuilder()
+        .issuer_name(issuer)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.fromtimestamp(start, UTC))
+        .not_valid_after(datetime.fromtimestamp(end, UTC))
+    )
+    return begun.subject_name(_name(common_name)) if common_name else begun
+
+
+def key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
+    """Return what a key may be used for: to issue, or to prove who one is."""
+    return x509.KeyUsage(
+        digital_signature=not sign_certificates,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def key_text(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a key in PEM form."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])

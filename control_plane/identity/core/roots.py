@@ -1,0 +1,176 @@
+"""The roots of the authority while one is exchanged for another (docs/adr/0088).
+
+A rotation has three steps. `prepare`: a new root is trusted, and issues nothing. `activate`: it
+issues, and the one before is still trusted. `retire`: that one is trusted no more. Each step has
+to wait until everybody can go along; `hinders` tells who cannot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from agent.errors import Conflict
+from agent.wire import pins
+from control_plane.api.authority import HostTrust, Step
+from control_plane.api.people import IssuedCredential
+from control_plane.identity.core.certificates import key_text, new_root
+
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z ]{1,32})-----[^-]{1,8192}-----END \1-----\n?")
+_NAMED = 3
+"""Of those who hinder a step, so many are told by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A root certificate, with its key for as long as it issues or is about to."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey | None
+
+    @property
+    def pem(self) -> str:
+        """Return the certificate in PEM form."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+    @property
+    def ca_hash(self) -> str:
+        """Return its pin."""
+        return pins.ca_hash(self.pem)
+
+    @property
+    def ends_at(self) -> float:
+        """Return until when it counts, in seconds since 1970."""
+        return self.certificate.not_valid_after_utc.timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """The root that issues, and those that are trusted beside it."""
+
+    active: Root
+    coming: Root | None = None
+    former: Root | None = None
+
+    def trusted(self) -> list[Root]:
+        """Return all, the one that issues first."""
+        return [root for root in (self.active, self.coming, self.former) if root is not None]
+
+    def bundle(self) -> str:
+        """Return the certificates of all, in PEM form, the one that issues first."""
+        return "".join(root.pem for root in self.trusted())
+
+
+def made(cluster: str, now: float) -> Root:
+    """Return a new root."""
+    key, certificate = new_root(cluster, now)
+    return Root(certificate, key)
+
+
+def text_of(roots: Roots) -> bytes:
+    """Return what is kept on disk: keys before their certificates, the former one without."""
+    parts = []
+    for root in roots.trusted():
+        parts += [key_text(root.key)] if root.key is not None else []
+        parts.append(root.pem.encode())
+    return b"".join(parts)
+
+
+def parsed(text: bytes) -> Roots:
+    """Return the roots of a file, or raise `ValueError` (also TypeError, `UnsupportedAlgorithm`).
+
+    A file of an earlier release has one key and one certificate, which is one of these.
+    """
+    key: ec.EllipticCurvePrivateKey | None = None
+    issuing: list[Root] = []
+    former: list[Root] = []
+    for block in _BLOCK.finditer(text):
+        if block[1].endswith(b"PRIVATE KEY"):
+            loaded = serialization.load_pem_private_key(block[0], None)
+            if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+                raise TypeError("the key is no elliptic-curve key")
+            key = loaded
+        else:
+            root = Root(x509.load_pem_x509_certificate(block[0]), key)
+            (former if key is None else issuing).append(root)
+            if key is not None and root.certificate.public_key() != key.public_key():
+                raise LookupError("key and certificate do not belong together")
+            key = None
+    if not 1 <= len(issuing) <= 2 or len(former) > 1:
+        raise ValueError("there is no key with its certificate")
+    coming = issuing[1] if len(issuing) > 1 else None
+    return Roots(issuing[0], coming, former[0] if former else None)
+
+
+def after(roots: Roots, step: Step, fresh: Root) -> Roots:
+    """Return the roots after a step, or raise `Conflict` where it is not its turn."""
+    if step is Step.PREPARE:
+        if roots.coming is not None:
+            raise Conflict("a new root is prepared already", hint="twinectl authority activate")
+        if roots.former is not None:
+            raise Conflict(
+                "the former root is still trusted", hint="first twinectl authority retire"
+            )
+        return replace(roots, coming=fresh)
+    if step is Step.RETIRE:
+        if roots.former is None:
+            raise Conflict("there is no former root", hint="twinectl authority show")
+        return replace(roots, former=None)
+    if roots.coming is None:
+        raise Conflict("no new root is prepared", hint="first twinectl authority prepare")
+    if step is Step.ABANDON:
+        return replace(roots, coming=None)
+    return Roots(roots.coming, former=replace(roots.active, key=None))
+
+
+def is_behind(roots: Roots, trust: HostTrust | None) -> bool:
+    """Return whether a host has to renew so that it goes along with these roots."""
+    hashes = {root.ca_hash for root in roots.trusted()}
+    return trust is None or set(trust.trusts) != hashes or trust.issuer != roots.active.ca_hash
+
+
+def hinders(
+    roots: Roots,
+    step: Step,
+    hosts: Mapping[str, HostTrust | None],
+    credentials: Sequence[IssuedCredential],
+) -> list[str]:
+    """Return who would be locked out by a step, in words; nobody: it may be taken.
+
+    `hosts` are all that have joined, with what they said last; `credentials` those files of
+    users and controllers that have not ended, which nobody renews.
+    """
+    if step is Step.ACTIVATE and roots.coming is not None:
+        wanted = roots.coming.ca_hash
+        behind = [h for h, t in hosts.items() if t is None or wanted not in t.trusts]
+        old = [c for c in credentials if wanted not in c.trusts]
+        return _told(behind, "do not know the new root yet", old, "was made before it")
+    if step is Step.RETIRE and roots.former is not None:
+        wanted = roots.active.ca_hash
+        behind = [h for h, t in hosts.items() if t is None or t.issuer != wanted]
+        old = [c for c in credentials if c.issuer != wanted]
+        return _told(behind, "have a certificate of the former root", old, "is of it")
+    return []
+
+
+def _told(
+    hosts: Sequence[str], hosts_why: str, old: Sequence[IssuedCredential], old_why: str
+) -> list[str]:
+    found = []
+    if hosts:
+        found.append(f"{len(hosts)} hosts {hosts_why}: {_some(sorted(hosts))}")
+    names = sorted({f"{c.role} {c.name}" for c in old})
+    found += [f"the credential of {name} {old_why}" for name in names[:_NAMED]]
+    if len(names) > _NAMED:
+        found.append(f"and the credentials of {len(names) - _NAMED} others")
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,182 @@
+"""One root of the authority follows another while everything goes on (docs/adr/0088).
+
+Operators take the steps; in between each host that is behind is asked to renew, and says with its
+renewal whom it trusts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from agent.errors import Conflict, TwineError
+from agent.wire import durable
+from control_plane.api.authority import AuthorityView, HostTrust, RootState, RootView, Step
+from control_plane.api.people import IssuedCredential
+from control_plane.identity.authority import Authority
+from control_plane.identity.core.roots import after, hinders, is_behind, made, text_of
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Delete, Entry, Operation, Put, Store
+from control_plane.store.bounds import ROWS_MAX
+
+log = logging.getLogger(__name__)
+
+TRUST = "host-trust/"
+LOOK_S = 2.0
+ASK_AGAIN_S = 60.0
+ASK_EACH_S = 0.02
+"""50 hosts a second: 10,000 within four minutes, each for some milliseconds of computing."""
+_SHOWN = 20
+
+
+async def _nothing_issued() -> list[IssuedCredential]:
+    return []
+
+
+async def _nobody(_machine: str) -> None:
+    return None
+
+
+class Rotation:
+    """The only one who changes the roots. `load` comes before everything else."""
+
+    def __init__(self, store: Store, authority: Authority, runtime: Runtime) -> None:
+        """Read nothing yet."""
+        self._store, self._authority, self._runtime = store, authority, runtime
+        self._trust: dict[str, HostTrust] = {}
+        self._revisions: dict[str, int] = {}
+        self._asked: dict[str, float] = {}
+        self._settles = False
+        """Whether hosts may trust a root that was retired or dropped since this process began;
+        later ones renew within a day anyway."""
+        self._lock = asyncio.Lock()
+        self.file: Path | None = None
+        """Where the roots are kept; None: in memory."""
+        self.hosts: Callable[[], Sequence[str]] = list
+        """Tells the machines that have joined."""
+        self.issued: Callable[[], Awaitable[list[IssuedCredential]]] = _nothing_issued
+        """Tells the credentials that were written to files and have not ended."""
+        self.taken: Callable[[], None] = lambda: None
+        """Told after each step: what is shown and trusted here is to follow."""
+        self.ask: Callable[[str], Awaitable[None]] = _nobody
+        """Asks the agent of a machine to renew."""
+
+    async def load(self) -> None:
+        """Read what hosts said; what cannot be read they say again."""
+        for entry in (await self._store.list_prefix(TRUST)).entries:
+            machine = entry.key.removeprefix(TRUST)
+            self._revisions[machine] = entry.revision
+            if (known := _trust(entry)) is not None:
+                self._trust[machine] = known
+
+    async def heard(self, machine: str, trusts: Sequence[str]) -> None:
+        """Note whom a host trusts, to which the active root has just issued a certificate."""
+        trust = HostTrust(trusts=list(trusts), issuer=self._authority.ca_hash)
+        if self._trust.get(machine) == trust:
+            return
+        try:
+            self._revisions[machine] = await self._store.txn(
+                {TRUST + machine: self._revisions.get(machine, 0)},
+                [Put(TRUST + machine, msgspec.json.encode(trust))],
+            )
+        except Conflict:  # two renewals of one host at once: it is asked again
+            return
+        self._trust[machine] = trust
+
+    async def view(self) -> AuthorityView:
+        """Return the roots, who goes along, and who would be locked out by the next step."""
+        roots, hosts = self._authority.roots, self._said()
+        step = Step.ACTIVATE if roots.coming else Step.RETIRE if roots.former else Step.PREPARE
+        states = {RootState.ACTIVE: roots.active, RootState.COMING: roots.coming}
+        states[RootState.FORMER] = roots.former
+        views = [
+            RootView(
+                ca_hash=root.ca_hash,
+                state=state,
+                ends_at=root.ends_at,
+                trusted_by=sum(t is not None and root.ca_hash in t.trusts for t in hosts.values()),
+                used_by=sum(t is not None and root.ca_hash == t.issuer for t in hosts.values()),
+            )
+            for state, root in states.items()
+            if root is not None
+        ]
+        return AuthorityView(
+            roots=views,
+            hosts=len(hosts),
+            behind=list(islice(self._behind(), _SHOWN)),
+            next=step,
+            hinders=hinders(roots, step, hosts, await self.issued()),
+        )
+
+    async def take(self, step: Step, *, force: bool) -> AuthorityView:
+        """Take a step, or raise `Conflict` with all who would be locked out by it."""
+        async with self._lock:
+            authority = self._authority
+            fresh = made(authority.cluster, time.time())
+            roots = after(authority.roots, step, fresh)
+            found = hinders(authority.roots, step, self._said(), await self.issued())
+            if found and not force:
+                raise Conflict(
+                    f"to {step.value} locks somebody out: {'; '.join(found)}",
+                    hint="hosts renew within minutes, credentials end or are written anew; "
+                    "--force does it all the same, and who is locked out has to join again",
+                )
+            if self.file is not None:
+                await self._runtime.offload(durable.write, self.file, text_of(roots))
+            authority.roots = roots
+            self.taken()
+            self._asked.clear()
+            self._settles = True
+            await self._forget_gone()
+        said = {"step": step.value, "ca_hash": authority.ca_hash, "locked_out": len(found)}
+        log.warning("the authority took a step", extra=said)
+        return await self.view()
+
+    async def run(self) -> None:
+        """Ask hosts that are behind to renew, for as long as the process runs."""
+        while True:
+            await self._runtime.sleep(LOOK_S)
+            behind = self._behind()
+            self._settles = self._settles and bool(behind)
+            for machine in behind:
+                now = self._runtime.now()
+                if now - self._asked.get(machine, float("-inf")) < ASK_AGAIN_S:
+                    continue
+                self._asked[machine] = now
+                try:
+                    await self.ask(machine)
+                except TwineError as e:
+                    log.info("not renewed yet", extra={"machine": machine, "reason": str(e)})
+                await self._runtime.sleep(ASK_EACH_S)
+
+    def _said(self) -> dict[str, HostTrust | None]:
+        return {machine: self._trust.get(machine) for machine in self.hosts()}
+
+    def _behind(self) -> list[str]:
+        roots = self._authority.roots
+        if roots.coming is None and roots.former is None and not self._settles:
+            return []
+        return [machine for machine, trust in self._said().items() if is_behind(roots, trust)]
+
+    async def _forget_gone(self) -> None:
+        gone = sorted(self._trust.keys() - set(self.hosts()))
+        for first in range(0, len(gone), ROWS_MAX):
+            some = gone[first : first + ROWS_MAX]
+            deletions: list[Operation] = [Delete(TRUST + machine) for machine in some]
+            await self._store.txn({}, deletions)
+            for machine in some:
+                self._trust.pop(machine, None)
+                self._revisions.pop(machine, None)
+
+
+def _trust(entry: Entry) -> HostTrust | None:
+    try:
+        return msgspec.json.decode(entry.value, type=HostTrust)
+    except msgspec.DecodeError:
+        return None

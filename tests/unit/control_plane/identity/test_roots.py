@@ -1,0 +1,117 @@
+"""One root of the authority follows another: the steps, and who would be locked out by each."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.errors import Conflict
+from control_plane.api.authority import HostTrust, Step
+from control_plane.api.people import IssuedCredential
+from control_plane.identity.core.roots import (
+    Root,
+    Roots,
+    after,
+    hinders,
+    is_behind,
+    made,
+    parsed,
+    text_of,
+)
+
+A, B, C = (made("twine", 1_700_000_000.0) for _ in range(3))
+POOL = (A, B, C)
+
+
+def a_credential(name: str, issuer: str, *trusts: str) -> IssuedCredential:
+    return IssuedCredential(
+        name=name, issued_at=1.0, not_after=2.0, issuer=issuer, trusts=list(trusts)
+    )
+
+
+@given(st.lists(st.sampled_from(Step), max_size=12))
+def test_whatever_operators_do_there_is_one_root_that_issues_and_at_most_one_beside_it(
+    steps: list[Step],
+) -> None:
+    """BUG-AG5: and what is kept on disk is what was; the former root's key is gone."""
+    roots, fresh = Roots(A), [C, B] * 6
+    for step in steps:
+        try:
+            roots = after(roots, step, fresh.pop())
+        except Conflict:
+            continue
+        assert roots.active.key is not None
+        assert len(roots.trusted()) <= 2
+        assert roots.former is None or roots.former.key is None
+        read = parsed(text_of(roots))
+        assert read.bundle() == roots.bundle()
+        assert [r.key is None for r in read.trusted()] == [r.key is None for r in roots.trusted()]
+
+
+def test_a_rotation_is_three_steps_in_order() -> None:
+    """BUG-AG5: the new root is trusted before it issues, the old one after it did."""
+    roots = after(Roots(A), Step.PREPARE, B)
+    assert [r.ca_hash for r in roots.trusted()] == [A.ca_hash, B.ca_hash]
+    roots = after(roots, Step.ACTIVATE, C)
+    assert [r.ca_hash for r in roots.trusted()] == [B.ca_hash, A.ca_hash]
+    with pytest.raises(Conflict, match="former root is still trusted"):
+        after(roots, Step.PREPARE, C)
+    roots = after(roots, Step.RETIRE, C)
+    assert [r.ca_hash for r in roots.trusted()] == [B.ca_hash]
+
+
+@pytest.mark.parametrize("step", [Step.ACTIVATE, Step.RETIRE, Step.ABANDON])
+def test_no_step_is_taken_before_its_turn(step: Step) -> None:
+    with pytest.raises(Conflict):
+        after(Roots(A), step, B)
+
+
+def test_who_does_not_know_the_new_root_hinders_it() -> None:
+    """BUG-AG5: hosts by number and name, and files that nobody renews."""
+    roots = Roots(A, coming=B)
+    knows = HostTrust(trusts=[A.ca_hash, B.ca_hash], issuer=A.ca_hash)
+    old = HostTrust(trusts=[A.ca_hash], issuer=A.ca_hash)
+    hosts = {"vm1": knows, "vm2": old, "vm3": None}
+    assert hinders(roots, Step.ACTIVATE, {"vm1": knows}, []) == []
+    assert hinders(roots, Step.ACTIVATE, hosts, [a_credential("ann", A.ca_hash, A.ca_hash)]) == [
+        "2 hosts do not know the new root yet: vm2, vm3",
+        "the credential of user ann was made before it",
+    ]
+    assert hinders(roots, Step.ABANDON, hosts, []) == []
+
+
+def test_who_has_something_of_the_former_root_hinders_its_end() -> None:
+    """BUG-AG5: a long list is cut."""
+    roots = Roots(B, former=A)
+    both = [A.ca_hash, B.ca_hash]
+    hosts = {f"vm{n}": HostTrust(trusts=both, issuer=A.ca_hash) for n in range(5)}
+    hosts["new"] = HostTrust(trusts=both, issuer=B.ca_hash)
+    found = hinders(roots, Step.RETIRE, hosts, [a_credential("ann", B.ca_hash, *both)])
+    assert found == [
+        "5 hosts have a certificate of the former root: vm0, vm1, vm2 and 2 more",
+    ]
+
+
+@given(st.sampled_from(POOL), st.sets(st.sampled_from(POOL)))
+def test_a_host_is_behind_until_it_trusts_exactly_what_there_is_and_is_of_the_active_root(
+    issuer: Root, trusted: set[Root]
+) -> None:
+    """BUG-AG5: who still trusts a retired root has to renew, too."""
+    roots = Roots(A, former=B)
+    trust = HostTrust(trusts=[r.ca_hash for r in trusted], issuer=issuer.ca_hash)
+    ready = trusted == {A, B} and issuer is A
+    assert is_behind(roots, trust) != ready
+    assert is_behind(roots, None)
+
+
+def test_a_file_of_an_earlier_release_is_one_root() -> None:
+    """One key and its certificate."""
+    read = parsed(text_of(Roots(A)))
+    assert (read.active.ca_hash, read.coming, read.former) == (A.ca_hash, None, None)
+
+
+@pytest.mark.parametrize("text", [b"", b"nonsense", A.pem.encode(), text_of(Roots(A)) * 3])
+def test_a_damaged_file_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match="no key"):
+        parsed(text)
