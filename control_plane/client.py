@@ -40,7 +40,7 @@ from control_plane.api.inventory import (
 )
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.limits import Lift, LimitView, LimitViews
-from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.api.machines import MachineRecord, Machines, MachineView, Token, TokenRequest
 from control_plane.api.maintenance import (
     GoOn,
     MaintenanceWish,

@@ -24,6 +24,7 @@ from agent.wire.peers import peer_of
 from agent.wire.tls import Credential
 from control_plane.api.machines import EventKind, Token, TokenRequest
 from control_plane.identity.authority import SKEW_S, Authority, Subject, open_authority
+from control_plane.identity.core.certificates import key_text
 
 from .conftest import FACTS, Region
 
@@ -361,9 +362,7 @@ def test_a_certificate_without_an_identity_of_ours_is_refused(shared: Region) ->
     key = ec.generate_private_key(ec.SECP256R1())
     leaf = shared.authority.issue(key.public_key(), Subject("robot", "vm1"))
     held = shared.authority.credential(Subject("host", "vm1"), "")
-    from control_plane.identity.authority import _key_pem
-
-    held = msgspec.structs.replace(held, key_pem=_key_pem(key).decode(), certificate_pem=leaf.pem)
+    held = msgspec.structs.replace(held, key_pem=key_text(key).decode(), certificate_pem=leaf.pem)
     with pytest.raises(TwineError, match="no identity of ours") as refusal:
         asyncio.run(renewed(shared, _context(shared, held)))
     assert refusal.value.status == 401

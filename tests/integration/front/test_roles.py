@@ -131,6 +131,8 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "list_users": OPERATORS,
     "revoke_user": OPERATORS,
     "revoke_machine_identity": OPERATORS,
+    "get_roots": OPERATORS,
+    "step_roots": OPERATORS,
     "list_audit": OPERATORS,
     "healthz": ALL,
     "readyz": ALL,
