@@ -311,6 +311,7 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         _must_be_ready(s)
         await s.volumes.remove(*_volume(call))
         return api.Ack(detail="removed")
+
     async def renew_identity(_: Call) -> api.Ack:
         if not s.domain():
             raise Unprocessable("this host has joined no control plane", hint="twine-agent join …")
