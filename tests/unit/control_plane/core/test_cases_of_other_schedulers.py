@@ -69,6 +69,70 @@ def test_fit_counts_what_is_claimed_and_not_what_is_used(theirs, task, fits):
 
 
 @pytest.mark.parametrize(
+    ("theirs", "task", "machine", "fits"),
+    [
+        ("kube ephemeral storage: what is left", Demand(disk_bytes=GIB), {"disk_bytes": GIB}, True),
+        ("kube ephemeral storage: too much", Demand(disk_bytes=2), {"disk_bytes": 1}, False),
+        ("kube extended resource: whole ones", Demand(gpus=2), {"gpus": 2}, True),
+        ("kube extended resource: one too many", Demand(gpus=3), {"gpus": 2}, False),
+        ("kube: what a node does not have is none of it", Demand(gpus=1), {}, False),
+        ("Nomad network mbits", Demand(network_mbps=100), {"network_mbps": 99}, False),
+        (
+            "Nomad device constraint by model",
+            Demand(gpus=1, requires=(parse("gpu_type = a100"),)),
+            {"gpus": 1, "gpu_type": "l4"},
+            False,
+        ),
+        (
+            "Nomad device constraint by an attribute",
+            Demand(gpus=1, requires=(parse("label.gpu-memory >= 40"),)),
+            {"gpus": 1, "labels": (("gpu-memory", "80"),)},
+            True,
+        ),
+        (
+            "kube nodeSelector of two labels: both",
+            Demand(requires=(parse("label.a = 1"), parse("label.b = 2"))),
+            {"labels": (("a", "1"), ("b", "3"))},
+            False,
+        ),
+    ],
+)
+def test_what_a_machine_has_decides_whether_a_task_fits(theirs, task, machine, fits):
+    (there,) = add(RegionIndex(), "m1", **machine)
+    assert (not judge(task, there, there)) is fits, theirs
+
+
+@pytest.mark.parametrize(
+    ("theirs", "blocked", "only", "host"),
+    [
+        ("kube nodeName", "", "m2", "m2"),
+        ("kube cordon, Nomad ineligible: no new tasks", "m1", "", "m2"),
+        ("kube nodeName of a cordoned node: here it waits", "m2", "m2", None),
+    ],
+)
+def test_a_machine_by_name_and_one_that_takes_no_tasks(theirs, blocked, only, host):
+    index = RegionIndex()
+    for name in ("m1", "m2"):
+        add(index, name, blocked="is drained" if name == blocked else "")
+    wish = (In("machine", frozenset({only})),) if only else ()
+    made = allocate(index, a_request(1, demand=Demand(GIB, cpus=1, requires=wish)))
+    assert where(index).get(0) == host, theirs
+    assert any("is drained" in reason for reason in made.reasons) is (host is None)
+
+
+def test_a_task_that_failed_goes_to_another_machine_if_there_is_one():
+    """Nomad's penalty for a node on which an allocation failed; kube does not know that."""
+    index = RegionIndex()
+    add(index, "m1")
+    allocate(index, a_request(1))
+    allocate(index, a_request(1, avoid="m1"))
+    assert where(index) == {0: "m1"}, "there is no other"
+    add(index, "m2")
+    allocate(index, a_request(1, avoid="m1"))
+    assert where(index) == {0: "m2"}
+
+
+@pytest.mark.parametrize(
     ("fit", "name"), [(Fit.TIGHT, "full"), (Fit.EVEN, "empty")], ids=["binpack", "spread"]
 )
 def test_nomads_two_algorithms_are_fit_tight_and_even(fit, name):
