@@ -1,4 +1,5 @@
-"""How much programs in the kernel may sample: the rates of events and of BPF's own accounts.
+"""How much programs in the kernel may sample: the rates of events and of BPF's own accounts, and
+numbers in pinned maps that those programs are configured by.
 
 Said as values of this host, so that whoever observes hosts with BPF sees the same shape everywhere.
 Source: Linux, Documentation/admin-guide/sysctl/kernel.rst (perf_event_max_sample_rate,
@@ -7,11 +8,14 @@ perf_cpu_time_max_percent, bpf_stats_enabled) and net.rst (bpf_jit_enable).
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
+from agent.errors import FieldError
+from agent.machine.bpf_maps import PINNED, find_value, set_value
 from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Host, Setting
@@ -22,6 +26,11 @@ FILES = {
     "stats": "/proc/sys/kernel/bpf_stats_enabled",
     "jit": "/proc/sys/net/core/bpf_jit_enable",
 }
+
+MAPS = "maps."
+_PLACE = re.compile(
+    r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}){0,3}:\d{1,9}"
+)
 
 
 class Bpf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,46 +45,83 @@ class Bpf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     would switch that guard off."""
     jit: bool | None = None
     """Whether programs are compiled to machine code."""
+    maps: dict[str, Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]] = {}
+    """Numbers in array maps that are pinned below /sys/fs/bpf: `"sampler/config:0" = 100` is key 0
+    of the map `sampler/config`."""
     required: bool = False
     """Whether a kernel without one of these cannot run the profile."""
 
 
 class BpfSetting(Setting):
-    """One value for each key."""
+    """One value for each key, and for each key of a map."""
 
     kind: ClassVar[str] = "bpf"
     section: ClassVar[type[Bpf]] = Bpf
 
+    def check(self, profile: Profile) -> list[FieldError]:
+        """Return the places that are no key of a pinned map."""
+        found: Bpf | None = profile.section(self.kind)
+        reason = "is not of the form MAP:KEY, with a map below /sys/fs/bpf and a number"
+        return [
+            FieldError(field=f"bpf.{MAPS}{place}", reason=f"{place!r} {reason}")
+            for place in (found.maps if found else ())
+            if not _PLACE.fullmatch(place)
+        ]
+
     def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
         """Return one value for each key that is given."""
         found: Bpf | None = profile.section(self.kind)
+        if found is None:
+            return []
+        given = {key: getattr(found, key) for key in FILES}
+        given |= {f"{MAPS}{place}": value for place, value in found.maps.items()}
         return [
             Wanted(
                 setting=f"bpf.{key}",
                 value=str(int(value)),
-                required=found.required if found else False,
+                required=found.required,
                 source=profile.source_of(f"bpf.{key}"),
             )
-            for key in FILES
-            if (value := getattr(found, key, None)) is not None
+            for key, value in given.items()
+            if value is not None
         ]
 
     def touches(self, setting: str) -> tuple[str, ...]:
-        """Return the file."""
+        """Return the file, or the key of the map."""
         return (_path(setting),)
 
     def lacking(self, setting: str) -> str:
         """Return why a host has none."""
-        return f"this kernel has no {_path(setting)}"
+        return f"this kernel has no {_path(setting)}" + (
+            ", or it is no array of numbers" if _is_of_map(setting) else ""
+        )
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force."""
-        return host.fs.find(_path(setting))
+        if not _is_of_map(setting):
+            return host.fs.find(_path(setting))
+        found = find_value(host.fs, *_place(setting))
+        return None if found is None else str(found)
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Set the value."""
-        host.fs.write(_path(setting), value)
+        if _is_of_map(setting):
+            set_value(host.fs, *_place(setting), int(value))
+        else:
+            host.fs.write(_path(setting), value)
+
+
+def _is_of_map(setting: str) -> bool:
+    return setting.startswith(f"bpf.{MAPS}")
+
+
+def _place(setting: str) -> tuple[str, int]:
+    """Return map and key."""
+    name, _, key = setting.removeprefix(f"bpf.{MAPS}").rpartition(":")
+    return name, int(key)
 
 
 def _path(setting: str) -> str:
+    if _is_of_map(setting):
+        return f"{PINNED}/{setting.removeprefix(f'bpf.{MAPS}')}"
     return FILES[setting.removeprefix("bpf.")]

@@ -16,7 +16,8 @@ def untouched() -> dict[str, str]:
     subprocess.run(["systemctl", "start", "workload.slice"], check=True)
     for verb in ("start", "stop"):
         subprocess.run(["systemctl", verb, "twine-agent.service"], check=True)
-    subprocess.run(["modprobe", "-a", "loop", "xfs"], check=True)  # stay, as after any mount
+    # Stay, with their sysctls, as after any mount and after the agent's first rule of a firewall.
+    subprocess.run(["modprobe", "-a", "loop", "xfs", "nf_conntrack"], check=True)
     return everything()
 
 

@@ -26,7 +26,8 @@ SECTIONS = {
     "affinity": "[affinity]\nnic_irq_threads=12\nbusy_loop_threads=1\n",
     "block": "[block]\nflash={scheduler='mq-deadline', nr_requests=128, read_ahead_kb=16}\n"
     "rotating={scheduler='none', rq_affinity=2, wbt_lat_usec=0}\n",
-    "bpf": "[bpf]\nstats=true\nmax_sample_rate=5000\nmax_cpu_percent=5\njit=false\n",
+    "bpf": "[bpf]\nstats=true\nmax_sample_rate=5000\nmax_cpu_percent=5\njit=false\n"
+    "maps={'sampler/config:0'=50, 'sampler/config:2'=1, 'no/such:0'=1}\n",
     "controllers": "[controllers]\ndisable=['cpu', 'io']\n",
     "cstates": "[cstates]\nmax_latency_us=2\n",
     "modules": "[modules]\nload=['tcp_bbr', 'tcp_cubic', 'no_such']\n",
@@ -348,3 +349,18 @@ def test_a_guests_card_that_cannot_delay_interrupts_is_unsupported(fake: Recorde
         "nic.eth0.tx_usecs": "0",
     }
     assert "more than the driver of eth0 takes" in setting.lacking("nic.eth0.rx_usecs:16")
+
+
+def test_a_map_is_named_by_where_it_is_pinned(fake: RecordedHost) -> None:  # HP7
+    setting, wanted = wanted_of(fake, "bpf", "[bpf]\nmaps={'sampler/config:1'=9}\n")
+    assert [(w.setting, w.value) for w in wanted] == [("bpf.maps.sampler/config:1", "9")]
+    applied(fake, setting, wanted)
+    assert fake.fs.read("/run/recorded/bpf/sampler/config").splitlines() == ["0 100", "1 9"]
+
+
+@pytest.mark.parametrize(
+    "place", ["../../etc/x:0", "/a:0", "a", "a:x", "a:-1", "a b:0", "a/../b:0"]
+)
+def test_a_place_that_is_no_map_and_key_is_refused(tmp_path: Path, place: str) -> None:
+    profile = a_profile(tmp_path, f"[bpf]\nmaps={{'{place}'=1}}\n", {})
+    assert ["MAP:KEY" in e.reason for e in setting_of("bpf").check(profile)] == [True]
