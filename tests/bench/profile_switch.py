@@ -6,10 +6,14 @@ guest that has TuneD: TuneD's `throughput-performance` and `latency-performance`
 `sidekick import-tuned`, against `tuned-adm profile` with its daemon warm, in turns; and huge pages
 on fragmented memory, by sidekick and by a plain write.
 
-Keys: `command_ms`, `engine_ms`, `noop_ratio` (repeated apply / plan, whole commands),
-`turbo_p90_ms`, `tuned_adm_ms`, `ratio_command`, `ratio_engine` (TuneD / ours),
-`hugepages_reached`, `hugepages_plain_reached` (shares of attempts). Null is what was not measured
-in this run.
+The timer's look: processor time of a look at a host that is as it was, beside a full `verify` and
+a bare interpreter, on the recorded host with its largest profile.
+
+What is done is told on stderr as it is done. Keys: `command_ms`, `engine_ms`, `noop_ratio`
+(repeated apply / plan, whole commands), `turbo_p90_ms`, `tuned_adm_ms`, `ratio_command`,
+`ratio_engine` (TuneD / ours), `hugepages_reached`, `hugepages_plain_reached` (shares of attempts),
+`look_cpu_ms`, `verify_cpu_ms`, `bare_cpu_ms`, `look_settings`. Null is what was not measured in
+this run.
 """
 
 from __future__ import annotations
@@ -20,14 +24,16 @@ import io
 import json
 import math
 import mmap
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from sidekick import look
 from sidekick.apply import Run
 from sidekick.cli import main as sidekick
 from sidekick.cli import real_host
@@ -40,7 +46,8 @@ from sidekick.targets import target_of
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[2]
 PAIR = ("throughput-performance", "latency-performance")
-PARTS = ("tree", "tuned", "pages")
+PARTS = ("tree", "look", "tuned", "pages")
+LARGEST = "memcache"
 SHAPES = {
     "throughput-performance": "description='t'\n[power]\ngovernor='performance'\n"
     "[thp]\nenabled='always'\n[block]\nflash={read_ahead_kb=4096}\nrotating={read_ahead_kb=4096}\n"
@@ -69,6 +76,46 @@ def run(argv: Sequence[str], codes: Sequence[int] = (0,)) -> None:
         raise SystemExit(
             f"bench: {' '.join(argv)}: {done.returncode}: {done.stderr or done.stdout}"
         )
+
+
+def told(text: str) -> None:
+    """Tell how far it is: an emulated guest takes minutes."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def processor_ms(argv: Sequence[str], n: int) -> float:
+    """Return the median of the processor time of a program, in ms."""
+    took = []
+    for _ in range(n):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run(argv)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return round(statistics.median(took) * 1000, 1)
+
+
+def looks(folder: Path, n: int) -> dict[str, float | None]:
+    """Measure what looking for drift costs on the recorded Intel host."""
+    sys.path.insert(0, str(ROOT / "tests" / "unit" / "sidekick"))
+    from fake_host import PROFILES
+    from recorded import RecordedHost
+
+    tree, state = folder / "looked", folder / "looked-state"
+    fake = RecordedHost(tree, "intel")
+    fake.state = StateFolder(state)
+    Run(fake.host(), fake.state, fake.target(LARGEST)).carry_out()
+    verify = [sys.executable, "-m", "sidekick.cli", f"--root={tree}", f"--state={state}"]
+    verify += [f"--profiles={PROFILES}", "verify", "--timer"]
+    run(verify)
+    bare = [sys.executable, "-I", "-S"]
+    figures: dict[str, float | None] = {
+        "look_cpu_ms": processor_ms([*bare, look.__file__, str(state), "/bin/false"], n),
+        "bare_cpu_ms": processor_ms([*bare, "-c", "pass"], n),
+        "verify_cpu_ms": processor_ms(verify, n),
+    }
+    report = fake.state.read_status()
+    assert report is not None
+    return figures | {"look_settings": len(report.settings)}
 
 
 def on_a_tree(folder: Path, n: int) -> dict[str, float | None]:
@@ -105,6 +152,7 @@ def on_a_tree(folder: Path, n: int) -> dict[str, float | None]:
         engine(name)
         mode = ("turbo-on", "turbo-off")[turn % 2]
         taken["turbo"] = timed(lambda mode=mode: run([*program, "apply-profile", mode]))
+        told(f"tree: turn {turn + 1} of {2 * (n + 1)}: " + shown(taken))
         for kind, took in taken.items() if turn > 1 else ():
             figures[kind].append(took)
     median = {kind: statistics.median(values) for kind, values in figures.items()}
@@ -114,6 +162,10 @@ def on_a_tree(folder: Path, n: int) -> dict[str, float | None]:
         "noop_ratio": round(median["noop"] / median["plan"], 2),
         "turbo_p90_ms": round(percentile(figures["turbo"], 90), 1),
     }
+
+
+def shown(taken: Mapping[str, float]) -> str:
+    return ", ".join(f"{kind} {took:.0f} ms" for kind, took in taken.items())
 
 
 def percentile(values: Sequence[float], p: float) -> float:
@@ -147,6 +199,8 @@ def beside_tuned(folder: Path, n: int) -> dict[str, float | None]:
         ours.append(timed(lambda name=name: run([*program, "apply-profile", name])))
         inside.append(timed(lambda other=other: engine(other)))
         run([*program, "rollback"])
+        taken = {"tuned-adm": theirs[-1], "command": ours[-1], "engine": inside[-1]}
+        told(f"tuned: turn {turn + 1} of {2 * (n + 1)}: " + shown(taken))
     command, engine_ms, tuned = (statistics.median(v[2:]) for v in (ours, inside, theirs))
     return {
         "command_ms": round(command, 1),
@@ -178,7 +232,7 @@ def on_fragmented_memory(folder: Path, n: int) -> dict[str, float | None]:
     )
     program = [sys.executable, "-m", "sidekick.cli", f"--profiles={folder}"]
     reached = {"hugepages_reached": 0, "hugepages_plain_reached": 0}
-    for _ in range(n):
+    for number in range(n):
         for key in reached:
             held = fragments(total * 3 // 5)
             if key == "hugepages_reached":
@@ -190,6 +244,7 @@ def on_fragmented_memory(folder: Path, n: int) -> dict[str, float | None]:
                 run([*program, "rollback"])
             pool.write_text("0\n")
             held.close()
+        told(f"pages: attempt {number + 1} of {n}: {reached}")
     return {key: round(count / n, 3) for key, count in reached.items()}
 
 
@@ -207,7 +262,8 @@ def fragments(size: int) -> mmap.mmap:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("-n", type=int, default=10, help="pairs of switches; attempts")
+    parser.add_argument("-n", type=int, default=10, help="pairs of switches")
+    parser.add_argument("--attempts", type=int, default=20, help="at huge pages")
     parser.add_argument("--inside", action="store_true", help="this is a guest with TuneD; as root")
     parser.add_argument(
         "--part", action="append", choices=PARTS, help="of what --inside does; all by default"
@@ -215,16 +271,19 @@ def main() -> None:
     options = parser.parse_args()
     parts = options.part or PARTS
     keys = "command_ms engine_ms tuned_adm_ms ratio_command ratio_engine noop_ratio"
-    more = "hugepages_reached hugepages_plain_reached turbo_p90_ms n"
-    figures: dict[str, float | None] = dict.fromkeys(f"{keys} {more}".split())
+    more = "hugepages_reached hugepages_plain_reached turbo_p90_ms"
+    costs = "look_cpu_ms verify_cpu_ms bare_cpu_ms look_settings n"
+    figures: dict[str, float | None] = dict.fromkeys(f"{keys} {more} {costs}".split())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "tree" in parts:
             figures |= on_a_tree(folder, options.n)
+        if "look" in parts:
+            figures |= looks(folder, 2 * options.n + 1)
         if options.inside and "tuned" in parts:
             figures |= beside_tuned(folder, options.n)
         if options.inside and "pages" in parts:
-            figures |= on_fragmented_memory(folder, options.n)
+            figures |= on_fragmented_memory(folder, options.attempts)
     figures["n"] = options.n
     if options.json:
         print(json.dumps(figures))
