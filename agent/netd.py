@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from agent.core.addresses import alias_of, gateway4, host6, netns_of, read_alias, veth_of
+from agent.core.addresses import VETH, alias_of, gateway4, host6, netns_of, read_alias, veth_of
 from agent.core.firewall import TABLE, table
 from agent.core.network import NAMESPACES
 from agent.errors import HostError
@@ -38,6 +38,10 @@ async def answer(ask: Ask) -> Answer:
     site, lacks = ask.site, ""
     for task_id in ask.remove:
         await netlink.remove(netns_of(task_id), veth_of(task_id))
+    for link in ask.unlink:
+        if not VETH.fullmatch(link):
+            raise HostError(f"{link} is no link to a task: it is not touched")
+        await netlink.unlink(link)
     if ask.allowed is not None:
         if ask.allowed:  # a host without private tasks forwards nothing on our account
             lacks = await netlink.ensure_host(site.host4, str(host6(site)), site.prefix6)

@@ -45,6 +45,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     ensure: TaskNet | None = None
     remove: list[str] = []
     """Ids of tasks whose network goes."""
+    unlink: list[str] = []
+    """Host ends of links of no task, which go."""
     allowed: list[TaskNet] | None = None
     """All private networks, for the firewall; None leaves it as it is."""
 

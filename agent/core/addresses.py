@@ -8,6 +8,7 @@ being told: the tunnel is 6rd's (RFC 5969), the firewall compares the hashes.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
@@ -23,6 +24,10 @@ _LABEL = "twine"
 def netns_of(task_id: str) -> str:
     """Return the path of a task's network namespace."""
     return f"{NAMESPACES}/{task_id}"
+
+
+VETH = re.compile(r"tw[0-9a-f]{11}")
+"""What the host's end of a task's link is called."""
 
 
 def veth_of(task_id: str) -> str:

@@ -338,7 +338,13 @@ class FakeMachine:
     def _observe(self, _state: Path, _run: Path) -> Observed:
         units = self.systemd.units("twine-*.service")
         running = tuple(u.control_group for u in units if "/workload" in u.control_group)
-        return replace(self.observed, cgroups=running + self.observed.cgroups)
+        strays = self.network.strays
+        return replace(
+            self.observed,
+            cgroups=running + self.observed.cgroups,
+            namespaces=(*self.observed.namespaces, *(s for s in strays if not s.startswith("tw"))),
+            veths={**self.observed.veths, **{s: "" for s in strays if s.startswith("tw")}},
+        )
 
     def reboot(self) -> None:
         """Lose all units and get a new boot id; files stay."""

@@ -16,6 +16,8 @@ class FakeNetwork:
         """Of the firewall; None: it was never put in force."""
         self.broken = ""
         """Why every request fails, where it does."""
+        self.strays: list[str] = []
+        """Namespaces and links of no task, by name."""
         self.own = "10.77.0.11"
 
     def ask(self, ask: Ask) -> Answer:
@@ -24,6 +26,7 @@ class FakeNetwork:
             raise HostError(self.broken)
         for task_id in ask.remove:
             self.networks.pop(task_id, None)
+        self.strays = [s for s in self.strays if s not in (*ask.remove, *ask.unlink)]
         if ask.allowed is not None:
             self.allowed = list(ask.allowed)
         if ask.ensure is not None:

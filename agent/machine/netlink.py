@@ -123,9 +123,7 @@ async def _shape(ipr: Any, index: int, bps: int | None) -> None:
 
 async def remove(namespace: str, veth: str) -> None:
     """Remove a task's private network; what is not there is no error."""
-    async with _netlink(f"cannot remove {veth}") as ipr:
-        for index in await ipr.link_lookup(ifname=veth):
-            await ipr.link("del", index=index)
+    await unlink(veth)
     path = Path(namespace)
     try:
         if _is_namespace(path):
@@ -133,6 +131,13 @@ async def remove(namespace: str, veth: str) -> None:
         path.unlink(missing_ok=True)
     except OSError as e:
         raise HostError(f"cannot remove {namespace}: {e.strerror}") from e
+
+
+async def unlink(veth: str) -> None:
+    """Remove a link and its other end; one that is not there is no error."""
+    async with _netlink(f"cannot remove {veth}") as ipr:
+        for index in await ipr.link_lookup(ifname=veth):
+            await ipr.link("del", index=index)
 
 
 def _is_namespace(path: Path) -> bool:

@@ -206,6 +206,10 @@ class Ledger:
                 await host.lanes.run("btrfs", host.roots.remove, name)
             case "scratch":
                 await host.lanes.run("btrfs", self._machine.btrfs.delete, state / "scratch" / name)
+            case "namespace":
+                await host.networks.clear(namespace=name)
+            case "veth":
+                await host.networks.clear(veth=name)
             case "image" | "layer" | "staging":
                 return await self._images.tidy_if_idle()
             case "record" if name.startswith(".") and name.endswith(".new"):

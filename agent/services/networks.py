@@ -108,6 +108,15 @@ class Networks:
             await self._ask(Ask(site=site, remove=[task_id], allowed=left))
             self._wanted.pop(task_id, None)
 
+    async def clear(self, *, namespace: str = "", veth: str = "") -> None:
+        """Remove a namespace, or a link, that belongs to no task; raises `HostError`."""
+        async with self._turn:
+            if namespace in self._wanted or namespace in self._spared:
+                return
+            site = await self._our_site()
+            names, links = [namespace] if namespace else [], [veth] if veth else []
+            await self._ask(Ask(site=site, remove=names, unlink=links))
+
     async def _our_site(self) -> Site:
         found = await self._lanes.run(_LANE, self._network.address)
         return self._site(found)

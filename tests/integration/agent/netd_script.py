@@ -19,6 +19,7 @@ from pyroute2 import netns
 
 from agent.api import Network, NetworkMode, TaskSpec
 from agent.core.addresses import netns_of, plan
+from agent.errors import HostError
 from agent.machine import nft
 from agent.machine.private_network import HostNetwork
 from agent.netd import answer
@@ -112,9 +113,34 @@ async def cycles(count: int) -> dict[str, Any]:
     }
 
 
+def _stray() -> None:
+    netns.create(netns_of("stray"))
+    words = "ip link add tw0123456789a type veth peer name q1"
+    subprocess.run(words.split(), check=True)
+
+
+async def strays() -> dict[str, Any]:
+    """What is there of no task goes by name, and nothing else does."""
+    _stray()
+    await answer(Ask(site=SITE, remove=["stray"], unlink=["tw0123456789a"]))
+    try:
+        await answer(Ask(site=SITE, unlink=["e0"]))
+    except HostError as e:
+        refused = str(e)
+    return {
+        "links": [name for name in _links() if name.startswith(("tw0", "q1", "e0"))],
+        "files": [p.name for p in Path(netns_of("x")).parent.iterdir()],
+        "refused": refused,
+    }
+
+
 def _qdiscs(task: str) -> str:
     command = ["nsenter", f"--net={netns_of(task)}", "tc", "qdisc", "show", "dev", "eth0"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+async def _rest(count: int) -> dict[str, Any]:
+    return {"cycles": await cycles(count), "strays": await strays()}
 
 
 def _links() -> list[str]:
@@ -137,7 +163,7 @@ def main(scratch: str, count: int) -> None:
     # This process's /sys still shows the links that it came from.
     subprocess.run(["mount", "-t", "sysfs", "sysfs", "/sys"], check=True)
     own = HostNetwork().address()
-    print(json.dumps({"own": own, "walls": found, "cycles": asyncio.run(cycles(count))}))
+    print(json.dumps({"own": own, "walls": found, **asyncio.run(_rest(count))}))
 
 
 if __name__ == "__main__":

@@ -67,6 +67,14 @@ def test_nothing_is_left_after_a_hundred_networks(found: dict[str, Any]) -> None
     assert found["cycles"] == {"networks": 0, "links": [], "files": [], "mounts": 0}
 
 
+def test_what_belongs_to_no_task_is_removed_by_name_and_nothing_else(
+    found: dict[str, Any],
+) -> None:  # P9, F-27
+    strays = found["strays"]
+    assert (strays["links"], strays["files"]) == (["e0"], [])
+    assert "e0 is no link to a task" in strays["refused"]
+
+
 def test_a_host_without_a_default_route_knows_its_own_address(found: dict[str, Any]) -> None:
     """Such as one of the lab; asked without netlink, which the agent's sandbox has closed."""
     assert found["own"] == "10.77.0.11"
