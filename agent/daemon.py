@@ -49,6 +49,7 @@ from agent.services.oci import Registries
 from agent.services.offload import Lanes
 from agent.services.port import listen
 from agent.services.prober import Prober
+from agent.services.reserve import Reserve
 from agent.services.roots import Roots
 from agent.services.supervisor import Host, task_unit
 from agent.services.tasks import Tasks
@@ -149,7 +150,8 @@ class Agent:
         config, machine = self.config, self._machine
         hardware = await lanes.run("facts", machine.hardware)
         events = EventLog(hardware.boot_id)
-        disk = StateDisk(self._state, events)
+        reserve = Reserve(self._state / "reserve", machine.btrfs.sync)
+        disk = StateDisk(self._state, events, reserve, lanes)
         units = Units(machine.systemd, lanes)
         stack.callback(units.listen())
         images = Images(
@@ -172,7 +174,7 @@ class Agent:
         host = Host(
             units=units,
             roots=roots,
-            journal=Journal(self._state / "journal"),
+            journal=Journal(self._state / "journal", reserve),
             events=events,
             lanes=lanes,
             prober=prober,

@@ -31,8 +31,9 @@ from vm_lab.promises import Promises
 MACHINE = "m1"
 TASKS = 5
 IMAGES_AT_MOST = 6
-SHORTEST_S, LONGEST_S = 0.5, 15.0
-"""A cut comes so long after the first order; a start takes about a second when emulated."""
+ORDERS_MOST, PAUSE_S = 20, 2.0
+"""A cut comes after so many acknowledged orders at most, then within this time: on a slow machine
+a series takes longer, but is not emptier."""
 HANDS = "/opt/twine/bin/python -I -m vm_lab.hands"
 DISK_ERRORS = "btrfs device stats -c / && ! dmesg | grep -E 'BTRFS (error|critical)'"
 
@@ -139,15 +140,18 @@ class PowerCuts:
 
     async def _cut(self, hands: Hands, number: int) -> tuple[Cut, Hands, Done]:
         chance = random.Random(f"{self.series.seed}/{number}")
-        after_s = chance.uniform(SHORTEST_S, LONGEST_S)
+        orders, pause_s = chance.randint(1, ORDERS_MOST), chance.uniform(0.0, PAUSE_S)
         work = [
             asyncio.create_task(self._on_task(hands, f"t{n}", random.Random(chance.random())))
             for n in range(TASKS)
         ]
         work.append(asyncio.create_task(self._on_images(hands, random.Random(chance.random()))))
-        before = hands.promises.acknowledged
-        await asyncio.wait(work, timeout=after_s, return_when=asyncio.FIRST_EXCEPTION)
+        began, before = time.monotonic(), hands.promises.acknowledged
+        while hands.promises.acknowledged < before + orders and not any(t.done() for t in work):
+            await asyncio.sleep(0.05)
+        await asyncio.wait(work, timeout=pause_s, return_when=asyncio.FIRST_EXCEPTION)
         self._kill()
+        after_s = time.monotonic() - began
         for task in work:
             task.cancel()
         for ended in await asyncio.gather(*work, return_exceptions=True):

@@ -90,6 +90,23 @@ def install(root: Path, now: bool) -> None:
         click.echo("twine-agent.service is enabled and runs")
 
 
+@click.command()
+@click.option("--purge", is_flag=True, help="Also images, volumes, identity and configuration.")
+@click.pass_obj
+def uninstall(config_path: Path | None, purge: bool) -> None:
+    """Take away what install put here; refused while tasks are on this host.
+
+    Settings of a host profile are given back. The program itself goes as it came (pip, rm).
+    """
+    from agent.daemon import real_machine
+    from agent.services.removal import uninstall as take_away
+
+    config = load(config_path)
+    state, run = Path(config.state_dir), Path(config.run_dir)
+    for path in take_away(Path("/"), state, run, real_machine(), config.sidekick, purge=purge):
+        click.echo(path)
+
+
 @click.group("config", invoke_without_command=True)
 @click.pass_context
 def config_group(context: click.Context) -> None:

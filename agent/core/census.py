@@ -25,6 +25,8 @@ _OWN = {
     "images": "images",
     "journal": "records of tasks",
     "layers": "layers of images",
+    "reserve": "room that is kept for records on a full disk",
+    "reserve.new": "the same, while it is being taken",
     "scratch": "volumes that go with their tasks",
     "sidekick": "the host profile's state",
     "staging": "what is being taken in",

@@ -25,9 +25,12 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
         "MountAPIVFS": True,
         "PrivateDevices": True,
         "PrivateIPC": True,
+        "PrivateMounts": True,
         "DevicePolicy": "closed",
         "ProtectSystem": "strict",
+        "ProtectHome": "yes",
         "ProtectKernelModules": True,
+        "ProtectKernelTunables": True,
         "ProtectKernelLogs": True,
         "ProtectControlGroups": True,
         "ProtectClock": True,
@@ -68,7 +71,7 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
 )
 """What a task may not do (trust promise: a task sees neither host nor neighbours).
 
-`DynamicUser` implies PrivateTmp, ProtectHome and RemoveIPC (systemd.exec(5)).
+`DynamicUser` implies PrivateTmp, a ProtectHome that reads, and RemoveIPC (systemd.exec(5)).
 
 A refused system call answers EPERM instead of killing the task, and the calls that change
 owner or user stay: daemons make them out of habit, and without capabilities the kernel

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 
 from agent.services.events import EventLog
+from agent.services.offload import Lanes
+from agent.services.reserve import Reserve
 from agent.wire.quantities import about_size
 
 log = logging.getLogger(__name__)
@@ -22,9 +24,11 @@ LOOK_S = 10.0
 class StateDisk:
     """The file system of the agent's state folder."""
 
-    def __init__(self, state: Path, events: EventLog) -> None:
-        """Tell `events` what becomes of it."""
+    def __init__(self, state: Path, events: EventLog, reserve: Reserve, lanes: Lanes) -> None:
+        """Tell `events` what becomes of it; hold the reserve while there is room for it."""
         self._state = state
+        self._reserve = reserve
+        self._lanes = lanes
         self._events = events
         self.problem = ""
         """In words what is wrong with it; empty while all is well."""
@@ -44,6 +48,11 @@ class StateDisk:
         """Look again and again."""
         while True:
             self.look()
+            if not self.problem:
+                try:
+                    await self._lanes.run("journal", self._reserve.fill)
+                except OSError as e:
+                    log.warning("no room can be kept for records", extra={"why": str(e)})
             await asyncio.sleep(LOOK_S)
 
 

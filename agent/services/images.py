@@ -246,6 +246,8 @@ class Images:
         target, name = self._staging / _hex(digest), _hex(digest)[:12]
         make = os.mkdir if format_ is ImageFormat.BTRFS else self._btrfs.create
         await self._lanes.run("btrfs", make, target)
+        if format_ is not ImageFormat.BTRFS:  # of an archive that does not name its own top
+            await self._lanes.run("btrfs", os.chmod, target, 0o755)
         unit = f"twine-unpack-{name}.service"
         mount = str(await self._lanes.run("btrfs", self._btrfs.top, target.parent))
         properties = unpack_properties(str(stream), str(target), format_, mount)

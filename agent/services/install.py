@@ -32,6 +32,15 @@ _TARGETS = {
     ("sidekick", "sidekick-verify.service"): "etc/systemd/system/sidekick-verify.service",
     ("sidekick", "sidekick-verify.timer"): "etc/systemd/system/sidekick-verify.timer",
 }
+"""File of a package → where it lies below the root."""
+
+
+def targets() -> list[tuple[str, str, str]]:
+    """Return package, file and place below the root of all that is put on a host."""
+    drop_ins = [
+        ("agent", "journal-namespace.conf", f"{_UNITS}/{u}.d/twine.conf") for u in _JOURNALS
+    ]
+    return [*((package, name, target) for (package, name), target in _TARGETS.items()), *drop_ins]
 
 
 def install(root: Path) -> list[str]:
@@ -41,10 +50,7 @@ def install(root: Path) -> list[str]:
     the operator's and stays.
     """
     written = []
-    drop_ins = (
-        ("agent", "journal-namespace.conf", f"{_UNITS}/{u}.d/twine.conf") for u in _JOURNALS
-    )
-    for package, name, target in (*((p, n, t) for (p, n), t in _TARGETS.items()), *drop_ins):
+    for package, name, target in targets():
         source = files(package) / "units" / name
         if not source.is_file():
             raise Unprocessable(f"{package}/units/{name} is missing from this installation")

@@ -8,6 +8,7 @@ record never takes the others along (F-06).
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ import msgspec
 
 from agent.core.records import TaskRecord, Tombstone
 from agent.errors import ConfigError, HostError
+from agent.services.reserve import Reserve
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +43,10 @@ class Replay:
 class Journal:
     """The folder of task records. Blocking: call it through a lane."""
 
-    def __init__(self, folder: Path) -> None:
-        """Use `folder`, made if need be."""
+    def __init__(self, folder: Path, reserve: Reserve | None = None) -> None:
+        """Use `folder`, made if need be; `reserve` gives room where the disk is full."""
         self._folder = folder
+        self._reserve = reserve
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, record: TaskRecord | Tombstone, *, durable: bool = True) -> None:
@@ -56,12 +59,22 @@ class Journal:
         body = msgspec.json.encode(record)
         header = json.dumps({"schema": SCHEMA, "kind": kind, "crc": zlib.crc32(body)})
         try:
-            self._replace(record.task_id, header.encode() + b"\n" + body + b"\n", durable)
+            self._insist(record.task_id, header.encode() + b"\n" + body + b"\n", durable)
         except OSError as e:
             raise HostError(
                 f"cannot save the record of task {record.task_id}: {e.strerror}",
                 hint=f"is the file system of {self._folder} full or read-only?",
             ) from e
+
+    def _insist(self, task_id: str, data: bytes, durable: bool) -> None:
+        """Replace a record; on a full disk with the room that is kept for this."""
+        try:
+            self._replace(task_id, data, durable)
+        except OSError as e:
+            full = e.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not full or self._reserve is None or not self._reserve.release():
+                raise
+            self._replace(task_id, data, durable)
 
     def _replace(self, task_id: str, data: bytes, durable: bool) -> None:
         path = self._folder / f"{task_id}.json"

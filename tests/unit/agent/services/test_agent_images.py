@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,20 @@ async def test_an_image_is_streamed_in_verified_and_read_only(host: FakeHost) ->
     assert subvolume
     assert subvolume.read_only
     assert host.fake.systemd.units("twine-unpack-*") == []
+
+
+async def test_a_task_can_enter_an_image_whose_archive_does_not_name_its_own_top(
+    host: FakeHost,
+) -> None:
+    """AG3: with the agent's umask it was its owner's alone, and no task ever started from it."""
+    before = os.umask(0o077)
+    try:
+        async with host.agent() as client:
+            await client.put_image(DIGEST, TAR, chunks_of(DATA))
+    finally:
+        os.umask(before)
+
+    assert _folder(host).stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""A task that attacks its host in 58 ways (F-84), and how exposed units are on a real systemd.
+
+The table of docs/security.md is what this prints.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.one_guest import OneGuest
+
+SOURCE = Path(__file__).with_name("red_team.c")
+GATES = {
+    "twine-task-neighbour.service": 1.2,
+    "twine-agent.service": 2.2,
+    "twine-fence.service": 2.0,
+    "twine-network.service": 4.6,
+}
+"""Of 10, less is better."""
+FOLDERS = ("proc", "sys", "dev", "tmp", "run", "var", "var/tmp", "etc", "root")
+
+
+def names() -> list[str]:
+    """Return the names of all probes, in order."""
+    return re.findall(r'^ +P\("([^"]+)"', SOURCE.read_text(), re.MULTILINE)
+
+
+def image(folder: Path) -> bytes:
+    """Return an image whose only file is the program."""
+    program, out = folder / "red_team", io.BytesIO()
+    subprocess.run(["cc", "-static", "-O1", "-Wall", "-o", program, SOURCE], check=True)
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in FOLDERS:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(entry)
+        tar.add(program, "red_team")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def guest() -> Iterator[OneGuest]:
+    found = OneGuest(name="red")
+    found.up()
+    yield found
+    found.down()
+
+
+@pytest.mark.long
+def test_f84_a_task_reaches_nothing_of_its_host(guest: OneGuest, tmp_path: Path) -> None:
+    """F-84 AG8: every probe is refused, and units are as little exposed as promised."""
+    guest.ssh("systemctl start twine-agent.service", timeout_s=900)
+    guest.lab("ssh", "m1", "--", "cat > /root/red.tar", stdin=image(tmp_path))
+    guest.ssh("systemd-run -q --unit=on-7443 python3 -m http.server 7443 --bind 127.0.0.1")
+    run = "twine-agent run {} --image /root/red.tar --memory 16MiB {} -- /red_team {}"
+    guest.ssh(run.format("neighbour", "", ""), timeout_s=900)
+    pid = guest.ssh("systemctl show -P MainPID twine-task-neighbour.service").strip()
+    guest.ssh(run.format("red", "--restart never --no-wait", f"8080 {pid}"), timeout_s=900)
+    guest.until("all probes answered", lambda: "over\tyes" in guest.find("twine-agent logs red"))
+    said = guest.ssh("twine-agent logs red")
+    found = dict(line.split("\t") for line in said.splitlines() if "\t" in line)
+    scores = {unit: exposure(guest, unit) for unit in GATES}
+
+    print(table(found, scores))
+    assert found.pop("over") == "yes"
+    assert list(found) == names()
+    assert {name for name, result in found.items() if result in ("REACHED", "0")} == set()
+    assert {u for u, score in scores.items() if score > GATES[u]} == set()
+    neighbour = json.loads(guest.ssh("twine-agent show neighbour -o json"))["task"]
+    assert (neighbour["state"], neighbour["restarts"]) == ("running", 0)
+
+
+def exposure(guest: OneGuest, unit: str) -> float:
+    """Return what `systemd-analyze security` says of a unit."""
+    said = guest.ssh(f"systemd-analyze security {unit} --no-pager | tail -1")
+    found = re.search(r"exposure level for .*: (\d+\.\d) ", said)
+    assert found, said
+    return float(found[1])
+
+
+def table(found: dict[str, str], scores: dict[str, float]) -> str:
+    """Return the results as Markdown."""
+    lines = ["| it tries | and gets |", "|---|---|"]
+    lines += [f"| {name} | {result} |" for name, result in found.items() if name != "over"]
+    lines += ["", "| unit | exposure | at most |", "|---|---|---|"]
+    lines += [f"| `{unit}` | {score} | {GATES[unit]} |" for unit, score in scores.items()]
+    return "\n".join(lines)

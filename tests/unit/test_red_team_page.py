@@ -1,0 +1,20 @@
+"""The page on security shows every probe of the task that attacks its host, and what came of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_on_security_shows_every_probe_and_none_that_reached_anything() -> None:
+    """F-84: the table is that of a run of tests/lab/test_2_red_team.py."""
+    source = (ROOT / "tests" / "lab" / "red_team.c").read_text()
+    probes = re.findall(r'^ +P\("([^"]+)"', source, re.MULTILINE)
+    page = (ROOT / "docs" / "security.md").read_text()
+    _, _, below = page.partition("| it tries | and gets |\n|---|---|\n")
+    rows = [line.strip("| ").split(" | ") for line in below.partition("\n\n")[0].splitlines()]
+    assert [name for name, _ in rows] == probes
+    assert len(probes) >= 40
+    assert all(re.fullmatch("E[A-Z0-9]+", result) for _, result in rows)
