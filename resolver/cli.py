@@ -16,7 +16,7 @@ from dns.exception import DNSException
 from agent import log as logs
 from agent.errors import Busy, InvalidInput, Unreachable
 from agent.wire import quantities
-from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
+from control_plane.cli.program import Program, Target, target_options
 from resolver import keeping, proxies
 from resolver.dns_message import Zone
 from resolver.dns_server import DnsServer
@@ -29,27 +29,13 @@ FIRST_ANSWER_S = 5.0
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--endpoint",
-    envvar="TWINE_ENDPOINT",
-    metavar="URL",
-    help=f"https://HOST:PORT or unix:/PATH [default: {DEFAULT_ENDPOINT}, or the credential's]",
-)
-@click.option(
-    "--credential",
-    envvar="TWINE_CREDENTIAL",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="From `twine-control-plane user add`; not needed on the unix socket.",
-)
 @click.version_option(package_name="twine-cluster", prog_name="twine-resolver")
-@click.pass_context
-def main(context: click.Context, endpoint: str | None, credential: Path | None) -> None:
+@target_options
+def main() -> None:
     """Tell where jobs answer: as DNS, or as configuration of HAProxy and nginx.
 
     What was known last stays in force while the control plane is away.
     """
-    context.obj = Target(endpoint, credential)
 
 
 @main.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -95,3 +96,28 @@ class Program(click.Group):
         except OSError as e:
             failure(InvalidInput(f"cannot use {e.filename or 'a file'}: {e.strerror or e}"))
             return EXIT_USAGE
+
+
+def target_options(group: Callable[[], None]) -> Callable[..., None]:
+    """Give the root of a program the options that say which front end to call, and as whom."""
+
+    @click.option(
+        "--endpoint",
+        envvar="TWINE_ENDPOINT",
+        metavar="URL",
+        help=f"https://HOST:PORT or unix:/PATH [default: {DEFAULT_ENDPOINT}, or the credential's]",
+    )
+    @click.option(
+        "--credential",
+        envvar="TWINE_CREDENTIAL",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="From `twine-control-plane user add`; not needed on the unix socket.",
+    )
+    @click.pass_context
+    @functools.wraps(group)
+    def root(context: click.Context, endpoint: str | None, credential: Path | None) -> None:
+        context.obj = Target(endpoint, credential)
+        group()
+
+    return root

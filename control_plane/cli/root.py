@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from control_plane.cli import task_inside as task_inside  # adds its commands to `task`
@@ -23,34 +21,20 @@ from control_plane.cli.offline import plan_offline
 from control_plane.cli.people import group, machine_revoke_identity, role, user, whoami
 from control_plane.cli.plans import explain, plan
 from control_plane.cli.profiles import profile
-from control_plane.cli.program import DEFAULT_ENDPOINT, Program, Target
+from control_plane.cli.program import Program, target_options
 from control_plane.cli.shards import shards
 from control_plane.cli.updates import move, pause, restart, resume, rollback
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--endpoint",
-    envvar="TWINE_ENDPOINT",
-    metavar="URL",
-    help=f"https://HOST:PORT or unix:/PATH [default: {DEFAULT_ENDPOINT}, or the credential's]",
-)
-@click.option(
-    "--credential",
-    envvar="TWINE_CREDENTIAL",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="From `twine-control-plane user add`; not needed on the unix socket.",
-)
 @click.version_option(package_name="twine-cluster", prog_name="twinectl")
-@click.pass_context
-def main(context: click.Context, endpoint: str | None, credential: Path | None) -> None:
+@target_options
+def main() -> None:
     """Deploy jobs on a region's machines and see how they do.
 
     Exit codes: 0 done, 1 failed, 3 not found, 5 refused, 64 wrong usage or file, 69 front end
     unreachable, 75 busy (try again), 77 not permitted, 78 configuration unusable.
     """
-    context.obj = Target(endpoint, credential)
 
 
 _COMMANDS = (
