@@ -135,6 +135,9 @@ class ScratchSetting(Setting):
         if not now:
             raise HostError(f"cannot use {device} for scratch: it is not ours to touch any more")
         run = host.processes.run
+        maker = _MKFS[words[0].partition(":")[0]][0] if words[0] not in (EMPTY, now[0]) else ""
+        if maker and not host.fs.exists(maker):
+            raise HostError(f"cannot make {words[0]} on {device}: there is no {maker} here")
         if "at" in now:
             run(["/bin/umount", now[2]])
         _let_go(host, device)

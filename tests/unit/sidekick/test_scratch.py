@@ -73,6 +73,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedHost:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(8 * MIB))
     (found.root / "scratch").mkdir()
+    for maker in MADE:
+        put(found.fs, f"/sbin/{maker}", "a program")
     monkeypatch.setattr(scratch, "LEAST", {"xfs": 4 * MIB, "btrfs": 4 * MIB})
     monkeypatch.setattr(found.processes, "run", Disks(found).run)
     return found
@@ -245,3 +247,14 @@ def test_a_share_that_is_too_small_for_a_file_system_changes_nothing(fake: Recor
     before = fake.everything()
     assert apply(fake, target(fake, "share=0.25"))[0] is ProfileState.DEGRADED
     assert fake.everything() == before
+
+
+def test_without_a_program_that_makes_it_what_is_there_stays(fake: RecordedHost) -> None:  # HP2
+    apply(fake, target(fake))
+    before = fake.fs.path(DEVICE).read_bytes()
+    fake.fs.path("/sbin/mkfs.btrfs").unlink()
+    fake.fs.path(DEVICE).write_bytes(before[:-1] + b"x")
+    state, outcomes = apply(fake, target(fake, "filesystem='btrfs'"))
+    assert (state, outcomes[SETTING]) == (ProfileState.DEGRADED, "failed")
+    assert fake.fs.path(DEVICE).read_bytes() == before[:-1] + b"x"
+    assert read(fake) == "xfs at /scratch"
