@@ -74,3 +74,63 @@ def test_the_best_bins_are_next(own, free, preferences, begin, growing, before, 
             order.drop()
     if not left:
         assert order.bins is None
+
+
+ZONES, RACKS = ("", "a", "b"), ("r1", "r2", "r3")
+KINDS = st.tuples(st.sampled_from(ZONES), st.sampled_from(RACKS), st.sampled_from(["x", "y"]))
+WISHES = st.one_of(
+    st.builds(
+        Preference,
+        property=st.sampled_from(["label.zone", "rack", "gpu_type", "msb", "gpus"]),
+        weights=st.dictionaries(
+            st.sampled_from(["a", "b", "r1", "x", "dc1/m"]), st.integers(1, 1000), max_size=3
+        ),
+    ),
+    st.builds(
+        Preference,
+        property=st.sampled_from(["label.zone", "rack", "gpu_type"]),
+        strategy=st.just(Strategy.PACK),
+    ),
+    st.builds(
+        Preference,
+        property=st.sampled_from(["label.zone", "rack", "gpu_type"]),
+        strategy=st.sampled_from([Strategy.PREFER, Strategy.AVOID]),
+        values=st.lists(st.sampled_from(["a", "b", "r2", "y"]), min_size=1, max_size=3),
+    ),
+)
+
+
+def one_of(kind: tuple[str, str, str]) -> Machine:
+    zone, rack, gpu = kind
+    labels = (("zone", zone),) if zone else ()
+    capacity = Capacity("small", 1.0, 1.0, 1, len(gpu), gpu_type=gpu, labels=labels)
+    return Machine("m", capacity, Place("r", "dc1", "dc1/m", "dc1/m/w", f"dc1/m/w/{rack}"), "")
+
+
+@given(
+    st.lists(KINDS, unique=True, min_size=1, max_size=12),
+    st.lists(WISHES, min_size=1, max_size=3),
+    st.integers(0, 2**32),
+    st.lists(st.sampled_from(["placed", "placed", "placed", "drop"]), max_size=40),
+)
+def test_the_best_bins_are_next_whatever_is_preferred(kinds, wishes, begin, outcomes):  # AL7
+    """Labels, sizes and weights too: no bin that is left has a better score than the next one."""
+    ranking = Ranking(wishes)
+    samples = {ranking.bins_of_many(one_of(kind)): one_of(kind) for kind in kinds}
+    own: dict[tuple[str, ...], tuple[()]] = dict.fromkeys(samples, ())
+    order = bin_order(ranking, own, {}, begin, growing=1)
+    left = set(samples)
+    for outcome in outcomes:
+        if not left:
+            break
+        bins = order.bins
+        assert bins in left
+        assert ranking.score(bins) == min(map(ranking.score, left))
+        if outcome == "placed":
+            ranking.add_bins(bins, samples[bins])
+            order.placed()
+        else:
+            left.remove(bins)
+            order.drop()
+    if not left:
+        assert order.bins is None
