@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.api import ImageFormat, ImageInfo, Images, Liveness, TaskStatus
+from agent.api import ImageFormat, ImageInfo, Images, Liveness
 from agent.api.exec import Window
 from agent.wire.duplex import Duplex
 from agent.wire.routes import Route
@@ -49,7 +49,7 @@ from control_plane.api.maintenance import (
     Preview,
     Reported,
 )
-from control_plane.api.operations import JobEvents, JobMove, MoveWish, TaskStory
+from control_plane.api.operations import JobEvents, JobMove, MoveWish, RestartWish, TaskStory
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
 from control_plane.api.routes import ROUTES
@@ -146,9 +146,10 @@ class ControlPlaneClient(PeopleClient):
         """Return how a task is, asked of its agent now."""
         return _as(TaskDescription, await self.call(_ROUTE["describe_task"], job=job, index=index))
 
-    async def restart_task(self, job: str, index: int) -> TaskStatus:
+    async def restart_task(self, job: str, index: int, wish: RestartWish) -> TaskStory:
         """Stop a task and start it again where it is."""
-        return _as(TaskStatus, await self.call(_ROUTE["restart_task"], job=job, index=index))
+        answer = await self.call(_ROUTE["restart_task"], wish, job=job, index=str(index))
+        return _as(TaskStory, answer)
 
     def exec_task(
         self, job: str, index: int, command: list[str], *, tty: bool, window: Window

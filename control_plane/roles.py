@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from agent.api import JoinRequest, Liveness
+from agent.errors import InvalidInput
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentFactory
@@ -18,7 +19,7 @@ from control_plane.api.capacity import Entitlements, EntitlementSpec, Entitlemen
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord, Machines, MachineView
-from control_plane.api.operations import JobEvents, TaskStory
+from control_plane.api.operations import JobEvents, RestartWish, TaskStory
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
@@ -128,7 +129,6 @@ class ControlPlane:
             region, self._portal, store, self._portal.settings.profile_keys
         )
         self._dispatcher.profile_text = self.profiles.text_of
-        self._keeper.keeps = self.profiles.keeps
         self._events = EventLog(store)
         self._controllers = Controllers(runtime, call_controller)
         self._scheduler = Scheduler(
@@ -140,6 +140,8 @@ class ControlPlane:
             self._controllers,
             losses,
         )
+        ahead = self._scheduler.ahead
+        self._keeper.keeps = lambda m: self.profiles.keeps(m) or ahead.keeps(m.machine)
         self.job_planner = JobPlanner(self._jobs, placing, self._control, self._scheduler)
         sources = Sources(
             machines=self._broker.table,
@@ -251,6 +253,20 @@ class ControlPlane:
     async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
         """Have a task run elsewhere."""
         await self._control.move_task(name, index, to, reason)
+        return await self.task_story(name, index)
+
+    async def restart_task(self, name: str, index: int, wish: RestartWish) -> TaskStory:
+        """Have a task start anew where it is: in its turn, or at once."""
+        if not wish.now:
+            await self._control.restart_task(name, index, wish.reason)
+        elif not wish.reason:
+            raise InvalidInput(
+                f"task {name}-{index} is restarted past its job's budget and controller only for"
+                " a reason, which the audit log keeps",
+                hint="twinectl task restart --now --reason …",
+            )
+        else:
+            await self.task_desk.restart(name, index)
         return await self.task_story(name, index)
 
     async def job_events(self, name: str, after: int = 0, limit: int = 100) -> JobEvents:

@@ -67,6 +67,11 @@ class Machines(Protocol):
     def away(self) -> dict[str, str]:
         """Return the data centers whose brokers did not answer of late, and why."""
 
+    async def assign(
+        self, machine: str, entitlement: str, profile: str, *, revision: int
+    ) -> MachineRecord:
+        """Give a free machine to an entitlement, unless anything changed since `revision`."""
+
     async def release(self, machine: str, *, revision: int) -> MachineRecord:
         """Give a machine back to the free pool, unless anything changed since `revision`."""
 

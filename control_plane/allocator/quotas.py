@@ -28,7 +28,7 @@ class Quotas:
         self._broker, self._runtime = region.broker, region.runtime
         self._portal, self._index, self._counted = portal, index, counted
         self._quotas: dict[str, Quota] | None = None
-        self.waiting = Waiting(self.priority, index.gains)
+        self.waiting = Waiting(self.priority, index.gains, lambda: index.losses)
         self.promises = PromiseKeeper(
             index, self._all, lambda pool: counted.aside(pool, self.of(pool)), region.runtime
         )

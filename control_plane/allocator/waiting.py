@@ -33,13 +33,24 @@ class _Entry:
 class Waiting:
     """The jobs that wait for room, by pool and by what they wait for."""
 
-    def __init__(self, priority: Callable[[str], int], gains: Callable[[str], int]) -> None:
-        """Know nobody yet; `priority(pool)` and `gains(pool)` are asked again and again.
+    def __init__(
+        self,
+        priority: Callable[[str], int],
+        gains: Callable[[str], int],
+        losses: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Know nobody yet; `priority(pool)`, `gains(pool)`, `losses()` are asked again and again.
 
         Gains rise whenever there may be more room for that pool. What other pools gain is
-        nothing to it: then nobody is tried again, and nobody comes first (BUG-AL2).
+        nothing to it: then nobody is tried again, and nobody comes first (BUG-AL2). Losses rise
+        when a machine takes no more tasks: the bin of it may have been what a bounded skew waits
+        for.
         """
-        self._priority, self._gains = priority, gains
+        self._priority, self._gains, self._losses = priority, gains, losses
+        self._lost = 0
+        """The losses for which those with a bounded skew were told already."""
+        self._bounded: dict[str, None] = {}
+        """Jobs that wait and have a bound on their skew."""
         self._entries: dict[str, _Entry] = {}
         self._wishes: dict[tuple[str, Demand], Wish] = {}
         self._order: list[Wish] | None = None
@@ -75,6 +86,8 @@ class Waiting:
         self._again.discard(job)
         self._entries[job] = _Entry(request, gain)
         self._told.setdefault(request.pool, -1)
+        if any(preference.max_skew is not None for preference in request.preferences):
+            self._bounded[job] = None
         if known is None or known.request != request:
             if known is not None:
                 self._unwish(job, known.request)
@@ -112,6 +125,7 @@ class Waiting:
         self._refused.discard(job)
         self._behind.discard(job)
         self._again.discard(job)
+        self._bounded.pop(job, None)
         known = self._entries.pop(job, None)
         if known is not None:
             self._unwish(job, known.request)
@@ -132,6 +146,11 @@ class Waiting:
         """
         due, self._again = self._again, set()
         told, self._told = self._told, {}
+        if self._lost != self._losses():
+            self._lost = self._losses()
+            for job in self._bounded:
+                self._entries[job].gain = _STALE
+                due.add(job)
         for job, entry in self._entries.items():
             pool = entry.request.pool
             now = self._told.setdefault(pool, self._gains(pool))
@@ -142,6 +161,8 @@ class Waiting:
     def is_due(self) -> bool:
         """Return whether `take_due` may return anybody."""
         gains = self._gains
+        if self._bounded and self._lost != self._losses():
+            return True
         return bool(self._again) or any(gains(pool) != told for pool, told in self._told.items())
 
     def requests(self) -> list[Request]:

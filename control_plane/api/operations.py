@@ -52,7 +52,7 @@ class Cause(StrEnum):
     TRANSFER = "transfer"
     """The job moves to another entitlement."""
     OWNER = "owner"
-    """Its owner wants it elsewhere."""
+    """Its owner wants it elsewhere, or started anew."""
     REBALANCE = "rebalance"
     """The job stands more evenly afterwards."""
 
@@ -124,6 +124,14 @@ class JobMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A job that is to run in another entitlement."""
 
     entitlement: Name
+
+
+class RestartWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task that is to start anew where it is."""
+
+    reason: Annotated[str, Meta(max_length=REASON_MAX)] = ""
+    now: bool = False
+    """At once: neither the budget of its job nor its controller is asked. It takes a reason."""
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

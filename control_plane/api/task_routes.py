@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.api import TaskStatus
 from agent.wire.routes import Route
+from control_plane.api.operations import RestartWish, TaskStory
 from control_plane.api.people import Needs
 from control_plane.api.tasks import TaskDescription
 
@@ -22,9 +22,10 @@ TASK_ROUTES: tuple[Route, ...] = (
         "restart_task",
         "POST",
         f"{_TASK}/restart",
-        response=TaskStatus,
+        request=RestartWish,
+        response=TaskStory,
         needs=Needs.OWNER,
-        summary="Stop a task and start it again on its machine, now",
+        summary="Stop a task and start it again where it is, within the budget; or at once",
     ),
     Route(
         "exec_task",

@@ -59,7 +59,7 @@ def story(target: Target, name: str, output: str) -> None:
     found = target.ask(work)
 
     def lines() -> None:
-        for line in _head(name, found):
+        for line in head(name, found):
             click.echo(show.printable(line))
         show.table(_COLUMNS, _rows(job, found.events))
 
@@ -82,7 +82,7 @@ def move(target: Target, name: str, to: str, reason: str, output: str) -> None:
     found: TaskStory = target.ask(lambda client: client.move_task(job, index, wish))
 
     def lines() -> None:
-        for line in _head(name, found):
+        for line in head(name, found):
             click.echo(show.printable(line))
 
     show.emit(output, found, lines)
@@ -95,7 +95,8 @@ def _parsed(name: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def _head(name: str, found: TaskStory) -> list[str]:
+def head(name: str, found: TaskStory) -> list[str]:
+    """Return what is being done to a task, in lines."""
     if not found.phase:
         return [f"task {name}: gone"]
     where = f" on {found.machine}" if found.machine else ""

@@ -14,9 +14,10 @@ from agent.errors import InvalidInput, NotFound
 from agent.usage import TaskUsage
 from agent.wire.options import seconds
 from agent.wire.quantities import about_size
+from control_plane.api.operations import REASON_MAX, RestartWish
 from control_plane.api.tasks import TaskDescription
 from control_plane.cli import show
-from control_plane.cli.events import task
+from control_plane.cli.events import head, task
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 
@@ -164,14 +165,22 @@ def top(target: Target, job: str, output: str) -> None:
 
 @task.command()
 @click.argument("name")
+@click.option("--reason", default="", help="Shown to everybody who asks why.")
+@click.option("--now", "at_once", is_flag=True, help="Ask neither budget nor controller.")
 @output_option
 @click.pass_obj
-def restart(target: Target, name: str, output: str) -> None:
-    """Stop task NAME and start it again where it is, now.
+def restart(target: Target, name: str, reason: str, at_once: bool, output: str) -> None:
+    """Stop task NAME (as `web-3`) and start it again where it is.
 
-    It asks nobody, not even the job's controller: for an orderly restart of all tasks there is
-    `twinectl job restart`.
+    It waits for the budget of its job and for its controller, like any operation. With --now it
+    does not, and the reason that takes is in the audit log. All tasks: `twinectl job restart`.
     """
     job, index = _parsed(name)
-    found = target.ask(lambda client: client.restart_task(job, index))
-    show.emit(output, found, lambda: click.echo(f"{name}: {found.state}"))
+    wish = RestartWish(reason=reason[:REASON_MAX], now=at_once)
+    found = target.ask(lambda client: client.restart_task(job, index, wish))
+
+    def lines() -> None:
+        for line in head(name, found):
+            click.echo(show.printable(line))
+
+    show.emit(output, found, lines)

@@ -25,7 +25,7 @@ from agent.wire.routes import Route
 from agent.wire.server import Call, Handler, Peer, make_app
 from control_plane.api.jobs import Endpoints, Jobs, JobStatus
 from control_plane.api.machines import Token
-from control_plane.api.operations import JobEvents, JobMove, MoveWish, TaskStory
+from control_plane.api.operations import JobEvents, JobMove, MoveWish, RestartWish, TaskStory
 from control_plane.api.people import IssuedCredential, Revocation
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
@@ -268,6 +268,11 @@ class FrontEnd(
         return await self._control_plane.move_task(
             call.path["job"], index_of(call), wish.to, wish.reason
         )
+
+    async def restart_task(self, call: Call) -> TaskStory:
+        """Have a task start anew."""
+        wish: RestartWish = call.body
+        return await self._control_plane.restart_task(call.path["job"], index_of(call), wish)
 
     async def job_logs(self, call: Call) -> AsyncIterator[bytes]:
         """Stream what a task wrote."""

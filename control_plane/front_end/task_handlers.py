@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from agent.api import TaskStatus
 from agent.errors import InvalidInput
 from agent.wire.duplex import Talk
 from agent.wire.server import Call
@@ -20,10 +19,6 @@ class TaskHandlers:
     async def describe_task(self, call: Call) -> TaskDescription:
         """Show a task."""
         return await self._tasks.describe(call.path["job"], index_of(call))
-
-    async def restart_task(self, call: Call) -> TaskStatus:
-        """Start a task again."""
-        return await self._tasks.restart(call.path["job"], index_of(call))
 
     async def exec_task(self, call: Call) -> Talk:
         """Run a command inside a task."""

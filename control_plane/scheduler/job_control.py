@@ -26,7 +26,7 @@ from control_plane.scheduler.core.job_check import (
     same_tasks,
 )
 from control_plane.scheduler.core.moment import Moment
-from control_plane.scheduler.core.owner_moves import with_move
+from control_plane.scheduler.core.owner_moves import with_move, with_restart
 from control_plane.scheduler.core.release import back_to, resumed, returned
 from control_plane.scheduler.core.rollout import earlier
 from control_plane.scheduler.core.shares import check_share, is_shared
@@ -215,6 +215,15 @@ class JobControl:
             )
         moved = replace(record.spec, entitlement=entitlement)
         return await self.apply(moved, dry_run=False, moves=True)
+
+    async def restart_task(self, name: str, index: int, reason: str) -> JobRecord:
+        """Have a task start anew where it is, within the budget of its job like any operation."""
+        now = Moment(self._runtime.date(), self._runtime.now())
+        record = await self._jobs.update(
+            name, lambda r: with_restart(_going_on(r), index, reason, now)
+        )
+        log.info("task is to restart", extra={"job": name, "task": index})
+        return record
 
     async def rollback(self, name: str) -> JobRecord:
         """Want again of the tasks what the version before wanted, as a new version."""

@@ -30,6 +30,7 @@ from control_plane.api.operations import Cause
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
+from control_plane.scheduler.ahead import Ahead
 from control_plane.scheduler.calm import CalmJobs
 from control_plane.scheduler.consultant import Consultant
 from control_plane.scheduler.core import release
@@ -104,6 +105,7 @@ class Scheduler:
         self._log = event_log
         self._consultant = Consultant(controllers, jobs, event_log)
         self._losses = losses
+        self.ahead = Ahead(region, placing.allocator)
         self._capped = region.limits.of(
             LimitName.CAPPED_MOVES,
             region.settings.capped_moves_per_s,
@@ -388,6 +390,13 @@ class Scheduler:
             target = known.get(index) or targets.of.get(index)
             if target is None:
                 detail = f"the update waits for room: {'; '.join(targets.reasons)}"
+                continue
+            if index in known and not self.ahead.is_proved(target):
+                detail = detail or f"the move to {target.machine} waits for its host profile"
+                self._awaited[target.machine].add(record.name)
+                if target.is_taken and self._group is not None:
+                    taking = self.ahead.take(target.machine, self._placing.pool_of(record))
+                    self._runtime.spawn_in(self._group, "scheduler", taking)
                 continue
             sight = self._sights.sight(target.machine)
             image = wanted[index].image

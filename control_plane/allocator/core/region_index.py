@@ -50,6 +50,8 @@ class RegionIndex:
         self.claims: dict[str, Claims] = {}
         self.gain = 0
         """Rises whenever any machine gets more room or becomes usable."""
+        self.losses = 0
+        """Rises whenever a machine takes no more tasks, so that its bin may not count any more."""
         self._kinds = KindCounts()
         self._taking: dict[str, str] = {}
         """Machine → pool that is taking it, while brokers still call it free."""
@@ -111,6 +113,7 @@ class RegionIndex:
         machine.free_gpus += capacity.gpus - old.gpus
         machine.free_network += capacity.network_mbps - old.network_mbps
         machine.free_disk += capacity.disk_bytes - old.disk_bytes
+        self.losses += bool(blocked and not machine.blocked)
         machine.place, machine.blocked = place, blocked
         if self.power is not None and machine.jobs and self.power.light(machine):
             self.loosened()
@@ -171,6 +174,7 @@ class RegionIndex:
         self._leave(machine)
         self._dark(machine)
         self._kinds.count(machine.capacity, machine.place, -1)
+        self.losses += not machine.blocked
         machine.blocked, machine.at = "is gone", -1  # plans that were made with it fail
 
     def _enter(self, machine: Machine, pool_name: str) -> None:

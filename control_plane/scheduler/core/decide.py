@@ -41,7 +41,7 @@ from control_plane.scheduler.core.operations import (
     is_offered,
     waits,
 )
-from control_plane.scheduler.core.owner_moves import is_moved
+from control_plane.scheduler.core.owner_moves import is_moved, is_restarted
 from control_plane.scheduler.core.reconcile import available, observe
 from control_plane.scheduler.core.release import (
     advance,
@@ -137,7 +137,7 @@ def _propose(made: Decision, seen: Seen) -> None:
         if machine is None or not (machine.up and machine.answering and task.phase in _UP):
             continue
         outdated = is_outdated(task, record) and not task.extra
-        if machine.leaving or outdated or is_moved(task):
+        if machine.leaving or outdated or is_moved(task) or is_restarted(task):
             if task.index in serving and _can_wait(task, machine, seen):
                 made.held.append(task.index)
                 continue
@@ -237,6 +237,7 @@ def _proposed(
             or is_outdated(task, made.record)
             or must_move(task, seen.view)
             or is_moved(task)
+            or is_restarted(task)
         )
         if is_needed and known.kind is kind:
             return task
@@ -259,6 +260,8 @@ def _need(
     if task.version != record.version:
         reason = f"version {record.version} instead of {task.version}"
         return OperationKind.UPDATE, cause_of_update(record), reason, None
+    if is_restarted(task) and task.operation is not None:
+        return OperationKind.RESTART, Cause.OWNER, task.operation.reason, None
     return OperationKind.MOVE, Cause.REBALANCE, "the job stands more evenly then", None
 
 

@@ -1,11 +1,11 @@
-"""Moves of single tasks that their owner asks for: operations like any other."""
+"""Moves and restarts of single tasks that their owner asks for: operations like any other."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
 from agent.errors import Conflict, NotFound
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord
 from control_plane.api.operations import Cause, OperationKind, OperationState
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import Ledger, is_going, waits
@@ -16,20 +16,10 @@ def with_move(record: JobRecord, index: int, to: str, reason: str, now: Moment) 
 
     The same again changes nothing; what the task waits for already is not taken back.
     """
-    task = next((task for task in record.tasks if task.index == index), None)
-    if task is None or is_going(task):
-        raise NotFound(f"job {record.name!r} has no task {index}")
+    task = _known(record, index)
     if is_moved(task) and task.operation is not None and task.operation.to_machine == to:
         return record
-    if task.placement is None or task.phase is not TaskPhase.RUNNING:
-        raise Conflict(
-            f"task {record.name}-{index} is {task.phase} and cannot move",
-            hint=f"twinectl task story {record.name}-{index}",
-        )
-    if task.operation is not None:
-        doing = f"{task.operation.kind} because of {task.operation.cause}"
-        raise Conflict(f"task {record.name}-{index} cannot move: {doing} comes first")
-    if to == task.placement.machine:
+    if to == _free(record, task, "move", (TaskPhase.RUNNING,)).machine:
         raise Conflict(f"task {record.name}-{index} is on {to} already")
     ledger = Ledger(record, now)
     moved = ledger.open(task, OperationKind.MOVE, Cause.OWNER, reason, OperationState.PROPOSED)
@@ -39,9 +29,57 @@ def with_move(record: JobRecord, index: int, to: str, reason: str, now: Moment) 
     return replace(record, tasks=tasks, operations=ledger.opened)
 
 
+def with_restart(record: JobRecord, index: int, reason: str, now: Moment) -> JobRecord:
+    """Return the record in which a task is to stop and start anew where it is.
+
+    The same again changes nothing; what the task waits for already is not taken back.
+    """
+    task = _known(record, index)
+    if is_restarted(task):
+        return record
+    _free(record, task, "restart", (TaskPhase.STARTING, TaskPhase.RUNNING))
+    ledger = Ledger(record, now)
+    kind, state = OperationKind.RESTART, OperationState.PROPOSED
+    restarted = ledger.open(task, kind, Cause.OWNER, reason, state)
+    tasks = [restarted if task.index == index else task for task in record.tasks]
+    return replace(record, tasks=tasks, operations=ledger.opened)
+
+
 def is_moved(task: TaskRecord) -> bool:
     """Return whether the task's owner wants it elsewhere, and that has not begun."""
-    return task.operation is not None and task.operation.cause is Cause.OWNER and waits(task)
+    return _wants(task, OperationKind.MOVE)
+
+
+def is_restarted(task: TaskRecord) -> bool:
+    """Return whether the task's owner wants it started anew, and that has not begun."""
+    return _wants(task, OperationKind.RESTART)
+
+
+def _wants(task: TaskRecord, kind: OperationKind) -> bool:
+    known = task.operation
+    return known is not None and known.cause is Cause.OWNER and known.kind is kind and waits(task)
+
+
+def _known(record: JobRecord, index: int) -> TaskRecord:
+    task = next((task for task in record.tasks if task.index == index), None)
+    if task is None or is_going(task):
+        raise NotFound(f"job {record.name!r} has no task {index}")
+    return task
+
+
+def _free(
+    record: JobRecord, task: TaskRecord, verb: str, phases: tuple[TaskPhase, ...]
+) -> Placement:
+    """Return where a task is to which nothing is being done; `Conflict` for others."""
+    if task.placement is None or task.phase not in phases:
+        raise Conflict(
+            f"task {record.name}-{task.index} is {task.phase} and cannot {verb}",
+            hint=f"twinectl task story {record.name}-{task.index}",
+        )
+    if task.operation is not None:
+        doing = f"{task.operation.kind} because of {task.operation.cause}"
+        raise Conflict(f"task {record.name}-{task.index} cannot {verb}: {doing} comes first")
+    return task.placement
 
 
 def goes_to(task: TaskRecord) -> str:

@@ -26,7 +26,7 @@ from control_plane.api.jobs import (
     spec_of,
     task_id,
 )
-from control_plane.api.operations import STOP, Cause
+from control_plane.api.operations import STOP, Cause, OperationKind
 from control_plane.scheduler.core.copies import ended_in_s, staying
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going
@@ -244,7 +244,7 @@ class _Fold:
                 return task
             return self._to(task, TaskPhase.RUNNING, listed=True, attempts=0, retry_at=0.0)
         if task.listed:
-            task = replace(task, listed=False)
+            task = self._to(task, task.phase, listed=False)
         return self._ended(task, status) if status.state in _ENDED else task
 
     def _left(
@@ -385,8 +385,9 @@ class _Fold:
 def _avoided(task: TaskRecord) -> str:
     """Return the machine that a task left although it might have stayed."""
     known = task.operation
-    moves = known is not None and known.cause in (Cause.REBALANCE, Cause.OWNER)
-    return known.from_machine if known is not None and moves else ""
+    if known is None or known.kind is not OperationKind.MOVE:
+        return ""
+    return known.from_machine if known.cause in (Cause.REBALANCE, Cause.OWNER) else ""
 
 
 def _waits_here(task: TaskRecord, machine: SeenMachine) -> bool:

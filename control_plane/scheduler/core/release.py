@@ -297,7 +297,7 @@ def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
     """Return whether a new task fails for good, and no other is on trial that could tell more.
 
     What a broken one keeps from being updated (its batch, the canaries, a controller) would wait
-    for ever for as many failures as the owner asked for.
+    for ever for as many failures as the owner asked for, whether or not it served once.
     """
     blamed, fails = frozenset(rollout.failed[rollout.forgiven :]), False
     for task in record.tasks:
@@ -307,10 +307,10 @@ def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
             if task.phase is TaskPhase.PENDING and task.reason:
                 continue  # there is no room for it
             return False
-        operation = task.operation
-        if task.index in blamed and operation is not None and _fails(task, record, now):
-            never_served_s = now.wall - operation.since
-            fails |= never_served_s >= record.spec.update.healthy_within_s
+        if task.index in blamed and _fails(task, record, now):
+            operation = task.operation  # none is left on one that served
+            bad_s = now.spent_s(task) if operation is None else now.wall - operation.since
+            fails |= bad_s >= record.spec.update.healthy_within_s
     return fails
 
 

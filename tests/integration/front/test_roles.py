@@ -18,7 +18,7 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.limits import Lift
 from control_plane.api.machines import TokenRequest
 from control_plane.api.maintenance import GoOn, MaintenanceWish, Reported
-from control_plane.api.operations import JobMove, MoveWish
+from control_plane.api.operations import JobMove, MoveWish, RestartWish
 from control_plane.api.people import GroupSpec, Needs
 from control_plane.api.profiles import ProfileWish
 from control_plane.api.routes import ROUTES
@@ -176,6 +176,7 @@ def body_of(route: Route, entitlement: str) -> Any:
         GoOn: GoOn(),
         Lift: Lift(reason="x"),
         MoveWish: MoveWish(reason="x"),
+        RestartWish: RestartWish(),
         JobMove: JobMove(entitlement=entitlement),
         ProfileWish: ProfileWish(text="= =", reason="x"),
         Lend: Lend(machine="no", borrower=entitlement),

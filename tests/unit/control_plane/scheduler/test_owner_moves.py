@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
-from agent.errors import Conflict, NotFound
+from agent.errors import Conflict, InvalidInput, NotFound
+from control_plane.api.operations import RestartWish
 
 
 async def where(w: World, index: int) -> str:
@@ -107,3 +108,74 @@ def test_a_move_goes_on_after_a_kill(after_s):
         assert w.region.broken_rules == []
 
     run(main())
+
+
+@scenario()
+async def test_a_restart_of_a_task_is_an_operation_and_leaves_it_where_it_is(w: World):
+    """SC10, SC6: drained, stopped and started again on its machine; the others stay as they are."""
+    await w.deployed(a_job(6))
+    before = (await w.cp.get_job("web")).record.tasks
+    story = await w.cp.restart_task("web", 0, RestartWish(reason="it leaks"))
+    assert story.now is not None
+    assert (story.now.kind, story.now.cause, story.now.reason) == ("restart", "owner", "it leaks")
+    again = await w.cp.restart_task("web", 0, RestartWish(reason="it leaks"))
+    assert again.now is not None
+    assert again.now.id == story.now.id
+    await w.until(lambda: w.cp._jobs.get("web").tasks[0].generation > before[0].generation)
+    await w.stable()
+    after = (await w.cp.get_job("web")).record.tasks
+    assert [t.placement for t in after] == [t.placement for t in before]
+    assert [t.generation for t in after[1:]] == [t.generation for t in before[1:]]
+    (event,) = [e for e in (await w.cp.job_events("web")).events if e.cause == "owner"]
+    assert (event.kind, event.outcome, event.reason) == ("restart", "done", "it leaks")
+
+
+@scenario()
+async def test_restarts_of_tasks_wait_for_the_budget(w: World):
+    """SC6: three at once, one after the other."""
+    await w.deployed(a_job(6))
+    least = 6
+    for index in range(3):
+        await w.cp.restart_task("web", index, RestartWish())
+    while any(task.operation for task in (await w.cp.get_job("web")).record.tasks):
+        least = min(least, len(await w.endpoints()))
+        await asyncio.sleep(0.1)
+    assert least == 5
+    events = (await w.cp.job_events("web")).events
+    assert len([e for e in events if e.kind == "restart" and e.outcome == "done"]) == 3
+
+
+@scenario()
+async def test_a_newer_version_overtakes_a_restart(w: World):
+    """What would be started anew is updated instead, once and not twice."""
+    await w.deployed(a_job(3))
+    await w.cp.pause_job("web", paused=True)
+    await w.cp.apply_job(a_job(3, command=["/bin/other"]))
+    await w.cp.restart_task("web", 1, RestartWish())
+    await w.cp.pause_job("web", paused=False)
+    await w.stable()
+    events = [e for e in (await w.cp.job_events("web")).events if e.task == 1]
+    assert [e.kind for e in events if e.outcome == "done"].count("update") == 1
+
+
+@scenario()
+async def test_a_restart_at_once_asks_nobody_and_takes_a_reason(w: World):
+    """SC6: the budget and the controller are passed over; the audit log has the reason."""
+    await w.deployed(a_job(3))
+    with pytest.raises(InvalidInput, match="only for a reason"):
+        await w.cp.restart_task("web", 0, RestartWish(now=True))
+    with pytest.raises(NotFound, match="task 7"):
+        await w.cp.restart_task("web", 7, RestartWish(now=True, reason="no such task"))
+    await w.cp.restart_task("web", 0, RestartWish(now=True, reason="it hangs"))
+    assert (await w.cp.task_story("web", 0)).now is None
+
+
+@scenario()
+async def test_what_is_being_done_to_a_task_comes_before_its_restart(w: World):
+    await w.deployed(a_job(3))
+    await w.cp.move_task("web", 1, "", "a noisy neighbour")
+    with pytest.raises(Conflict, match="move because of owner comes first"):
+        await w.cp.restart_task("web", 1, RestartWish())
+    await w.cp.stop_job("web")
+    with pytest.raises(Conflict, match="being stopped"):
+        await w.cp.restart_task("web", 0, RestartWish())

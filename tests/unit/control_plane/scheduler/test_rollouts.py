@@ -9,11 +9,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
-from virtual_time import run
+from virtual_time import clock, run
 from world import World, a_job, a_region, scenario
 
 from agent.api import Health, Limits
-from control_plane.api.jobs import JobPhase
+from control_plane.api.jobs import JobPhase, TaskRecord
 from control_plane.api.machines import EventKind
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 
@@ -392,3 +392,59 @@ async def test_no_verdict_while_another_new_task_may_still_tell_more(w: World):
     await w.cp.apply_job(a_job(3, update=update, command=OTHER))
     await asyncio.sleep(600)
     assert w.cp._jobs.get("web").version == 2
+
+
+@scenario()
+async def test_a_new_task_that_served_once_and_is_unhealthy_since_is_a_failure_of_its_batch(
+    w: World,
+):
+    """SC6: it is not through its gate and never will be, so the next batch would wait for ever."""
+    update = policy(
+        max_unavailable=2,
+        batch=2,
+        health_gate_s=30,
+        healthy_within_s=60,
+        on_failure=OnFailure.ROLLBACK,
+        failures=2,
+    )
+    await w.deployed(a_job(4, update=update))
+    await w.cp.apply_job(a_job(4, update=update, command=OTHER))
+
+    def first() -> list[TaskRecord]:
+        return [t for t in w.cp._jobs.get("web").tasks if t.version == 2 and t.listed]
+
+    await w.until(lambda: len(first()) == 2)
+    task, began = first()[0], clock()
+    w.region.machines[task.placement.machine].report(f"web-{task.index}", health=Health.UNHEALTHY)
+    await w.until(lambda: w.cp._jobs.get("web").version == 3, 600)
+    assert 60 <= clock() - began < 120
+    heal(w)
+    await w.stable()
+    assert await commands(w) == {"/bin/serve"}
+
+
+@scenario()
+async def test_a_new_task_that_is_unhealthy_for_a_moment_fails_no_batch(w: World):
+    """It served, did not for less than `healthy_within_s`, and serves again."""
+    update = policy(
+        max_unavailable=2,
+        batch=2,
+        health_gate_s=30,
+        healthy_within_s=60,
+        on_failure=OnFailure.ROLLBACK,
+        failures=2,
+    )
+    await w.deployed(a_job(4, update=update))
+    await w.cp.apply_job(a_job(4, update=update, command=OTHER))
+
+    def first() -> list[TaskRecord]:
+        return [t for t in w.cp._jobs.get("web").tasks if t.version == 2 and t.listed]
+
+    await w.until(lambda: len(first()) == 2)
+    task = first()[0]
+    machine = w.region.machines[task.placement.machine]
+    machine.report(f"web-{task.index}", health=Health.UNHEALTHY)
+    await asyncio.sleep(40)
+    machine.report(f"web-{task.index}", health=Health.HEALTHY)
+    await w.stable(within_s=600)
+    assert await versions(w) == [2] * 4

@@ -17,7 +17,7 @@ from agent.api import Health, Limits
 from agent.errors import InvalidInput, Unreachable
 from control_plane.api.jobs import ControllerRef, JobSpec, UpdatePolicy
 from control_plane.api.machines import EventKind
-from control_plane.api.operations import JobEvent
+from control_plane.api.operations import JobEvent, RestartWish
 from taskcontrol.api import Ack, TaskControlRequest, TaskControlResponse
 from taskcontrol.shards import Sharded
 
@@ -309,6 +309,23 @@ async def test_a_controller_is_told_which_tasks_there_are_and_so_which_were_give
     assert [first for first, _ in controller.last.indexes] == [i for i in kept if i - 1 not in kept]
     assert controller.last.gone(range(4)) == down
     assert [o.kind for o in controller.last.request] == ["remove"]
+
+
+@scenario()
+async def test_a_restart_of_one_task_waits_for_the_controller(w: World):
+    """TC6: it went past it; the task serves until it is let."""
+    controller = await deployed(w, 3, nothing)
+    generation = w.cp._jobs.get("web").tasks[1].generation
+    await w.cp.restart_task("web", 1, RestartWish(reason="it leaks"))
+    await w.until(lambda: controller.last.request)
+    (offered,) = controller.last.request
+    assert (offered.kind, offered.cause, offered.task) == ("restart", "owner", 1)
+    await asyncio.sleep(120)
+    assert w.cp._jobs.get("web").tasks[1].generation == generation
+    controller.rule = everything
+    await w.until(lambda: w.cp._jobs.get("web").tasks[1].generation > generation)
+    await w.stable()
+    assert [e.approved[:3] for e in await events(w) if e.kind == "restart"] == ["db "]
 
 
 @scenario()

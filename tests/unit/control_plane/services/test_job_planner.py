@@ -15,7 +15,7 @@ from test_growing_and_shrinking import MIB, entitle, held, hosts, job, on, regio
 from virtual_time import run
 from world import World
 
-from agent.api import Limits
+from agent.api import Limits, ProfileState
 from agent.errors import InvalidInput, NotFound
 from control_plane.allocator.core.region_index import STEP
 from control_plane.allocator.core.request import Allowance
@@ -194,6 +194,49 @@ async def test_a_place_that_the_entitlement_gave_back_counts_for_what_is_uneven(
     await w.until(lambda: Counter(hosts(w, "a").values()) == {"m1": 2, "m2": 2, "m3": 2}, 600)
     await w.stable("a")
     assert (await w.cp.job_planner.explain("a")).uneven == ""
+
+
+@on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
+async def test_no_task_leaves_for_a_free_machine_before_that_proved_its_profile(w: World):
+    """HP15: for the sake of the spread it went, and was away for as long as the switch took."""
+    await entitle(w, "front", 3)
+    await w.cp.apply_job(job("a", 6, limits=Limits(memory_max_bytes=100 * MIB)))
+    await w.stable("a")
+    w.region.machines["m2"].power_off()
+    await w.until(lambda: "m2" not in held(w, "front"))
+    await w.stable("a")
+    m2 = w.region.machines["m2"]
+    m2.behaviour.switch_s = 300.0  # longer than an idle machine is kept
+    m2.power_on()
+    moved = list[str]()
+
+    async def is_even() -> bool:
+        away = 6 - sum(1 for task in w.cp._jobs.get("a").tasks if task.listed)
+        if away and m2.profile.state is not ProfileState.VERIFIED:
+            moved.append(m2.profile.state)
+        return Counter(hosts(w, "a").values()) == {"m1": 2, "m2": 2, "m3": 2}
+
+    await w.until(lambda: "m2" in held(w, "front"))
+    await w.until(is_even, 900)
+    await w.stable("a")
+    assert not moved
+
+
+@on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
+async def test_a_machine_that_was_taken_for_nobody_goes_back(w: World):
+    """HP15: its job is gone before it proved the profile."""
+    await entitle(w, "front", 3)
+    await w.cp.apply_job(job("a", 6, limits=Limits(memory_max_bytes=100 * MIB)))
+    await w.stable("a")
+    w.region.machines["m2"].power_off()
+    await w.until(lambda: "m2" not in held(w, "front"))
+    await w.stable("a")
+    m2 = w.region.machines["m2"]
+    m2.behaviour.switch_s = 3000.0
+    m2.power_on()
+    await w.until(lambda: "m2" in held(w, "front"))
+    await w.cp.stop_job("a")
+    await w.until(lambda: not held(w, "front"), 1200)
 
 
 # -- the largest jobs
