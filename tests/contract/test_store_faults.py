@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -217,6 +218,47 @@ def test_a_paused_owner_keeps_the_store_and_one_that_lost_it_writes_nothing(tmp_
             return {entry.key: entry.value for entry in (await store.list_prefix("")).entries}
 
     assert asyncio.run(found()) == {"a": b"first", "b": b"yes"}
+
+
+def test_of_two_hundred_that_wake_together_one_owns_the_store(tmp_path: Path) -> None:
+    """F-45: whenever the owner is gone, all at once; the others are told at once, and nothing of
+    theirs is written. Each owner has an epoch above all before it."""
+    count, rounds = 200, 3
+    wake, ended = threading.Barrier(count), threading.Barrier(count)
+    owned, refused = list[tuple[int, int]](), list[str]()
+
+    async def campaign(number: int) -> None:
+        try:
+            async with SqliteStore(tmp_path) as store:
+                await store.txn({}, [Put(f"owner-{store.epoch()}", b"%d" % number)])
+                owned.append((store.epoch(), number))
+                await asyncio.to_thread(ended.wait)  # all others have had their answer
+        except Busy as e:
+            refused.append(str(e))
+            ended.wait()
+
+    def follower(number: int) -> None:
+        for _ in range(rounds):
+            wake.wait()
+            asyncio.run(campaign(number))
+
+    threads = [threading.Thread(target=follower, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [epoch for epoch, _ in owned] == list(range(1, rounds + 1))
+    assert len(refused) == rounds * (count - 1)
+    assert {words.partition(": ")[2] for words in refused} == {
+        "another control plane is running on it"
+    }
+
+    async def found() -> list[tuple[int, int]]:
+        async with SqliteStore(tmp_path) as store:
+            entries = (await store.list_prefix("owner-")).entries
+            return [(int(e.key.removeprefix("owner-")), int(e.value)) for e in entries]
+
+    assert asyncio.run(found()) == owned
 
 
 def of_the_first_release(path: Path) -> None:

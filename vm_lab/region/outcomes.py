@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from vm_lab.region import scenario
 from vm_lab.region.kinds import KINDS
@@ -25,10 +26,54 @@ FAULTS: dict[str, str] = {
     "F-56": "an owner resizes and releases at once",
     "F-57": "several data centers with stores of their own, one of which fails",
     "F-58": "machines go away until there is no room for all tasks, and come back",
+    "F-59": "four hundred tasks of which some always come, go and change",
     "F-60": "the control plane is killed in the middle of rolling updates",
     "F-63": "clocks of hosts differ by five minutes",
 }
 """The faults that a simulated region can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A fault that takes a real disk, several processes or a slow reader, and its test."""
+
+    what: str
+    outcome: str
+    test: str
+    """Below `tests/`, as `path::name`."""
+
+
+ELSEWHERE: dict[str, Elsewhere] = {
+    "F-45": Elsewhere(
+        "two hundred would-be owners of a store wake together, again and again",
+        "one owns it, each with an epoch of its own; the others are told at once and wrote nothing",
+        "contract/test_store_faults.py::test_of_two_hundred_that_wake_together_one_owns_the_store",
+    ),
+    "F-54": Elsewhere(
+        "a mistake asks to stop all tasks of a job",
+        "no more stop than the limit lets, until an operator lifts it for a reason",
+        "unit/control_plane/scheduler/test_limits.py::"
+        "test_stops_beyond_the_limit_wait_until_somebody_lifts_it",
+    ),
+    "F-57": Elsewhere(
+        "two allocators want the same machine at the same time",
+        "one gets it, the other plans anew; no machine has two owners",
+        "unit/control_plane/services/test_allocations.py::"
+        "test_two_allocators_with_one_set_of_brokers_never_get_the_same_machine",
+    ),
+    "F-61": Elsewhere(
+        "an upgrade of the store is interrupted at any step",
+        "the next start finds all of it, in the old form or the new; a copy is kept",
+        "contract/test_store_faults.py::test_an_interrupted_migration_leaves_the_old_or_the_new",
+    ),
+    "F-62": Elsewhere(
+        "a reader of changes falls behind",
+        "it is told to list again; what is kept for it has a bound",
+        "unit/control_plane/services/test_brokers.py::"
+        "test_a_subscriber_too_far_behind_is_told_to_list_again",
+    ),
+}
+"""Faults that are shown by a test and not, or not only, by the simulated region."""
 _HEAD = """# Faults and what comes of them
 
 Made by `twine-lab region faults --write docs/faults.md`; do not edit. Each row is a scenario of
@@ -42,6 +87,14 @@ and nothing else is left anywhere.
 """
 
 
+_TAIL = """
+Some faults take a real disk, several processes or several allocators. A test names each of them:
+
+| fault | what happens | outcome | test |
+|---|---|---|---|
+"""
+
+
 def faults_page(seeds: range, processes: int, done: Callable[[Outcome], None] | None) -> str:
     """Return the document."""
     shown = [s for s in map(scenario.load, scenario.names()) if s.shows]
@@ -51,7 +104,11 @@ def faults_page(seeds: range, processes: int, done: Callable[[Outcome], None] | 
     for one in shown:
         own = [outcome for outcome in found if outcome.scenario == one.name]
         rows += [(fault, _row(fault, one, own)) for fault in one.shows]
-    return _HEAD + "".join(row for _, row in sorted(rows))
+    others = (
+        f"| {fault} | {shown.what} | {shown.outcome} | `{shown.test}` |\n"
+        for fault, shown in ELSEWHERE.items()
+    )
+    return _HEAD + "".join(row for _, row in sorted(rows)) + _TAIL + "".join(others)
 
 
 def _row(fault: str, one: Scenario, outcomes: list[Outcome]) -> str:

@@ -555,7 +555,7 @@ async def test_busy_after_too_many_conflicts_changes_nothing(small: Region, monk
 
 
 async def test_two_allocators_with_one_set_of_brokers_never_get_the_same_machine(region: Region):
-    # RB12 AL19
+    # RB12 AL19 F-57
     async with region.process("second") as p:
         q = p.beside("second")
         await q.recover()

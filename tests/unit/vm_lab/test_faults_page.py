@@ -1,0 +1,34 @@
+"""The table of faults: each of the control plane's has a scenario or a test named after it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from vm_lab.region import scenario
+from vm_lab.region.outcomes import ELSEWHERE, FAULTS
+
+TESTS = Path(__file__).parents[2]
+PAGE = TESTS.parent / "docs/faults.md"
+ALL = [f"F-{number}" for number in range(43, 64)]
+
+
+def test_each_fault_of_the_control_plane_is_shown() -> None:
+    shown = {fault for name in scenario.names() for fault in scenario.load(name).shows}
+    assert shown == FAULTS.keys()
+    assert sorted(shown | ELSEWHERE.keys()) == ALL
+
+
+@pytest.mark.parametrize("fault", sorted(ELSEWHERE))
+def test_what_the_region_cannot_show_has_a_test_that_names_it(fault: str) -> None:
+    path, _, name = ELSEWHERE[fault].test.partition("::")
+    tree = ast.parse((TESTS / path).read_text())
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    (test,) = [function for function in functions if function.name == name]
+    assert fault in (ast.get_source_segment((TESTS / path).read_text(), test) or "")
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    page = PAGE.read_text()
+    assert [fault for fault in ALL if f"\n| {fault} |" not in page] == []
+    assert all(shown.test in page for shown in ELSEWHERE.values())
