@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
+from agent.api.volumes import VolumeKind
 from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.api.jobs import JobRecord, JobSpec
@@ -35,6 +36,8 @@ from control_plane.store import Put
 from control_plane.store.records import USES, retired_key
 
 log = logging.getLogger(__name__)
+STAYING = (VolumeKind.PERSISTENT, VolumeKind.SHARED)
+"""Volumes whose content is on the machines of one entitlement."""
 
 
 class JobControl:
@@ -212,6 +215,13 @@ class JobControl:
             raise Conflict(
                 f"cannot move job {name!r}: it is in entitlement {entitlement!r} already",
                 hint=f"twinectl job status {name}",
+            )
+        kept = [n for n, volume in record.spec.volumes.items() if volume.kind in STAYING]
+        if kept:
+            raise Conflict(
+                f"cannot move job {name!r}: what is in {', '.join(kept)} stays on the machines of"
+                f" entitlement {record.spec.entitlement!r}",
+                hint="apply the job without these volumes first, if their content may be left",
             )
         moved = replace(record.spec, entitlement=entitlement)
         return await self.apply(moved, dry_run=False, moves=True)

@@ -14,6 +14,7 @@ from virtual_time import run
 from world import World, a_job, a_region, scenario
 
 from agent.api import Health
+from agent.api.volumes import Volume, VolumeKind
 from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import ControllerRef, JobSpec
@@ -236,6 +237,10 @@ async def test_a_move_that_cannot_be_is_refused_as_a_whole(w: World):
     with pytest.raises(InvalidInput, match="job 'near' of 'front' names it as neighbour"):
         await w.cp.move_job("web", "back")
     assert (await w.cp.get_job("web")).record == before
+    data = {"data": Volume(kind=VolumeKind.PERSISTENT, path="/data")}
+    await w.cp.apply_job(a_job(1, name="db", volumes=data))
+    with pytest.raises(Conflict, match="what is in data stays on the machines of"):
+        await w.cp.move_job("db", "back")
     await w.cp.stop_job("web")
     with pytest.raises(Conflict, match="being stopped"):
         await w.cp.move_job("web", "back")
