@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from agent import api
 from agent.config import AgentConfig
 from agent.core.retention import Room
-from agent.errors import Busy, TwineError, Unprocessable
+from agent.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
 from agent.machine import Machine
 from agent.machine.notify import notify, watchdog_s
 from agent.routes import JOIN_ROUTES
@@ -116,6 +116,7 @@ class Agent:
             arm_from_environment(self.config.crash_points)
             lanes = Lanes()
             stack.callback(lanes.close)
+            await self._require_btrfs(lanes)
             prober = Prober()
             stack.push_async_callback(prober.close)
             group = await stack.enter_async_context(_cancelled_at_exit())
@@ -143,6 +144,19 @@ class Agent:
                 f"another agent runs on this host (it holds {run / 'agent.lock'})",
                 hint="systemctl status twine-agent",
             ) from e
+
+    async def _require_btrfs(self, lanes: Lanes) -> None:
+        """Refuse to begin where no image could ever be taken in (F-38)."""
+        self._state.mkdir(parents=True, exist_ok=True)
+        try:
+            await lanes.run("btrfs", self._machine.btrfs.top, self._state)
+        except NotBtrfs as e:
+            raise ConfigError(
+                f"{self._state} is not on a btrfs file system",
+                hint=f"is it mounted? make one with mkfs.btrfs and mount it at {self._state}",
+            ) from e
+        except TwineError as e:  # a disk that fails is a state, and told as one
+            log.warning("cannot look at the state folder", extra={"why": str(e)})
 
     async def _services(
         self, lanes: Lanes, prober: Prober, group: asyncio.TaskGroup, stack: AsyncExitStack

@@ -205,6 +205,12 @@ class BtrfsError(HostError):
     code = "btrfs_error"
 
 
+class NotBtrfs(BtrfsError):
+    """A folder is on another file system, where nothing of this works."""
+
+    code = "not_btrfs"
+
+
 class ProgramError(HostError):
     """A program could not be started, failed or took too long."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import btrfsutil
 
-from agent.errors import BtrfsError, Conflict
+from agent.errors import BtrfsError, Conflict, NotBtrfs
 from agent.machine import Quota, Room, Subvolume, qgroups
 
 SUBVOLUME_INODE = 256
@@ -99,7 +99,7 @@ class HostBtrfs:
             for folder in (path, *path.parents) if _is_on_btrfs(path) else ():
                 if _is_subvolume(folder):
                     return folder
-        raise BtrfsError(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
+        raise NotBtrfs(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
 
     def own_bytes(self, path: Path) -> int | None:
         """Return what a subvolume alone takes, None where quotas are off.

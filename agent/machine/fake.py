@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agent.errors import BtrfsError, Conflict, ProgramError
+from agent.errors import BtrfsError, Conflict, NotBtrfs, ProgramError
 from agent.machine import (
     Completed,
     Cpu,
@@ -140,7 +140,7 @@ class FakeBtrfs:
         for folder in (path, *path.parents):
             if folder == self.root or self._find(folder):
                 return folder
-        raise BtrfsError(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
+        raise NotBtrfs(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
 
     def own_bytes(self, path: Path) -> int | None:
         """Return the size of a subvolume's own files."""

@@ -224,7 +224,7 @@ def test_a_unit_that_exists_cannot_be_started_again(host: Host, unit: str) -> No
     assert host.running(unit).invocation_id == first.invocation_id
 
 
-def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -> None:
+def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -> None:  # F-09 F-10
     script = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep 1000\" & sleep 1000"
     host.systemd.start_transient(unit, sh(script, TimeoutStopUSec=1_000_000))
     group = host.running(unit).control_group
@@ -343,7 +343,7 @@ def test_a_listener_that_was_ended_hears_nothing(host: Host, unit: str) -> None:
 def test_units_and_listeners_survive_an_upheaval(
     host: Host, unit: str, heard: queue.Queue[str], upheaval: str
 ) -> None:
-    """Signals may be lost meanwhile, which the listener is told by an empty name."""
+    """Signals may be lost meanwhile, which the listener is told by an empty name. F-19 F-20"""
     host.systemd.start_transient(unit, a_service())
     before = host.running(unit)
 

@@ -306,7 +306,7 @@ def test_machines_and_entitlements_are_listed(ctl: Ctl, region: Region) -> None:
     assert json.loads(ctl("entitlement", "list", "-o", "json").stdout) == {"entitlements": []}
 
 
-def test_names_cannot_steer_a_terminal(ctl: Ctl, region: Region) -> None:
+def test_names_cannot_steer_a_terminal(ctl: Ctl, region: Region) -> None:  # F-86
     evil = "\x1b]0;owned\x07\x9b2J\u202e"
     refused = ctl("entitlement", "create", "front", "--machines", "1", "--business-unit", evil)
     assert refused.exit_code == 64

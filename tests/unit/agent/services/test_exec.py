@@ -123,7 +123,7 @@ async def test_who_leaves_ends_the_command(host: FakeHost) -> None:  # P9
 
 async def test_a_session_in_which_nothing_is_said_ends(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # F-26
     async with host.serving() as (services, client):
         services.sessions._idle_s = 0.05
         await client.put_task("web", a_spec())

@@ -20,6 +20,7 @@ from builders import (
     until,
 )
 
+import agent as agent_package
 from agent import api
 from agent.api import Health, Limits, RestartPolicy, RestartWhen, TaskState
 from agent.client import AgentClient
@@ -123,7 +124,9 @@ async def test_a_deleted_task_leaves_nothing_and_is_not_found(host: FakeHost) ->
     assert (tasks, _left(host)) == ([], ([], []))
 
 
-async def test_a_late_put_of_a_removed_generation_does_not_bring_it_back(host: FakeHost) -> None:
+async def test_a_late_put_of_a_removed_generation_does_not_bring_it_back(
+    host: FakeHost,
+) -> None:  # F-81
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=3))
         await client.delete_task("web")
@@ -468,6 +471,22 @@ async def test_records_of_a_newer_agent_stop_this_one_and_nothing_else(host: Fak
     assert isinstance(error, ConfigError)
     assert error.exit_code == 78
     assert host.units() == [unit("web")]
+
+
+async def test_on_another_file_system_the_agent_says_so_and_does_not_begin(host: FakeHost) -> None:
+    """F-38 BUG-AG15: it said READY, and every image was refused with a 503."""
+    host.fake.btrfs.root = host.folder / "elsewhere"
+    with pytest.raises(ConfigError, match="is not on a btrfs file system") as refused:
+        async with host.agent():
+            pass
+    assert "mkfs.btrfs" in refused.value.hint
+    assert refused.value.exit_code == 78
+
+
+def test_systemd_does_not_restart_what_a_restart_does_not_mend() -> None:
+    """F-07 F-38 BUG-AG15: it was restarted every second for ever."""
+    unit = (Path(agent_package.__file__).parent / "units" / "twine-agent.service").read_text()
+    assert f"\nRestartPreventExitStatus={ConfigError.exit_code}\n" in unit
 
 
 async def test_a_second_agent_on_the_same_host_gives_way(host: FakeHost) -> None:  # F-08
