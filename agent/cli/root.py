@@ -34,6 +34,26 @@ for _command in _COMMANDS:
     cli.add_command(_command)
 
 
+@cli.command("manual")
+def manual_() -> None:
+    """Print the manual page: `twine-agent manual | man -l -`."""
+    from agent.wire.manual import manual
+
+    click.echo(
+        manual(cli, "twine-agent", "sidekick(1), twinectl(1), journalctl(1), systemctl(1)"),
+        nl=False,
+    )
+
+
+@cli.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_(shell: str) -> None:
+    """Print what makes a shell complete words: `source <(twine-agent completion bash)`."""
+    from agent.wire.manual import completion
+
+    click.echo(completion(cli, "twine-agent", shell))
+
+
 def main() -> None:
     """Run the command line."""
     run_program(cli)

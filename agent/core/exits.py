@@ -4,24 +4,49 @@ from __future__ import annotations
 
 from agent.api import Exit
 
-_STEPS: dict[int, str] = {
+STEPS: dict[int, str] = {
     200: "its working directory could not be entered: may everybody read the image's root?",
+    201: "its scheduling priority could not be set",
     202: "its file descriptors could not be set up",
     203: "its command could not be executed: no such file in the image, not executable, or "
     "built for another processor",
+    204: "there was no memory to set it up",
     205: "a resource limit could not be set",
     206: "its OOM score could not be set",
+    207: "its signal mask could not be set",
+    208: "its standard input could not be opened",
     209: "its standard output could not be opened",
-    213: "a path below its state could not be made",
+    210: "its root could not be entered",
+    211: "its IO priority could not be set",
+    212: "its timer slack could not be set",
+    213: "its secure bits could not be set",
+    214: "its CPU scheduling could not be set",
+    215: "its CPUs could not be set",
     216: "its group could not be set",
     217: "its user could not be set",
     218: "its capabilities could not be dropped",
     219: "it could not be put into its cgroup",
+    220: "it could not be made a session of its own",
+    221: "its start was not confirmed",
+    222: "its standard error could not be opened",
+    224: "no PAM session could be opened",
     225: "its network could not be set up",
     226: "its mount namespace could not be set up: is the image a whole root file system?",
+    227: "it could not be kept from new privileges",
     228: "its system call filter could not be set",
+    229: "its SELinux context could not be set",
+    230: "its execution domain could not be set",
+    231: "its AppArmor profile could not be set",
     232: "its address families could not be restricted",
     233: "its runtime directory could not be made",
+    235: "a file could not be given to its user",
+    236: "its SMACK label could not be set",
+    237: "its keyring could not be set up",
+    238: "its state directory could not be made",
+    239: "its cache directory could not be made",
+    240: "its logs directory could not be made",
+    241: "its configuration directory could not be made",
+    242: "its memory policy could not be set",
     243: "its credentials could not be set up",
 }
 """Exit codes by which systemd says which step before the command failed.
@@ -29,7 +54,7 @@ _STEPS: dict[int, str] = {
 Source: systemd.exec(5), "Process Exit Codes".
 """
 
-_RESULTS = {
+RESULTS = {
     "oom-kill": "it used more memory than its limit and was killed (oom-kill)",
     "timeout": "it ran for longer than it may (max_run_s), or did not end in time, and was killed",
     "startup": "its startup probe failed for good",
@@ -45,12 +70,12 @@ _RESULTS = {
 
 def describe(end: Exit) -> str:
     """Return one sentence on how the main process ended."""
-    if end.result in _RESULTS:
-        return _RESULTS[end.result]
+    if end.result in RESULTS:
+        return RESULTS[end.result]
     if end.signal is not None:
         return f"it was ended by signal {end.signal}"
-    if end.code is not None and end.result != "success" and end.code in _STEPS:
-        return f"it never started: {_STEPS[end.code]} (exit code {end.code})"
+    if end.code is not None and end.result != "success" and end.code in STEPS:
+        return f"it never started: {STEPS[end.code]} (exit code {end.code})"
     if end.code is not None:
         return f"it ended with exit code {end.code}"
     return f"it ended: {end.result}"

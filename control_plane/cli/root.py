@@ -54,3 +54,20 @@ job.add_command(events)
 job.add_command(shards)
 for command in (pause, resume, restart, rollback, move):
     job.add_command(command)
+
+
+@main.command("manual")
+def manual_() -> None:
+    """Print the manual page: `twinectl manual | man -l -`."""
+    from agent.wire.manual import manual
+
+    click.echo(manual(main, "twinectl", "twine-agent(1), sidekick(1)"), nl=False)
+
+
+@main.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_(shell: str) -> None:
+    """Print what makes a shell complete words: `source <(twinectl completion bash)`."""
+    from agent.wire.manual import completion
+
+    click.echo(completion(main, "twinectl", shell))
