@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from agent import api
 from agent.config import AgentConfig
+from agent.core.pressure import Waits, starts_at_once
 from agent.core.retention import Room
 from agent.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
 from agent.machine import Machine
@@ -48,9 +49,11 @@ from agent.services.networks import Networks, site_with
 from agent.services.oci import Registries
 from agent.services.offload import Lanes
 from agent.services.port import listen
+from agent.services.pressure import Pressure
 from agent.services.prober import Prober
 from agent.services.reserve import Reserve
 from agent.services.roots import Roots
+from agent.services.starts import Starts
 from agent.services.supervisor import Host, task_unit
 from agent.services.tasks import Tasks
 from agent.services.unit_view import UnitView
@@ -196,6 +199,7 @@ class Agent:
             networks=networks,
             cgroups=machine.cgroups,
             volumes=Volumes(machine.btrfs, self._state),
+            starts=Starts(starts_at_once(hardware.cpu.online, Waits())),
             boot_id=hardware.boot_id,
             inside=Inside(units, lambda task: task_unit(roots, task)),
         )
@@ -228,7 +232,17 @@ class Agent:
             machine,
             Room(0, config.image_free_bytes, config.image_keep_s),
         )
-        usage = UsageReader(machine.cgroups, tasks, lanes, machine.boottime_s).read
+        reader = UsageReader(machine.cgroups, tasks, lanes, machine.boottime_s)
+        usage = reader.read
+        pressure = Pressure(
+            machine.cgroups,
+            tasks,
+            reader,
+            host.starts,
+            lanes,
+            (hardware.cpu.online, machine.boottime_s),
+        )
+        group.create_task(pressure.watch(), name="pressure")
         return Services(
             tasks=tasks,
             usage=usage,

@@ -200,7 +200,8 @@ class Exit(Reported, frozen=True, kw_only=True):
 
     result: Id
     """systemd's word: success, exit-code, signal, oom-kill, timeout, …; `lost` after a
-    host reboot; `cut-off` where the host ended it because of `disconnect`; `startup` and
+    host reboot; `cut-off` where the host ended it because of `disconnect`; `evicted` where it
+    had to go because memory was short; `startup` and
     `liveness` where that probe failed for good."""
     code: Annotated[int, Meta(ge=-(1 << 31), le=1 << 32)] | None = None
     signal: Id | None = None

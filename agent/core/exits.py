@@ -59,6 +59,7 @@ RESULTS = {
     "timeout": "it ran for longer than it may (max_run_s), or did not end in time, and was killed",
     "startup": "its startup probe failed for good",
     "liveness": "its liveness probe failed for good",
+    "evicted": "its host was short of memory, and it had to go",
     "external-stop": "its unit was stopped by somebody else on the host",
     "lost": "the host was rebooted",
     "cut-off": "its host did not hear its control plane for as long as its job asks",

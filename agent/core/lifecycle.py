@@ -103,7 +103,8 @@ class Decision:
 
 
 _AT_REST = (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED)
-_BY_PROBE = ("startup", "liveness")
+_BY_HOST = ("startup", "liveness", "evicted")
+"""Ends that the host found while the process still ran."""
 _JITTER = 0.25
 """Share of a pause that differs from task to task, so that what ended together does not start
 together."""
@@ -152,7 +153,7 @@ def _ended_by_probe(task: TaskRecord, unit: SeenUnit) -> bool:
         task.state in _AT_REST
         and task.ended_invocation == unit.invocation_id
         and end is not None
-        and end.result in _BY_PROBE
+        and end.result in _BY_HOST
     )
 
 

@@ -17,10 +17,12 @@ _SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
 _MOUNT = (
     'uid=$(readlink "/run/systemd/dynamic-uid/direct:$1") && owner=$2 && shift 2 || exit 1; '
     'while [ $# -gt 0 ]; do while umount -l "$2" 2>/dev/null; do :; done; '
-    'mkdir -p "$2" && mount --bind -o "X-mount.idmap=b:$owner:$uid:1" "$1" "$2" || exit 1; '
+    'chown "$owner:$owner" "$1" && mkdir -p "$2" || exit 1; '
+    'mount --bind -o "X-mount.idmap=b:$owner:$uid:1" "$1" "$2" || exit 1; '
     "shift 2; done"
 )
-"""Mounts each first path at the second, files of the owner shown as a dynamic user's."""
+"""Mounts each first path at the second, files of the owner shown as a dynamic user's. The top
+folder is given to the owner here: the agent has no right to (docs/adr/0084)."""
 _UNMOUNT = (
     'for at; do while umount -l "$at" 2>/dev/null; do :; done; rmdir "$at" 2>/dev/null; done; '
     'rmdir "${at%/*}" 2>/dev/null; true'

@@ -143,9 +143,6 @@ class Btrfs(Protocol):
     def own_bytes(self, path: Path) -> int | None:
         """Return what a subvolume alone takes, None where the file system does not count it."""
 
-    def own(self, path: Path, owner: int, mode: int) -> None:
-        """Give the top folder of a subvolume to a user and the group of that number."""
-
     def quota(self, path: Path) -> Quota:
         """Return how the file system counts."""
 
@@ -246,6 +243,11 @@ class Cgroups(Protocol):
 
     def read(self, group: str) -> Usage | None:
         """Return what a cgroup (its path below the root) uses, None where there is none."""
+
+    def pressure(self, group: str, resource: str, *, whole: bool) -> float:
+        """Return the share of the last 10 s in which some of a cgroup waited for `cpu`, `memory`
+        or `io`; `whole`: in which all of it did. 0 where the kernel does not say.
+        """
 
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
         """Return what files of a cgroup say, of those that are there."""

@@ -111,12 +111,6 @@ class HostBtrfs:
         except (OSError, ValueError):
             return None
 
-    def own(self, path: Path, owner: int, mode: int) -> None:
-        """Give the top folder of a subvolume to a user and the group of that number."""
-        with _translated(f"cannot give {path} to user {owner}"):
-            os.chown(path, owner, owner)
-            os.chmod(path, mode)
-
     def quota(self, path: Path) -> Quota:
         """Return how the file system counts."""
         with _translated(f"cannot read the quotas at {path}"):

@@ -46,6 +46,10 @@ class HostCgroups:
                 return None  # it went while it was read: ENODEV
             raise
 
+    def pressure(self, group: str, resource: str, *, whole: bool) -> float:
+        """Return the share of the last 10 s in which some, or all, of a cgroup waited."""
+        return self._pressure(f"{ROOT}{group}/{resource}.pressure", "full" if whole else "some")
+
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
         """Return what files of a cgroup say, of those that are there."""
         read = {name: self._fs.find(f"{ROOT}{group}/{name}") for name in names}
@@ -70,10 +74,10 @@ class HostCgroups:
             written += int(fields.get("wbytes", 0))
         return read, written
 
-    def _pressure(self, path: str) -> float:
-        """Return the share of the last 10 s in which some process waited (psi.rst)."""
+    def _pressure(self, path: str, wanted: str = "some") -> float:
+        """Return the share of the last 10 s in which some process, or all, waited (psi.rst)."""
         for line in (self._fs.find(path) or "").splitlines():
             kind, *fields = line.split()
-            if kind == "some":
+            if kind == wanted:
                 return float(dict(f.split("=", 1) for f in fields)["avg10"]) / 100
         return 0.0

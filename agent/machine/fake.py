@@ -63,7 +63,6 @@ class _Record:
     parent_uuid: str = ""
     received_uuid: str = ""
     read_only: bool = False
-    owner: int = 0
     max_bytes: int | None = None
 
 
@@ -146,11 +145,6 @@ class FakeBtrfs:
         """Return the size of a subvolume's own files."""
         self._get(path, f"cannot measure {path}")
         return sum(p.lstat().st_size for p in path.rglob("*") if p.is_file())
-
-    def own(self, path: Path, owner: int, mode: int) -> None:
-        """Remember whose it is; its mode is real."""
-        self._get(path, f"cannot give {path} to user {owner}").owner = owner
-        path.chmod(mode)
 
     def quota(self, path: Path) -> Quota:
         """Return what the attribute says."""
@@ -286,10 +280,17 @@ class FakeCgroups:
 
     usage: dict[str, Usage] = field(default_factory=dict)
     files: dict[str, dict[str, str]] = field(default_factory=dict)
+    waits: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Pressure by cgroup and resource."""
 
     def read(self, group: str) -> Usage | None:
         """Return what was set."""
         return self.usage.get(group)
+
+    def pressure(self, group: str, resource: str, *, whole: bool) -> float:
+        """Return what was set."""
+        del whole
+        return self.waits.get((group, resource), 0.0)
 
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
         """Return what was set."""

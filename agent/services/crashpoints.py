@@ -39,7 +39,6 @@ POINTS = (
     "delete.undeclared",
     "delete.removed",
     "volume.made",
-    "volume.owned",
     "volume.limited",
     "volume.snapshot-made",
     "volume.removed",

@@ -26,6 +26,7 @@ _TARGETS = {
     ("agent", "twine-network.socket"): "etc/systemd/system/twine-network.socket",
     ("agent", "hostcritical.slice"): "etc/systemd/system/hostcritical.slice",
     ("agent", "init.scope.conf"): "etc/systemd/system/init.scope.d/twine.conf",
+    ("agent", "system.slice.conf"): "etc/systemd/system/system.slice.d/twine.conf",
     ("agent", "workload.slice"): "etc/systemd/system/workload.slice",
     ("agent", "twine.sysusers.conf"): "etc/sysusers.d/twine.conf",
     ("sidekick", "sidekick-resume.service"): "etc/systemd/system/sidekick-resume.service",

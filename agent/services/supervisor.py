@@ -17,6 +17,7 @@ from agent.core.lease import is_bound, is_cut_off
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
 from agent.core.limits import kernel_values, live_properties, not_in_force
 from agent.core.oci import as_run, image_properties
+from agent.core.pressure import evicted
 from agent.core.records import TaskRecord, status_of, tell_change, unit_of
 from agent.core.unit_properties import (
     cgroup_of,
@@ -38,6 +39,7 @@ from agent.services.offload import Lanes
 from agent.services.prober import Prober
 from agent.services.probing import Probing
 from agent.services.roots import Roots
+from agent.services.starts import Starts
 from agent.services.units import Units
 from agent.services.volumes import Volumes
 
@@ -67,6 +69,7 @@ class Host:
     networks: Networks
     cgroups: Cgroups
     volumes: Volumes
+    starts: Starts
     boot_id: str
     inside: Inside
 
@@ -270,8 +273,7 @@ class TaskLoop:
                 await self._with_volumes(task)
                 await self._connect(task)
                 if await self._initialised(task, guard):
-                    await host.units.start(self._unit, task_unit(host.roots, task) | guard)
-                    await self._woken(2.0)
+                    await self._start(task, guard)
             case Action.LIMIT:
                 await self._limit(task)
             case Action.STOP:
@@ -289,6 +291,30 @@ class TaskLoop:
                 until = decision.until
                 pause = RESYNC_S if until is None else max(0.0, until - host.contact.now_s())
                 await self._woken(pause)
+
+    async def _start(self, task: TaskRecord, guard: dict[str, object]) -> None:
+        """Start the unit once there is a place, if the task is still wanted as it is."""
+        host = self._host
+        async with host.starts.turn():
+            if self.record.spec is not task.spec or self.record.wanted is not task.wanted:
+                return
+            await host.units.start(self._unit, task_unit(host.roots, task) | guard)
+            await self._woken(2.0)
+
+    async def evict(self, why: str) -> bool:
+        """End the task for the sake of others; False where it does not run."""
+        async with self._lock:
+            before = self.record
+            task = evicted(before, why, self._host.contact.moment(before.task_id))
+            if task is before:
+                return False
+            try:
+                await self._save(task)
+            finally:  # a full disk is no reason to let it have the memory
+                self.record = task
+                self._tell(task)
+                self._waker.set()
+        return True
 
     async def _limit(self, task: TaskRecord) -> None:
         """Bring the running unit to its limits; they count once the kernel says so."""

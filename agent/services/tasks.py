@@ -247,6 +247,11 @@ class Tasks:
 
         return status_of(await loop.change(again))
 
+    async def evict(self, task_id: str, why: str) -> bool:
+        """End a task for the sake of others; False where there is none that runs."""
+        loop = self._loops.get(task_id)
+        return loop is not None and await loop.evict(why)
+
     async def resize(self, task_id: str, resize: Resize) -> TaskStatus:
         """Change what a task may use, without a restart."""
         loop = self._loops.get(task_id)

@@ -14,7 +14,6 @@ from agent.api.volumes import VolumeInfo, VolumeInfos, VolumeKind
 from agent.core.volumes import (
     FOLDERS,
     KEPT,
-    OWNER,
     Named,
     name_of,
     places,
@@ -80,8 +79,6 @@ class Volumes:
             if self._btrfs.find(path) is None:
                 self._btrfs.create(path)
                 passed("volume.made")
-            self._btrfs.own(path, OWNER, 0o700)
-            passed("volume.owned")
             self._limit(path, volume.max_bytes)
             passed("volume.limited")
 

@@ -270,13 +270,3 @@ def _fill(path: Path, size: int) -> None:
             file.write(os.urandom(65536))
             file.flush()
             os.fsync(file.fileno())
-
-
-def test_a_subvolume_is_given_to_a_user(volume: Volume) -> None:
-    path = volume.folder / "owned"
-    volume.btrfs.create(path)
-    volume.btrfs.own(path, 1_900_000_001, 0o750)
-
-    assert path.stat().st_mode & 0o7777 == 0o750
-    if volume.real:
-        assert (path.stat().st_uid, path.stat().st_gid) == (1_900_000_001, 1_900_000_001)

@@ -45,8 +45,9 @@ def test_volumes_are_mounted_for_the_tasks_user_before_the_start_and_let_go_afte
     assert found["BindPaths"] == [f"{run}/data:/data", f"{run}/tmp:/work"]
     assert found["BindReadOnlyPaths"] == [f"{run}/theirs:/theirs"]
     assert found["TemporaryFileSystem"] == ["/cache:size=8388608,mode=1777,nosuid,nodev"]
-    ((*_, user, owner, a, at_a, b, at_b, c, at_c),) = found["ExecStartPre"]  # type: ignore[misc]
+    ((*_, script, _, user, owner, a, at_a, b, at_b, c, at_c),) = found["ExecStartPre"]  # type: ignore[misc]
     assert (user, owner) == (user_of("web"), "1900000000")
+    assert 'chown "$owner:$owner" "$1"' in script
     assert [(a, at_a), (b, at_b), (c, at_c)] == [
         ("/state/volumes/local/web.data", f"{run}/data"),
         ("/state/scratch/web.tmp", f"{run}/tmp"),

@@ -186,6 +186,7 @@ def test_install_puts_units_group_and_configuration_below_a_root(
         "etc/systemd/system/sidekick-resume.service",
         "etc/systemd/system/sidekick-verify.service",
         "etc/systemd/system/sidekick-verify.timer",
+        "etc/systemd/system/system.slice.d/twine.conf",
         "etc/systemd/system/systemd-journald-sync@.service.d/twine.conf",
         "etc/systemd/system/systemd-journald-varlink@.socket.d/twine.conf",
         "etc/systemd/system/systemd-journald@.socket.d/twine.conf",

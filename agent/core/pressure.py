@@ -1,0 +1,134 @@
+"""A host that is short: how many starts at once, and which task goes (docs/resources.md).
+
+Pure. Pressure is the kernel's own (PSI): the share of the last ten seconds in which something
+waited. `services/pressure.py` reads it and does what is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from agent.api import Exit, Resources, TaskState
+from agent.core.lease import Moment
+from agent.core.lifecycle import ended_by_host
+from agent.core.records import TaskRecord, Wanted
+from agent.wire.quantities import about_size
+
+EVICTED = "evicted"
+"""Result of the end of a task that had to go for the others' sake."""
+SHORT = 0.4
+"""Share of time in which no task at all got on for want of memory: the host mostly waits."""
+LOOKS = 3
+"""So many looks in a row find it short before a task goes; a peak passes by itself."""
+PAUSE_S = 30.0
+"""After one went, so long none does: its end takes time, and PSI tells of the last ten seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Pressure of a host, 0 to 1."""
+
+    agent: float = 0.0
+    """Share of time in which something of the agent's slice waited for a CPU."""
+    tasks: float = 0.0
+    """Share of time in which all that tasks run waited for memory, and nothing got on."""
+
+
+def starts_at_once(cpus: int, waits: Waits) -> int:
+    """Return how many tasks may be starting at the same time; never none.
+
+    What counts is what the agent itself waits for, not how busy tasks are: a host that is full of
+    work still has to start what it is told.
+    """
+    if waits.agent >= 0.5 or waits.tasks >= 0.2:
+        return 1
+    if waits.agent >= 0.2:
+        return 2
+    return max(4, 2 * cpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a running task has of its host's memory."""
+
+    task_id: str
+    entitlement: str
+    memory_bytes: int
+    kept_bytes: int = 0
+    """What it was promised to keep (`memory_min_bytes`, `memory_low_bytes`)."""
+    started_at: float = 0.0
+
+    @property
+    def over_bytes(self) -> int:
+        """Return what it has beyond what it was promised."""
+        return max(0, self.memory_bytes - self.kept_bytes)
+
+
+def kept_bytes(resources: Resources) -> int:
+    """Return how much memory a task was promised to keep."""
+    return max(resources.memory_min_bytes, resources.memory_low_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What was seen of a shortage so far."""
+
+    looks: int = 0
+    evicted_s: float | None = None
+    """When a task last had to go, in seconds since boot."""
+
+
+def watched(watch: Watch, waits: Waits, now_s: float) -> tuple[Watch, bool]:
+    """Return the watch after one more look, and whether a task has to go now."""
+    if waits.tasks < SHORT:
+        return Watch(0, watch.evicted_s), False
+    if watch.evicted_s is not None and now_s - watch.evicted_s < PAUSE_S:
+        return Watch(0, watch.evicted_s), False
+    looks = watch.looks + 1
+    return (Watch(0, now_s), True) if looks >= LOOKS else (Watch(looks, watch.evicted_s), False)
+
+
+def victim(loads: Iterable[Load]) -> Load | None:
+    """Return the task that goes: of the slice that has most beyond its promises, the task that has.
+
+    Between equals the one that started last: it loses the least. None: all are within what they
+    were promised, and it is not for this to break promises.
+    """
+    over: dict[str, int] = {}
+    listed = [load for load in loads if load.over_bytes > 0]
+    for load in listed:
+        over[load.entitlement] = over.get(load.entitlement, 0) + load.over_bytes
+    return max(
+        listed,
+        key=lambda load: (
+            over[load.entitlement],
+            load.entitlement,
+            load.over_bytes,
+            load.started_at,
+            load.task_id,
+        ),
+        default=None,
+    )
+
+
+def why_evicted(load: Load, waits: Waits) -> str:
+    """Return the reason that the task's owner is told."""
+    kept = f", of which {about_size(load.kept_bytes)} were promised" if load.kept_bytes else ""
+    return (
+        f"it was evicted: for {waits.tasks:.0%} of the last 10 s no task of the host got on for"
+        f" want of memory, and it had the most, {about_size(load.memory_bytes)}{kept}, of the"
+        f" entitlement that has the most ({load.entitlement})"
+    )
+
+
+def evicted(task: TaskRecord, why: str, now: Moment) -> TaskRecord:
+    """Return the task after it had to go: ended, by its restart policy; itself if it does not run.
+
+    What still runs is stopped by the decision that follows (`core.lifecycle`).
+    """
+    if task.state is not TaskState.RUNNING or task.wanted is not Wanted.RUN:
+        return task
+    return replace(ended_by_host(task, Exit(result=EVICTED, at=now.wall), now), reason=why)

@@ -1,0 +1,116 @@
+"""A host that is short: starts wait for a place, the right task goes and its owner is told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from builders import FakeHost, a_spec, running, until
+
+from agent.api import Limits, Resources, RestartPolicy, TaskState
+from agent.core.unit_properties import cgroup_of
+from agent.machine import Usage
+from agent.services import pressure
+from agent.services.starts import Starts
+
+MIB = 1 << 20
+
+
+async def test_starts_have_places_in_the_order_in_which_they_asked() -> None:
+    """F-11"""
+    starts, began = Starts(2), list[int]()
+    leave = [asyncio.Event() for _ in range(5)]
+
+    async def start(number: int) -> None:
+        async with starts.turn():
+            began.append(number)
+            await leave[number].wait()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(start(number)) for number in range(5)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (began, starts.under_way) == ([0, 1], 2)
+        tasks[2].cancel()
+        starts.allow(1)
+        leave[0].set()
+        await tasks[0]
+        assert (began, starts.under_way) == ([0, 1], 1)
+        leave[1].set()
+        await tasks[1]
+        await asyncio.sleep(0)
+        assert began == [0, 1, 3]
+        starts.allow(9)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert began == [0, 1, 3, 4]
+        for event in leave:
+            event.set()
+    assert starts.under_way == 0
+
+
+async def test_a_place_that_was_given_and_not_taken_is_given_on() -> None:
+    starts = Starts(1)
+
+    async def start() -> None:
+        async with starts.turn():
+            pass
+
+    async with starts.turn():
+        second = asyncio.ensure_future(start())
+        await asyncio.sleep(0)
+        assert starts.under_way == 1
+    assert starts.under_way == 1  # given to the second, which has not run yet
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    async with asyncio.timeout(60), starts.turn():
+        assert starts.under_way == 1
+
+
+async def test_the_task_with_most_goes_and_the_event_says_why(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-14: it is restarted with a pause; what is within its promise is left alone."""
+    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    slow = RestartPolicy(backoff_s=3600.0, backoff_max_s=3600.0)
+    kept = Resources(memory_min_bytes=128 * MIB)
+    async with host.agent() as client:
+        for name, resources in (("small", Resources()), ("big", Resources()), ("kept", kept)):
+            await client.put_task(name, a_spec(restart=slow, resources=resources))
+            await running(client, name)
+        for name, used in (("small", 10), ("big", 90), ("kept", 120)):
+            group = cgroup_of(name, "local")
+            host.fake.cgroups.usage[group] = Usage(memory_bytes=used * MIB)
+        after = (await client.get_events(0)).latest
+        host.fake.cgroups.waits["/workload.slice", "memory"] = 0.9
+        status = await until(client, "big", lambda s: s.state is TaskState.BACKOFF)
+
+        assert status.last_exit
+        assert status.last_exit.result == "evicted"
+        assert "it was evicted: for 90% of the last 10 s" in status.reason
+        events = (await client.get_events(after)).events
+        told = [e.message for e in events if e.object == "big"]
+        assert any("it was evicted" in message for message in told)
+        while "twine-task-big.service" in host.units():
+            await asyncio.sleep(0.01)
+        for name in ("small", "kept"):
+            assert (await client.get_task(name)).state is TaskState.RUNNING
+
+
+async def test_a_host_under_pressure_lets_one_task_start_at_a_time(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-11: all that were asked for at once start all the same."""
+    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    host.fake.cgroups.waits["/hostcritical.slice", "cpu"] = 0.9
+    async with host.serving() as (services, client):
+        starts = services.tasks._host.starts
+        while starts.allowed != 1:
+            await asyncio.sleep(0.01)
+        names = [f"web-{number}" for number in range(20)]
+        for name in names:
+            await client.put_task(name, a_spec(limits=Limits(memory_max_bytes=8 * MIB)))
+        for name in names:
+            await running(client, name)
+        assert starts.under_way <= 1
