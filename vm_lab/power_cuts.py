@@ -128,6 +128,7 @@ class PowerCuts:
     async def run(self, cuts: int) -> None:
         """Go on until there were so many cuts, or one found something wrong."""
         hands, seen = await self._look(Promises())
+        seen = await self._cleared(hands, seen)
         while len(self.series.cuts) < cuts:
             hands.promises = hands.promises.renewed(seen)
             cut, hands, seen = await self._cut(hands, len(self.series.cuts) + 1)
@@ -137,6 +138,16 @@ class PowerCuts:
             if cut.wrong:
                 break
         await hands.close()
+
+    async def _cleared(self, hands: Hands, seen: Done) -> Done:
+        """Remove what others left in the guest: their images may not hold our program."""
+        for task in seen.tasks:
+            await hands.do("no-task", task, self._next())
+        while (seen := await hands.do("look")).tasks:
+            await asyncio.sleep(0.5)
+        for digest in seen.images:
+            await hands.do("no-image", image=digest)
+        return await hands.do("look")
 
     async def _cut(self, hands: Hands, number: int) -> tuple[Cut, Hands, Done]:
         chance = random.Random(f"{self.series.seed}/{number}")
