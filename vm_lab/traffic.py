@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import Counter
 
 import aiohttp
@@ -22,6 +23,7 @@ from control_plane.client import ControlPlaneClient
 REQUEST_TIMEOUT_S = 15.0
 """Generous: a guest in software emulation can be slow, and slow is not failed."""
 SHOWN_FAILURES = 10
+TIMES_KEPT = 1000
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -30,6 +32,10 @@ class Outcome(msgspec.Struct, kw_only=True):
     requests: int = 0
     failed: int = 0
     failures: list[str] = []
+    failed_at: list[float] = []
+    """When those that failed had begun, the first of them, in seconds since 1970."""
+    heard: list[tuple[float, list[str]]] = []
+    """When discovery was heard to list which tasks, the first of these times."""
     answers: dict[str, int] = {}
     """First line of the page → how often it was seen."""
     machines: dict[str, int] = {}
@@ -76,6 +82,8 @@ class Traffic:
 
     def _take(self, endpoints: Endpoints) -> None:
         self._listed = endpoints.endpoints
+        if len(self._outcome.heard) < TIMES_KEPT:
+            self._outcome.heard.append((time.time(), sorted(e.task for e in self._listed)))
 
     async def _follow(self, revision: int) -> None:
         while True:
@@ -93,6 +101,7 @@ class Traffic:
         self, session: aiohttp.ClientSession, url: str, task: str = "proxy", machine: str = ""
     ) -> None:
         self._outcome.requests += 1
+        began = time.time()
         try:
             async with session.get(url) as response:
                 page = await response.text()
@@ -102,6 +111,8 @@ class Traffic:
             self._outcome.failed += 1
             if len(self._outcome.failures) < SHOWN_FAILURES:
                 self._outcome.failures.append(f"{task} at {url}: {e!r}")
+            if len(self._outcome.failed_at) < TIMES_KEPT:
+                self._outcome.failed_at.append(began)
             return
         self._answers[page.partition("\n")[0]] += 1
         if machine:

@@ -1,0 +1,34 @@
+"""A TaskController for the lab: it acknowledges what it is asked once a file is there.
+
+`python patient_controller.py CREDENTIAL HOST FILE LOG`; each request is a line of LOG.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from taskcontrol.api import TaskControlRequest, TaskControlResponse
+from taskcontrol.server import run
+
+credential, host, go, log = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
+
+
+def process(request: TaskControlRequest) -> TaskControlResponse:
+    """Acknowledge everything, or nothing yet."""
+    ack = [operation.id for operation in request.request] if go.exists() else []
+    told = {
+        "at": time.time(),
+        "asked": [[o.task, o.kind, o.cause] for o in request.request],
+        "unhealthy": sorted(request.down),
+        "acknowledged": len(ack),
+    }
+    with log.open("a") as file:
+        file.write(json.dumps(told) + "\n")
+    return TaskControlResponse(ack=ack)
+
+
+if __name__ == "__main__":
+    run(process, credential=credential, host=host, port=7451)

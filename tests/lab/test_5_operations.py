@@ -1,0 +1,231 @@
+"""What is done to whole machines and jobs, on real machines, while clients call the job.
+
+The clients follow discovery, one of them through HAProxy. Waits are for conditions: a slow host
+makes these tests slower, not red.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.test_4_etcd import in_the_lab
+from tests.lab.the_lab import JOB, NAME, REST_S, TheLab
+
+pytestmark = [pytest.mark.lab, pytest.mark.long]
+CONTROLLER = "10.77.0.3"
+PATIENT = Path(__file__).with_name("patient_controller.py")
+AGAIN = (
+    "kexec -l /boot/vmlinuz-$(uname -r) --initrd=/boot/initrd.img-$(uname -r) --reuse-cmdline"
+    " && (nohup systemctl kexec >/dev/null 2>&1 &)"
+)
+"""The same kernel once more: what is shown is the way, not the version."""
+CANARY = """
+on_failure = "rollback"
+
+[update.canary]
+tasks = 1
+hold_s = "10s"
+"""
+PROFILE = """
+description = "A queue of an owner's choice"
+extends = "web"
+owner = "web"
+
+[sysctl]
+"net.core.somaxconn" = {length}
+"""
+
+
+@contextmanager
+def clients(lab: TheLab) -> Iterator[list[dict[str, Any]]]:
+    """Have clients call the job meanwhile; afterwards the list holds what came of it."""
+    found: list[dict[str, Any]] = []
+    running: list[subprocess.Popen[bytes]] = [lab.traffic(), lab.traffic(lab.proxy())]
+    try:
+        yield found
+    finally:
+        for one in running:
+            found.append(lab.outcome(one))
+            print({k: v for k, v in found[-1].items() if k != "heard"})
+        lab.lab("proxy", "stop")
+
+
+def applied(lab: TheLab, file: Path, image: str) -> None:
+    words = ("--set", f"image={image}", "--wait", "--timeout", f"{REST_S:g}s")
+    lab.run("twinectl", "job", "apply", str(file), *words, timeout_s=2 * REST_S)
+
+
+def rollouts(lab: TheLab) -> list[str]:
+    events = lab.ctl("job", "events", "web")["events"]
+    return [e["reason"] for e in events if e["kind"] == "rollout"]
+
+
+def boots(lab: TheLab) -> dict[str, str]:
+    return {m: lab.ssh(m, "cat /proc/sys/kernel/random/boot_id") for m in lab.machines}
+
+
+def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLab) -> None:
+    """HC5, HC7: drained, booted by kexec, verified, back, and then the next one."""
+    before, asked, order = boots(web), set[str](), list[str]()
+    words = ("--work", "kernel", "--reason", "the same once more", "--wave-size", "1")
+    times = ("--deadline", "3h", "--duration", "1h", "--despite")
+    with clients(web) as outcomes:
+        web.run("twinectl", "maintenance", "apply", "again", *web.machines, *words, *times)
+
+        def is_done() -> bool:
+            """Be the operator: boot what the plan says is ready, and report nothing."""
+            shown = web.ctl("maintenance", "show", "again")
+            ready = [m for wave in shown["waves"] for m in wave.get("ready", [])]
+            assert len(ready) <= 1
+            for machine in set(ready) - asked:
+                assert web.units(machine) == []
+                assert order == [] or is_back(order[-1])
+                web.ssh(machine, AGAIN)
+                asked.add(machine)
+                order.append(machine)
+            return bool(shown["plan"]["state"] == "done")
+
+        def is_back(machine: str) -> bool:
+            record = web.ctl("machine", "show", machine)["record"]
+            events = record["unavailability"]
+            return bool(record["state"] == "up" and all(e["end"] is not None for e in events))
+
+        web.until("all machines run the kernel", is_done, 3 * REST_S)
+    assert sorted(order) == sorted(web.machines)
+    after = boots(web)
+    assert not set(after.values()) & set(before.values())
+    for outcome in outcomes:
+        assert outcome["failed"] == 0, outcome["failures"]
+        assert outcome["requests"] > 50
+    web.rest()
+
+
+def test_a_failed_machine_is_told_of_in_order_and_nobody_asks_its_tasks(
+    web: TheLab, tmp_path: Path
+) -> None:
+    """SC3, HC11, SD1, TC15: event, unlisted, controller asked, elsewhere after its word, listed."""
+    image = web.job()["record"]["spec"]["image"]
+    web.lab("exec", "--", "ip", "address", "replace", f"{CONTROLLER}/24", "dev", "br-lab")
+    credential, go, log = tmp_path / "credential.json", tmp_path / "go", tmp_path / "log"
+    state = f"/var/lib/twine-lab/{NAME}/control-plane"
+    add = ("controller", "add", "patient", "--host", CONTROLLER, "--out", str(credential))
+    web.run("twine-control-plane", *add, "--state", state)
+    told = f'\n[controller]\nurl = "https://{CONTROLLER}:7451"\nname = "patient"\n'
+    file = tmp_path / "web.toml"
+    file.write_text(JOB.read_text() + told + 'failure_wait_s = "10h"\n')
+
+    def calls() -> list[dict[str, Any]]:
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [json.loads(line) for line in lines]
+
+    run = (sys.executable, str(PATIENT), str(credential), CONTROLLER, str(go), str(log))
+    with in_the_lab(*run):
+        applied(web, file, image)
+        lost = {f"web-{i}" for i, t in web.tasks().items() if t["placement"]["machine"] == "m3"}
+        indexes = sorted(int(task.rpartition("-")[2]) for task in lost)
+        with clients(web) as outcomes:
+            web.lab("power-off", "m3")
+
+            def is_asked() -> bool:
+                moves = [sorted(t for t, _, cause in c["asked"] if cause == "failure")
+                         for c in calls()]  # fmt: skip
+                return moves.count(indexes) >= 3  # asked, and asked again
+
+            web.until("the controller is asked for all of them", is_asked)
+            now = web.tasks()
+            assert all(now[i]["placement"]["machine"] == "m3" for i in indexes)
+            assert {u for m in ("m1", "m2") for u in web.units(m)}.isdisjoint(
+                f"twine-task-{task}.service" for task in lost
+            )
+            listed = {e["task"] for e in web.ctl("job", "endpoints", "web")["endpoints"]}
+            assert listed == {f"web-{i}" for i in now} - lost
+            go.touch()
+            web.until("all six are healthy again", lambda: web.job()["healthy"] == 6)
+        events = web.ctl("machine", "show", "m3")["record"]["unavailability"]
+        down = max(e["start"] for e in events if e["kind"] == "failure")
+        web.lab("power-on", "m3")
+        web.usable()
+        applied(web, JOB, image)
+
+    asked_at = next(c["at"] for c in calls() if c["asked"])
+    first = next(c for c in calls() if c["asked"])
+    assert set(indexes) <= set(first["unhealthy"])
+    let_at = next(c["at"] for c in calls() if c["acknowledged"])
+    direct = outcomes[0]
+    unlisted_at = next(at for at, tasks in direct["heard"] if lost.isdisjoint(tasks))
+    whole_at = next(at for at, tasks in direct["heard"] if at > unlisted_at and len(tasks) == 6)
+    assert down < min(unlisted_at, asked_at)
+    assert max(unlisted_at, asked_at) < let_at < whole_at
+    story = web.ctl("task", "story", f"web-{indexes[0]}")["events"]
+    move = next(e for e in reversed(story) if e.get("cause") == "failure")
+    assert move["approved"].startswith("patient ")
+    for outcome in outcomes:  # what was under way when the power went may fail, and no other
+        assert outcome["requests"] > 50
+        assert [at for at in outcome["failed_at"] if at > unlisted_at + SPREADS_S] == []
+
+
+SPREADS_S = 30.0
+"""Until HAProxy has what clients have heard of; its own health checks are faster."""
+
+
+def test_a_canary_that_fails_brings_the_job_back_and_one_that_holds_goes_on(
+    web: TheLab, images: dict[str, str], tmp_path: Path
+) -> None:
+    """SC15, SC2: nobody's request fails."""
+    image = web.job()["record"]["spec"]["image"]
+    text = JOB.read_text() + CANARY
+    bad, good = tmp_path / "bad.toml", tmp_path / "good.toml"
+    good.write_text(text)
+    bad.write_text(text.replace('["/usr/bin/start"]', '["/bin/sh", "-c", "exit 1"]'))
+    before, told = web.invocations(), len(rollouts(web))
+    with clients(web) as outcomes:
+        words = ("--set", f"image={image}")
+        web.run("twinectl", "job", "apply", str(bad), *words)
+        web.until("it went back", lambda: len(rollouts(web)) > told)
+        assert rollouts(web)[-1].startswith("back to version ")
+        web.rest()
+        kept = {t for t, unit in web.invocations().items() if before[t] == unit}
+        assert len(kept) == 5  # all but the canary
+        applied(web, good, images["v2"])
+        web.until("it is told", lambda: rollouts(web)[-1].endswith("runs on all tasks"))
+        assert "1 canaries" in rollouts(web)[-2]
+    for outcome in outcomes:
+        assert outcome["failed"] == 0, outcome["failures"]
+        assert set(outcome["answers"]) == {"Twine demo v1", "Twine demo v2"}
+    applied(web, JOB, images["v2"])
+
+
+def test_an_owners_profile_reaches_machine_by_machine_under_their_tasks(
+    web: TheLab, tmp_path: Path
+) -> None:
+    """HP12, SC2: read in the guests; no task restarts for it; and back again."""
+
+    def lengths() -> set[str]:
+        return {web.ssh(m, "cat /proc/sys/net/core/somaxconn").strip() for m in web.machines}
+
+    def state() -> str:
+        return str(web.ctl("profile", "status", "demo")["rollout"]["state"])
+
+    before, units = lengths(), web.invocations()
+    file = tmp_path / "queue.toml"
+    file.write_text(PROFILE.format(length=7321))
+    with clients(web) as outcomes:
+        words = ("demo", str(file), "--reason", "bursts", "--gate", "5s")
+        web.run("twinectl", "profile", "propose", *words)
+        web.until("all machines run it", lambda: state() == "done")
+        assert lengths() == {"7321"}
+        web.run("twinectl", "profile", "rollback", "demo")
+        web.until("all are back", lambda: lengths() == before)
+        web.until("that is told", lambda: state() == "returned")
+        web.rest()
+    assert web.invocations() == units
+    for outcome in outcomes:
+        assert outcome["failed"] == 0, outcome["failures"]
