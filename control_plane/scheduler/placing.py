@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Set
 
+from agent.api.volumes import VolumeKind
 from control_plane.agents.core.seen import View
 from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import Demand, demand_for
@@ -97,7 +98,12 @@ class Placing:
         return evened(preferences_of(record.spec, self.entitlement_of(record)))
 
     async def repairs(self, record: JobRecord, view: View) -> tuple[Repair, ...]:
-        """Return a few moves that make a job's spread more even; changes nothing."""
+        """Return a few moves that make a job's spread more even; changes nothing.
+
+        None where its tasks would leave volumes behind: what is in them is worth more.
+        """
+        if any(v.kind is VolumeKind.PERSISTENT for v in record.spec.volumes.values()):
+            return ()
         most = min(_AT_ONCE, record.spec.update.max_unavailable)
         if most < 1:
             return ()

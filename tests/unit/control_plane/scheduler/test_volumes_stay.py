@@ -1,0 +1,46 @@
+"""Tasks that keep data on their machines are not moved for looks."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from agent.api import Volume, VolumeKind
+from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.scheduler.placing import Placing
+
+
+class Asked(Exception):
+    """The allocator was asked for moves."""
+
+
+class Allocator:
+    """Says when it is asked."""
+
+    index: Any = None
+
+    def pool_of(self, _: JobSpec) -> str:
+        raise Asked
+
+    entitlement_of = repairs = pool_of
+
+
+def a_job(kind: VolumeKind) -> JobRecord:
+    spec = JobSpec(
+        name="db",
+        entitlement="e",
+        tasks=2,
+        image="sha256:" + "1" * 64,
+        command=["x"],
+        volumes={"data": Volume(kind=kind, path="/data", max_bytes=1 << 20)},
+    )
+    return JobRecord(name="db", spec=spec, version=1)
+
+
+async def test_no_move_for_the_spread_leaves_a_persistent_volume_behind() -> None:
+    """AG9"""
+    placing = Placing(cast("Any", Allocator()))
+    assert await placing.repairs(a_job(VolumeKind.PERSISTENT), {}) == ()
+    with pytest.raises(Asked):
+        await placing.repairs(a_job(VolumeKind.SCRATCH), {})
