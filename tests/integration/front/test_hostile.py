@@ -209,11 +209,10 @@ def test_no_request_makes_a_500(real: Real, request_: tuple[str, str, bytes]) ->
         (b" " * (MAX_BODY_BYTES + 1), 413),
     ],
 )
-def test_a_hostile_body_is_refused_quickly(real: Real, body: bytes, status: int) -> None:
-    start = time.monotonic()
+def test_a_hostile_body_is_refused(real: Real, body: bytes, status: int) -> None:
+    """How the work grows with a body is in attack/test_growth_of_handling.py."""
     found, answer = real.send("PUT", "/v1/jobs/web", body)
     assert found == status, answer
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(
