@@ -7,10 +7,8 @@ as JSON lines where nobody reads along, and as plain text on a terminal. Where a
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -49,6 +47,8 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
+        import json  # by then: most commands log nothing
+
         return json.dumps(line, default=str)
 
 
@@ -65,6 +65,8 @@ class _Journald(logging.Handler):
     """
 
     def __init__(self, identifier: str) -> None:
+        import socket  # a command on a terminal needs none
+
         super().__init__()
         self._identifier = identifier
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -8,7 +8,8 @@ only in a boot that runs with it; until then a boot that nobody asked for takes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from agent.errors import FieldError, HostError
 from sidekick import loaders
@@ -51,8 +52,7 @@ def conflicts(contributions: Iterable[Contribution]) -> list[FieldError]:
     return errors
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What the next boot shall be."""
 
     entry: Entry | None

@@ -12,11 +12,11 @@ import re
 import sys
 import time
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import click
+import msgspec
 
 from agent import log
 from agent.errors import Forbidden, ProgramError, TwineError
@@ -24,7 +24,7 @@ from agent.machine import Completed, Processes, boottime_s
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
-from sidekick import history, trial
+from sidekick import history
 from sidekick import status as standing
 from sidekick.apply import Run, watch
 from sidekick.apply import resume as finish
@@ -34,7 +34,6 @@ from sidekick.plan import describe
 from sidekick.profile import Library, Profile
 from sidekick.reboot import read_config
 from sidekick.report import Report, exit_code
-from sidekick.seen import keep, watched
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS, setting_of
 from sidekick.shown import print_error, print_json, print_plan, print_report
@@ -74,8 +73,7 @@ NOTED = frozenset({"apply", "rollback", "resume", "try", "confirm", "revert", "r
 """Commands that leave a line in the history: all that change the host or what becomes of it."""
 
 
-@dataclass(slots=True)
-class Context:
+class Context(msgspec.Struct):
     """The global options, and the host they stand for."""
 
     root: Path
@@ -239,6 +237,8 @@ def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
         if timer:
+            from sidekick.seen import keep, watched
+
             repair = read_config(host).repair_drift
             host, kept = watched(host)
             report = watch(host, ctx.state, repair=repair)
@@ -305,6 +305,8 @@ def status(ctx: Context, output: str) -> None:
 @click.pass_obj
 def try_(ctx: Context, profile: str, for_: float, wait_s: float, output: str) -> None:
     """Apply a profile that goes by itself unless `sidekick confirm` keeps it."""
+    from sidekick import trial
+
     ctx.need_root()
     host = ctx.host()
     target = target_of(ctx.profile(profile, host), host)
@@ -320,6 +322,8 @@ def try_(ctx: Context, profile: str, for_: float, wait_s: float, output: str) ->
 @click.pass_obj
 def confirm(ctx: Context, wait_s: float, output: str) -> None:
     """Keep the profile that is on trial."""
+    from sidekick import trial
+
     ctx.need_root()
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
@@ -333,6 +337,8 @@ def confirm(ctx: Context, wait_s: float, output: str) -> None:
 @click.pass_obj
 def revert(ctx: Context, due: bool, wait_s: float, output: str) -> None:
     """End a trial now: what was before it comes back."""
+    from sidekick import trial
+
     ctx.need_root()
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):

@@ -20,7 +20,8 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from agent.errors import InvalidInput
 
@@ -47,8 +48,7 @@ class ExpressionError(InvalidInput):
     """An expression that has no meaning, or no value on these facts."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(msgspec.Struct, frozen=True):
     """An operation on the values of its parts; a leaf has a value or names a fact."""
 
     op: str
@@ -56,8 +56,7 @@ class _Node:
     value: Value = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(msgspec.Struct, frozen=True):
     """A parsed expression."""
 
     text: str

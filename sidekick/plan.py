@@ -7,14 +7,14 @@ unloads one profile and loads the next does, would make values flap under runnin
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from sidekick.report import Change, Disruption, PlanReport, Wanted, most_disruptive
 from sidekick.setting import Observed, Setting
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What one run will do."""
 
     changes: tuple[Change, ...]

@@ -14,7 +14,6 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -63,8 +62,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """By owner, which settings their profiles may set: `web-team = ["sysctl.net.*"]`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True):
     """A profile with its parents merged in, as it is on one host."""
 
     name: str
@@ -75,9 +73,9 @@ class Profile:
     """Whether it was made for hosts like this one, None where it does not say."""
     lineage: tuple[str, ...] = ()
     """Its own name, its parent's, and so on."""
-    sections: Mapping[str, Any] = field(default_factory=dict)
+    sections: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The decoded table of each kind that a file speaks of."""
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Where it is said, as `web:12` (file and line): by `sysctl.NAME`, `hugepages`, …"""
 
     def section(self, kind: str) -> Any:
@@ -91,8 +89,7 @@ class Profile:
         return next((self.sources[n] for n in names if n in self.sources), self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(msgspec.Struct, frozen=True):
     """Tables of settings that hold together: a file's own, or those of one `[[when]]`."""
 
     at: tuple[str | int, ...]
@@ -101,8 +98,7 @@ class _Block:
     holds: bool = True
 
 
-@dataclass(slots=True)
-class _File:
+class _File(msgspec.Struct):
     """One file as it was read, and what is wrong with it."""
 
     name: str
@@ -110,8 +106,8 @@ class _File:
     lines: Lines
     header: Header | None = None
     fits: bool | None = None
-    blocks: list[_Block] = field(default_factory=list)
-    errors: list[FieldError] = field(default_factory=list)
+    blocks: list[_Block] = msgspec.field(default_factory=list)
+    errors: list[FieldError] = msgspec.field(default_factory=list)
 
     def where(self, at: Sequence[str | int]) -> str:
         return f"{self.name}:{self.lines.find(at)}"
@@ -122,8 +118,7 @@ class _File:
         self.errors.append(FieldError(field=dotted, reason=f"{reason} ({self.where(at)})"))
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(msgspec.Struct, frozen=True):
     """The profiles of this host: folders, the first that has a name wins."""
 
     folders: Sequence[Path]

@@ -8,7 +8,6 @@ once. Never where the host would come back with its old line, nor again and agai
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 
 import msgspec
 
@@ -35,8 +34,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether `sidekick verify --timer` brings back what somebody changed, or only reports it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(msgspec.Struct, frozen=True):
     """How the host gets its new command line."""
 
     name: str

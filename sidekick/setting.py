@@ -12,7 +12,6 @@ that overrides what differs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -34,8 +33,7 @@ STAGED = "boot.staged"
 """Names below which `verify` finds the kernel command line of this boot and of the next."""
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(msgspec.Struct, frozen=True):
     """Everything outside: the kernel's files, programs, disk and clocks."""
 
     fs: KernelFs
@@ -49,8 +47,7 @@ class Host:
     sleep: Callable[[float], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(msgspec.Struct, frozen=True):
     """What came of one change, after reading it back."""
 
     outcome: Outcome

@@ -6,7 +6,6 @@ In a pipe every line is a row and nothing else is printed but the line at the en
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -63,6 +62,8 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     if not lines:
         return
     widths = [max(len(row[i]) for row in [list(header), *lines]) for i in range(len(header))]
+    import shutil  # with its compressors: for a table alone
+
     room = shutil.get_terminal_size((200, 24)).columns
     left = max(12, room - sum(widths[:-1]) - 2 * (len(widths) - 1))
     _print_row(

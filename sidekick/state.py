@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -194,8 +193,7 @@ class Undone(msgspec.Struct, frozen=True, kw_only=True, tag="undone"):
 Step = Began | Planned | Wrote | Undoing | Undone
 
 
-@dataclass(slots=True)
-class Run:
+class Run(msgspec.Struct):
     """A run as its journal tells it."""
 
     began: Began
@@ -215,12 +213,11 @@ class Run:
         return f"{what}: {done}" if running else f"interrupted while {what}: {done}"
 
 
-@dataclass(frozen=True, slots=True)
-class StateFolder:
+class StateFolder(msgspec.Struct, frozen=True):
     """The folder that holds all of it."""
 
     folder: Path
-    disk: Disk = field(default_factory=Disk)
+    disk: Disk = msgspec.field(default_factory=Disk)
 
     def load(self) -> Record:
         """Return the record, an empty one on a host that never had a profile."""

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from agent.netplan import Answer, Ask
+if TYPE_CHECKING:
+    from agent.netplan import Answer, Ask
 
 Property = object
 """Value of a unit property in Python's types: str, int, bool, float, list, tuple, bytes."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 from pathlib import Path
 
@@ -91,7 +90,7 @@ def _element(command: int, fd: int, key: int, value: bytes) -> bytes:
 
 def _call(command: int, attributes: bytes, *_alive: object) -> int:
     """Make the call. Raises `OSError`."""
-    number = _NUMBER.get(platform.machine())
+    number = _NUMBER.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     libc = ctypes.CDLL(None, use_errno=True)

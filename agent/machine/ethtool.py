@@ -11,7 +11,6 @@ from __future__ import annotations
 import array
 import errno
 import fcntl
-import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,6 +76,8 @@ def set_words(fs: KernelFs, nic: str, group: Group, words: Sequence[int]) -> Non
 def _call(nic: str, command: int, words: Sequence[int]) -> list[int]:
     data = array.array("I", [command, *words])
     request = struct.pack("16sP", nic.encode(), data.buffer_info()[0])
+    import socket  # for the one who has a card to ask
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         fcntl.ioctl(sock.fileno(), SIOCETHTOOL, request)
     return list(data[1:])

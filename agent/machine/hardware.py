@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import re
 
 from agent.errors import KernelFileError
@@ -62,7 +62,7 @@ def _cpu_model(fs: KernelFs) -> str:
         found = re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE)
         if found:
             return found[1].strip()
-    return platform.machine()
+    return os.uname().machine
 
 
 def _memory_bytes(fs: KernelFs) -> int:

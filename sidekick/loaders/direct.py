@@ -5,7 +5,7 @@ Only kexec brings it a line of ours. The line lies in a file as well, for whoeve
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from agent.errors import HostError
 from sidekick.loaders.entry import Entry

@@ -10,7 +10,8 @@ the syntax and of `next_entry`: the GRUB manual, "custom.cfg" in /etc/grub.d/41_
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from agent.errors import HostError
 from sidekick.bootline import tokens_of
@@ -30,8 +31,7 @@ WRITABLE = frozenset({"ext2", "ext3", "ext4", "xfs", "vfat"})
 entry again and again."""
 
 
-@dataclass(frozen=True, slots=True)
-class _First:
+class _First(msgspec.Struct, frozen=True):
     """The first entry of the menu: what the host boots by itself."""
 
     body: tuple[str, ...]

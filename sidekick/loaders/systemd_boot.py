@@ -8,7 +8,8 @@ Specification of the UAPI group; of the variables: the Boot Loader Interface.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from agent.errors import HostError
 from sidekick.bootline import tokens_of
@@ -23,8 +24,7 @@ _VENDOR = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 _BEFORE = "# default before: "
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(msgspec.Struct, frozen=True):
     text: str
     version: str
     line: str

@@ -12,7 +12,6 @@ systemd.resource-control(5), AllowedCPUs.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -44,8 +43,7 @@ class Affinity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether a host with too few processors cannot run the profile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Division:
+class Division(msgspec.Struct, frozen=True):
     """The processors of a host by what they are for."""
 
     irqs: tuple[int, ...]

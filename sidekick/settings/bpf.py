@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Meta
 
 from agent.errors import FieldError
-from agent.machine.bpf_maps import PINNED, find_value, set_value
 from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Host, Setting
@@ -100,12 +99,16 @@ class BpfSetting(Setting):
         """Return the value in force."""
         if not _is_of_map(setting):
             return host.fs.find(_path(setting))
+        from agent.machine.bpf_maps import find_value  # with ctypes: for maps alone
+
         found = find_value(host.fs, *_place(setting))
         return None if found is None else str(found)
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Set the value."""
         if _is_of_map(setting):
+            from agent.machine.bpf_maps import set_value
+
             set_value(host.fs, *_place(setting), int(value))
         else:
             host.fs.write(_path(setting), value)
@@ -123,5 +126,7 @@ def _place(setting: str) -> tuple[str, int]:
 
 def _path(setting: str) -> str:
     if _is_of_map(setting):
+        from agent.machine.bpf_maps import PINNED
+
         return f"{PINNED}/{setting.removeprefix(f'bpf.{MAPS}')}"
     return FILES[setting.removeprefix("bpf.")]
