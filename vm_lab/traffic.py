@@ -24,6 +24,7 @@ REQUEST_TIMEOUT_S = 15.0
 """Generous: a guest in software emulation can be slow, and slow is not failed."""
 SHOWN_FAILURES = 10
 TIMES_KEPT = 1000
+ASKED_KEPT = 100_000
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -32,8 +33,10 @@ class Outcome(msgspec.Struct, kw_only=True):
     requests: int = 0
     failed: int = 0
     failures: list[str] = []
-    failed_at: list[float] = []
-    """When those that failed had begun, the first of them, in seconds since 1970."""
+    failed_at: list[tuple[float, str]] = []
+    """When those that failed had begun (s since 1970), and to whom they went; the first 1000."""
+    asked: list[tuple[float, str]] = []
+    """When all of them began, and to whom they went: a task, or `proxy`; the first 100,000."""
     heard: list[tuple[float, list[str]]] = []
     """When discovery was heard to list which tasks, the first of these times."""
     answers: dict[str, int] = {}
@@ -102,6 +105,8 @@ class Traffic:
     ) -> None:
         self._outcome.requests += 1
         began = time.time()
+        if len(self._outcome.asked) < ASKED_KEPT:
+            self._outcome.asked.append((began, task))
         try:
             async with session.get(url) as response:
                 page = await response.text()
@@ -112,7 +117,7 @@ class Traffic:
             if len(self._outcome.failures) < SHOWN_FAILURES:
                 self._outcome.failures.append(f"{task} at {url}: {e!r}")
             if len(self._outcome.failed_at) < TIMES_KEPT:
-                self._outcome.failed_at.append(began)
+                self._outcome.failed_at.append((began, task))
             return
         self._answers[page.partition("\n")[0]] += 1
         if machine:
