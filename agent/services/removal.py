@@ -45,7 +45,7 @@ def uninstall(
     processes.run(["nft", "delete", "table", "inet", TABLE], check=False)
     for path in (root / target for _, _, target in targets()):
         gone += _remove(path)
-        if path.parent.name.endswith((".scope.d", ".socket.d", ".service.d")):
+        if path.parent.name.endswith((".scope.d", ".slice.d", ".socket.d", ".service.d")):
             with contextlib.suppress(OSError):  # others have drop-ins there, too
                 path.parent.rmdir()
     if purge:

@@ -154,7 +154,7 @@ def test_a_stream_ends_when_its_reader_is_revoked(control_plane: Face) -> None:
 def _identities(face: Face) -> dict[str, Credential | None]:
     """Return who may do nothing, or next to nothing."""
     authority = face.authority
-    other = Authority(authority._key, authority._certificate, "elsewhere")
+    other = Authority(authority.roots, "elsewhere")
     stranger = open_authority(face.folder / "another.pem", "twine")
     found: dict[str, Credential | None] = {
         "another authority's": stranger.credential(Subject("user", "root"), ""),

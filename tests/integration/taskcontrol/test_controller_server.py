@@ -128,7 +128,7 @@ def test_what_goes_over_the_wire_has_the_papers_names():
     names = {"jobHandle", "request", "allUnhealthyTasks", "sequenceNumber", "tasks", "at"}
     assert sent.keys() == names
     schemas = server.openapi()["components"]["schemas"]
-    assert names | {"completed", "advanceNotices"} == (
+    assert names | {"completed", "advanceNotices", "indexes"} == (
         schemas["TaskControlRequest"]["properties"].keys()
     )
     assert list(schemas["TaskControlResponse"]["properties"]) == ["ack"]
