@@ -12,20 +12,23 @@ from agent.core.records import user_of
 OWNER = 1_900_000_000
 """User and group of all files in volumes, on disk; systemd gives this number to nobody
 (UIDS-GIDS.md: 1879048192 to 2147352575 are unused)."""
-MOUNTS = "/run/twine/volumes"
 _SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
 _MOUNT = (
-    'uid=$(readlink "/run/systemd/dynamic-uid/direct:$1") && owner=$2 && shift 2 || exit 1; '
-    'while [ $# -gt 0 ]; do while umount -l "$2" 2>/dev/null; do :; done; '
-    'chown "$owner:$owner" "$1" && mkdir -p "$2" || exit 1; '
-    'mount --bind -o "X-mount.idmap=b:$owner:$uid:1" "$1" "$2" || exit 1; '
-    "shift 2; done"
+    'uid=$(readlink "/run/systemd/dynamic-uid/direct:$1") && root=$(readlink -f "$3") || exit 1; '
+    "owner=$2; shift 3; "
+    'while [ $# -gt 0 ]; do at=$root$2; [ "$(readlink -m "$at")" = "$at" ] || '
+    '{ echo "the image has a link on the way to $2: no volume can be there" >&2; exit 1; }; '
+    'while umount -l "$at" 2>/dev/null; do :; done; mkdir -p "$at" || exit 1; '
+    'if [ "$1" = tmpfs ]; then mount -t tmpfs -o "$3,mode=1777,nosuid,nodev" tmpfs "$at"; else '
+    'chown "$owner:$owner" "$1" && mount --bind -o "X-mount.idmap=b:$owner:$uid:1" "$1" "$at"; '
+    "fi || exit 1; shift 3; done"
 )
-"""Mounts each first path at the second, files of the owner shown as a dynamic user's. The top
-folder is given to the owner here: the agent has no right to (docs/adr/0084)."""
+"""Mounts each first path at the second below the root, files of the owner shown as a dynamic
+user's. Nothing but the agent changes a root, so no link comes after the look for one. The top
+folder of a volume is given to the owner here: the agent has no right to (docs/adr/0084)."""
 _UNMOUNT = (
-    'for at; do while umount -l "$at" 2>/dev/null; do :; done; rmdir "$at" 2>/dev/null; done; '
-    'rmdir "${at%/*}" 2>/dev/null; true'
+    'root=$(readlink -f "$1") || exit 0; shift; '
+    'for at; do while umount -l "$root$at" 2>/dev/null; do :; done; done; true'
 )
 KEPT = (VolumeKind.SCRATCH, VolumeKind.PERSISTENT)
 """What a task has on disk for itself."""
@@ -79,37 +82,32 @@ def places(task_id: str, spec: TaskSpec, *kinds: VolumeKind) -> dict[str, Volume
     }
 
 
-def volume_properties(task_id: str, spec: TaskSpec, state: str) -> dict[str, object]:
+def volume_properties(task_id: str, spec: TaskSpec, state: str, root: str) -> dict[str, object]:
     """Return what a unit needs for its volumes; it goes on top of the hardening.
 
     A dynamic user has another number with each start, and files keep theirs. So what is on disk
     is mounted, right before the start, in a way that shows `OWNER` as the task's user and back
-    (docs/adr/0076): by systemd, outside of the sandbox, since only there it is seen.
+    (docs/adr/0076). It is mounted into the task's root, which the unit takes with all mounts in
+    it: `BindPaths=` would be done for the host's own commands of the unit, too, in the host's
+    root. What is not named in `ReadWritePaths=` is read only (`ProtectSystem=strict`).
     """
-    found: dict[str, object] = {}
-    memory = [v for v in spec.volumes.values() if v.kind is VolumeKind.TMPFS]
-    if memory:
-        found["TemporaryFileSystem"] = [
-            f"{v.path}:size={v.max_bytes},mode=1777,nosuid,nodev" for v in memory
-        ]
-    on_disk = {n: v for n, v in spec.volumes.items() if v.kind is not VolumeKind.TMPFS}
-    if not on_disk:
-        return found
-    mounts = {name: f"{MOUNTS}/{task_id}/{name}" for name in on_disk}
-    pairs = [
+    if not spec.volumes:
+        return {}
+    words = [
         word
-        for name, volume in on_disk.items()
-        for word in (f"{state}/{place_of(task_id, spec.entitlement, name, volume)}", mounts[name])
+        for name, volume in spec.volumes.items()
+        for word in (
+            ("tmpfs", volume.path, f"size={volume.max_bytes}")
+            if volume.kind is VolumeKind.TMPFS
+            else (f"{state}/{place_of(task_id, spec.entitlement, name, volume)}", volume.path, "")
+        )
     ]
-    bound = {
-        kind: [f"{mounts[n]}:{v.path}" for n, v in on_disk.items() if (v.kind in KEPT) is kept]
-        for kind, kept in (("BindPaths", True), ("BindReadOnlyPaths", False))
-    }
+    paths = [volume.path for volume in spec.volumes.values()]
+    own = [f"-+{v.path}" for v in spec.volumes.values() if v.kind is not VolumeKind.SHARED]
     return {
-        **found,
-        **{kind: words for kind, words in bound.items() if words},  # an empty one clears both
-        "ExecStartPre": [[*_SHELL, _MOUNT, "sh", user_of(task_id), str(OWNER), *pairs]],
-        "ExecStopPost": [[*_SHELL, _UNMOUNT, "sh", *mounts.values()]],
+        **({"ReadWritePaths": own} if own else {}),
+        "ExecStartPre": [[*_SHELL, _MOUNT, "sh", user_of(task_id), str(OWNER), root, *words]],
+        "ExecStopPost": [[*_SHELL, _UNMOUNT, "sh", root, *paths]],
         "RootDirectoryStartOnly": True,
     }
 

@@ -412,7 +412,7 @@ def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
     return {
         **unit_properties(task.task_id, spec, str(roots.path(task.task_id))),
         **image_properties(spec, config),
-        **volume_properties(task.task_id, spec, str(roots.state)),
+        **volume_properties(task.task_id, spec, str(roots.state), str(roots.path(task.task_id))),
         "Description": describe_unit(task.task_id, task.spec),
     }
 

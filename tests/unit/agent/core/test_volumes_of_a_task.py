@@ -39,31 +39,30 @@ def test_other_names_are_nobodys(name: str) -> None:
 def test_volumes_are_mounted_for_the_tasks_user_before_the_start_and_let_go_after_the_end() -> None:
     """AG9: those of others are read only; the dynamic user stays what it is."""
     spec = a_spec(volumes={"data": DATA, "tmp": TMP, "cache": CACHE, "theirs": THEIRS})
-    found = volume_properties("web", spec, "/state")
-    run = "/run/twine/volumes/web"
+    found = volume_properties("web", spec, "/state", "/root")
 
-    assert found["BindPaths"] == [f"{run}/data:/data", f"{run}/tmp:/work"]
-    assert found["BindReadOnlyPaths"] == [f"{run}/theirs:/theirs"]
-    assert found["TemporaryFileSystem"] == ["/cache:size=8388608,mode=1777,nosuid,nodev"]
-    ((*_, script, _, user, owner, a, at_a, b, at_b, c, at_c),) = found["ExecStartPre"]  # type: ignore[misc]
-    assert (user, owner) == (user_of("web"), "1900000000")
+    assert found["ReadWritePaths"] == ["-+/data", "-+/work", "-+/cache"]
+    ((*_, script, _, user, owner, root, a, at_a, _, b, at_b, _, tmpfs, at_c, size, d, at_d, _),) = (
+        found["ExecStartPre"]  # type: ignore[misc]
+    )
+    assert (user, owner, root) == (user_of("web"), "1900000000", "/root")
     assert 'chown "$owner:$owner" "$1"' in script
-    assert [(a, at_a), (b, at_b), (c, at_c)] == [
-        ("/state/volumes/local/web.data", f"{run}/data"),
-        ("/state/scratch/web.tmp", f"{run}/tmp"),
-        ("/state/volumes/local/db.data", f"{run}/theirs"),
+    assert [(a, at_a), (b, at_b), (d, at_d)] == [
+        ("/state/volumes/local/web.data", "/data"),
+        ("/state/scratch/web.tmp", "/work"),
+        ("/state/volumes/local/db.data", "/theirs"),
     ]
+    assert (tmpfs, at_c, size) == ("tmpfs", "/cache", f"size={8 * MIB}")
+    ((*_, root, at_a, at_b, at_c, at_d),) = found["ExecStopPost"]  # type: ignore[misc]
+    assert (root, at_a, at_b, at_c, at_d) == ("/root", "/data", "/work", "/cache", "/theirs")
     assert "DynamicUser" not in found
     assert not {"ExecStartPre", "ExecStopPost"} & set(
         inside_properties(found | {"Environment": []}, "web", "/x", "u", Command(("sh",), 1.0))
     )
 
 
-def test_a_task_without_volumes_on_disk_keeps_its_dynamic_user() -> None:
-    assert volume_properties("web", a_spec(), "/state") == {}
-    assert set(volume_properties("web", a_spec(volumes={"c": CACHE}), "/s")) == {
-        "TemporaryFileSystem"
-    }
+def test_a_task_without_volumes_runs_no_command_for_them() -> None:
+    assert volume_properties("web", a_spec(), "/state", "/root") == {}
 
 
 def test_a_limit_on_disk_changes_without_a_restart_and_the_rest_with_one() -> None:
@@ -120,7 +119,7 @@ def test_scratch_goes_once_it_is_not_named() -> None:
     assert stray_scratch(names, "web", None) == ["web.old", "web.tmp"]
 
 
-def test_a_list_of_mounts_that_is_empty_is_not_said() -> None:
-    """systemd takes an empty BindReadOnlyPaths= for "none of either kind"."""
-    assert "BindReadOnlyPaths" not in volume_properties("web", a_spec(volumes={"d": DATA}), "/s")
-    assert "BindPaths" not in volume_properties("web", a_spec(volumes={"t": THEIRS}), "/s")
+def test_a_volume_of_another_task_is_not_opened_for_writing() -> None:
+    """AG9: under ProtectSystem=strict what is not named is read only."""
+    found = volume_properties("web", a_spec(volumes={"t": THEIRS}), "/s", "/root")
+    assert "ReadWritePaths" not in found
