@@ -19,14 +19,14 @@ kind = "persistent"
 path = "/data"
 max_bytes = "16MiB"
 [volumes.work]
-path = "/work"
+path = "/own"
 [volumes.cache]
 kind = "tmpfs"
 path = "/cache"
 max_bytes = "2MiB"
 """
 SCRIPT = """b=/bin/busybox
-echo run >> /data/runs; $b touch /work/here /cache/here
+echo run >> /data/runs; $b touch /own/here /cache/here
 $b dd if=/dev/zero of=/data/big bs=1M count=32 2>/dev/null
 echo data: $(($($b stat -c %s /data/big) >> 20)) of 32; $b rm /data/big
 $b dd if=/dev/zero of=/cache/big bs=1M count=4 2>/dev/null
@@ -90,8 +90,8 @@ def test_volumes_hold_their_limits_and_what_is_in_them(guest: OneGuest) -> None:
     assert first["cache"] == "2 of 4"
     assert len(set(first["mine"].split())) == 1
     assert first["root"] == "read only"
-    seen = guest.ssh("twine-agent exec keep -- /bin/busybox ls /data /work /cache")
-    assert seen.split() == ["/cache:", "big", "here", "/data:", "runs", "/work:", "here"]
+    seen = guest.ssh("twine-agent exec keep -- /bin/busybox ls /data /own /cache")
+    assert seen.split() == ["/cache:", "big", "here", "/data:", "runs", "/own:", "here"]
 
     guest.ssh("twine-agent restart keep", timeout_s=900)
     assert said(guest, 2)["mine"].split()[0] != "0"
@@ -102,7 +102,7 @@ def test_volumes_hold_their_limits_and_what_is_in_them(guest: OneGuest) -> None:
     assert left.count("keep.data") == 2
     assert guest.ssh("grep -c twine/tasks /proc/self/mountinfo || true").strip() == "0"
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
-    assert guest.ssh("ls -d /data /work /cache 2>/dev/null || true") == ""
+    assert guest.ssh("ls -d /data /own /cache 2>/dev/null || true") == ""
 
     guest.ssh(run, timeout_s=900)
     said(guest, 3)
