@@ -182,7 +182,7 @@ async def until(
     client: AgentClient, task_id: str, reached: Callable[[api.TaskStatus], bool]
 ) -> api.TaskStatus:
     """Return the status of a task once it is as wanted, woken by the agent's events."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         after = (await client.get_events(0)).latest
         while True:
             status = await client.get_task(task_id)

@@ -12,7 +12,7 @@ from agent.api import Health, Probe, ProbeKind
 from agent.core.health import Streak, after_answer
 from agent.wire.reasons import why
 
-Report = Callable[[Health, str], None]
+Report = Callable[[Health, str], Awaitable[None]]
 Ask = Callable[[list[str], float], Awaitable[str]]
 """Runs a command inside the task, for so many seconds, and returns what is wrong, or nothing."""
 LOOPBACK = "127.0.0.1"
@@ -54,7 +54,7 @@ class Prober:
             self.answers[str(probe.kind), not problem] += 1
             new = after_answer(streak, not problem, probe, starting=loop.time() < started)
             if new.health is not streak.health:
-                report(new.health, problem if new.health is Health.UNHEALTHY else "")
+                await report(new.health, problem if new.health is Health.UNHEALTHY else "")
             streak = new
             eager = streak.health is Health.UNKNOWN
             await asyncio.sleep(min(0.5, probe.interval_s) if eager else probe.interval_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 from agent.api import Health, Probe, TaskState
@@ -18,19 +17,17 @@ Run = Callable[[str, list[str], float], Awaitable[str]]
 """Runs a command of a probe (its name) inside the task, for so many seconds."""
 
 
-class Probing:
-    """Asks what is to be asked of one task; `take` gives what was found out, in order."""
+Take = Callable[[Verdict], Awaitable[None]]
 
-    def __init__(self, prober: Prober, group: asyncio.TaskGroup, wake: Callable[[], None]) -> None:
-        """Ask nothing yet; `wake` is called with each verdict."""
-        self._prober, self._group, self._wake = prober, group, wake
+
+class Probing:
+    """Asks what is to be asked of one task, and has each verdict taken before it asks on."""
+
+    def __init__(self, prober: Prober, group: asyncio.TaskGroup, take: Take) -> None:
+        """Ask nothing yet; `take` is awaited with each verdict."""
+        self._prober, self._group, self._take = prober, group, take
         self._asking: list[asyncio.Task[None]] = []
         self._about: object = None
-        self._verdicts: deque[Verdict] = deque()
-
-    def take(self) -> Verdict | None:
-        """Return the oldest verdict that nobody took yet."""
-        return self._verdicts.popleft() if self._verdicts else None
 
     def stop(self) -> None:
         """Ask no more, and forget what about."""
@@ -54,9 +51,8 @@ class Probing:
     async def _watch(
         self, name: str, probe: Probe, task: TaskRecord, starting_s: float, run: Run
     ) -> None:
-        def heard(health: Health, reason: str) -> None:
-            self._verdicts.append(Verdict(task.invocation_id, name, health, reason))
-            self._wake()
+        async def heard(health: Health, reason: str) -> None:
+            await self._take(Verdict(task.invocation_id, name, health, reason))
 
         async def inside(command: list[str], timeout_s: float) -> str:
             problem = await run(name, command, timeout_s)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.api import RestartWhen, TaskState
-from agent.core.health import after_verdict
+from agent.core.health import Verdict, after_verdict
 from agent.core.inside import Command
 from agent.core.lease import is_bound, is_cut_off
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
@@ -107,7 +107,7 @@ class TaskLoop:
         self._fresh = fresh
         self._known: Seen | None = None
         self._group = asyncio.TaskGroup()
-        self._probing = Probing(host.prober, self._group, self._waker.set)
+        self._probing = Probing(host.prober, self._group, self._judge)
 
     async def change(self, make: Callable[[TaskRecord], TaskRecord]) -> TaskRecord:
         """Take a new intent, made from the record as it is; returns once it is on disk.
@@ -164,7 +164,6 @@ class TaskLoop:
 
     async def _step(self) -> bool:
         self._waker.clear()
-        await self._take_verdicts()
         before = self.record
         seen = await self._look()
         decision = decide(before, seen, self._host.contact.moment(before.task_id))
@@ -390,19 +389,24 @@ class TaskLoop:
         asked = Command(tuple(command), timeout_s, quiet=True)
         return await self._host.inside.run(self.record, name, asked)
 
-    async def _take_verdicts(self) -> None:
-        """Take what the probes found; it is kept on disk so that it survives a restart."""
-        while (verdict := self._probing.take()) is not None:
-            async with self._lock:
-                now = self._host.contact.moment(self.record.task_id)
-                task = after_verdict(self.record, verdict, now)
-                if task is self.record:
-                    continue
-                try:
-                    await self._save(task, durable=verdict.probe != "ready")
-                finally:  # a full disk is no reason to hide how a task is
-                    self.record = task
-                    self._tell(task)
+    async def _judge(self, verdict: Verdict) -> None:
+        """Take what a probe found; it is kept on disk so that it survives a restart.
+
+        It waits for no look at the host, so a service manager that hangs hides no verdict.
+        """
+        async with self._lock:
+            now = self._host.contact.moment(self.record.task_id)
+            task = after_verdict(self.record, verdict, now)
+            if task is self.record:
+                return
+            try:
+                await self._save(task, durable=verdict.probe != "ready")
+            except HostError as e:
+                log.warning("cannot save a verdict", extra={"task": task.task_id, "why": str(e)})
+            finally:  # a full disk is no reason to hide how a task is
+                self.record = task
+                self._tell(task)
+                self._waker.set()
 
 
 def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:

@@ -83,6 +83,8 @@ async def test_a_service_manager_that_hangs_costs_starts_and_nothing_else(
                 await client.put_task("late", a_spec())
                 answer[0] = "500"
                 await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
+                answer[0] = "200"  # the task's own loop waits for its unit by now
+                await until(client, "web", lambda s: s.health is Health.HEALTHY)
                 assert [line async for line in client.task_logs("web")] == [b"said\n"]
                 assert [t.task_id for t in (await client.list_tasks()).tasks] == ["late", "web"]
                 while told.count("WATCHDOG=1") < 3:
