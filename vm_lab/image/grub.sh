@@ -38,7 +38,7 @@ GRUB_DISABLE_LINUX_UUID=true
 GRUB_DISABLE_OS_PROBER=true
 GRUB_DISABLE_RECOVERY=true
 GRUB_TERMINAL=serial
-GRUB_CMDLINE_LINUX="quiet console=ttyS0 net.ifnames=0 mitigations=off audit=0"
+GRUB_CMDLINE_LINUX="quiet console=ttyS0 net.ifnames=0 mitigations=off audit=0 norandmaps"
 DEFAULTS
 # As grub-mkconfig writes it, as far as it matters; `update-grub` in the guest replaces it.
 cat >"$work/boot/grub/grub.cfg" <<MENU
@@ -62,7 +62,7 @@ menuentry 'Debian GNU/Linux' --class debian \$menuentry_id_option 'gnulinux-simp
 	insmod part_msdos
 	insmod ext2
 	set root='hd0,msdos1'
-	linux	/$kernel root=/dev/vda2 rw quiet console=ttyS0 net.ifnames=0 mitigations=off audit=0
+	linux	/$kernel root=/dev/vda2 rw quiet console=ttyS0 net.ifnames=0 mitigations=off audit=0 norandmaps
 	initrd	/initrd.img-${kernel#vmlinuz-}
 }
 ### BEGIN /etc/grub.d/41_custom ###
