@@ -11,6 +11,7 @@ import msgspec
 
 from agent import api
 from agent.api.accounts import Accounts
+from agent.api.credentials import CredentialInfo, Credentials
 from agent.api.unit import UnitShown
 from agent.routes import ROUTES
 from agent.usage import Usages
@@ -207,6 +208,25 @@ class AgentClient(WireClient):
         events = _as(api.Events, answer)
         self._answered = events.answered or None
         return events
+
+    async def list_credentials(self) -> Credentials:
+        """Return which credentials the host holds."""
+        return _as(Credentials, await self.call(_ROUTE["list_credentials"]))
+
+    async def put_credential(self, entitlement: str, name: str, value: bytes) -> CredentialInfo:
+        """Let the host hold a credential in memory."""
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield value
+
+        answer = await self.call(
+            _ROUTE["put_credential"], stream=chunks(), entitlement=entitlement, name=name
+        )
+        return _as(CredentialInfo, answer)
+
+    async def delete_credential(self, entitlement: str, name: str) -> None:
+        """Let the host forget a credential."""
+        await self.call(_ROUTE["delete_credential"], entitlement=entitlement, name=name)
 
     async def get_accounts(self) -> Accounts:
         """Return an account of all that is on the host."""

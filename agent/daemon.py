@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from agent import api
 from agent.config import AgentConfig
 from agent.core.pressure import Waits, starts_at_once
+from agent.core.records import TaskRecord
 from agent.core.retention import Room
 from agent.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
 from agent.machine import Machine
@@ -34,6 +35,7 @@ from agent.server import Services, application
 from agent.services.accounts import Ledger
 from agent.services.contact import Contact
 from agent.services.crashpoints import arm_from_environment
+from agent.services.credentials import CredentialHolder
 from agent.services.disk import StateDisk
 from agent.services.events import EventLog
 from agent.services.exec import Sessions
@@ -188,6 +190,11 @@ class Agent:
             config.address()[1],
         )
         networks = Networks(machine.network, lanes, site)
+        credentials = CredentialHolder(Path(config.run_dir) / "credentials.sock")
+
+        def whole(task: TaskRecord) -> dict[str, object]:
+            return task_unit(roots, task) | credentials.properties(task.spec)
+
         host = Host(
             units=units,
             roots=roots,
@@ -201,7 +208,9 @@ class Agent:
             volumes=Volumes(machine.btrfs, self._state),
             starts=Starts(starts_at_once(hardware.cpu.online, Waits())),
             boot_id=hardware.boot_id,
-            inside=Inside(units, lambda task: task_unit(roots, task)),
+            inside=Inside(units, whole),
+            credentials=credentials,
+            whole=whole,
         )
         self._host = host
         sidekick_state = Path(config.sidekick_state_dir)
@@ -232,6 +241,7 @@ class Agent:
             machine,
             Room(0, config.image_free_bytes, config.image_keep_s),
         )
+        await stack.enter_async_context(credentials.serving(tasks.find_spec))
         reader = UsageReader(machine.cgroups, tasks, lanes, machine.boottime_s)
         usage = reader.read
         pressure = Pressure(
@@ -249,9 +259,10 @@ class Agent:
             metrics=Metrics(tasks, images, prober, machine.cgroups, lanes, usage),
             images=images,
             logs=Logs(machine.processes),
-            unit_view=UnitView(machine.processes, lanes, lambda task: task_unit(roots, task)),
+            unit_view=UnitView(machine.processes, lanes, whole),
             events=events,
             contact=host.contact,
+            credentials=credentials,
             sessions=Sessions(host.inside, units, Path(config.run_dir) / "exec"),
             networks=networks,
             profile=HostProfile(

@@ -25,6 +25,7 @@ from agent.api import (
     VolumeInfos,
 )
 from agent.api.accounts import Accounts
+from agent.api.credentials import CredentialInfo, Credentials
 from agent.api.unit import UnitShown
 from agent.usage import Usages
 from agent.wire.routes import Route
@@ -145,6 +146,28 @@ ROUTES: tuple[Route, ...] = (
         query=("after", "wait_s", "heard", "epoch"),
         response=Events,
         summary="What happened since; waits up to wait_s for something to happen",
+    ),
+    Route(
+        "list_credentials",
+        "GET",
+        "/v1/credentials",
+        response=Credentials,
+        summary="Which credentials are held in memory; no values",
+    ),
+    Route(
+        "put_credential",
+        "PUT",
+        "/v1/credentials/{entitlement}/{name}",
+        stream_in=True,
+        response=CredentialInfo,
+        summary="Hold a credential, the bytes of the body, in memory for tasks of an entitlement",
+    ),
+    Route(
+        "delete_credential",
+        "DELETE",
+        "/v1/credentials/{entitlement}/{name}",
+        response=Ack,
+        summary="Forget it; tasks that run keep what they were given",
     ),
     Route(
         "get_accounts",

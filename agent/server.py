@@ -14,6 +14,7 @@ from aiohttp import web
 
 from agent import api
 from agent.api.accounts import Accounts
+from agent.api.credentials import CredentialInfo, Credentials
 from agent.api.unit import UnitShown
 from agent.api.volumes import VOLUME_PATTERN
 from agent.core.records import unit_of
@@ -30,6 +31,7 @@ from agent.errors import (
 from agent.routes import ROUTES
 from agent.services.accounts import Ledger
 from agent.services.contact import Contact
+from agent.services.credentials import MOST_BYTES, CredentialHolder
 from agent.services.events import EventLog
 from agent.services.exec import Sessions, wish_of
 from agent.services.facts import agent_version
@@ -64,6 +66,7 @@ class Services:
     metrics: Metrics
     events: EventLog
     contact: Contact
+    credentials: CredentialHolder
     sessions: Sessions
     networks: Networks
     profile: HostProfile
@@ -147,7 +150,46 @@ def application(services: Services, socket_group: str) -> web.Application:
 
 def handlers(s: Services) -> dict[str, Handler]:
     """Return the handler of each route."""
-    return {**_image_handlers(s), **_task_handlers(s), **_host_handlers(s)}
+    found = {**_image_handlers(s), **_task_handlers(s), **_host_handlers(s)}
+    return {**found, **_credential_handlers(s)}
+
+
+def _credential_handlers(s: Services) -> dict[str, Handler]:
+    async def list_credentials(_: Call) -> Credentials:
+        return Credentials(credentials=s.credentials.all())
+
+    async def put_credential(call: Call) -> CredentialInfo:
+        _must_be_ready(s)
+        assert call.stream is not None
+        entitlement, name = _credential(call)
+        value = b""
+        async for chunk in call.stream:
+            value += chunk
+            if len(value) > MOST_BYTES:
+                break
+        return s.credentials.put(entitlement, name, value)
+
+    async def delete_credential(call: Call) -> api.Ack:
+        _must_be_ready(s)
+        s.credentials.remove(*_credential(call))
+        return api.Ack(detail="forgotten")
+
+    return {
+        "list_credentials": list_credentials,
+        "put_credential": put_credential,
+        "delete_credential": delete_credential,
+    }
+
+
+def _credential(call: Call) -> tuple[str, str]:
+    entitlement, name = call.path["entitlement"], call.path["name"]
+    for word in (entitlement, name):
+        if not _ID.fullmatch(word):
+            raise InvalidInput(
+                f"{word[:80]!r} is no name",
+                hint="1 to 63 of a-z, 0-9 and -, neither first nor last a dash",
+            )
+    return entitlement, name
 
 
 def _image_handlers(s: Services) -> dict[str, Handler]:

@@ -172,6 +172,9 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     resources: Resources = Resources()
     volumes: VolumeMap = {}
     """What it keeps beside its root, by name (docs/volumes.md)."""
+    credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
+    """Files of its `$CREDENTIALS_DIRECTORY` and the credentials of its entitlement that are in
+    them (docs/agent.md)."""
 
 
 class TaskState(StrEnum):

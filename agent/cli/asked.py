@@ -24,6 +24,9 @@ def asked_for(given: dict[str, Any]) -> dict[str, Any]:
     }
     if network := _network(given):
         wanted["network"] = network
+    if given["credential"]:
+        split = [word.partition("=") for word in given["credential"]]
+        wanted["credentials"] = {file: name or file for file, _, name in split}
     if given["port"]:
         probe = {"port": given["port"], "path": given["path"]}
         wanted["probe"] = {**probe, "start_period_s": given["start_period"]}
@@ -33,7 +36,7 @@ def asked_for(given: dict[str, Any]) -> dict[str, Any]:
     if given["file"] is None:
         return wanted
     read = _read(given["file"])
-    for name in ("limits", "restart", "life", "environment", "network"):
+    for name in ("limits", "restart", "life", "environment", "network", "credentials"):
         inner = read.get(name)
         if isinstance(inner, dict):
             read[name] = {**wanted.get(name, {}), **inner}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import accounts, host, inside, service, tasks
+from agent.cli import accounts, credential, host, inside, service, tasks
 from agent.cli import image as images
 from agent.cli import resize as sizes
 from agent.cli import volume as volumes
@@ -25,6 +25,7 @@ def cli(context: click.Context, config: Path | None) -> None:
 _COMMANDS = (
     *(tasks.run, tasks.ps, tasks.show_task, tasks.top, tasks.logs, tasks.restart, tasks.stop),
     inside.exec_task,
+    credential.credential,
     sizes.resize,
     *(host.facts, images.images, images.image, host.events, host.profile),
     *(accounts.gc, accounts.fsck, volumes.volume),

@@ -56,6 +56,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Let it use AF_UNIX in the host's network (docs/network.md).",
 )
+@click.option(
+    "--credential",
+    multiple=True,
+    metavar="FILE[=NAME]",
+    help="Credential NAME as FILE in its $CREDENTIALS_DIRECTORY (docs/agent.md).",
+)
 @click.option("--path", default="/", show_default=True, help="Path of the probe.")
 @click.option(
     "--start-period",

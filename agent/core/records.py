@@ -113,6 +113,8 @@ def key_of(spec: TaskSpec) -> str:
         process += (("life", [_sorted(step) for step in spec.life.init], spec.life.max_run_s),)
     if spec.volumes:
         process += (("volumes", volumes_in_key(spec)),)
+    if spec.credentials:
+        process += (("credentials", sorted(spec.credentials.items())),)
     return hashlib.sha256(msgspec.json.encode(process)).hexdigest()[:12]
 
 

@@ -22,6 +22,11 @@ def keep(name: str, held: socket.socket) -> None:
     _send(("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0"), [held.fileno()])
 
 
+def keep_descriptor(name: str, fd: int) -> None:
+    """Let systemd keep a descriptor of a file for the next start of this service."""
+    _send(("FDSTORE=1", f"FDNAME={name}"), [fd])
+
+
 def let_go(name: str) -> None:
     """Let systemd close what it keeps under a name."""
     _send(("FDSTOREREMOVE=1", f"FDNAME={name}"), [])
@@ -29,12 +34,17 @@ def let_go(name: str) -> None:
 
 def kept(name: str) -> list[socket.socket]:
     """Return the sockets that systemd kept under a name, as new descriptors."""
+    return [socket.socket(fileno=fd) for fd in kept_descriptors(name)]
+
+
+def kept_descriptors(name: str) -> list[int]:
+    """Return what systemd kept under a name, as new descriptors."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []
     names = os.environ.get("LISTEN_FDNAMES", "").split(":")
     numbers = range(_FIRST_FD, _FIRST_FD + int(os.environ.get("LISTEN_FDS", "0")))
     found = [fd for fd, called in zip(numbers, names, strict=False) if called == name]
-    return [socket.socket(fileno=os.dup(fd)) for fd in found]
+    return [os.dup(fd) for fd in found]
 
 
 def _send(lines: tuple[str, ...], fds: list[int]) -> None:

@@ -31,8 +31,9 @@ from agent.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 from agent.machine import Cgroups, UnitState
 from agent.services.contact import Contact
 from agent.services.crashpoints import passed
+from agent.services.credentials import CredentialHolder
 from agent.services.events import EventLog
-from agent.services.inside import Inside
+from agent.services.inside import Inside, Whole
 from agent.services.journal import Journal
 from agent.services.networks import Networks, is_private
 from agent.services.offload import Lanes
@@ -72,6 +73,9 @@ class Host:
     starts: Starts
     boot_id: str
     inside: Inside
+    credentials: CredentialHolder
+    whole: Whole
+    """Returns all properties of a task's unit."""
 
 
 class TaskLoop:
@@ -266,6 +270,7 @@ class TaskLoop:
                 if self.record == task:
                     self._known = Seen(seen.unit, root=True, leftover=True, boot_id=seen.boot_id)
             case Action.START:
+                host.credentials.check(task.task_id, task.spec)
                 guard: dict[str, object] = {}
                 if is_bound(task.spec):
                     guard = not_after(host.contact.may_start(task.task_id))
@@ -297,7 +302,7 @@ class TaskLoop:
         async with host.starts.turn():
             if self.record.spec is not task.spec or self.record.wanted is not task.wanted:
                 return
-            await host.units.start(self._unit, task_unit(host.roots, task) | guard)
+            await host.units.start(self._unit, host.whole(task) | guard)
             await self._woken(2.0)
 
     async def evict(self, why: str) -> bool:

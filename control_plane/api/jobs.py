@@ -122,6 +122,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     disconnect: Disconnect = Disconnect()
     """What a machine does to a task when it is cut off from the control plane. With `stop` the
     task is placed elsewhere only once it has certainly ended: never more than one copy."""
+    credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
+    """Files of its tasks' `$CREDENTIALS_DIRECTORY` and the credentials of the entitlement that
+    are in them; the machines must hold these (docs/agent.md)."""
     network: Reach = Reach()
     """Whose network its tasks live in, and who may reach them; see `ports` for theirs."""
     controller: ControllerRef | None = None

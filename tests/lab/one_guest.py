@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,26 @@ from tests.lab.the_lab import BIN, COMMAND_S, NAME, ROOT, WAIT_S, Failed
 
 INSIDE = Path(__file__).parent / "in_guest"
 FOLDER = "/root/in_guest"
+KEPT = bool(os.environ.get("TWINE_KEEP_LAB"))
+"""Whether a guest that stands is used, and left standing; `twine-lab push` is for who edits."""
+BUSYBOX = Path("/bin/busybox")
+FOLDERS = ("bin", "proc", "sys", "dev", "tmp", "run", "var", "var/tmp", "etc", "root")
+
+
+def busybox_image(*links: str) -> bytes:
+    """Return an image with busybox, and links to /etc."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in FOLDERS:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(entry)
+        tar.add(BUSYBOX, "bin/busybox")
+        for name, to in (("bin/sh", "busybox"), *((link, "/etc") for link in links)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, to
+            tar.addfile(entry)
+    return out.getvalue()
 
 
 class OneGuest:
@@ -40,12 +61,14 @@ class OneGuest:
         return out
 
     def up(self) -> None:
-        self.lab("down")
+        if not KEPT:
+            self.lab("down")
         words = ("--bare", "--count", "1", "--variant", self.variant)
         self.lab("up", *words, timeout_s=1800)
 
     def down(self) -> None:
-        self.lab("down")  # fails by itself if a process, namespace or mount is left
+        if not KEPT:
+            self.lab("down")  # fails by itself if a process, namespace or mount is left
 
     def ssh(self, command: str, timeout_s: float = COMMAND_S) -> str:
         return self.lab("ssh", "m1", "--", command, timeout_s=timeout_s)

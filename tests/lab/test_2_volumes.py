@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.lab.one_guest import OneGuest
+from tests.lab.one_guest import OneGuest, busybox_image
 
-BUSYBOX = Path("/bin/busybox")
-FOLDERS = ("bin", "proc", "sys", "dev", "tmp", "run", "var", "var/tmp", "etc", "root")
 TASK = """
 [volumes.data]
 kind = "persistent"
@@ -37,28 +32,12 @@ echo runs: $($b wc -l < /data/runs)
 exec $b sleep 100000"""
 
 
-def image(*links: str) -> bytes:
-    """Return an image with busybox, and links to /etc."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for name in FOLDERS:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(entry)
-        tar.add(BUSYBOX, "bin/busybox")
-        for name, to in (("bin/sh", "busybox"), *((link, "/etc") for link in links)):
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = tarfile.SYMTYPE, to
-            tar.addfile(entry)
-    return out.getvalue()
-
-
 @pytest.fixture(scope="module")
 def guest() -> Iterator[OneGuest]:
     found = OneGuest(name="volumes")
     found.up()
-    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=image())
-    found.lab("ssh", "m1", "--", "cat > /root/linked.tar", stdin=image("data"))
+    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
+    found.lab("ssh", "m1", "--", "cat > /root/linked.tar", stdin=busybox_image("data"))
     found.put("/root/task.toml", TASK)
     found.put("/root/script", SCRIPT)
     found.ssh("systemctl start twine-agent.service", timeout_s=900)

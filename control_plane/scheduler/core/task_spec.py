@@ -59,6 +59,7 @@ def task_spec(
         network=_network(spec, placement),
         resources=spec.resources,
         volumes=spec.volumes,
+        credentials=spec.credentials,
     )
 
 

@@ -1,0 +1,57 @@
+"""Credentials of tasks: given to the agent, listed, taken away; never shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from agent.cli import show
+from agent.cli.program import call
+from agent.cli.show import output_option
+
+_entitlement = click.option(
+    "--entitlement", default="local", show_default=True, help="Whose tasks may ask for it."
+)
+
+
+@click.group()
+def credential() -> None:
+    """Credentials that this host holds for tasks, in memory alone."""
+
+
+@credential.command()
+@click.argument("name")
+@_entitlement
+@click.option("--file", type=click.File("rb"), default="-", help="Where it is; standard input.")
+@click.pass_obj
+def put(config_path: Path | None, name: str, entitlement: str, file: BinaryIO) -> None:
+    """Hold credential NAME: what standard input says, as it is."""
+    value = file.read()
+    info = call(config_path, lambda client: client.put_credential(entitlement, name, value))
+    click.echo(f"{info.entitlement}/{info.name}: {info.size_bytes} bytes are held in memory")
+
+
+@credential.command("ls")
+@output_option
+@click.pass_obj
+def list_(config_path: Path | None, output: str) -> None:
+    """List the credentials that are held; their values are shown to nobody."""
+    found = call(config_path, lambda client: client.list_credentials())
+    if output == "json":
+        return show.json(found)
+    rows = [
+        (c.entitlement, c.name, str(c.size_bytes), show.age(c.put_at)) for c in found.credentials
+    ]
+    return show.table(("ENTITLEMENT", "NAME", "BYTES", "AGE"), rows)
+
+
+@credential.command()
+@click.argument("name")
+@_entitlement
+@click.pass_obj
+def rm(config_path: Path | None, name: str, entitlement: str) -> None:
+    """Forget credential NAME; tasks that run keep what they were given."""
+    call(config_path, lambda client: client.delete_credential(entitlement, name))
+    click.echo(f"{entitlement}/{name}: forgotten")

@@ -1,0 +1,103 @@
+"""What a task is given, and how it ends, on a real systemd (AG10, docs/agent.md)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.one_guest import OneGuest, busybox_image
+
+SECRETS = ("correct horse 1", "correct horse 2")
+SCRIPT = """b=/bin/busybox
+echo "given: $($b sha256sum < $CREDENTIALS_DIRECTORY/db)"
+(: > $CREDENTIALS_DIRECTORY/own) || echo closed: yes
+exec $b sleep 100000"""
+SHOWN = """systemctl show UNIT; systemctl cat UNIT; cat /run/systemd/transient/UNIT
+tr '\\0' '\\n' < /proc/$(systemctl show -p MainPID --value UNIT)/environ
+twine-agent show --unit db; twine-agent show db; twine-agent credential ls
+journalctl --no-pager -a; journalctl --namespace='*' --no-pager -a
+grep -ral 'correct horse' /var/lib/twine /etc /run/twine /run/systemd /tmp || true
+"""
+
+
+@pytest.fixture(scope="module")
+def guest() -> Iterator[OneGuest]:
+    found = OneGuest(name="task-life")
+    found.up()
+    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
+    found.put("/root/script", SCRIPT)
+    found.ssh("systemctl start twine-agent.service", timeout_s=900)
+    yield found
+    found.down()
+
+
+def said(guest: OneGuest, secret: str) -> bool:
+    """Return whether the task says that it was given this."""
+    return hashlib.sha256(secret.encode()).hexdigest() in guest.ssh("twine-agent logs db")
+
+
+@pytest.mark.long
+def test_a_credential_reaches_its_task_and_nobody_else(guest: OneGuest) -> None:
+    """AG10: by systemd, in memory; a killed agent holds it still, a restart brings the next."""
+    unit = "twine-task-db.service"
+    put = "twine-agent credential put password"
+    run = "twine-agent run db --image /root/image.tar --credential db=password"
+    guest.lab("ssh", "m1", "--", put, stdin=SECRETS[0].encode())
+    guest.ssh(f'{run} -- /bin/sh -c "$(cat /root/script)"', timeout_s=900)
+    guest.until("it says what it was given", lambda: said(guest, SECRETS[0]))
+    guest.until("it cannot change it", lambda: "closed: yes" in guest.ssh("twine-agent logs db"))
+    shown = guest.ssh(SHOWN.replace("UNIT", unit), timeout_s=900)
+    assert "CREDENTIALS_DIRECTORY=" in shown
+    assert "horse" not in shown
+
+    guest.lab("ssh", "m1", "--", put, stdin=SECRETS[1].encode())
+    before = guest.ssh("systemctl show -p MainPID --value twine-agent").strip()
+    guest.ssh("systemctl kill -s KILL twine-agent.service")
+    guest.until(
+        "another agent answers",
+        lambda: (
+            guest.find("systemctl show -p MainPID --value twine-agent") not in ("", "0", before)
+            and "password" in guest.find("twine-agent credential ls")
+        ),
+    )
+    cat = "twine-agent exec db -- /bin/sh -c '/bin/busybox cat $CREDENTIALS_DIRECTORY/db'"
+    guest.ssh("twine-agent restart db", timeout_s=900)
+    guest.until("it was given the new one", lambda: said(guest, SECRETS[1]))
+    assert guest.ssh(cat) == SECRETS[1]
+    asked = (
+        'python3 -c "import socket; s = socket.socket(socket.AF_UNIX);'
+        " s.bind(b'\\0ab12/unit/UNIT/db'); s.connect('/run/twine/credentials.sock');"
+        ' print(len(s.recv(99)))"'
+    )
+    assert guest.ssh(asked.replace("UNIT", unit)).strip() == str(len(SECRETS[1]))
+    assert guest.ssh(asked.replace("UNIT", "cron.service")).strip() == "0"
+    other = "setpriv --reuid 65534 --clear-groups " + asked.replace("UNIT", unit)
+    assert "Permission denied" in guest.ssh(f"{other} 2>&1 || true")
+
+    guest.ssh("twine-agent credential rm password; twine-agent restart db || true", timeout_s=900)
+    guest.until(
+        "it waits for its credential",
+        lambda: "holds no credential password" in guest.ssh("twine-agent ps"),
+    )
+    guest.ssh("twine-agent stop db", timeout_s=900)
+
+
+@pytest.mark.long
+def test_a_start_that_takes_too_long_is_told_as_such(guest: OneGuest) -> None:
+    """AG4: what comes before the command took its time; no word of a run that never was."""
+    folder = "/run/systemd/system/twine-task-slow.service.d"
+    slow = "[Service]\nExecStartPre=+/bin/sleep 900\nTimeoutStartSec=3\n"
+    guest.put(f"{folder}/slow.conf", slow)
+    run = "twine-agent run slow --image /root/image.tar --no-wait -- /bin/busybox sleep 100000"
+    guest.ssh(f"systemctl daemon-reload; {run}", timeout_s=900)
+    guest.until(
+        "its start was given up",
+        lambda: "did not have it started" in guest.ssh("twine-agent show slow"),
+    )
+    guest.ssh(f"rm -r {folder}; systemctl daemon-reload")
+    guest.until("it runs", lambda: "running" in guest.ssh("twine-agent show slow"))
+    took = guest.ssh("systemctl show -p TimeoutStartUSec --value twine-task-slow.service")
+    assert took.strip() == "10min"
+    guest.ssh("twine-agent stop slow", timeout_s=900)
