@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from agent.api import TaskSpec
+from agent.core.exits import START_TIMEOUT_S
 from agent.core.limits import limit_properties
 from agent.core.network import network_properties, port_variables
 from agent.core.records import key_of, unit_of, user_of
@@ -150,6 +151,7 @@ def unit_properties(
         "RemainAfterExit": True,
         "CollectMode": "inactive",
         "KillMode": "control-group",
+        "TimeoutStartUSec": START_TIMEOUT_S * _S,
         "TimeoutStopUSec": round(spec.stop_timeout_s * _S),
         "OOMPolicy": "kill",
         "LogRateLimitIntervalUSec": 10 * _S,

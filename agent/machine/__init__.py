@@ -30,7 +30,8 @@ class UnitState:
     sub: str
     """running, exited, dead, failed, … (SubState)."""
     result: str = "success"
-    """success, exit-code, signal, core-dump, oom-kill, timeout, … (Result)."""
+    """success, exit-code, signal, core-dump, oom-kill, timeout, … (Result); `start-timeout` where
+    it was not up in time, which systemd calls `timeout`, too."""
     invocation_id: str = ""
     main_pid: int = 0
     exit_code: int | None = None

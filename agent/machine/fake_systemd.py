@@ -61,6 +61,8 @@ class FakeSystemd:
         self.programs: dict[str, Program] = dict(programs or {})
         self.ignores_term: set[str] = set()
         """Units whose processes do not heed SIGTERM: stopping them ends in `timeout`."""
+        self.never_up: set[str] = set()
+        """Units that are not up in time: their start ends in `start-timeout`."""
         self.unkillable: set[str] = set()
         """Units with a process in the kernel that nothing ends: when they are stopped they
         stay loaded, inactive, with their cgroup; see `let_die`."""
@@ -230,6 +232,9 @@ class FakeSystemd:
             if ended is not None and ended.code:
                 self._forget(unit)  # systemd.service(5): skipped, not failed
                 return
+        if unit in self.never_up:
+            self._end(unit, Ended(code=None, signal="SIGTERM", result="start-timeout"))
+            return
         commands = properties["ExecStart"]
         assert isinstance(commands, Sequence)
         for argv in commands:

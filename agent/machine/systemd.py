@@ -201,6 +201,10 @@ class HostSystemd:
             main_pid = self._get(path, service, "MainPID")
             if not main_pid:
                 result = self._get(path, service, "Result").decode()
+                if result == "timeout" and not self._get(
+                    path, SYSTEMD + b".Unit", "ActiveEnterTimestamp"
+                ):
+                    result = "start-timeout"
                 code = self._get(path, service, "ExecMainCode")
                 ended = (code, self._get(path, service, "ExecMainStatus"))
                 exited = self._get(path, service, "ExecMainExitTimestamp")

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from agent.api import Exit
-from agent.core.exits import describe
+from agent.core.exits import START_TIMEOUT_S, describe
 from agent.core.inside import Command, inside_properties, inside_unit, step_properties, step_unit
 from agent.core.records import TaskRecord
 from agent.core.unit_properties import cgroup_of
@@ -35,7 +35,8 @@ class Inside:
         unit = step_unit(task.task_id)
         for number, step in enumerate(task.spec.life.init, start=1):
             properties = step_properties(self._whole(task) | guard, task.task_id, step)
-            end = await self._units.run(unit, properties, timeout_s=step.timeout_s + _GRACE_S)
+            longest_s = START_TIMEOUT_S + step.timeout_s + _GRACE_S
+            end = await self._units.run(unit, properties, timeout_s=longest_s)
             if problem := _problem(end, step.timeout_s):
                 of = f"{number} of {len(task.spec.life.init)}"
                 raise StepFailed(f"init step {step.name} ({of}) failed: {problem}")

@@ -242,6 +242,16 @@ def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -
         assert not procs.exists()
 
 
+def test_a_start_that_takes_too_long_is_told_from_a_run_that_does(host: Host, unit: str) -> None:
+    """AG4: systemd says `timeout` of both, and only one of them ever ran."""
+    if not host.real:
+        host.systemd.never_up.add(unit)  # type: ignore[attr-defined]
+    slow = a_service(ExecStartPre=[["/bin/sleep", "1000"]], TimeoutStartUSec=1_000_000)
+    host.systemd.start_transient(unit, slow)
+
+    assert host.ended(unit).result == "start-timeout"
+
+
 def test_a_signal_reaches_a_unit(host: Host, unit: str) -> None:
     host.systemd.start_transient(unit, a_service())
     host.running(unit)

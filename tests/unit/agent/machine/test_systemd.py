@@ -255,6 +255,20 @@ def test_the_signal_that_ended_a_unit_is_named(
     assert (state.exit_code, state.exit_signal, state.exited_at) == (None, name, 2.0)
 
 
+@pytest.mark.parametrize(("up_usec", "result"), [(0, "start-timeout"), (1, "timeout")])
+def test_a_unit_that_was_never_up_ran_into_the_limit_of_its_start(
+    connect: Connect, up_usec: int, result: str
+) -> None:
+    ended = {"Get MainPID": 0, "Get Result": b"timeout", "Get ExecMainExitTimestamp": 0}
+    ended |= {"Get ActiveEnterTimestamp": up_usec}
+    answers = a_unit(**ended, **{"Get ExecMainCode": 0, "Get ExecMainStatus": 0})
+
+    state = connect(Bus(answers)).find(UNIT)
+
+    assert state
+    assert state.result == result
+
+
 def test_signals_name_the_unit_whichever_they_are(connect: Connect) -> None:
     bus = Bus({})
     heard: queue.Queue[str] = queue.Queue()

@@ -334,3 +334,23 @@ async def test_a_command_inside_is_never_more_than_its_task(host: FakeHost) -> N
         k: v for k, v in main.items() if k not in own
     }
     assert inside_unit("web", "liveness") in host.fake.systemd.started
+
+
+async def test_a_start_that_its_host_was_too_slow_for_says_so(host: FakeHost) -> None:
+    """AG4: it never ran, so the reason is not that it ran for too long."""
+    host.fake.systemd.never_up.add(unit("web"))
+    restart = RestartPolicy(backoff_s=0.05, backoff_max_s=0.05)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(restart=restart))
+        waiting = await until(client, "web", lambda s: s.last_exit is not None)
+        host.fake.systemd.never_up.clear()
+        up = await running(client, "web")
+
+    assert waiting.last_exit is not None
+    assert waiting.last_exit.result == "start-timeout"
+    assert waiting.reason == (
+        "its host did not have it started after 10 minutes and gave that start up"
+    )
+    assert up.restarts >= 1
+    properties = host.fake.systemd.properties(unit("web"))
+    assert properties["TimeoutStartUSec"] == 600_000_000
