@@ -30,6 +30,7 @@ from control_plane.allocator.core.spread import (
     evened,
     fullest_first,
     gaining,
+    may_gain,
     targets_of,
     trying,
 )
@@ -283,6 +284,8 @@ class Allocator:
         if over is None or known is None:
             return ()
         claims = list(known)
+        if not may_gain(claims, over):
+            return ()
         tried = frozenset(fullest_first(claims, over, most))
         left = {claim.machine.name for claim in claims if claim.task in tried}
         return gaining(claims, over, await self._planned(trying(request, tried, left)), most)

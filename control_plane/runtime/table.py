@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
-from weakref import WeakValueDictionary
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from agent.errors import Busy, Conflict, TwineError
 from control_plane.errors import UnknownOutcome
+from control_plane.runtime.locks import Locks
 from control_plane.runtime.readable import (
     PAGE,
     PART,
@@ -57,7 +57,7 @@ class Table(Readable[T]):
         """Load nothing yet; see `Readable`. `breathe` is the runtime's."""
         super().__init__(store, prefix, kind, word, read=read, history=history)
         self._breathe = breathe
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.locks = Locks()
         self._slots = Slots(store, prefix.rstrip("/"))
         self._doubtful: dict[str, Attempt] = {}
         """Names → the write of them that ended in a way that does not say whether it was made."""
@@ -76,27 +76,17 @@ class Table(Readable[T]):
 
     # -- writing
 
-    @asynccontextmanager
-    async def lock(self, *names: str) -> AsyncIterator[None]:
+    def lock(self, *names: str) -> _Locked:
         """Hold the locks of these records, from reading to `commit`.
 
-        They are taken in one order by everybody, so nobody waits in a circle. Locks exist
-        only while somebody holds or awaits them.
+        They are taken in one order by everybody, so nobody waits in a circle.
         """
-        held: list[asyncio.Lock] = []
-        try:
-            for name in names if len(names) == 1 else sorted(set(names)):
-                lock = self._locks.get(name)
-                if lock is None:
-                    lock = self._locks[name] = asyncio.Lock()
-                await lock.acquire()
-                held.append(lock)
-            if self._doubtful:
-                await self._refresh(self._doubtful.keys() & set(names))
-            yield
-        finally:
-            for lock in held:
-                lock.release()
+        return _Locked(self, names if len(names) == 1 else sorted(set(names)))
+
+    async def ask_again(self, names: Collection[str]) -> None:
+        """Read what a write of these may have changed that did not say whether it was made."""
+        if self._doubtful:
+            await self._refresh(self._doubtful.keys() & set(names))
 
     async def settle(self) -> None:
         """Read again what a write may have changed that did not say whether it was made."""
@@ -216,3 +206,29 @@ class Table(Readable[T]):
         """Return what a write of a record compares, and what it does."""
         key = self.prefix + name
         return self.expect([name]), [Delete(key) if record is None else Put(key, encode(record))]
+
+
+class _Locked:
+    """The locks of some records of a table, as long as a block lasts."""
+
+    __slots__ = ("_held", "_names", "_table")
+
+    def __init__(self, table: Table[Any], names: Sequence[str]) -> None:
+        self._table, self._names, self._held = table, names, 0
+
+    async def __aenter__(self) -> None:
+        try:
+            for name in self._names:
+                await self._table.locks.take(name)
+                self._held += 1
+            await self._table.ask_again(self._names)
+        except BaseException:
+            self._release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        for name in self._names[: self._held]:
+            self._table.locks.give(name)

@@ -110,6 +110,17 @@ def fullest_first(claims: Iterable[Claim], over: Even, number: int) -> list[int]
     return found
 
 
+def may_gain(claims: Iterable[Claim], over: Even) -> bool:
+    """Return whether a move could make a job more even; False: surely not, wherever there is room.
+
+    With one task in each bin at most no bin has too many, and no machine either.
+    """
+    if over.weights:
+        return True
+    counts = Counter(bin_of(over.property, claim.machine) for claim in claims)
+    return max(counts.values(), default=0) > 1
+
+
 def unevenness(claims: Iterable[Claim], over: Even, bins: Iterable[str] = ()) -> Unevenness | None:
     """Return the bins that differ most, if a move would gain; `bins` may have none of any."""
     counts = Counter(bin_of(over.property, claim.machine) for claim in claims)

@@ -147,6 +147,8 @@ def _propose(made: Decision, seen: Seen) -> None:
     quiet = not due and len(serving) == len(within) and is_quiet(record)
     repairs = seen.repairs if quiet and not (seen.spared or made.held) else ()
     due |= {task.index: task for task in within if task.index in repairs}
+    if not (due or made.held or any(task.operation is not None for task in record.tasks)):
+        return  # almost always
     serving -= late  # they go now, whatever the budget says: nothing else may go for them
     rest = (task for task in due.values() if task.index not in late)
     first = sorted(rest, key=lambda task: _due_first(task, view))

@@ -60,6 +60,29 @@ def test_no_move_gains_less_than_one_task_of_spread():
     assert repairs(index, a_request(3)) == ()
 
 
+def test_where_no_move_may_gain_none_is_found_whatever_room_there_is():
+    """The answer without a plan agrees with the plans, over regions at random."""
+    told = Counter[bool]()
+    for seed in range(60):
+        chance = random.Random(seed)
+        index = a_region(msbs=chance.randint(2, 5), machines=2)
+        names = sorted(index.machines)
+        blocked = chance.sample(names, chance.randint(0, len(names) - 2))
+        for name in blocked:
+            index.block(name, "is down")
+        request = a_request(chance.randint(1, 5))
+        allocate(index, request)
+        for name in blocked:
+            index.block(name, "")
+        found = repairs(index, request)
+        may = spread.may_gain(index.claims[request.job], OVER_MSBS)
+        assert may or not found, seed
+        told[may] += 1
+        told[bool(found)] += 1
+    assert told[True] > 20
+    assert told[False] > 20
+
+
 def test_where_the_emptier_bin_is_full_nothing_moves():
     index = a_region(msbs=2, machines=1)
     index.block("dc1-msb2-0", "is down")

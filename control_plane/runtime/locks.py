@@ -1,0 +1,48 @@
+"""Locks by name, one per record: they exist only while somebody holds or awaits them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Locks:
+    """Who holds which name, and who waits for it, in the order in which they came.
+
+    Most are held by nobody else, so taking one is an entry of a dictionary and no more.
+    """
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+        self._held: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def take(self, name: str) -> None:
+        """Return once the name is the caller's, who gives it back with `give`."""
+        waiting = self._held.get(name)
+        if waiting is None:
+            self._held[name] = deque()
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it was handed over in the same moment
+                self.give(name)
+            raise
+
+    def give(self, name: str) -> None:
+        """Hand a name over to who waits for it first; drop it if nobody does."""
+        waiting = self._held[name]
+        while waiting:
+            turn = waiting.popleft()
+            if not turn.done():  # else who waited was cancelled
+                turn.set_result(None)
+                return
+        del self._held[name]
+
+    def __len__(self) -> int:
+        """Return how many names are held."""
+        return len(self._held)

@@ -1,0 +1,71 @@
+"""Locks by name: one holder, in the order of asking, nothing left behind, whoever is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from control_plane.runtime.locks import Locks
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_who_waits_gets_a_name_in_the_order_of_asking() -> None:
+    locks, order = Locks(), list[int]()
+
+    async def hold(number: int) -> None:
+        await locks.take("a")
+        order.append(number)
+        await asyncio.sleep(0)
+        locks.give("a")
+
+    await asyncio.gather(*map(hold, range(20)))
+    assert order == list(range(20))
+    assert len(locks) == 0
+
+
+async def test_one_that_is_cancelled_as_it_is_handed_a_name_hands_it_on() -> None:
+    locks = Locks()
+    await locks.take("a")
+    first, second = (asyncio.create_task(locks.take("a")) for _ in range(2))
+    await _settle()
+    locks.give("a")  # it is the first one's now, who has not run since
+    first.cancel()
+    await second
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    locks.give("a")
+    assert len(locks) == 0
+
+
+async def test_whoever_is_cancelled_at_any_moment_there_is_one_holder_and_nothing_left() -> None:
+    chance = random.Random(5)
+    for _ in range(200):
+        locks, inside = Locks(), dict[str, int]()
+
+        async def hold(name: str, locks: Locks, inside: dict[str, int], turns: int) -> None:
+            await locks.take(name)
+            try:
+                assert name not in inside
+                inside[name] = 1
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            finally:
+                inside.pop(name, None)
+                locks.give(name)
+
+        tasks = [
+            asyncio.create_task(hold(chance.choice("ab"), locks, inside, chance.randrange(3)))
+            for _ in range(8)
+        ]
+        for _ in range(6):
+            await asyncio.sleep(0)
+            chance.choice(tasks).cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(e is None or isinstance(e, asyncio.CancelledError) for e in ended)
+        assert len(locks) == 0
