@@ -342,11 +342,24 @@ class OpsPlanner:
         return SeenHost(
             is_open=event is None or event.end is None,
             is_well=is_up and (not record.entitlement or self._sights.ready(record)),
-            tasks=0 if may_stay else len(self._allocator.directory.tasks(record.machine)),
+            tasks=0 if may_stay else self._left(plan, record, is_heard=is_up),
             boot=record.facts.boot_id if record.facts is not None else "",
             power_w=record.hardware.power_w if record.hardware is not None else 0,
             is_held=bool(record.entitlement) and plan.wish.work is not Work.POWER_CAP,
         )
+
+    def _left(self, plan: PlanRecord, record: MachineRecord, *, is_heard: bool) -> int:
+        """Return how many tasks must still go from a machine.
+
+        One that its controller had stopped, to be started there again afterwards, has gone:
+        its place is kept, and nothing of it runs (TC8). A machine that does not come back keeps
+        no place, and one that is not heard may still run what it ran.
+        """
+        tasks = self._allocator.directory.tasks(record.machine)
+        if not is_heard or plan.ends is Ends.EMPTY:
+            return len(tasks)
+        running = self._sights.sight(record.machine).tasks
+        return sum(1 for task in tasks if task in running)
 
     async def _put_wave(self, wave: WaveRecord) -> None:
         key = _key(wave.plan, wave.number)

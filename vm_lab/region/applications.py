@@ -58,14 +58,15 @@ class Application:
     serving: set[int] = field(default_factory=set)
     """Tasks that were listed, and whose shards have not left them."""
     calls: int = 0
+    replicas: int = 3
     _given_up: dict[int, float] = field(default_factory=dict)
     """Tasks that hold replicas and are not the job's any more → since when."""
     _leader: int = 0
     _elected_at: float = 0.0
 
     def shards(self, task: int) -> frozenset[str]:
-        """Return what a task holds: each shard has replicas on three neighbours."""
-        return frozenset(f"s{task - n}" for n in range(3))
+        """Return what a task holds: each shard has its replicas on neighbours."""
+        return frozenset(f"s{task - n}" for n in range(self.replicas))
 
     def answer(self, request: TaskControlRequest, now: float) -> TaskControlResponse:
         """Answer as its controller does; what it says is remembered."""
@@ -126,14 +127,14 @@ def _everything(request: TaskControlRequest) -> TaskControlResponse:
 class Applications:
     """All owners with a controller, by job."""
 
-    def __init__(self, checker: Checker) -> None:
-        """Own nothing yet."""
-        self._checker = checker
+    def __init__(self, checker: Checker, replicas: int) -> None:
+        """Own nothing yet; each shard of an owner is to be on so many tasks."""
+        self._checker, self._replicas_of_shard = checker, replicas
         self.of: dict[str, Application] = {}
 
     def own(self, job: str, kind: str) -> ControllerRef:
         """Have a job controlled; returns what its file says of that."""
-        self.of[job] = Application(job, kind)
+        self.of[job] = Application(job, kind, replicas=self._replicas_of_shard)
         return ControllerRef(url="https://10.0.0.1:7450", name=kind, failure_wait_s=120.0)
 
     def caller(

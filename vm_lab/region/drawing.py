@@ -52,9 +52,10 @@ def _most(outcome: Outcome) -> int:
 
 def _axes(outcome: Outcome, x: Callable[[float], float], begin: float, end: float) -> Iterable[str]:
     most = _most(outcome)
-    for share in range(5):
-        value = most * share / 4
-        y = TOP + PLOT - PLOT * share / 4
+    steps = min(4, most)
+    for share in range(steps + 1):
+        value = most * share / steps
+        y = TOP + PLOT - PLOT * share / steps
         yield f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#eeeeee"/>'
         yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.0f} tasks</text>'
     step = 60.0
@@ -140,6 +141,16 @@ def _colour(kind: str) -> str:
         group = "cut"
     elif group in ("power", "reboot", "agent", "slow", "garbled"):
         group = "power"
-    elif kind in ("resize", "release", "stop-job", "drain", "upgrade", "power-cap", "twice"):
+    elif kind in (
+        "resize",
+        "release",
+        "stop-job",
+        "drain",
+        "upgrade",
+        "switch",
+        "power-cap",
+        "twice",
+        "restart",
+    ):
         group = "client"
     return _COLOURS.get(group, _COLOURS["other"])

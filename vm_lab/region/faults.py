@@ -14,7 +14,7 @@ from vm_lab.region import owners
 from vm_lab.region.clients import Wish
 from vm_lab.region.machine import Copy, Machine
 from vm_lab.region.network import Condition
-from vm_lab.region.operators import power_cap, upgrade
+from vm_lab.region.operators import power_cap, switch, upgrade
 from vm_lab.region.shape import image
 from vm_lab.region.stores import CrashPoint, Disk, Trouble
 from vm_lab.region.story import Fault
@@ -339,6 +339,7 @@ _STRIKES: dict[str, Strike] = {
     "bad-release": owners.bad_release,
     "move-task": owners.move_task,
     "move-job": owners.move_job,
+    "restart": owners.restart,
     "propose-profile": owners.propose_profile,
     "stop-job": _stop_job,
     "controller-down": _controller,
@@ -347,6 +348,7 @@ _STRIKES: dict[str, Strike] = {
     "controller-lies": _controller,
     "drain": _drain,
     "upgrade": upgrade,
+    "switch": switch,
     "power-cap": power_cap,
     "twice": _twice,
 }

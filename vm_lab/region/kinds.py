@@ -39,6 +39,7 @@ KINDS: dict[str, str] = {
     "release": "a job gets a new image",
     "bad-release": "a job that goes back by itself gets a version that never is healthy",
     "move-task": "an owner has a task run elsewhere",
+    "restart": "an owner has all tasks of a job started anew where they are",
     "move-job": "an owner has a job run in another entitlement",
     "propose-profile": "an owner proposes a host profile; one in three cannot be reached",
     "stop-job": "a job is stopped, and created again after a while",
@@ -47,7 +48,9 @@ KINDS: dict[str, str] = {
     "controller-garbage": "… answers with something that is no answer",
     "controller-lies": "… acknowledges everything, twice, and what nobody asked",
     "drain": "machines are announced to go away, with a deadline, and come back",
-    "upgrade": "machines are planned to reboot for a kernel, wave by wave, and operators do it",
+    "upgrade": "machines are planned to reboot for a kernel, wave by wave, and operators do it;"
+    " with a `value` all at once, with a deadline after so many seconds",
+    "switch": "the switch of machines is replaced: after a notice nobody reaches them for a while",
     "power-cap": "machines have less power; tasks leave what matters least first",
     "twice": "an owner sends the last request again",
 }
@@ -57,6 +60,7 @@ INSTANT = frozenset(
     {
         *("reboot", "task-crash", "task-lost", "drift", "host-clock", "plane-clock"),
         *("bad-release", "move-task", "move-job", "propose-profile"),
+        "restart",
         *("release", "resize", "twice", "plane-restart", "plane-kill-at-step"),
         *("plane-kill-at-write", "plane-kill-after-write"),
     }

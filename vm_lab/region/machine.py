@@ -355,6 +355,7 @@ class Machine:
         """Everything that runs ends at once; the disk keeps what it has."""
         if not self.on:
             return
+        self.setting.history.note(f"{self.name} goes down")
         self.on = self.agent_up = False
         self._powers += 1
         self.pulls.clear()

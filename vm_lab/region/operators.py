@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.errors import Conflict
 from control_plane.api.maintenance import (
     GoOn,
@@ -21,36 +23,38 @@ from control_plane.api.maintenance import (
 )
 from control_plane.roles import ControlPlane
 from vm_lab.region.clients import Wish
+from vm_lab.region.network import Condition
 from vm_lab.region.story import Fault
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 LOOK_S = 5.0
+REBOOT_S = 60.0
+"""How long a reboot is expected to take."""
 WAVE = 2
 """Machines of a wave at most."""
+SWITCH_S = 90.0
+"""How long nobody reaches the machines of a switch that is replaced."""
 
 
 class Plan:
     """One plan, from its wish to its end."""
 
-    def __init__(self, region: SimulatedRegion, fault: Fault, number: int, work: Work) -> None:
-        """Want it."""
+    def __init__(
+        self, region: SimulatedRegion, fault: Fault, number: int, wish: MaintenanceWish
+    ) -> None:
+        """Want it, for the machines that the event names."""
         self._region, self._name = region, f"plan{number}"
         self._machines = [p.machine for p in region.places if p.within(fault.target)]
-        self._wish = MaintenanceWish(
-            machines=self._machines,
-            work=work,
-            reason=f"work {number}",
-            wave_size=WAVE,
-            within=Within.RACK,
-            return_within_s=60.0,
-            despite=True,
-        )
+        reason = f"work {number}"
+        self._wish = replace(wish, machines=self._machines, reason=reason, despite=True)
+        self._number = number
         self._rebooted: set[str] = set()
+        self._asked_at = 0.0
         self._over = False
         self._view: PlanView | None = None
-        self._want(f"{work} of {' '.join(self._machines)}", self._accept, self._accepted)
+        self._want(f"{wish.work} of {' '.join(self._machines)}", self._accept, self._accepted)
         region.timeline.after(fault.seconds, self._end)
 
     def _want(self, text: str, ask: object, granted: object) -> None:
@@ -58,6 +62,7 @@ class Plan:
         self._region.clients.want(wish)
 
     async def _accept(self, cp: ControlPlane) -> None:
+        self._asked_at = self._region.timeline.now
         try:
             await cp.maintenance.accept(self._name, self._wish, "operator")
         except Conflict:
@@ -66,6 +71,17 @@ class Plan:
 
     def _accepted(self) -> None:
         self._region.timeline.after(LOOK_S, self._look)
+        if self._wish.work is Work.KERNEL and self._wish.deadline_s is not None:
+            deadline = self._asked_at + self._wish.deadline_s
+            self._region.checker.drained(self._machines, deadline)
+        if self._wish.work is Work.SWITCH:
+            self._region.timeline.after(self._wish.deadline_s or 0.0, self._replace_switch)
+
+    def _replace_switch(self) -> None:
+        network, cut = self._region.network, Condition(cut_in=True, cut_out=True)
+        for machine in map(self._region.machines.__getitem__, self._machines):
+            network.impose(self._number, machine, cut)
+            self._region.timeline.after(SWITCH_S, network.lift, self._number, machine)
 
     def _look(self) -> None:
         if not self._over:
@@ -84,7 +100,7 @@ class Plan:
         self._region.checker.waves(self._name, len(open_waves), self._wish.work)
         for name in (name for wave in open_waves for name in wave.ready):
             machine = self._region.machines[name]
-            if name not in self._rebooted and machine.on:
+            if self._wish.work is not Work.SWITCH and name not in self._rebooted and machine.on:
                 self._rebooted.add(name)
                 machine.reboot()
         self._region.timeline.after(LOOK_S, self._look)
@@ -94,15 +110,41 @@ class Plan:
         self._want(f"cancel {self._name}", self._cancel, lambda: None)
 
     async def _cancel(self, cp: ControlPlane) -> None:
+        if self._wish.work is Work.KERNEL and self._wish.deadline_s is not None:
+            self._region.checker.undrained(self._machines)
         if cp.maintenance.show(self._name).plan.ended is None:
             await cp.maintenance.cancel(self._name)
 
 
 def upgrade(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Have machines rebooted for a kernel, wave by wave."""
-    Plan(region, fault, number, Work.KERNEL)
+    """Have machines rebooted for a kernel: wave by wave, or all with a deadline."""
+    if fault.value:
+        wish = MaintenanceWish(
+            work=Work.KERNEL, reason="-", deadline_s=fault.value, duration_s=REBOOT_S
+        )
+    else:
+        wish = _in_waves(Work.KERNEL)
+    Plan(region, fault, number, wish)
 
 
 def power_cap(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Have tasks leave machines for want of power, and let them have it again at the end."""
-    Plan(region, fault, number, Work.POWER_CAP)
+    Plan(region, fault, number, _in_waves(Work.POWER_CAP))
+
+
+def switch(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    """Announce that nobody reaches machines for a while, and have it so at the deadline (TC9)."""
+    wish = MaintenanceWish(
+        work=Work.SWITCH,
+        reason="-",
+        deadline_s=fault.value,
+        duration_s=SWITCH_S,
+        tasks_survive=True,
+    )
+    Plan(region, fault, number, wish)
+
+
+def _in_waves(work: Work) -> MaintenanceWish:
+    return MaintenanceWish(
+        work=work, reason="-", wave_size=WAVE, within=Within.RACK, return_within_s=60.0
+    )

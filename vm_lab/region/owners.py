@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from agent.errors import Conflict, NotFound
 from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.api.operations import RestartWish
 from control_plane.api.profiles import ProfileWish
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.roles import ControlPlane
@@ -83,6 +84,22 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
             return  # it is no good moment for that, or no good machine
 
     region.clients.want(Wish(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None))
+
+
+def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    """Have every task of a job started anew where it is, each as an operation."""
+    name = fault.target.partition(":")[2]
+    spec = region.clients.jobs[name].asked
+    wish = RestartWish(reason=f"restart {number}")
+
+    async def ask(cp: ControlPlane) -> None:
+        for index in range(spec.tasks if spec is not None else 0):
+            try:
+                await cp.restart_task(name, index, wish)
+            except (Conflict, NotFound):
+                continue  # something else is about to happen to it
+
+    region.clients.want(Wish(f"job {name}", f"restart {name}", ask, lambda: None))
 
 
 def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:

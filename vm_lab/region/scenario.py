@@ -54,6 +54,12 @@ class Work(_Written, frozen=True, kw_only=True):
     """Share of the jobs that a cut-off machine shall stop."""
     controlled: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the jobs that have a TaskController; their kinds are dealt in turn."""
+    controllers: Annotated[list[Name], Meta(max_length=10)] = []
+    """The kinds to deal; [] means all of them."""
+    controlled_away: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """Share of the tasks of a controlled job that may be away; the rest is up to its controller."""
+    replicas: Annotated[int, Meta(ge=2, le=10)] = 3
+    """On so many neighbouring tasks is each shard, where a controller knows of shards."""
     paced: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the jobs with canaries, gates, extra tasks and a way back of their own."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0
@@ -88,6 +94,8 @@ class Scenario(_Written, frozen=True, kw_only=True):
     shape: Shape = Shape()
     work: Work = Work()
     faults: list[FaultRate] = []
+    story: Annotated[list[str], Meta(max_length=1000)] = []
+    """What happens in every seed, as the lines of a story: `30.0s release job:job0`."""
     settings: dict[str, float] = {}
     """Knobs of the control plane's schedulers that differ from their defaults."""
 

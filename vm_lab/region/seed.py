@@ -118,7 +118,7 @@ class SimulatedRegion:
             name,
         )
         self.checker = Checker(self)
-        self.applications = Applications(self.checker)
+        self.applications = Applications(self.checker, scenario.work.replicas)
         self.plane.callers = self.applications.caller
         self.clients.observer = self.plane.observer = self.setting.observer = self.checker
         self.clients.late = self.checker.late

@@ -108,13 +108,14 @@ def controlled(
 ) -> list[JobSpec]:
     """Return the jobs with a controller for some of them; what may be away then is up to it."""
     chance = random.Random(f"{scenario.name} {seed} controllers")
+    kinds = scenario.work.controllers or KINDS
     found = []
     for number, spec in enumerate(specs):
         if chance.random() < scenario.work.controlled:
-            most = max(1, spec.tasks // 2)
+            most = max(1, int(spec.tasks * scenario.work.controlled_away))
             spec = replace(
                 spec,
-                controller=own(spec.name, KINDS[(seed + number) % len(KINDS)]),
+                controller=own(spec.name, kinds[(seed + number) % len(kinds)]),
                 update=replace(spec.update, max_unavailable=most),
             )
         found.append(spec)

@@ -70,7 +70,7 @@ def draw(scenario: Scenario, seed: int) -> list[Fault]:
     """Return the story of a seed, in the order of time, with times of a tenth of a second."""
     chance = random.Random(f"{scenario.name} {seed} story")
     where = places(scenario.shape)
-    story: list[Fault] = []
+    story = read("\n".join(scenario.story))
     for rate in scenario.faults:
         expected = rate.per_hour * scenario.minutes / 60
         count = int(expected) + (chance.random() < expected % 1)
@@ -94,7 +94,16 @@ def _target(rate: FaultRate, scenario: Scenario, where: list[Place], chance: ran
     if rate.kind.startswith("store-"):
         own = sorted({p.datacenter for p in where})[: scenario.shape.own_stores]
         return f"store:{chance.choice(['main', *own])}"
-    on_job = ("resize", "release", "bad-release", "move-task", "move-job", "stop-job", "twice")
+    on_job = (
+        "resize",
+        "release",
+        "bad-release",
+        "move-task",
+        "move-job",
+        "restart",
+        "stop-job",
+        "twice",
+    )
     if rate.kind in on_job or rate.kind.startswith("controller-"):
         return f"job:job{chance.randrange(scenario.work.jobs)}"
     domain = chance.choice(rate.where)

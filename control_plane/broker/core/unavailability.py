@@ -14,6 +14,9 @@ from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityE
 
 NOTICE_S = 3600.0
 """A machine takes no new tasks when its event begins within this time."""
+BACK_S = 30.0
+"""So long after the announced end of its work a machine may take to be heard again: twice the
+silence after which any other is taken for down."""
 EVENTS_KEPT = 20
 DRAINING = (
     EventKind.MAINTENANCE,
@@ -106,11 +109,14 @@ def overdue(record: MachineRecord, now: float) -> bool:
 
 
 def excused(record: MachineRecord, now: float) -> bool:
-    """Return whether silence is expected of a machine whose tasks run on: work was announced."""
+    """Return whether silence is expected of a machine whose tasks run on: work was announced.
+
+    Work that takes all of its time must not cost what it was announced to spare.
+    """
     return any(
         event.tasks_survive
         and event.deadline is not None
-        and event.deadline <= now < event.deadline + (event.expected_duration_s or 0.0)
+        and event.deadline <= now < event.deadline + (event.expected_duration_s or 0.0) + BACK_S
         for event in _open(record, MOVING)
     )
 

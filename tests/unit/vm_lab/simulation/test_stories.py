@@ -21,6 +21,7 @@ def test_the_stories_of_a_scenario_are_those_of_its_seed(name: str) -> None:
     assert story == draw(chosen, 3)
     assert story == sorted(story, key=lambda fault: fault.at)
     assert not chosen.faults or story != draw(chosen, 4)
+    assert {str(event) for event in story} >= {str(e) for e in read("\n".join(chosen.story))}
     assert all(fault.at + fault.seconds <= chosen.minutes * 60 + 1 for fault in story)
 
 
@@ -46,7 +47,9 @@ def test_the_scenarios_of_everything_and_of_updates_hold_every_kind() -> None:
         for name in ("everything", "f55-controllers", "updates", "transfers")
     )
     assert everything < controlled  # the second is the first, with TaskControllers
-    assert controlled | updates | transfers == KINDS.keys()
+    replays = {e.kind for n in scenario.names() for e in read("\n".join(scenario.load(n).story))}
+    assert controlled | updates | transfers | replays == KINDS.keys()
+    assert KINDS.keys() - (controlled | updates | transfers) == {"switch", "restart"}
 
 
 def test_every_fault_that_a_region_can_show_has_a_scenario_named_after_it() -> None:

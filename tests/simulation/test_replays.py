@@ -1,0 +1,114 @@
+"""The paper's examples as scenarios: each ends well, and goes as the paper tells it.
+
+`twine-lab region run replay-figure-2 --svg figure-2.svg` draws one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+import pytest
+
+from taskcontrol.api import TaskControlRequest, TaskControlResponse
+from vm_lab.region import scenario
+from vm_lab.region.applications import Application
+from vm_lab.region.drawing import as_svg
+from vm_lab.region.seed import SimulatedRegion, run_seed
+from vm_lab.region.story import draw
+
+REPLAYS = [name for name in scenario.names() if name.startswith("replay-")]
+SEEDS = range(1, 4)
+
+
+def replayed(name: str, seed: int) -> SimulatedRegion:
+    """Run one, which must break no rule; its job was granted as asked."""
+    chosen = scenario.load(name)
+    region = SimulatedRegion(chosen, seed)
+    region.run(draw(chosen, seed))
+    assert not region.checker.violations
+    assert not region.clients.refused
+    return region
+
+
+def at_work(region: SimulatedRegion, name: str) -> Iterator[str]:
+    """Yield the lines of a machine's tasks while the story goes on."""
+    for line in region.history.lines(region.story_at):
+        words = line.split()
+        if words[1] == name and words[2] in ("put", "delete"):
+            yield line
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_each_replay_is_a_picture_and_breaks_no_rule(name: str) -> None:
+    """TC12, Figure 2 and the others: never two tasks of a shard, a failure included."""
+    chosen = scenario.load(name)
+    for seed in SEEDS:
+        outcome = run_seed(chosen, seed)
+        assert outcome.ok, outcome.violations
+        assert outcome.figures, "nothing happened"
+    drawn = ElementTree.fromstring(as_svg(outcome))
+    said = "".join(drawn.itertext())
+    assert all(event.partition(" ")[2].split()[0] in said for event in chosen.story)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_figure_8_call_by_call(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TC4, Figure 8: asked for two tasks, one is let go; then the other; then nothing is left."""
+    calls: list[tuple[set[int], set[int], set[int]]] = []
+    answer = Application.answer
+
+    def heard(self: Application, request: TaskControlRequest, now: float) -> TaskControlResponse:
+        response = answer(self, request, now)
+        tasks = {operation.id: operation.task for operation in request.request}
+        acknowledged = {tasks[ack] for ack in response.ack if isinstance(ack, str)}
+        call = (set(tasks.values()), {done.task for done in request.completed}, acknowledged)
+        if any(call) and (not calls or calls[-1] != call):
+            calls.append(call)
+        return response
+
+    monkeypatch.setattr(Application, "answer", heard)
+    replayed("replay-figure-8", seed)
+    at = next(number for number, call in enumerate(calls) if call[0])
+    told = calls[at:]
+    (first,) = told[0][2]
+    other = 1 - first
+    assert told[0] == ({0, 1}, set(), {first})
+    assert told[1:-2] == [({other}, set(), set())], "asked again, and not let go yet"
+    assert told[-2:] == [({other}, {first}, {other}), (set(), {other}, set())]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_machine_with_the_second_replica_waits_for_the_deadline(seed: int) -> None:
+    """HC6 TC8, 49 of 50: the others get their kernel at once, and those that waited, too."""
+    region = replayed("replay-49-of-50", seed)
+    job = region.clients.jobs["job0"].granted
+    assert job is not None
+    assert job.tasks == len(region.machines)
+    lines = list(region.history.lines())
+    first_put = {}
+    for line in lines:
+        words = line.split()
+        if words[2:3] == ["put"] and float(words[0]) < region.story_at:
+            first_put[words[1]] = int(words[3].rpartition("-")[2])
+    lost = first_put["m00"]
+    waiting = {m for m, task in first_put.items() if abs(task - lost) == 1}
+    planned_at = region.story_at + 90.0
+    off = {
+        words[1]: float(words[0]) - planned_at
+        for words in map(str.split, lines)
+        if words[2:] == ["goes", "down"] and float(words[0]) > planned_at
+    }
+    assert off.keys() == region.machines.keys() - {"m00"}
+    assert waiting
+    assert all(600.0 <= off[machine] < 660.0 for machine in waiting)
+    assert all(off[machine] < 600.0 for machine in off.keys() - waiting)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_task_moves_because_a_switch_is_replaced(seed: int) -> None:
+    """TC9 HC7: controllers sit it out, although it takes all of the time it was announced for."""
+    region = replayed("replay-switch", seed)
+    struck = {p.machine for p in region.places if p.rack == "r0"}
+    assert any(region.machines[name].copies for name in struck)
+    assert [line for name in region.machines for line in at_work(region, name)] == []
