@@ -228,6 +228,10 @@ class AgentClient(WireClient):
         """Let the host forget a credential."""
         await self.call(_ROUTE["delete_credential"], entitlement=entitlement, name=name)
 
+    async def leave(self) -> list[str]:
+        """Say that the host is about to go down; return the ids of tasks that still run."""
+        return _as(api.Running, await self.call(_ROUTE["leave"])).tasks
+
     async def get_accounts(self) -> Accounts:
         """Return an account of all that is on the host."""
         return _as(Accounts, await self.call(_ROUTE["get_accounts"], timeout_s=120.0))

@@ -45,6 +45,7 @@ from agent.services.identity import HostIdentity
 from agent.services.images import Images
 from agent.services.inside import Inside
 from agent.services.journal import Journal
+from agent.services.leaving import Leaving
 from agent.services.logs import Logs
 from agent.services.metrics import Metrics
 from agent.services.networks import Networks, site_with
@@ -190,6 +191,7 @@ class Agent:
             config.address()[1],
         )
         networks = Networks(machine.network, lanes, site)
+        leaving = Leaving(units, events, machine.boottime_s)
         credentials = CredentialHolder(Path(config.run_dir) / "credentials.sock")
 
         def whole(task: TaskRecord) -> dict[str, object]:
@@ -210,6 +212,7 @@ class Agent:
             boot_id=hardware.boot_id,
             inside=Inside(units, whole),
             credentials=credentials,
+            leaving=leaving,
             whole=whole,
         )
         self._host = host
@@ -219,7 +222,8 @@ class Agent:
 
         async def facts() -> api.MachineFacts:
             found = await lanes.run("facts", standing.read, self._name())
-            return replace(found, problems=[p for p in (disk.problem, networks.problem) if p])
+            problems = [p for p in (disk.problem, networks.problem) if p]
+            return replace(found, problems=problems, leaving=leaving.now())
 
         group.create_task(disk.watch(), name="disk")
 
@@ -263,6 +267,7 @@ class Agent:
             events=events,
             contact=host.contact,
             credentials=credentials,
+            leaving=leaving,
             sessions=Sessions(host.inside, units, Path(config.run_dir) / "exec"),
             networks=networks,
             profile=HostProfile(

@@ -37,6 +37,7 @@ from agent.services.exec import Sessions, wish_of
 from agent.services.facts import agent_version
 from agent.services.host_profile import HostProfile
 from agent.services.images import Images
+from agent.services.leaving import Leaving
 from agent.services.logs import EVERYWHERE, Logs, Run
 from agent.services.metrics import Metrics
 from agent.services.networks import Networks
@@ -67,6 +68,7 @@ class Services:
     events: EventLog
     contact: Contact
     credentials: CredentialHolder
+    leaving: Leaving
     sessions: Sessions
     networks: Networks
     profile: HostProfile
@@ -360,6 +362,11 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         s.spawn(s.renew())
         return api.Ack()
 
+    async def leave(call: Call) -> api.Running:
+        if call.peer.role != "local":
+            raise Forbidden("only the host itself says that it goes down")
+        return api.Running(tasks=await s.leaving.begin(s.spawn))
+
     async def healthz(_: Call) -> api.Liveness:
         return api.Liveness(ok=True)
 
@@ -379,6 +386,7 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         "snapshot_volume": snapshot_volume,
         "remove_volume": remove_volume,
         "renew_identity": renew_identity,
+        "leave": leave,
         "healthz": healthz,
         "readyz": readyz,
     }

@@ -204,7 +204,7 @@ class Exit(Reported, frozen=True, kw_only=True):
     result: Id
     """systemd's word: success, exit-code, signal, oom-kill, timeout, …; `lost` after a
     host reboot; `cut-off` where the host ended it because of `disconnect`; `evicted` where it
-    had to go because memory was short; `startup` and
+    had to go because memory was short; `start-timeout` where it was not up in time; `startup` and
     `liveness` where that probe failed for good."""
     code: Annotated[int, Meta(ge=-(1 << 31), le=1 << 32)] | None = None
     signal: Id | None = None
@@ -312,6 +312,14 @@ class MachineFacts(Reported, frozen=True, kw_only=True):
     """What works here: `cgroup-v2`, `btrfs`, `systemd-257`, `private-pids`, …"""
     problems: Annotated[list[Words], Meta(max_length=1024)] = []
     """In words what is wrong with the host, such as a disk that is read-only."""
+    leaving: bool = False
+    """It is about to go down: its tasks end, and none starts."""
+
+
+class Running(Reported, frozen=True, kw_only=True):
+    """Tasks that have processes."""
+
+    tasks: Annotated[list[Id], Meta(max_length=100_000)]
 
 
 class Event(Reported, frozen=True, kw_only=True):
@@ -321,7 +329,7 @@ class Event(Reported, frozen=True, kw_only=True):
     """Rises by one; resume with `after=<sequence>`."""
     at: Moment
     kind: Id
-    """`task`, `task-removed`, `image`, `profile`, `agent`."""
+    """`task`, `task-removed`, `image`, `profile`, `agent`, `leaving`."""
     object: Id
     """Id of the task or image, name of the profile."""
     message: Words

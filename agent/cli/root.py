@@ -29,7 +29,14 @@ _COMMANDS = (
     sizes.resize,
     *(host.facts, images.images, images.image, host.events, host.profile),
     *(accounts.gc, accounts.fsck, volumes.volume),
-    *(service.serve, service.join, service.install, service.uninstall, service.config_group),
+    *(
+        service.serve,
+        service.leave,
+        service.join,
+        service.install,
+        service.uninstall,
+        service.config_group,
+    ),
 )
 for _command in _COMMANDS:
     cli.add_command(_command)

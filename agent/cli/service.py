@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ import msgspec
 
 from agent import api
 from agent.cli import show
+from agent.cli.program import call
 from agent.config import load, load_with_origins
 from agent.errors import TwineError
 
@@ -31,6 +33,24 @@ def serve(config_path: Path | None) -> None:
             if isinstance(error, TwineError):
                 raise error from group
         raise
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Say what still runs, and do not wait for it.")
+@click.pass_obj
+def leave(config_path: Path | None, once: bool) -> None:
+    """Let all tasks end because the host is going down (systemd does this: twine-leave.service).
+
+    Where it does not go down they start again after 15 minutes.
+    """
+    told: list[str] | None = None
+    while (running := call(config_path, lambda client: client.leave())) != told or running:
+        if running != told:
+            click.echo(f"still running: {', '.join(running)}" if running else "no task runs")
+        told = running
+        if once or not running:
+            return
+        time.sleep(1.0)
 
 
 @click.command()

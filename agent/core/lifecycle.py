@@ -28,6 +28,8 @@ from agent.core.records import TaskRecord, Wanted, is_up, key_of
 
 LINGERS = "processes of it are left that even SIGKILL does not end; waiting for the kernel"
 
+LEAVING = "its host is going down; it starts again after the boot, or elsewhere"
+
 LONG_RUN_S = 600.0
 """A task that ran for so long before it ended starts its back-off anew (RestartPolicy)."""
 
@@ -110,11 +112,11 @@ _JITTER = 0.25
 together."""
 
 
-def decide(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
-    """Return what to do next for a task."""
+def decide(task: TaskRecord, seen: Seen, now: Moment, *, leaving: bool = False) -> Decision:
+    """Return what to do next for a task; `leaving`: its host is about to go down."""
     if task.wanted is Wanted.RUN:
         task = after_gate(task, now, seen.boot_id)
-    decision = _decide(task, seen, now)
+    decision = _decide(task, seen, now, leaving)
     decision = with_(decision, task=passed_gate(decision.task))
     gate_s = decision.task.gate_boot_s
     if gate_s is None or decision.action is not Action.REST:
@@ -122,11 +124,13 @@ def decide(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     return with_(decision, until=gate_s if decision.until is None else min(gate_s, decision.until))
 
 
-def _decide(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
+def _decide(task: TaskRecord, seen: Seen, now: Moment, leaving: bool) -> Decision:
     if task.wanted is Wanted.GONE:
         return _towards_gone(task, seen)
     if task.cut_off or is_cut_off(task.spec, now):
         return _while_cut_off(task, seen, now)
+    if leaving:
+        return _while_leaving(task, seen, now)
     unit = seen.unit
     if unit is None:
         return _without_unit(task, seen, now)
@@ -188,6 +192,17 @@ def _while_cut_off(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
         return Decision(replace(here, state=TaskState.STOPPED), Action.REST)
     here = replace(here, state=TaskState.STOPPING, boot_id=seen.boot_id)
     return Decision(here, _stop(unit))
+
+
+def _while_leaving(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
+    """End what runs, as an owner would, and start nothing: the boot to come does, or nobody."""
+    unit = seen.unit
+    if unit is None:
+        waiting = task if task.state in _AT_REST else replace(task, reason=LEAVING)
+        return Decision(waiting, Action.REST)
+    if unit.lingers:
+        return _while_lingering(task, unit, seen)
+    return _after_end(task, unit, seen, now) if unit.ended else _let_go(task, unit, LEAVING, seen)
 
 
 def _while_lingering(task: TaskRecord, unit: SeenUnit, seen: Seen) -> Decision:

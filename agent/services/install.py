@@ -22,6 +22,8 @@ _JOURNALS = (
 _TARGETS = {
     ("agent", "twine-agent.service"): "etc/systemd/system/twine-agent.service",
     ("agent", "twine-fence.service"): "etc/systemd/system/twine-fence.service",
+    ("agent", "twine-leave.service"): "etc/systemd/system/twine-leave.service",
+    ("agent", "logind.conf"): "etc/systemd/logind.conf.d/twine.conf",
     ("agent", "twine-network.service"): "etc/systemd/system/twine-network.service",
     ("agent", "twine-network.socket"): "etc/systemd/system/twine-network.socket",
     ("agent", "hostcritical.slice"): "etc/systemd/system/hostcritical.slice",

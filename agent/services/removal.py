@@ -13,11 +13,12 @@ from agent.services.install import targets
 
 SERVICES = (
     *("sidekick-verify.timer", "sidekick-verify.service", "sidekick-resume.service"),
-    *("twine-agent.service", "twine-fence.service"),
+    *("twine-leave.service", "twine-agent.service", "twine-fence.service"),
     *("twine-network.socket", "twine-network.service"),
 )
 SLICES = ("workload.slice", "hostcritical.slice", "systemd-journald@twine-*")
 SUBVOLUMES = ("tasks", "staging", "images", "layers", "scratch", "volumes")
+_DROP_INS = (".scope.d", ".slice.d", ".socket.d", ".service.d", ".conf.d")
 STOP_S = 300.0
 """How long a service may take to end."""
 
@@ -45,7 +46,7 @@ def uninstall(
     processes.run(["nft", "delete", "table", "inet", TABLE], check=False)
     for path in (root / target for _, _, target in targets()):
         gone += _remove(path)
-        if path.parent.name.endswith((".scope.d", ".slice.d", ".socket.d", ".service.d")):
+        if path.parent.name.endswith(_DROP_INS):
             with contextlib.suppress(OSError):  # others have drop-ins there, too
                 path.parent.rmdir()
     if purge:

@@ -35,6 +35,7 @@ from agent.services.credentials import CredentialHolder
 from agent.services.events import EventLog
 from agent.services.inside import Inside, Whole
 from agent.services.journal import Journal
+from agent.services.leaving import Leaving
 from agent.services.networks import Networks, is_private
 from agent.services.offload import Lanes
 from agent.services.prober import Prober
@@ -74,6 +75,7 @@ class Host:
     boot_id: str
     inside: Inside
     credentials: CredentialHolder
+    leaving: Leaving
     whole: Whole
     """Returns all properties of a task's unit."""
 
@@ -170,7 +172,8 @@ class TaskLoop:
         self._waker.clear()
         before = self.record
         seen = await self._look()
-        decision = decide(before, seen, self._host.contact.moment(before.task_id))
+        moment = self._host.contact.moment(before.task_id)
+        decision = decide(before, seen, moment, leaving=self._host.leaving.now())
         if not await self._keep(before, decision.task):
             return True
         passed(f"{decision.action}.decided")
@@ -300,7 +303,8 @@ class TaskLoop:
         """Start the unit once there is a place, if the task is still wanted as it is."""
         host = self._host
         async with host.starts.turn():
-            if self.record.spec is not task.spec or self.record.wanted is not task.wanted:
+            wanted = self.record.spec is task.spec and self.record.wanted is task.wanted
+            if not wanted or host.leaving.now():
                 return
             await host.units.start(self._unit, host.whole(task) | guard)
             await self._woken(2.0)

@@ -41,6 +41,10 @@ class Units:
         for waker in wakers:
             waker.set()
 
+    def wake_all(self) -> None:
+        """Let everybody look who waits in `changes`."""
+        self._wake("")
+
     @contextmanager
     def changes(self, unit: str, waker: asyncio.Event) -> Iterator[None]:
         """Set `waker` whenever the unit may have changed."""

@@ -34,13 +34,14 @@ from control_plane.health.core.trust import (
 from control_plane.health.core.verdict import Brakes, Held, verdict
 from control_plane.health.follower import Follower
 from control_plane.health.marker import Marker, Marks
-from control_plane.health.watch import Watch
+from control_plane.health.watch import Watch, is_leaving
 from control_plane.runtime.runtime import TICK_S
 from control_plane.runtime.table import ignore
 
 log = logging.getLogger(__name__)
 _AGAIN_S = 1.0
 """A machine that is held back is looked at this often."""
+LEAVING = "its host said that it was going down"
 _TURN = 64
 """Machines that are looked at before the loop is asked whether others wait."""
 
@@ -117,8 +118,10 @@ class HealthChecker:
 
     def note(self, machine: str) -> str:
         """Return what stands between a machine's silence, or its answers, and its state."""
-        watch = self._watches.get(machine)
-        return "" if watch is None or watch.held is None else watch.held.reason
+        watch, record = self._watches.get(machine), self._broker.table.find(machine)
+        if watch is None or watch.held is None:
+            return LEAVING if is_leaving(record) else ""
+        return watch.held.reason
 
     def held_back(self) -> list[HeldBack]:
         """Return all machines of which nothing is concluded yet, by name, and why."""
@@ -283,11 +286,13 @@ class HealthChecker:
             self._hold(watch, None)
             self._schedule(watch, now - silent_s + self._worry_s)
             return False
-        is_due = silent_s >= self._settings.down_after_s or bool(watch.confirmed)
         excused = None
         if not watch.confirmed:
-            record = self._broker.table.find(watch.machine)
-            excused = excuse(watch.signs(record, silent_s), now, self._graces)
+            signs = watch.signs(self._broker.table.find(watch.machine), silent_s)
+            excused = excuse(signs, now, self._graces)
+            if excused is None and signs.is_leaving:
+                watch.confirmed = LEAVING  # its own word: this is no part that is cut off
+        is_due = silent_s >= self._settings.down_after_s or bool(watch.confirmed)
         if excused is not None:
             watch.stands(Standing.WELL)
             self._hold(watch, excused if is_due else None)

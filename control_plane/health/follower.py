@@ -199,11 +199,12 @@ class Follower:
         if "image" in kinds:
             images = await self._ask(name, agent.list_images)
             self._sights.sight(name).images = frozenset(i.digest for i in images.images)
-        if "profile" in kinds:
+        if kinds & {"profile", "leaving"}:
             # first what it has now: a profile that is in force may have taken memory
             trouble = await self._store_facts(name, await self._ask(name, agent.get_machine))
             if trouble is not None:
                 raise _StoreTrouble(str(trouble))
+        if "profile" in kinds:
             self._sights.saw_profile(name, await self._ask(name, agent.get_profile))
         if "task-removed" in kinds or any(_bare(event) for event in events.events):
             self._sights.saw_tasks(name, (await self._ask(name, agent.list_tasks)).tasks)

@@ -16,6 +16,11 @@ from control_plane.health.core.verdict import Held
 _SWITCHING = (ProfileState.APPLYING, ProfileState.PENDING_REBOOT)
 
 
+def is_leaving(record: MachineRecord | None) -> bool:
+    """Return whether a host said that it was about to go down, and not that it is back."""
+    return record is not None and record.facts is not None and record.facts.leaving
+
+
 @dataclass(slots=True, eq=False)
 class Watch:
     """One machine that has joined. Moments are those of `Runtime.now()`."""
@@ -99,4 +104,5 @@ class Watch:
             and bool(record.entitlement)
             and record.profile_state in _SWITCHING,
             alive_at=self.sight.alive_at,
+            is_leaving=is_leaving(record),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,18 @@ SCRIPT = """b=/bin/busybox
 echo "given: $($b sha256sum < $CREDENTIALS_DIRECTORY/db)"
 (: > $CREDENTIALS_DIRECTORY/own) || echo closed: yes
 exec $b sleep 100000"""
+KEEP = """
+offline_restart = true
+[volumes.data]
+kind = "persistent"
+path = "/data"
+max_bytes = "16MiB"
+[life.pre_stop]
+command = ["/bin/sh", "-c", "echo hook >> /data/log"]
+timeout_s = 300
+"""
+KEPT = """b=/bin/busybox; echo start >> /data/log; trap 'echo told >> /data/log; exit 0' TERM
+while :; do $b sleep 1; done"""
 SHOWN = """systemctl show UNIT; systemctl cat UNIT; cat /run/systemd/transient/UNIT
 tr '\\0' '\\n' < /proc/$(systemctl show -p MainPID --value UNIT)/environ
 twine-agent show --unit db; twine-agent show db; twine-agent credential ls
@@ -101,3 +114,27 @@ def test_a_start_that_takes_too_long_is_told_as_such(guest: OneGuest) -> None:
     took = guest.ssh("systemctl show -p TimeoutStartUSec --value twine-task-slow.service")
     assert took.strip() == "10min"
     guest.ssh("twine-agent stop slow", timeout_s=900)
+
+
+@pytest.mark.long
+def test_tasks_end_in_order_before_a_reboot_and_come_back(guest: OneGuest) -> None:
+    """AG4 AG10: the hook is run and the signal heeded before the host goes, and none is lost."""
+    guest.put("/root/keep.toml", KEEP)
+    guest.put("/root/kept", KEPT)
+    run = 'twine-agent run {} --image /root/image.tar {} -- /bin/sh -c "$(cat /root/kept)"'
+    guest.ssh(run.format("keep", "--file /root/keep.toml"), timeout_s=900)
+    guest.ssh("twine-agent run waits --image /root/image.tar -- /bin/busybox sleep 100000")
+    guest.until(
+        "logind is to wait", lambda: "tasks end in order" in guest.ssh("systemd-inhibit --list")
+    )
+    before = guest.boot_id()
+    guest.ssh("systemctl enable twine-agent.service; systemctl --no-block reboot")
+    guest.booted_again(before)
+    guest.until("it runs again", lambda: "running" in guest.find("twine-agent show keep"))
+    log = "twine-agent exec keep -- /bin/busybox cat /data/log"
+    guest.until("it has begun", lambda: len(guest.find(log).split()) == 4)
+    assert guest.ssh(log).split() == ["start", "hook", "told", "start"]
+    told = guest.ssh("twine-agent show keep")
+    assert re.search(r"restarts +0", told), told
+    assert "waiting for the owner" in guest.ssh("twine-agent show waits")
+    guest.ssh("twine-agent stop keep; twine-agent stop waits", timeout_s=900)

@@ -20,6 +20,8 @@ class Signs:
     """It may reboot for its host profile before anyone reads that it is going to."""
     alive_at: float | None = None
     """When its host gave a sign of life last while its agent was of no use."""
+    is_leaving: bool = False
+    """Its host said that it was about to go down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ def excuse(signs: Signs, now: float, graces: Graces) -> Held | None:
     """Return why a machine that does not answer is not taken for down, and for how long.
 
     An agent that is killed, upgraded, restarted or without computing time leaves its tasks
-    running; moving them would be the only harm done (P1).
+    running; moving them would be the only harm done (P1). A host that said it goes down ended them:
+    an agent that refuses connections after that is no sign that they run.
     """
     if now < signs.joined_until:
         return Held("it has just joined, its agent may be starting", signs.joined_until - now)
@@ -46,7 +49,7 @@ def excuse(signs: Signs, now: float, graces: Graces) -> Held | None:
         left_s = graces.reboot_s - signs.silent_s
         return Held("it may be rebooting for its host profile", left_s)
     is_alive = signs.alive_at is not None and now - signs.alive_at < graces.alive_s
-    if is_alive and signs.silent_s < graces.agent_s:
+    if is_alive and not signs.is_leaving and signs.silent_s < graces.agent_s:
         return Held(
             "its host lives, only its agent is of no use: its tasks most likely run",
             graces.agent_s - signs.silent_s,

@@ -222,6 +222,41 @@ def test_after_a_reboot_a_task_waits_for_its_owner_whatever_it_was_doing(state: 
     assert again == decision
 
 
+@pytest.mark.parametrize(
+    ("task", "host", "state", "action"),
+    [
+        ("accepted", "root", S.ACCEPTED, A.REST),
+        ("starting", "activating", S.STOPPING, A.STOP),
+        ("running", "running", S.STOPPING, A.STOP),
+        ("running", "ended", S.BACKOFF, A.STOP),
+        ("stopping", "deactivating", S.STOPPING, A.REST),
+        ("stopping", "nothing", S.STOPPING, A.REST),
+        ("backoff due", "root", S.BACKOFF, A.REST),
+        ("stopped", "root", S.STOPPED, A.REST),
+        ("gone", "root", S.STOPPED, A.REMOVE_ROOT),
+    ],
+)
+def test_on_a_host_that_goes_down_all_ends_and_nothing_starts(
+    task: str, host: str, state: S, action: A
+) -> None:
+    there = host != "nothing"
+    what = seen(_seen_unit(host), root=there, leftover=there)
+    decision = decide(_task(task), what, AT, leaving=True)
+
+    assert (decision.task.state, decision.action) == (state, action)
+
+
+def test_what_ended_because_its_host_went_down_is_no_loss_and_comes_back() -> None:
+    """AG4: after the boot, or where the host stayed after all."""
+    for alone, boot, action in ((True, "boot-2", A.START), (False, BOOT, A.START)):
+        task = replace(_task("running"), spec=a_spec(offline_restart=alone))
+        ending = decide(task, seen(_seen_unit("running")), AT, leaving=True).task
+        waiting = decide(ending, seen(root=True), AT, leaving=True).task
+        back = decide(waiting, seen(root=True, boot_id=boot), AT)
+
+        assert (back.action, back.task.restarts, back.task.last_exit) == (action, 0, None)
+
+
 def test_after_a_reboot_a_task_that_may_starts_again_and_its_loss_is_counted() -> None:
     task = a_record(
         spec=a_spec(offline_restart=True),

@@ -181,6 +181,7 @@ def test_install_puts_units_group_and_configuration_below_a_root(
 
     assert code == 0
     assert placed == [
+        "etc/systemd/logind.conf.d/twine.conf",
         "etc/systemd/system/hostcritical.slice",
         "etc/systemd/system/init.scope.d/twine.conf",
         "etc/systemd/system/sidekick-resume.service",
@@ -192,6 +193,7 @@ def test_install_puts_units_group_and_configuration_below_a_root(
         "etc/systemd/system/systemd-journald@.socket.d/twine.conf",
         "etc/systemd/system/twine-agent.service",
         "etc/systemd/system/twine-fence.service",
+        "etc/systemd/system/twine-leave.service",
         "etc/systemd/system/twine-network.service",
         "etc/systemd/system/twine-network.socket",
         "etc/systemd/system/workload.slice",

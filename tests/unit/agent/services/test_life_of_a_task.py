@@ -26,6 +26,7 @@ from agent.core.records import user_of
 from agent.errors import Conflict
 from agent.machine import Property, boottime_s
 from agent.machine.fake import Ended, ends_with
+from agent.services import leaving
 
 MIGRATE = Step(name="migrate", command=["/bin/migrate"])
 WARM = Step(name="warm", command=["/bin/warm"], timeout_s=7)
@@ -354,3 +355,53 @@ async def test_a_start_that_its_host_was_too_slow_for_says_so(host: FakeHost) ->
     assert up.restarts >= 1
     properties = host.fake.systemd.properties(unit("web"))
     assert properties["TimeoutStartUSec"] == 600_000_000
+
+
+async def test_tasks_end_in_order_before_their_host_goes_down(host: FakeHost) -> None:
+    """AG4 AG10: with their hooks; none starts again before the boot, and then by itself."""
+    hook = given(host, "hook", 0)
+    life = Life(pre_stop=Hook(command=["/bin/hook"]))
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(life=life, offline_restart=True))
+        await running(client, "web")
+        before = (await client.get_events(0)).latest
+        while await client.leave():
+            await asyncio.sleep(0.01)
+        await client.put_task("late", a_spec())
+        late = await until(client, "late", lambda s: "going down" in s.reason)
+        web = await client.get_task("web")
+        facts = await client.get_machine()
+        kinds = [event.kind for event in (await client.get_events(before)).events]
+        still = host.units()
+    host.fake.reboot()
+    async with host.agent() as client:
+        back = await running(client, "web")
+        stays = await client.get_machine()
+
+    assert len(hook.seen) == 1
+    assert (web.state, web.restarts, web.last_exit) == (TaskState.STOPPING, 0, None)
+    assert "going down" in web.reason
+    assert late.started_at is None
+    assert (facts.leaving, stays.leaving) == (True, False)
+    assert kinds.count("leaving") == 1
+    assert still == []
+    assert (back.restarts, back.last_exit) == (0, None)
+
+
+async def test_a_host_that_does_not_go_down_starts_its_tasks_again(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "EXPIRES_S", 0.3)
+    monkeypatch.setattr(leaving, "_LOOK_S", 0.01)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        first = await running(client, "web")
+        while await client.leave():
+            await asyncio.sleep(0.01)
+        again = await until(
+            client,
+            "web",
+            lambda s: s.state is TaskState.RUNNING and s.started_at != first.started_at,
+        )
+
+    assert again.restarts == 0

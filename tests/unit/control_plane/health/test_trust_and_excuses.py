@@ -58,6 +58,9 @@ def test_what_is_recalled_from_a_record_is_what_was_counted():
         (Signs(50, joined_until=100, away_until=100), ""),
         (Signs(300, is_switching=True), ""),
         (Signs(600, alive_at=95.0), ""),
+        (Signs(50, alive_at=95.0, is_leaving=True), ""),
+        (Signs(50, away_until=130, is_leaving=True), "told to reboot"),
+        (Signs(299, is_switching=True, is_leaving=True), "host profile"),
         (Signs(50, alive_at=91.0), ""),
     ],
 )

@@ -91,6 +91,8 @@ class FakeMachine:
         self.reachable = True
         self.refusing = False
         """The host is alive and its agent is not."""
+        self.leaving = False
+        """Its host says that it is about to go down."""
         self.on = True
         self.boots = 1
         self.memory_bytes = memory_mib << 20
@@ -123,6 +125,7 @@ class FakeMachine:
             disk_bytes=1 << 34,
             disk_free_bytes=1 << 33,
             agent_version="0",
+            leaving=self.leaving,
         )
 
     def join(self) -> api.JoinRequest:

@@ -338,6 +338,31 @@ async def test_a_host_that_lives_is_not_down_because_its_agent_is_slow(w: World)
     assert await w.endpoints_count(6)
 
 
+@scenario()
+async def test_a_host_that_said_that_it_goes_down_is_down_when_it_is_silent(w: World):
+    """HC1: connections that it refuses then are no sign that its tasks run."""
+    await w.deployed()
+    m1 = w.region.machines["m1"]
+    m1.leaving = True
+    m1.say("leaving", "host")
+    await asyncio.sleep(2)
+    assert "going down" in (await w.cp.get_machine("m1")).health
+    assert await down(w) == []
+
+    m1.power_off()
+    m1.refusing = True
+    await asyncio.sleep(20)
+    assert await down(w) == ["m1"]
+    [event] = (await w.cp.get_machine("m1")).record.unavailability
+    assert "said that it was going down" in event.reason
+
+    m1.leaving = m1.refusing = False
+    m1.power_on()
+    await asyncio.sleep(60)
+    assert (await states(w))["m1"] is MachineState.UP
+    assert (await w.cp.get_machine("m1")).health == ""
+
+
 def test_a_host_that_comes_and_goes_each_second_moves_its_tasks_at_most_once():
     """F-52: it is asked out of step, so it is hardly ever silent for long enough."""
     live(a_region(), coming_and_going)
