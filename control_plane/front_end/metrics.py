@@ -95,6 +95,12 @@ class _CensusMetrics(Collector):
         for state in MachineState:
             machines.add_metric([state.value], self._census.machines[state])
         yield machines
+        everything = sum(self._census.machines[state] for state in MachineState)
+        yield GaugeMetricFamily(
+            "twine_fleet_health_ratio",
+            "Share of the machines that are up, from 0 to 1; without any it is 1.",
+            value=self._census.machines[MachineState.UP] / everything if everything else 1.0,
+        )
         tasks = GaugeMetricFamily("twine_tasks", "Tasks by phase.", labels=["phase"])
         for phase in TaskPhase:
             tasks.add_metric([phase.value], self._census.tasks[phase])

@@ -112,3 +112,22 @@ def test_no_task_moves_because_a_switch_is_replaced(seed: int) -> None:
     struck = {p.machine for p in region.places if p.rack == "r0"}
     assert any(region.machines[name].copies for name in struck)
     assert [line for name in region.machines for line in at_work(region, name)] == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_machines_are_given_back_in_minutes_where_tickets_took_weeks(seed: int) -> None:
+    """HC9: by tickets half of the owners took 7.5 days and the last one 87 (paper §1, Figure 1).
+
+    Here budgets and controllers are all that it waits for, long before the deadline.
+    """
+    region = replayed("replay-tickets", seed)
+    asked_at = region.story_at + 10.0
+    taken = {p.machine for p in region.places if p.datacenter == "dc1"}
+    until = asked_at + 3400.0
+    gone = [
+        float(line.split()[0])
+        for line in region.history.lines(asked_at, until)
+        if line.split()[1] in taken and line.endswith(" gone")
+    ]
+    assert len(gone) >= 5, "nothing ran there"
+    assert max(gone) - asked_at < 900.0

@@ -14,7 +14,7 @@ def scraped(w: World, name: str) -> dict[str, float]:
     metrics = Metrics(ROUTES, cp.allocations, cp.census, cp.health, lambda: cp.limits.views(0.0))
     text = metrics.text().decode()
     return {
-        next(iter(sample.labels.values())): sample.value
+        next(iter(sample.labels.values()), ""): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.name == name and sample.value
@@ -22,16 +22,20 @@ def scraped(w: World, name: str) -> dict[str, float]:
 
 
 def test_a_scrape_counts_machines_by_state_and_tasks_by_phase_after_a_restart_too():
+    """HC3: and which share of the fleet is well, as the one place sees it that judges health."""
+
     async def main() -> None:
         w = World(a_region())
         async with w.running():
             assert scraped(w, "twine_machines") == scraped(w, "twine_tasks") == {}
+            assert scraped(w, "twine_fleet_health_ratio") == {"": 1.0}
             await w.deployed(a_job(7))
             assert scraped(w, "twine_machines") == {"up": 3}
             assert scraped(w, "twine_tasks") == {"running": 7}
             w.region.machines["m1"].power_off()
             await w.until(lambda: scraped(w, "twine_machines") == {"up": 2, "down": 1})
             await w.until(lambda: scraped(w, "twine_tasks") == {"running": 7})
+            assert scraped(w, "twine_fleet_health_ratio") == {"": 2 / 3}
         again = World(w.region, w.store)
         async with again.running():
             assert scraped(again, "twine_machines") == {"up": 2, "down": 1}
