@@ -146,6 +146,9 @@ class Follower:
             if wait.expired():
                 return None
             raise
+        except TwineError:
+            await self._runtime.breathe()  # thousands may be lost in one turn, with their MSB
+            raise
         finally:
             del self._waits[name]
 

@@ -24,6 +24,8 @@ START_S, STOP_S, SWITCH_S = (0.3, 1.2), (0.1, 0.4), (0.5, 1.5)
 """From the request to the event that says it is done: least and most."""
 GIVEN_UP_S = 4.0
 """After which a request that nobody answers is given up."""
+POLL_S = 3.0
+"""Requests for events are held so long: who is cut off is noticed somewhere in that time."""
 
 
 class Hosts:
@@ -146,7 +148,7 @@ class Events:
             host.more = asyncio.get_running_loop().create_future()
             await host.more
         if host.off_at is not None:
-            await asyncio.sleep(GIVEN_UP_S)
+            await asyncio.sleep(GIVEN_UP_S + host.hosts.between((0.0, POLL_S)))
             raise Unreachable(f"cannot reach {host.name}")
         events = [event for event in host.events if event.sequence > self.after]
         host.events = []

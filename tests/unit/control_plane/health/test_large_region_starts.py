@@ -50,3 +50,40 @@ def test_a_machine_that_was_not_asked_yet_is_not_silent():
                 assert w.alive() == before
 
     run(main())
+
+
+class Gated(SteppedRuntime):
+    """A process whose turn is used up until somebody opens it."""
+
+    def __init__(self) -> None:
+        super().__init__(clock, 0)
+        self.open, self.waiting = asyncio.Event(), 0
+        self.open.set()
+
+    async def breathe(self) -> None:
+        self.waiting += 1
+        await self.open.wait()
+        self.waiting -= 1
+
+
+def test_machines_that_are_lost_in_one_turn_are_not_all_looked_at_in_it():
+    """With an MSB thousands of lines break at once, and each loss wakes jobs and other roles."""
+
+    async def main() -> None:
+        w = World(a_region(12))
+        runtime = w.runtime = Gated()
+        async with w.store, w.control_plane() as w.cp:
+            await w.set_up(12)
+            await w.until(w.all_answer)
+            runtime.open.clear()
+            for machine in w.region.machines.values():
+                machine.power_off()
+            before = runtime.waiting
+            while runtime.waiting < before + 12:
+                await asyncio.sleep(1)
+            sights = [w.cp._sights.sight(name) for name in w.region.machines]
+            assert all(sight.answering for sight in sights)
+            runtime.open.set()
+            await w.until(lambda: not any(sight.answering for sight in sights))
+
+    run(main())
