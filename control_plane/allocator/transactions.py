@@ -72,7 +72,7 @@ class Counts:
     taken: int = 0
     """Machines taken from the free pool."""
     cpu_s: float = 0.0
-    """Computing time of plans and reservations (AL24)."""
+    """Time in the steps of plans and reservations, which compute and wait for nothing (AL24)."""
 
 
 class Allocations:
@@ -182,8 +182,8 @@ class Allocations:
                 return await self._in_turn(request, allowance, profile)
         except TimeoutError as e:
             raise Busy(
-                f"cannot tell yet where the tasks of job {request.job!r} go: a store does not"
-                f" answer since {ANSWER_S:g} s",
+                f"cannot tell yet where the tasks of job {request.job!r} go: in {ANSWER_S:g} s"
+                " a store has not answered, or too many allocations were ahead of it",
                 hint="what was begun goes on; ask again",
             ) from e
 
@@ -324,14 +324,14 @@ class Allocations:
     async def in_steps(self, work: Generator[None, None, T]) -> T:
         """Run a generator to its end, letting others run between its steps."""
         while True:
-            began = time.thread_time()
+            began = time.perf_counter()  # that of the thread alone would be a call of the kernel
             try:
                 next(work)
             except StopIteration as stop:
                 value: T = stop.value
                 return value
             finally:
-                self.counts.cpu_s += time.thread_time() - began
+                self.counts.cpu_s += time.perf_counter() - began
             await self._runtime.breathe()
 
     def _remember(self, request: Request, made: Plan) -> Allocation:

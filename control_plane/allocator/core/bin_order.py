@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import zip_longest
 from typing import TypeVar
 
 from control_plane.allocator.core.machine_pools import Binned, Bins, Partition
@@ -28,16 +29,53 @@ def bin_order(ranking: Ranking, own: Binned, free: Binned, begin: int, *, growin
     `begin` decides between equals, so that not every job begins at the same bin.
     `growing` (0 or 1): whether bins where the pool has nothing come after its own.
     """
-    if (
-        isinstance(own, Partition)
-        and isinstance(free, Partition)
-        and ranking.begins_evenly
-        and (growing or not free)
-    ):
+    if _is_even(ranking, own, free, growing):
+        assert isinstance(own, Partition)
+        assert isinstance(free, Partition)
         return EvenOrder(ranking, own, free, begin)
     found = [(0, bins) for bins in own]
     found += [(growing, bins) for bins in free if bins not in own]
     return HeapOrder(ranking, _from(found, begin))
+
+
+def first_bins(
+    ranking: Ranking, own: Binned, free: Binned, begin: int, *, growing: int
+) -> Sequence[Bins]:
+    """Return the bins that `bin_order` begins with as long as each of them has room.
+
+    They end where machines must be taken, or a bin would come for the second time. Empty: there
+    is no saying beforehand.
+    """
+    if not _is_even(ranking, own, free, growing):
+        return ()
+    assert isinstance(own, Partition)
+    assert isinstance(free, Partition)
+    datacenters, begin = _datacenters(own, free, begin)
+    rows = [_from(mine, begin) for mine, _ in datacenters]
+    growing_at = [len(mine) for mine, grows in datacenters if grows]
+    if growing_at:  # in that turn one of them has nothing of its own any more
+        rows = [row[: min(growing_at) + 1] for row in rows]
+    return [bins for turn in zip_longest(*rows) for bins in turn if bins is not None]
+
+
+def _is_even(ranking: Ranking, own: Binned, free: Binned, growing: int) -> bool:
+    """Return whether `EvenOrder` does for a plan."""
+    return (
+        isinstance(own, Partition)
+        and isinstance(free, Partition)
+        and ranking.begins_evenly
+        and bool(growing or not free)
+    )
+
+
+def _datacenters(
+    own: Partition, free: Partition, begin: int
+) -> tuple[list[tuple[list[Bins], list[Bins]]], int]:
+    """Return by data center its bins and those where machines must be taken, one data center
+    after the other; and what is left of `begin`, to say at which bin of each to begin.
+    """
+    found = _from(own.beside(free), begin)
+    return found, begin // (len(found) or 1)
 
 
 def _from(items: Sequence[T], begin: int) -> list[T]:
@@ -180,16 +218,11 @@ class EvenOrder:
     def __init__(self, ranking: Ranking, own: Partition, free: Partition, begin: int) -> None:
         """Order bins of which none has a task."""
         self._ranking = ranking
-        groups, others = own.groups, free.groups
-        names = _from([*groups, *(name for name in others if name not in groups)], begin)
-        begin //= len(names) or 1
-        self._datacenters = []
-        for name in names:
-            mine = _from(groups.get(name, ()), begin)
-            mine.reverse()
-            growing = _from([b for b in others.get(name, ()) if b not in own], begin)
-            growing.reverse()
-            self._datacenters.append(_Datacenter(mine, growing))
+        datacenters, begin = _datacenters(own, free, begin)
+        self._datacenters = [
+            _Datacenter(_from(mine, begin)[::-1], _from(growing, begin)[::-1])
+            for mine, growing in datacenters
+        ]
         self._turn: list[_Datacenter] = []
         self._at = 0
         """Which data center of the turn is next."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.feasibility import admits_any_of, judge
-from control_plane.allocator.core.machine_pools import Cell, Machine, Part
+from control_plane.allocator.core.machine_pools import Cell, Kinds, Machine, Part
 from control_plane.allocator.core.request import Group
 from control_plane.allocator.core.shelves import scarcity
 from control_plane.allocator.core.stranding import Totals, is_rare, stranded
@@ -18,6 +18,8 @@ from control_plane.broker.core.matching import holds
 
 _PAUSE_AFTER = 2_000
 """Machines that are judged between two chances for others to run."""
+_AT_SIGHT = 16
+"""Machines that are looked at before a search is made that remembers where it was."""
 
 
 class Search:
@@ -70,6 +72,49 @@ class Search:
     def ordered(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Return machines of several kinds, those first of which a task strands least."""
         return parts if len(parts) < 2 else sorted(parts, key=self._strands)
+
+    def kinds(self, buckets: Sequence[Part]) -> Kinds:
+        """Return whole buckets in order, without scarce ones, and which are filled one by one."""
+        return tuple(
+            [
+                (part.bucket, self.fills(part.capacity))
+                for part in self.ordered(buckets)
+                if not part.is_scarce
+            ]
+        )
+
+    def at_sight(self, work: Draft, kinds: Kinds) -> Machine | None:
+        """Return the machine that a `Source` of whole buckets would offer first.
+
+        Only if that is easily said: it is if the search `is_simple`, and one of the machines that
+        are looked at first has room. None says nothing.
+        """
+        demand, mine, spaces, gained = self.demand, work.mine, work.spaces, work.gained
+        powered, tried = work.power is not None, 0
+        for bucket, tight in kinds:
+            frees = bucket in gained  # shelves do not know what the request itself frees there
+            if not frees and bucket.is_hopeless(demand):
+                continue
+            gain, moves, barren = bucket.gain, bucket.moves, not (powered or spaces)
+            if not tight:
+                machine = bucket.first()
+                if machine is None:
+                    continue
+                if machine not in mine and not judge(
+                    demand, machine, spaces.get(machine, machine) if spaces else machine
+                ):
+                    return None if powered and work.is_short(machine) else machine
+            for machine in bucket.usable(None if frees else demand, tight=tight):
+                if machine in mine:
+                    barren = False
+                elif not judge(demand, machine, spaces.get(machine, machine)):
+                    return None if powered and work.is_short(machine) else machine
+                tried += 1
+                if tried > _AT_SIGHT:
+                    return None
+            if barren:
+                bucket.missed(demand, gain, moves)
+        return None
 
     def _strands(self, part: Part) -> float:
         capacity = part.capacity

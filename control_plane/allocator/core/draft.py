@@ -56,7 +56,10 @@ class Draft:
         self.tie = zlib.crc32(request.job.encode())
 
     def free_claim(self, claim: Claim) -> None:
+        """Let a task go from its machine; its room is for the tasks that the request names."""
         self.change.freed.append(claim)
+        if not self.request.groups:
+            return
         self.gained.add(claim.machine.bucket)
         self.space(claim.machine).take(claim.demand, claim.machine.capacity, -1)
 

@@ -162,15 +162,12 @@ class Bucket:
         if shelf != machine.shelf:
             self.moves += 1
             self._take_off(machine)
-            self._put(machine, shelf)
+            row = self.shelves[shelf]
+            if row is None:
+                row = self.shelves[shelf] = []
+            machine.shelf, machine.at = shelf, len(row)
+            row.append(machine)
             self.moves += 1
-
-    def _put(self, machine: Machine, shelf: int) -> None:
-        row = self.shelves[shelf]
-        if row is None:
-            row = self.shelves[shelf] = []
-        machine.shelf, machine.at = shelf, len(row)
-        row.append(machine)
 
     def first(self) -> Machine | None:
         """Return a machine with most room; one that takes no tasks if there is no other."""
@@ -310,6 +307,9 @@ Part = Bucket | Cell
 """Machines of one bucket: all, or some."""
 
 
+Kinds = tuple[tuple[Bucket, bool], ...]
+"""Buckets in the order in which they are used, and whether the machines of each are filled one
+by one."""
 Bins = tuple[str, ...]
 Binned = Mapping[Bins, Sequence[Part]]
 """Machines of a pool by their bins."""
@@ -320,16 +320,17 @@ _SAME: dict[Bins, Bins] = {}
 class Partition(dict[Bins, tuple["Bucket", ...]]):
     """The buckets of a pool by their bins."""
 
-    __slots__ = ("_groups", "_orders", "_totals")
+    __slots__ = ("_beside", "_groups", "_orders", "_totals")
 
     def __init__(self) -> None:
         """Hold nothing yet."""
         super().__init__()
         self._groups: dict[Bins, list[Bins]] | None = None
-        self._orders: dict[tuple[object, ...], dict[Bins, Sequence[Part]]] = {}
+        self._beside: tuple[Partition, list[tuple[list[Bins], list[Bins]]]] | None = None
+        self._orders: dict[tuple[object, ...], dict[Bins, Kinds]] = {}
         self._totals: Totals | None = None
 
-    def orders(self, demand: Demand, totals: Totals) -> dict[Bins, Sequence[Part]]:
+    def orders(self, demand: Demand, totals: Totals) -> dict[Bins, Kinds]:
         """Return where buckets are kept in the order for such a demand, once that was found."""
         if totals is not self._totals or len(self._orders) > _ORDERS_KEPT:
             self._orders, self._totals = {}, totals
@@ -345,6 +346,18 @@ class Partition(dict[Bins, tuple["Bucket", ...]]):
                 groups.setdefault(bins[1:], []).append(bins)
             self._groups = groups
         return groups
+
+    def beside(self, free: Partition) -> list[tuple[list[Bins], list[Bins]]]:
+        """Return by group the bins that are here, and those that only another partition has."""
+        known = self._beside
+        if known is None or known[0] is not free:
+            here, there = self.groups, free.groups
+            found = [
+                (here.get(name, []), [bins for bins in there.get(name, ()) if bins not in self])
+                for name in dict.fromkeys((*here, *there))
+            ]
+            known = self._beside = free, found
+        return known[1]
 
 
 NOTHING = Partition()

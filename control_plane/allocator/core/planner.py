@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 
-from control_plane.allocator.core.bin_order import BinOrder, bin_order
+from control_plane.allocator.core.bin_order import BinOrder, bin_order, first_bins
 from control_plane.allocator.core.bin_source import Search, Source
 from control_plane.allocator.core.claims import Claim, Claims
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.explanation import explaining
-from control_plane.allocator.core.feasibility import admits_any_of, judge
+from control_plane.allocator.core.feasibility import admits_any_of
 from control_plane.allocator.core.machine_pools import (
     NOTHING,
     Binned,
@@ -159,15 +159,22 @@ class Planning(Draft):
             free: Binned = self.free.partition(ranking.properties) if may_grow else NOTHING
         else:
             own, free = yield from self._binned(may_grow=may_grow)
-        order = bin_order(ranking, own, free, self.tie, growing=0 if self.taken else 1)
+        growing = 0 if self.taken else 1
+        new = self._begun(search, tasks, own, free, growing)
+        if len(new) == len(tasks) and search.group is self.request.groups[-1]:
+            return []
+        order = bin_order(ranking, own, free, self.tie, growing=growing)
+        for known_bins, known in new:
+            ranking.add_bins(known_bins, known)
+            order.placed()
         self.taken_in = {}
-        for known in self.change.takes:
-            self.taken_in.setdefault(known.bucket, []).append(known)
+        for taken in self.change.takes:
+            self.taken_in.setdefault(taken.bucket, []).append(taken)
         sources: dict[Bins, Source] = {}
         ahead: list[Bins] = []
         if ranking.bounded:
             ranking.among(bins for part in (own, free) for bins in _open(part, search))
-        position = done = 0
+        position = done = len(new)
         while position < len(tasks) and order.bins is not None:
             if position - done >= STEP:
                 done = position
@@ -269,31 +276,21 @@ class Planning(Draft):
         That is most of the work, and so it is one loop without calls that can be left out.
         """
         demand = search.demand
-        if self.moving or demand.ports:
+        if self.moving or demand.ports or demand.gpus:
             return 0
         mine, spaces, lone = self.mine, self.spaces, self.lone
-        claims, add_bins = self.change.claims, self.ranking.add_bins
+        claims, add_bins, at_sight = self.change.claims, self.ranking.add_bins, search.at_sight
         assert isinstance(own, Partition)
         orders = own.orders(demand, self.totals)
         placed, powered = 0, self.power is not None
         for task in tasks:
             if (bins := order.bins) is None or bins in sources:
                 break
-            machine = None
-            parts = orders.get(bins)
-            if parts is None:
-                parts = orders[bins] = search.ordered(own.get(bins, ()))
-            for part in parts:
-                machine = part.bucket.first()
-                if machine is not None:
-                    break
-            if (
-                machine is None
-                or search.fills(machine.capacity)  # the first one has most left
-                or machine in mine
-                or judge(demand, machine, spaces.get(machine, machine))
-                or (powered and self.is_short(machine))
-            ):
+            kinds = orders.get(bins)
+            if kinds is None:
+                kinds = orders[bins] = search.kinds(own.get(bins, ()))
+            machine = at_sight(self, kinds)
+            if machine is None:
                 break
             if powered:
                 self.light(machine)
@@ -307,6 +304,40 @@ class Planning(Draft):
             order.placed()
             placed += 1
         return placed
+
+    def _begun(
+        self, search: Search, tasks: list[int], own: Binned, free: Binned, growing: int
+    ) -> list[tuple[Bins, Machine]]:
+        """Place the first tasks of a new job, each in the next bin, while the first machines there
+        will do; return where.
+
+        Which bins these are is known beforehand, so nothing has to be followed meanwhile. Most
+        jobs that are new are placed by this alone.
+        """
+        demand, claims, at_sight = search.demand, self.change.claims, search.at_sight
+        found: list[tuple[Bins, Machine]] = []
+        if not search.is_simple or demand.ports or demand.gpus or self.power is not None:
+            return found
+        if self.mine or self.spaces or self.moving:
+            return found
+        in_turn = first_bins(self.ranking, own, free, self.tie, growing=growing)
+        if not in_turn:
+            return found
+        assert isinstance(own, Partition)
+        orders = own.orders(demand, self.totals)
+        for task, bins in zip(tasks, in_turn, strict=False):
+            kinds = orders.get(bins)
+            if kinds is None:
+                kinds = orders[bins] = search.kinds(own[bins])
+            machine = at_sight(self, kinds)
+            if machine is None:
+                break
+            claims.append(Claim(task, machine, demand))
+            found.append((bins, machine))
+        for _, machine in found:
+            self.mine[machine] = 1
+            self.lone[machine] = demand
+        return found
 
     def _claim(self, group: Group, task: int, machine: Machine, bins: Bins) -> None:
         self.mine[machine] = self.mine.get(machine, 0) + 1

@@ -294,10 +294,12 @@ class RegionIndex:
 
     def reserving(self, change: Change) -> Generator[None, None, tuple[str, ...]]:
         """Do `reserve` in steps of bounded time, between which others may run."""
+        wanted = {claim.machine for claim in change.claims}
         for start in range(0, len(change.freed), STEP):
             if start:
                 yield
-            self._grant(change, change.freed[start : start + STEP])
+            some = change.freed[start : start + STEP]
+            self._grant(change, [claim for claim in some if claim.machine in wanted])
             change.granted = start + STEP
         claims = self.claims.get(change.job)
         if claims is None:
@@ -343,7 +345,9 @@ class RegionIndex:
             for claim in change.freed[start : start + STEP]:
                 if claim.machine.at >= 0:
                     self._uncharge(claims, claim)
-                    change.credits[claim.machine].release(claim.machine, claim.demand)
+                    credit = change.credits.get(claim.machine)
+                    if credit is not None:
+                        credit.release(claim.machine, claim.demand)
                     claims.unset(claim.task)
                     self._reshelve(claim.machine)
         claims.pool = change.pool
@@ -393,14 +397,16 @@ class RegionIndex:
         credit = change.credits.get(machine) if change.credits else None
         if credit is not None:
             credit.lend(machine)
-        lacks = judge(demand, machine, machine)
-        fits = not lacks and not self._is_short(machine)
+        fits = not judge(demand, machine, machine)
+        if fits and self.power is not None:
+            fits = not self._is_short(machine)
         if fits:
             self._charge(job, claim)
             change.charged += 1
         if credit is not None:
             credit.take_back(machine)
-        self._reshelve(machine)
+        if machine.at >= 0:
+            machine.bucket.reshelve(machine)
         return fits
 
     def _is_short(self, machine: Machine) -> bool:

@@ -85,8 +85,10 @@ def shelf_of(machine: Shelved) -> int:
         return BLOCKED
     if not machine.jobs:
         return EMPTY
-    rru, memory = _shares(machine)
-    if machine.capacity.gpus:
+    capacity = machine.capacity  # as `_shares`, without a call: once for each task that comes
+    memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
+    rru = machine.free_cpu / capacity.cpu_room if capacity.cpu_room else 1.0
+    if capacity.gpus:
         return 1 + 4 * max(0, min(int(machine.free_gpus), MOST_GPUS)) + bisect_right(QUARTERS, rru)
     return SHELF_OF[bisect_right(CUTS, rru)][bisect_right(CUTS, memory)]
 

@@ -1,7 +1,9 @@
 """Allocations on any small region: what holds whatever is asked for, fails and comes back."""
 
 from collections import Counter
+from dataclasses import replace
 
+import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -10,6 +12,7 @@ from regions import FREE, Allowance, RegionIndex, a_capacity, a_place, check, pl
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.planner import Planning
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.allocator.core.request import Group, Plan, Request
 from control_plane.allocator.core.space import Space
@@ -23,6 +26,7 @@ CAPACITIES = [
     a_capacity("small", memory_bytes=4),
     a_capacity("small", memory_bytes=6, rru=5.3, generation="new"),
     a_capacity("large", memory_bytes=9, cpus=8.0, rru=11.1, gpus=1, disk_bytes=9),
+    a_capacity("wide", memory_bytes=60),
 ]
 DEMANDS = st.builds(
     Demand,
@@ -236,6 +240,43 @@ def test_the_committer_agrees_with_the_planner(index, requests):  # MO9 MO12 AL1
         assert index.reserve(made.change) == ()
         index.settle(made.change)
         check(index)
+
+
+PLAIN = st.builds(
+    a_request_of,
+    st.sampled_from(["a", "a", "b"]),
+    st.just("e1"),
+    st.lists(
+        st.tuples(DEMANDS, st.integers(0, 9), st.just(""), st.just(False)), min_size=1, max_size=2
+    ),
+    st.just(DEFAULT),
+    st.just(False),
+)
+
+
+def placed(made: Plan) -> tuple[object, ...]:
+    claims = [(c.task, c.machine.name, c.ports) for c in made.change.claims]
+    return claims, made.change.freed, made.change.takes, made.unplaced
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    regions(most=20),
+    st.lists(st.tuples(st.one_of(PLAIN, PLAIN, REQUESTS), ALLOWANCES, st.booleans()), max_size=8),
+)
+def test_what_is_placed_at_sight_is_what_a_whole_search_finds(index, turns):  # AL7 AL24
+    """The short way is taken for most new jobs: no machine is another one for that."""
+    for request, allowance, first in turns:
+        found = {}
+        for short in (first, not first):
+            with pytest.MonkeyPatch.context() as patch:
+                if not short:
+                    patch.setattr(Planning, "_begun", lambda *_: [])
+                    patch.setattr(Planning, "_place_at_sight", lambda *_: 0)
+                made = found[short] = plan(index, request, replace(allowance, _taken={}))
+        assert placed(found[True]) == placed(found[False])
+        assert index.reserve(made.change) == ()
+        index.settle(made.change)
 
 
 @given(regions(), REQUESTS, ALLOWANCES.filter(lambda a: a.machines != 1))

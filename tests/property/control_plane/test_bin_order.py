@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.allocator.core.bin_order import EvenOrder, HeapOrder, bin_order
+from control_plane.allocator.core.bin_order import EvenOrder, HeapOrder, bin_order, first_bins
 from control_plane.allocator.core.machine_pools import Machine, Partition
 from control_plane.allocator.core.preferences import DEFAULT, Ranking
 from control_plane.api.policy import Preference, Property, Strategy
@@ -74,6 +74,22 @@ def test_the_best_bins_are_next(own, free, preferences, begin, growing, before, 
             order.drop()
     if not left:
         assert order.bins is None
+
+
+@given(WHERE, WHERE, st.integers(0, 2**32), st.integers(0, 1))
+def test_the_first_bins_are_known_before(own, free, begin, growing):  # AL7 AL8
+    """They are those that the order gives while each of them has room."""
+    mine, others, ranking = partition(own), partition(free), Ranking(DEFAULT)
+    known = first_bins(ranking, mine, others, begin, growing=growing)
+    order = bin_order(ranking, mine, others, begin, growing=growing)
+    if not growing and free:
+        assert not known
+        return
+    for bins in known:
+        assert (order.bins, order.growing) == (bins, 0)
+        ranking.add_bins(bins, a_machine(bins))
+        order.placed()
+    assert order.growing or order.bins is None or len(known) == len(own)
 
 
 ZONES, RACKS = ("", "a", "b"), ("r1", "r2", "r3")

@@ -24,7 +24,7 @@ from regions import (
     where,
 )
 
-from control_plane.allocator.core import bin_source, feasibility, planner
+from control_plane.allocator.core import bin_source, feasibility
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import DEFAULT
@@ -468,6 +468,38 @@ def test_what_is_hopeless_for_one_allocation_is_not_for_another():
     assert plan(index, a_request(4, "other"), NONE).unplaced == ()
 
 
+# -- the first machine that is looked at
+
+
+def test_machines_with_far_more_memory_than_others_are_filled_one_by_one():  # AL7
+    """So are they for the first task of a new job, which is placed at sight."""
+    index = a_region(msbs=1, machines=20)
+    wide = Demand(10 * GIB, cpus=0.1)
+    add(index, "w1 w2 w3", machine_type="wide", memory_bytes=64 * GIB)
+    allocate(index, a_request(1, "first", demand=wide))
+    used = where(index, "first")[0]
+    allocate(index, a_request(1, "second", demand=wide))
+    assert where(index, "second") == {0: used}
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_new_version_may_have_the_room_that_its_old_one_frees(missed):  # AL11
+    """On the machine that suits it, however full that looks, and whoever found no room there."""
+    index = RegionIndex()
+    add(index, "small used")
+    add(index, "large", machine_type="large", memory_bytes=7 * GIB)
+    allocate(index, a_request(1, "web", demand=Demand(int(3.9 * GIB), cpus=3.9)))
+    allocate(index, a_request(1, "beside"))
+    assert where(index, "beside") == {0: "used"}
+    assert where(index, "web") == {0: "small"}
+    new = Demand(int(3.8 * GIB), cpus=3.8)
+    if missed:
+        allocate(index, a_request(2, "other", demand=new))
+        allocate(index, Request("other", POOL))
+    allocate(index, a_request(1, "web", demand=new))
+    assert where(index, "web") == {0: "small"}
+
+
 # -- refusals
 
 
@@ -482,7 +514,7 @@ def test_a_refusal_judges_no_machine_twice_for_requests_that_are_alike(monkeypat
         judged.append(machine)
         return judge(demand, machine, room)
 
-    for module in (feasibility, bin_source, planner):
+    for module in (feasibility, bin_source):
         monkeypatch.setattr(module, "judge", counting)
     again = plan(index, a_request(7, "two"), Allowance())
     assert (again.unplaced, again.reasons) == (tuple(range(7)), first.reasons)
