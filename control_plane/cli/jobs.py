@@ -13,7 +13,8 @@ import click
 import msgspec
 
 from agent.wire.options import seconds
-from control_plane.api.jobs import Endpoints, Jobs, JobStatus
+from agent.wire.quantities import size_text
+from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.cli import follow, show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -208,8 +209,21 @@ def _head(status: JobStatus) -> list[str]:
     return [
         f"job {status.record.name}: {follow.summary(status)}",
         f"entitlement {spec.entitlement}, image {spec.image}",
+        *_given(spec),
         *(f"  {line}" for line in dict.fromkeys([*why, status.update]) if line),
     ]
+
+
+def _given(spec: JobSpec) -> list[str]:
+    """Return what each task has beside its image: volumes, and names of credentials."""
+    volumes = [
+        f"{name} ({v.kind.value}{' of ' + v.source if v.source else ''}) at {v.path}"
+        + (f", at most {size_text(v.max_bytes)}" if v.max_bytes is not None else "")
+        for name, v in spec.volumes.items()
+    ]
+    credentials = [f"{name} as {file}" for file, name in spec.credentials.items()]
+    lines = (("volumes", volumes, "; "), ("credentials", credentials, ", "))
+    return [f"{what}: {between.join(found)}" for what, found, between in lines if found]
 
 
 async def _watch(client: ControlPlaneClient, name: str, output: str) -> None:

@@ -57,6 +57,28 @@ def an_entitlement(ctl: Ctl) -> None:
     assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
 
 
+def test_what_a_job_keeps_and_is_given_is_shown(ctl: Ctl, jobfile: Path) -> None:  # AG9 AG10
+    an_entitlement(ctl)
+    more = """credentials = { db = "db-password" }
+[volumes.data]
+kind = "persistent"
+path = "/data"
+max_bytes = "16MiB"
+[volumes.peer]
+kind = "shared"
+path = "/peer"
+source = "other-0.data"
+"""
+    jobfile.write_text(jobfile.read_text() + more)
+    assert ctl("job", "apply", str(jobfile)).exit_code == 0
+    shown = ctl("job", "status", "web").stdout.splitlines()
+    assert shown[2:4] == [
+        "volumes: data (persistent) at /data, at most 16MiB;"
+        " peer (shared of other-0.data) at /peer",
+        "credentials: db-password as db",
+    ]
+
+
 def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
     an_entitlement(ctl)
     applied = ctl("job", "apply", str(jobfile), "--wait")
