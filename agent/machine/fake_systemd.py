@@ -63,6 +63,8 @@ class FakeSystemd:
         """Units whose processes do not heed SIGTERM: stopping them ends in `timeout`."""
         self.never_up: set[str] = set()
         """Units that are not up in time: their start ends in `start-timeout`."""
+        self.slow: set[str] = set()
+        """Units that are activating until `let_up`."""
         self.unkillable: set[str] = set()
         """Units with a process in the kernel that nothing ends: when they are stopped they
         stay loaded, inactive, with their cgroup; see `let_die`."""
@@ -175,6 +177,14 @@ class FakeSystemd:
         self.unkillable.discard(unit)
         self._forget(unit)
 
+    def let_up(self, unit: str) -> None:
+        """Let a slow unit be up at last."""
+        self.slow.discard(unit)
+        with self._lock:
+            found = self._units[unit]
+            found.state = replace(found.state, active="active", sub="running")
+        self._tell(unit)
+
     def lose_bus(self) -> None:
         """Behave as after a restart of the bus: anything may have changed."""
         self._tell("")
@@ -214,7 +224,7 @@ class FakeSystemd:
         )
         if unit.endswith(".slice"):
             return state
-        oneshot = properties.get("Type") == "oneshot"
+        oneshot = properties.get("Type") == "oneshot" or unit in self.slow
         return replace(
             state,
             active="activating" if oneshot else "active",

@@ -53,6 +53,8 @@ RESYNC_S = 30.0
 """How often a loop looks although nothing woke it; signals normally do."""
 RETRY_S = 1.0
 """Pause after something failed that nobody can be told about."""
+PLACE_S = 120.0
+"""How long a start keeps its place at most: one that hangs holds up nobody for long."""
 CONFLICT_S = 0.2
 """Pause after a start that found the unit's name taken: systemd is still about to let it go."""
 
@@ -303,11 +305,28 @@ class TaskLoop:
         """Start the unit once there is a place, if the task is still wanted as it is."""
         host = self._host
         async with host.starts.turn():
-            wanted = self.record.spec is task.spec and self.record.wanted is task.wanted
-            if not wanted or host.leaving.now():
+            if not self._is_to_start(task):
                 return
             await host.units.start(self._unit, host.whole(task) | guard)
+            await self._until_up(task)
+
+    def _is_to_start(self, task: TaskRecord) -> bool:
+        """Return whether nobody wanted it otherwise since, and its host may still run it."""
+        host, now = self._host, self.record
+        wanted = now.spec is task.spec and now.wanted is task.wanted
+        moment = host.contact.moment(task.task_id)
+        return wanted and not host.leaving.now() and not is_cut_off(task.spec, moment)
+
+    async def _until_up(self, task: TaskRecord) -> None:
+        """Keep the place until the unit is up, or ended: a start costs most before it is."""
+        late_s = self._host.contact.now_s() + PLACE_S
+        while self._is_to_start(task) and self._host.contact.now_s() < late_s:
             await self._woken(2.0)
+            self._waker.clear()
+            unit = await self._host.units.find(self._unit)
+            if unit is None or unit.active != "activating":
+                break
+        self._waker.set()
 
     async def evict(self, why: str) -> bool:
         """End the task for the sake of others; False where it does not run."""

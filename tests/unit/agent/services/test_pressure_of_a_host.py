@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from builders import FakeHost, a_spec, running, until
+from builders import FakeHost, a_spec, gone, running, unit, until
 
+from agent import daemon
 from agent.api import Limits, Resources, RestartPolicy, TaskState
 from agent.core.unit_properties import cgroup_of
 from agent.machine import Usage
@@ -114,3 +115,37 @@ async def test_a_host_under_pressure_lets_one_task_start_at_a_time(
         for name in names:
             await running(client, name)
         assert starts.under_way <= 1
+
+
+async def test_a_start_keeps_its_place_until_its_unit_is_up(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-11: systemd has much to do before a command runs; a hundred at once were seen."""
+    made: list[Starts] = []
+
+    class OnePlace(Starts):
+        def __init__(self, allowed: int) -> None:
+            super().__init__(1)
+            made.append(self)
+
+        def allow(self, number: int) -> None:
+            super().allow(1)
+
+    monkeypatch.setattr(daemon, "Starts", OnePlace)
+    systemd = host.fake.systemd
+    systemd.slow = {unit("a"), unit("b")}
+    async with host.agent() as client:
+        await client.put_task("a", a_spec())
+        await until(client, "a", lambda _: unit("a") in systemd.started)
+        await client.put_task("b", a_spec())
+        [starts] = made
+        await until(client, "b", lambda _: len(starts._waiting) == 1)
+        for _ in range(20):  # what wakes the loop of the first gives its place to nobody
+            host.fake.systemd.lose_bus()
+            await client.get_task("a")
+        assert unit("b") not in systemd.started
+        systemd.let_up(unit("a"))
+        await running(client, "a")
+        await until(client, "b", lambda _: unit("b") in systemd.started)
+        await client.delete_task("b")  # whoever wants it away does not wait for its start
+        await gone(client, "b")
