@@ -161,9 +161,11 @@ class Bench:
             await self._until(lambda: self.hosts.running.get("2", 0) >= self.tasks)
         self.result["update_tasks_per_s"] = round(self.tasks / took(), 1)
         async with self._phase("msb_lost") as took:
-            for host in self.hosts.by_name.values():
-                if int(host.name[1:]) % MSBS == 0:
+            for number, host in enumerate(self.hosts.by_name.values()):
+                if number % MSBS == 0:
                     host.power_off()
+                if number % LOOKS == 0:
+                    await asyncio.sleep(0)
             await self._until(lambda: self.hosts.running.get("2", 0) >= self.tasks)
         self.result["msb_lost_recover_s"] = took()
 

@@ -85,10 +85,12 @@ class Host:
         self.more: asyncio.Future[None] | None = None
 
     def power_off(self) -> None:
-        self.off_at = asyncio.get_running_loop().time()
+        """Go without a word: whoever follows the events notices when its request is given up."""
+        loop = asyncio.get_running_loop()
+        self.off_at = loop.time()
         for status, release in self.tasks.values():
             self._count(status, release, -1)
-        self.wake()
+        loop.call_later(GIVEN_UP_S + self.hosts.between((0.0, POLL_S)), self.wake)
 
     def power_on(self) -> None:
         """Boot: what ran there does not come back by itself."""
@@ -135,7 +137,7 @@ class Events:
     """The events of one machine from a sequence number on."""
 
     def __init__(self, host: Host, after: int) -> None:
-        self.host, self.after = host, after
+        self.host, self.after, self.boots = host, after, host.boots
 
     @property
     def heard_at(self) -> float:
@@ -143,13 +145,13 @@ class Events:
         return asyncio.get_running_loop().time() if off is None else off
 
     async def next(self) -> api.Events:
-        host = self.host
-        while host.off_at is None and host.sequence <= self.after:
+        host, now = self.host, asyncio.get_running_loop().time
+        while host.off_at is not None or host.sequence <= self.after:
+            given_up = host.off_at is not None and now() >= host.off_at + GIVEN_UP_S
+            if given_up or host.boots != self.boots:
+                raise Unreachable(f"cannot reach {host.name}")
             host.more = asyncio.get_running_loop().create_future()
             await host.more
-        if host.off_at is not None:
-            await asyncio.sleep(GIVEN_UP_S + host.hosts.between((0.0, POLL_S)))
-            raise Unreachable(f"cannot reach {host.name}")
         events = [event for event in host.events if event.sequence > self.after]
         host.events = []
         self.after = host.sequence
