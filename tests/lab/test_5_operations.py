@@ -56,7 +56,19 @@ def clients(lab: TheLab) -> Iterator[list[dict[str, Any]]]:
         for one in running:
             found.append(lab.outcome(one))
             print({k: v for k, v in found[-1].items() if k not in ("heard", "asked")})
+            for at, task in found[-1]["failed_at"]:
+                print(f"around the failed request to {task}:", *around(lab, at), sep="\n  ")
         lab.lab("proxy", "stop")
+
+
+def around(lab: TheLab, at: float) -> list[str]:
+    """Return what was done to the job in the minute before and after a moment, and when."""
+    events = lab.ctl("job", "events", "web")["events"]
+    return [
+        f"{e.get('start', 0.0) - at:+.1f} s to {(e.get('end') or 0.0) - at:+.1f} s: {e}"
+        for e in events
+        if e.get("start", 0.0) - 60 < at < (e.get("end") or at) + 60
+    ]
 
 
 def asked_unlisted(outcome: dict[str, Any]) -> list[tuple[float, str]]:
