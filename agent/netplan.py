@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+TUNNEL = "twine6"
+"""The link to private tasks of other hosts."""
+
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
     """What all private networks of a host share."""

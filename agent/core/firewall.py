@@ -9,7 +9,7 @@ from collections.abc import Collection
 from ipaddress import IPv6Network
 
 from agent.core.addresses import HASH_BITS, digest
-from agent.netplan import Chain, Match, Rule, Site, TaskNet
+from agent.netplan import TUNNEL, Chain, Match, Rule, Site, TaskNet
 
 TABLE = "twine"
 OURS = "tw*"
@@ -28,6 +28,9 @@ def table(site: Site, nets: Collection[TaskNet]) -> list[Chain]:
     forward += [Rule((from_ours, _to(prefix)), "drop") for prefix in _LINK_LOCAL]
     forward += [Rule((from_ours, agent), "reject")]
     forward += [rule for net in nets for rule in _let_in(site, net)]
+    tunnel = Match("oifname", TUNNEL)
+    forward += [Rule((Match("iifname", TUNNEL), tunnel), "drop")]
+    forward += [Rule((tunnel,), "accept")]  # the host that it leads to judges
     forward += [Rule((Match("oifname", OURS),), "drop")]
     return [
         Chain(

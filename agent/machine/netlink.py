@@ -16,9 +16,8 @@ from pyroute2 import AsyncIPRoute, netns
 from pyroute2.netlink.exceptions import NetlinkError
 
 from agent.errors import HostError
-from agent.netplan import TaskNet
+from agent.netplan import TUNNEL, TaskNet
 
-TUNNEL = "twine6"
 INSIDE = "eth0"
 _NODAD = 2
 """IFA_F_NODAD: nobody else can have the address, so nobody need be asked."""

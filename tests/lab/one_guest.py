@@ -43,11 +43,11 @@ def busybox_image(*links: str) -> bytes:
 
 
 class OneGuest:
-    """A lab of one machine, m1."""
+    """A lab of one machine, m1, or of a few more; without a control plane."""
 
-    def __init__(self, variant: str = "base", name: str = "") -> None:
+    def __init__(self, variant: str = "base", name: str = "", count: int = 1) -> None:
         self.name = f"{NAME}-{name or variant}"
-        self.variant = variant
+        self.variant, self.count = variant, count
 
     def lab(self, *words: str, timeout_s: float = COMMAND_S, stdin: bytes | None = None) -> str:
         """Return what `twine-lab` says."""
@@ -63,15 +63,15 @@ class OneGuest:
     def up(self) -> None:
         if not KEPT:
             self.lab("down")
-        words = ("--bare", "--count", "1", "--variant", self.variant)
+        words = ("--bare", "--count", str(self.count), "--variant", self.variant)
         self.lab("up", *words, timeout_s=1800)
 
     def down(self) -> None:
         if not KEPT:
             self.lab("down")  # fails by itself if a process, namespace or mount is left
 
-    def ssh(self, command: str, timeout_s: float = COMMAND_S) -> str:
-        return self.lab("ssh", "m1", "--", command, timeout_s=timeout_s)
+    def ssh(self, command: str, timeout_s: float = COMMAND_S, machine: str = "m1") -> str:
+        return self.lab("ssh", machine, "--", command, timeout_s=timeout_s)
 
     def find(self, command: str) -> str:
         """Return what a command says, "" while the guest does not answer."""

@@ -1,0 +1,61 @@
+"""Private tasks of two hosts, on real kernels (docs/network.md)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.one_guest import OneGuest, busybox_image
+
+START = "twine-agent run {} --image /root/image.tar --memory 16M --network private {} -- /bin/sh -c"
+SERVE = "echo hello >/tmp/index.html; exec busybox httpd -f -p 8080 -h /tmp"
+
+LINKS = 'test -z "$(ls /run/twine/netns)" && ls /sys/class/net | grep ^tw || true'
+"""The links of tasks, said once no namespace is left."""
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[OneGuest]:
+    found = OneGuest(name="two", count=2)
+    found.up()
+    for machine in ("m1", "m2"):
+        found.lab("ssh", machine, "--", "cat > /root/image.tar", stdin=busybox_image())
+        found.ssh("systemctl start twine-agent.service", timeout_s=900, machine=machine)
+    yield found
+    found.down()
+
+
+@pytest.mark.long
+def test_private_tasks_of_two_hosts_talk_where_they_are_let_and_leave_nothing(
+    hosts: OneGuest,
+) -> None:
+    """AG8, P9, BUG-NT1: over their own IPv6 addresses; the agents' ports are closed to them."""
+    start = START.format("served", "--allow-from asker --port 8080")
+    hosts.ssh(f"{start} {shlex.quote(SERVE)}")
+    shown = json.loads(hosts.ssh("twine-agent show served -o json"))["task"]
+    assert shown["health"] == "healthy"
+    url = f"http://[{shown['addresses'][0]}]:8080/index.html"
+    for name in ("asker", "stranger"):
+        start = START.format(name, "")
+        hosts.ssh(f"{start} 'exec busybox sleep 100000'", machine="m2")
+
+    def asked(name: str, of: str) -> str:
+        inside = f"nsenter --net=/run/twine/netns/{name} curl -sk --max-time 20 {of}"
+        return hosts.ssh(f"{inside} || echo failed", machine="m2").strip()
+
+    hosts.until("the one that is let in gets an answer", lambda: asked("asker", url) == "hello")
+    assert asked("stranger", url) == "failed"
+    assert asked("asker", url) == "hello"
+    for agent in ("10.77.0.11", "10.77.0.12"):
+        assert asked("asker", f"https://{agent}:7443/") == "failed"
+    assert asked("asker", "http://169.254.169.254/") == "failed"
+    for machine, names in (("m1", ("served",)), ("m2", ("asker", "stranger"))):
+        for name in names:
+            hosts.ssh(f"twine-agent stop {name}", machine=machine)
+        hosts.until(
+            f"nothing is left on {machine}",
+            lambda at=machine: hosts.ssh(LINKS, machine=at).split() == ["twine6"],
+        )
