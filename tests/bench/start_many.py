@@ -1,0 +1,187 @@
+"""How fast do 200 tasks start that are asked for at once, and does the agent answer meanwhile?
+
+Beside it a shell loop of `systemd-run` over the same root: plain units, one after the other, as
+somebody would do it by hand. The loop's units have no snapshot, no hardening, no limits, no record
+on disk and nobody who looks after them; `ratio` is the agent's rate over the loop's. Meanwhile
+`/readyz` is asked every tenth of a second over the unix socket, by the program that asks for tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+NEEDS_GUEST = True
+HERE = Path(__file__)
+STATE = Path("/var/lib/twine")
+EVERY_S = 0.1
+IDLE_CALLS = 200
+MEMORY_MIB = 6144
+"""Of a guest that is booted for this: 200 tasks of 16 MiB each are let in."""
+
+
+# ── inside the guest ────────────────────────────────────────────────────────────────────
+
+
+def p99(seconds: list[float]) -> float:
+    """Return the 99th percentile in milliseconds."""
+    return round(sorted(seconds)[int(0.99 * (len(seconds) - 1))] * 1000, 1)
+
+
+async def asked(client, calls: int | None, found: list[float]) -> None:
+    """Ask for the agent's health so often (None: until cancelled) and note how long it took."""
+    while calls is None or len(found) < calls:
+        began = time.perf_counter()
+        await client.readyz()
+        found.append(time.perf_counter() - began)
+        await asyncio.sleep(EVERY_S)
+
+
+async def until_running(client, names: set[str], after: int) -> None:
+    from agent import api
+
+    running: set[str] = set()
+    while names - running:
+        events = await client.get_events(after, wait_s=30)
+        if events.lost:
+            found = (await client.list_tasks()).tasks
+            running = {t.task_id for t in found if t.state is api.TaskState.RUNNING}
+        after = events.latest
+        for event in events.events:
+            if event.task is not None and event.task.state is api.TaskState.RUNNING:
+                running.add(event.object)
+        print(f"{len(running & names)} of {len(names)} run", file=sys.stderr, flush=True)
+
+
+_AT_ONCE = asyncio.Semaphore(16)
+
+
+async def few(request) -> None:
+    """Have few requests under way: the agent ends connections where one user has very many."""
+    async with _AT_ONCE:
+        await request
+
+
+async def by_agent(client, digest: str, names: list[str], busy: list[float]) -> float:
+    from agent import api
+
+    spec = api.TaskSpec(
+        generation=int(time.time() * 1000),
+        image=digest,
+        command=["/bin/sleep", "100000"],
+        limits=api.Limits(memory_max_bytes=16 << 20),
+        stop_timeout_s=0.1,
+    )
+    after = (await client.get_events(0)).latest
+    asking = asyncio.create_task(asked(client, None, busy))
+    began = time.perf_counter()
+    await asyncio.gather(*(few(client.put_task(name, spec)) for name in names))
+    await until_running(client, set(names), after)
+    took = time.perf_counter() - began
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    return took
+
+
+async def removed(client, names: list[str]) -> None:
+    """Remove tasks, and wait until nothing is left of them."""
+    found = {task.task_id for task in (await client.list_tasks()).tasks} & set(names)
+    await asyncio.gather(*(few(client.delete_task(name)) for name in found))
+    while {task.task_id for task in (await client.list_tasks()).tasks} & found:
+        await asyncio.sleep(1)
+
+
+def by_shell(root: Path, n: int) -> float:
+    loop = (
+        f"for i in $(seq {n}); do systemd-run -q --unit=bench-many-$i -p Type=exec"
+        f" -p RootDirectory={root} /bin/sleep 100000 || exit 1; done"
+    )
+    began = time.perf_counter()
+    subprocess.run(["/bin/sh", "-c", loop], check=True)
+    took = time.perf_counter() - began
+    subprocess.run(["/bin/sh", "-c", "systemctl stop 'bench-many-*'"], check=True)
+    return took
+
+
+async def measure(tar: Path, n: int) -> dict[str, float]:
+    from agent import api
+    from agent.client import AgentClient
+
+    client = AgentClient("unix:/run/twine/agent.sock", timeout_s=600.0)
+    digest = "sha256:" + hashlib.sha256(tar.read_bytes()).hexdigest()
+
+    async def chunks():
+        yield tar.read_bytes()
+
+    await client.put_image(digest, api.ImageFormat.TAR, chunks())
+    names = [f"many-{i}" for i in range(n)]
+    await removed(client, names)  # of an earlier run
+    idle: list[float] = []
+    busy: list[float] = []
+    await asked(client, IDLE_CALLS, idle)
+    shell_s = by_shell(STATE / "images" / digest.removeprefix("sha256:"), n)
+    agent_s = await by_agent(client, digest, [f"many-{i}" for i in range(n)], busy)
+    figures = {
+        "tasks": n,
+        "agent_per_s": round(n / agent_s, 2),
+        "shell_per_s": round(n / shell_s, 2),
+        "ratio": round(shell_s / agent_s, 2),
+        "api_p99_idle_ms": p99(idle),
+        "api_p99_busy_ms": p99(busy),
+        "api_longest_busy_ms": round(max(busy) * 1000, 1),
+        "api_calls_busy": len(busy),
+    }
+    print(json.dumps(figures), file=sys.stderr, flush=True)  # removing them takes its time
+    await removed(client, names)
+    await client.close()
+    return figures
+
+
+# ── outside ─────────────────────────────────────────────────────────────────────────────
+
+
+def in_guest(name: str, n: int) -> dict[str, float]:
+    from tests.bench.guest import PYTHON, lab, put
+    from tests.bench.task_start import root_tar
+
+    tar, source = put(name, "root.tar", root_tar()), put(name, HERE.name, HERE.read_bytes())
+    inside = f"systemctl start twine-agent && {PYTHON} {source} --inside {tar} -n {n}"
+    return json.loads(lab(name, "ssh", "m1", "--", inside).splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("-n", type=int, default=200, help="tasks")
+    parser.add_argument("--lab", default="", help="a running lab with memory for them")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        print(json.dumps(asyncio.run(measure(options.inside, options.n))))
+    else:
+        _outside(options)
+
+
+def _outside(options: argparse.Namespace) -> None:
+    from tests.bench.guest import lab
+
+    name = options.lab or "bench"
+    if not options.lab:
+        lab(name, "up", "--bare", "--count", "1", "--memory-mib", str(MEMORY_MIB))
+    try:
+        figures = in_guest(name, options.n)
+    finally:
+        if not options.lab:
+            lab(name, "down")
+    rows = (f"{key:20} {value}" for key, value in figures.items())
+    print(json.dumps(figures) if options.json else "\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
