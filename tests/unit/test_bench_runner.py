@@ -20,7 +20,9 @@ def test_every_file_that_measures_is_found_and_says_whether_it_needs_a_guest():
     }
     assert found.keys() == measuring
     assert {name for name, guest in found.items() if guest} == {
+        "footprint",
         "images",
+        "start_many",
         "task_start",
         "task_hardening",
     }
