@@ -89,14 +89,18 @@ def cores(text: str) -> float:
     raise InvalidInput(f"{shown(text)} is no number of CPUs; write 0.5, 2 or 500m")
 
 
-def size_text(count: int) -> str:
-    """Return a size exactly, in the largest unit that is short to write: `48MiB`, `1.5GiB`."""
+def size_text(count: float) -> str:
+    """Return a size exactly, in the largest unit that is short to write: `48MiB`, `1.5GiB`.
+
+    It may be one that is refused, and so no whole number, or one with a point (`1e15`).
+    """
+    exact = Fraction(count)
     for unit, shift in reversed(_SIZES.items()):
-        if shift and count >= 1 << shift:
-            thousandths, rest = divmod(count * 10**_PLACES, 1 << shift)
-            if not rest:
-                return f"{_decimal(Fraction(thousandths, 10**_PLACES))}{unit}"
-    return f"{count}B"
+        if shift and exact >= 1 << shift:
+            thousandths = exact * 10**_PLACES / (1 << shift)
+            if thousandths.denominator == 1:
+                return f"{_decimal(thousandths / 10**_PLACES)}{unit}"
+    return f"{int(exact) if exact.denominator == 1 else count}B"
 
 
 def about_size(count: int) -> str:

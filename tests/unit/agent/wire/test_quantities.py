@@ -178,3 +178,18 @@ def test_other_fields_hold_no_quantity() -> None:
 )
 def test_a_refused_value_is_shown_shortly(value: object, text: str) -> None:
     assert shown(value) == text
+
+
+@given(st.floats(min_value=0, max_value=1e18, exclude_max=True))
+def test_a_size_that_was_written_with_a_point_is_written_back_as_it_was(count: float) -> None:
+    """P7: a request with `1.7e13` where bytes are expected had the server fail."""
+    text = size_text(count)
+    if count.is_integer():
+        assert text == size_text(int(count))
+        assert size(text) == count
+    assert text.startswith(tuple("0123456789"))
+
+
+def test_a_refused_size_with_a_point_is_told_as_a_size() -> None:
+    assert size_text(17592186044416.0) == "16TiB"
+    assert size_text(0.5) == "0.5B"
