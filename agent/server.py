@@ -365,7 +365,7 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
     async def leave(call: Call) -> api.Running:
         if call.peer.role != "local":
             raise Forbidden("only the host itself says that it goes down")
-        return api.Running(tasks=await s.leaving.begin(s.spawn))
+        return api.Running(tasks=await s.leaving.begin())
 
     async def healthz(_: Call) -> api.Liveness:
         return api.Liveness(ok=True)

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from agent.services.events import EventLog
 from agent.services.units import Units
@@ -32,14 +31,14 @@ class Leaving:
         """Return whether it is about to go down."""
         return self._boottime_s() < self._until_s
 
-    async def begin(self, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> list[str]:
+    async def begin(self) -> list[str]:
         """Let tasks end and start none from now on; return the ids of those that still run."""
         self._until_s = self._boottime_s() + EXPIRES_S
         if not self._told:
             self._told = True
             self._events.add("leaving", "host", "the host is going down: its tasks end")
-            spawn(self._until_over())
             self._units.wake_all()
+            self._look_later()
         found = await self._units.all(f"{_PREFIX}*{_SUFFIX}")
         return sorted(
             state.unit.removeprefix(_PREFIX).removesuffix(_SUFFIX)
@@ -47,10 +46,14 @@ class Leaving:
             if state.active in ("active", "activating", "deactivating", "reloading")
         )
 
-    async def _until_over(self) -> None:
+    def _look_later(self) -> None:
+        asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
         """Tell where the host did not go down after all; tasks start again."""
-        while self.now():
-            await asyncio.sleep(_LOOK_S)
+        if self.now():
+            self._look_later()
+            return
         self._told = False
         self._events.add("leaving", "host", "the host did not go down: its tasks start again")
         self._units.wake_all()
