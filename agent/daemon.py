@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from agent import api
 from agent.config import AgentConfig
 from agent.core.pressure import Waits, starts_at_once
-from agent.core.records import TaskRecord
+from agent.core.records import TASK_UNITS, TaskRecord
 from agent.core.retention import Room
 from agent.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
 from agent.machine import Machine
@@ -257,6 +257,7 @@ class Agent:
             (hardware.cpu.online, machine.boottime_s),
         )
         group.create_task(pressure.watch(), name="pressure")
+        group.create_task(units.watch(TASK_UNITS), name="units")
         return Services(
             tasks=tasks,
             usage=usage,

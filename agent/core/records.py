@@ -140,6 +140,10 @@ def _sorted(value: msgspec.Struct) -> object:
     return msgspec.to_builtins(value, order="sorted")
 
 
+TASK_UNITS = "twine-task-*.service"
+"""The units of all tasks, as a glob."""
+
+
 def unit_of(task_id: str) -> str:
     """Return the unit's name; ids are DNS labels, so nothing needs escaping."""
     return f"twine-task-{task_id}.service"

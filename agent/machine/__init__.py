@@ -78,6 +78,12 @@ class Systemd(Protocol):
     def units(self, pattern: str) -> list[UnitState]:
         """Return all loaded units whose name matches a glob."""
 
+    def glance(self, pattern: str) -> dict[str, tuple[str, str]]:
+        """Return active and sub state of all loaded units whose name matches a glob.
+
+        One call, however many there are; `units` asks for each one's properties, too.
+        """
+
     def listen(self, listener: UnitListener) -> Callable[[], None]:
         """Call `listener` on changes from now on; returns what ends it."""
 

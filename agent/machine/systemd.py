@@ -134,17 +134,27 @@ class HostSystemd:
 
     def units(self, pattern: str) -> list[UnitState]:
         """Return all loaded units whose name matches a glob."""
-        args = [(ord("a"), b"s"), CLOSE, (ord("a"), b"s"), *_words("s", pattern), CLOSE]
         try:
-            listed = self._manager("ListUnitsByPatterns", args)
-            # Rows: name, description, load state, active state, sub state, …
-            return [
-                self._state(row[0].decode(), row[1].decode(), row[3].decode(), row[4].decode())
-                for row in listed
-                if row[2] != b"not-found"
-            ]
+            return [self._state(*row) for row in self._rows(pattern)]
         except DBusBaseError as e:
             raise SystemdError(f"cannot list units {pattern}: {_reason(e)}") from e
+
+    def glance(self, pattern: str) -> dict[str, tuple[str, str]]:
+        """Return active and sub state of all loaded units whose name matches a glob."""
+        try:
+            return {unit: (active, sub) for unit, _, active, sub in self._rows(pattern)}
+        except DBusBaseError as e:
+            raise SystemdError(f"cannot list units {pattern}: {_reason(e)}") from e
+
+    def _rows(self, pattern: str) -> list[tuple[str, str, str, str]]:
+        """Return name, description, active and sub state of the loaded units of a glob."""
+        args = [(ord("a"), b"s"), CLOSE, (ord("a"), b"s"), *_words("s", pattern), CLOSE]
+        # Rows: name, description, load state, active state, sub state, …
+        return [
+            (row[0].decode(), row[1].decode(), row[3].decode(), row[4].decode())
+            for row in self._manager("ListUnitsByPatterns", args)
+            if row[2] != b"not-found"
+        ]
 
     def listen(self, listener: UnitListener) -> Callable[[], None]:
         """Call `listener` on changes from now on; returns what ends it.

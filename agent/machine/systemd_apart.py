@@ -23,7 +23,7 @@ from agent.machine import Property, Systemd, UnitListener, UnitState
 
 _LENGTH = struct.Struct("!I")
 _METHODS = frozenset({"start_transient", "stop", "kill", "reset_failed"})
-_METHODS |= {"set_properties", "find", "units", "version"}
+_METHODS |= {"set_properties", "find", "units", "glance", "version"}
 PATIENCE_S = 90.0
 """More than the helper itself takes for a call on a dead bus (25 s, five times at most)."""
 RESTART_S = 0.5
@@ -88,6 +88,11 @@ class ApartSystemd:
     def units(self, pattern: str) -> list[UnitState]:
         """Return all loaded units whose name matches a glob."""
         found: list[UnitState] = self._call("units", pattern)
+        return found
+
+    def glance(self, pattern: str) -> dict[str, tuple[str, str]]:
+        """Return active and sub state of all loaded units whose name matches a glob."""
+        found: dict[str, tuple[str, str]] = self._call("glance", pattern)
         return found
 
     def version(self) -> int:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from agent.core.firewall import TABLE
+from agent.core.records import TASK_UNITS
 from agent.errors import Conflict
 from agent.machine import Machine
 from agent.services.install import targets
@@ -32,7 +33,7 @@ def uninstall(
     `Conflict` while tasks are here, before anything is changed.
     """
     processes = machine.processes
-    if tasks := [u.unit for u in machine.systemd.units("twine-task-*.service")]:
+    if tasks := [u.unit for u in machine.systemd.units(TASK_UNITS)]:
         raise Conflict(
             f"{len(tasks)} tasks are on this host: {', '.join(tasks[:5])}",
             hint="drain the machine (twinectl machine drain), or `twine-agent stop NAME`",

@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 _IN_PASSING = (TaskState.PREPARING, TaskState.STARTING)
 """States that last for moments; they can be read, but wake nobody who follows events."""
+STEADY_S = 600.0
+"""How often the loop of a task that runs looks at all of its unit; `Units.watch` sees states."""
 RESYNC_S = 30.0
 """How often a loop looks although nothing woke it; signals normally do."""
 RETRY_S = 1.0
@@ -298,7 +300,8 @@ class TaskLoop:
                 await host.lanes.run("btrfs", host.roots.remove, task.task_id)
             case _:
                 until = decision.until
-                pause = RESYNC_S if until is None else max(0.0, until - host.contact.now_s())
+                resync_s = STEADY_S if task.state is TaskState.RUNNING else RESYNC_S
+                pause = resync_s if until is None else max(0.0, until - host.contact.now_s())
                 await self._woken(pause)
 
     async def _start(self, task: TaskRecord, guard: dict[str, object]) -> None:

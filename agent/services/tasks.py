@@ -25,7 +25,7 @@ from agent.core.gate import with_gate
 from agent.core.limits import impossible, resized
 from agent.core.oci import as_run
 from agent.core.reconcile import leftovers
-from agent.core.records import TaskRecord, Tombstone, Wanted, status_of, unit_of
+from agent.core.records import TASK_UNITS, TaskRecord, Tombstone, Wanted, status_of, unit_of
 from agent.core.volumes import KEPT, places, too_large
 from agent.errors import Conflict, HostError, NotFound, Unprocessable
 from agent.machine import Hardware
@@ -75,7 +75,7 @@ class Tasks:
         host = self._host
         self._tombstones = dict(replay.tombstones)
         self._spared = dict(replay.unreadable)
-        units = [u.unit for u in await host.units.all("twine-task-*.service")]
+        units = [u.unit for u in await host.units.all(TASK_UNITS)]
         roots = await host.lanes.run("btrfs", host.roots.all)
         host.contact.adopt(replay)
         for record in replay.tasks.values():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from agent.errors import Conflict, SystemdError
@@ -14,7 +16,12 @@ from agent.services.offload import Lanes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+log = logging.getLogger(__name__)
+
 _LANE = "systemd"
+LOOK_S = 30.0
+"""How often the states of all units are looked at although no signal came; signals normally do."""
+_GONE = ("", "")
 
 
 class Units:
@@ -25,6 +32,8 @@ class Units:
         self._systemd = systemd
         self._lanes = lanes
         self._wakers: dict[str, set[asyncio.Event]] = {}
+        self._known: dict[str, tuple[str, str]] = {}
+        """Unit that somebody follows → its active and sub state when it was looked at last."""
 
     def listen(self) -> Callable[[], None]:
         """Wake those who wait in `changes` from now on; returns what ends it."""
@@ -55,6 +64,23 @@ class Units:
             self._wakers[unit].discard(waker)
             if not self._wakers[unit]:
                 del self._wakers[unit]
+                self._known.pop(unit, None)
+
+    async def watch(self, pattern: str) -> None:
+        """Wake for ever whoever follows a unit of a glob that changed without a signal.
+
+        All are seen at one glance, so it costs one call, however many tasks there are.
+        """
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                seen = await self._lanes.run(_LANE, self._systemd.glance, pattern)
+            except SystemdError as e:
+                log.warning("cannot look at the units of all tasks", extra={"why": str(e)})
+                continue
+            for unit, known in list(self._known.items()):
+                if fnmatchcase(unit, pattern) and seen.get(unit, _GONE) != known:
+                    self._wake(unit)
 
     async def start(self, unit: str, properties: Mapping[str, object]) -> None:
         """Queue the start of a transient unit. Raises `Conflict` where it exists."""
@@ -107,7 +133,10 @@ class Units:
 
     async def find(self, unit: str) -> UnitState | None:
         """Return the state of a unit, None where there is none."""
-        return await self._lanes.run(_LANE, self._systemd.find, unit)
+        state = await self._lanes.run(_LANE, self._systemd.find, unit)
+        if unit in self._wakers:
+            self._known[unit] = (state.active, state.sub) if state is not None else _GONE
+        return state
 
     async def all(self, pattern: str) -> list[UnitState]:
         """Return all loaded units that match a glob."""
