@@ -34,6 +34,10 @@ WHOLE = Demand(memory_bytes=GIB, cpus=4.0)
 HARDWARE = Hardware(cpus=4, rru=4.0, memory_bytes=5 * GIB)
 
 
+_under_way: set[asyncio.Task[int]] = set()
+"""Writes that a store has been given: a thread makes them, whatever becomes of who asked."""
+
+
 class Fate:
     """Counts the writes of all stores of a process, and ends it at one of them."""
 
@@ -84,12 +88,19 @@ class FatedStore:
             await asyncio.Event().wait()
         if self.fails:
             raise self.fails.pop(0)
-        revision = await self._inner.txn(compare, operations)
-        fate.note(operations)
+        write = asyncio.create_task(self._write(compare, operations))
+        _under_way.add(write)
+        write.add_done_callback(_under_way.discard)
+        revision = await asyncio.shield(write)
         if dies:
             return await self._forever()
         if self.fails_after:
             raise self.fails_after.pop(0)
+        return revision
+
+    async def _write(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+        revision = await self._inner.txn(compare, operations)
+        self._fate.note(operations)
         return revision
 
     async def _forever(self) -> int:
@@ -255,9 +266,11 @@ def a_request(
 
 
 async def settle_all() -> None:
-    """End whatever still runs in this process, as its death does."""
-    mine = asyncio.current_task()
-    others = [task for task in asyncio.all_tasks() if task is not mine]
+    """End whatever still runs in this process, as its death does; writes that are under way end
+    as they would, and whether they became durable is noted."""
+    spared = {asyncio.current_task(), *_under_way}
+    others = [task for task in asyncio.all_tasks() if task not in spared]
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*_under_way, return_exceptions=True)
