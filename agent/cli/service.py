@@ -44,7 +44,8 @@ def leave(config_path: Path | None, once: bool) -> None:
     Where it does not go down they start again after 15 minutes.
     """
     told: list[str] | None = None
-    while (running := call(config_path, lambda client: client.leave())) != told or running:
+    while True:
+        running = call(config_path, lambda client: client.leave())
         if running != told:
             click.echo(f"still running: {', '.join(running)}" if running else "no task runs")
         told = running

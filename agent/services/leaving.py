@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from agent.core.records import TASK_UNITS, task_of
 from agent.services.events import EventLog
 from agent.services.units import Units
 
@@ -15,7 +16,6 @@ EXPIRES_S = 900.0
 """Since it was asked for last; a host that is still there then starts its tasks again. logind
 waits for 600 s at most (units/logind.conf)."""
 _LOOK_S = 5.0
-_PREFIX, _SUFFIX = "twine-task-", ".service"
 
 
 class Leaving:
@@ -39,9 +39,9 @@ class Leaving:
             self._events.add("leaving", "host", "the host is going down: its tasks end")
             self._units.wake_all()
             self._look_later()
-        found = await self._units.all(f"{_PREFIX}*{_SUFFIX}")
+        found = await self._units.all(TASK_UNITS)
         return sorted(
-            state.unit.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+            task_of(state.unit)
             for state in found
             if state.active in ("active", "activating", "deactivating", "reloading")
         )

@@ -15,9 +15,8 @@ log = logging.getLogger(__name__)
 
 Run = Callable[[str, list[str], float], Awaitable[str]]
 """Runs a command of a probe (its name) inside the task, for so many seconds."""
-
-
 Take = Callable[[Verdict], Awaitable[None]]
+"""Keeps what a probe found out."""
 
 
 class Probing:
