@@ -47,6 +47,9 @@ def test_each_replay_is_a_picture_and_breaks_no_rule(name: str) -> None:
         outcome = run_seed(chosen, seed)
         assert outcome.ok, outcome.violations
         assert outcome.figures, "nothing happened"
+        assert min(s.listed for s in outcome.samples if s.at > outcome.story_at) < max(
+            s.wanted for s in outcome.samples
+        ), "it struck no task"
     drawn = ElementTree.fromstring(as_svg(outcome))
     said = "".join(drawn.itertext())
     assert all(event.partition(" ")[2].split()[0] in said for event in chosen.story)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,9 @@ Count = Annotated[int, Meta(ge=1, le=100_000)]
 Positive = Annotated[float, Meta(gt=0)]
 Rate = Annotated[float, Meta(ge=0, le=10_000)]
 """How often something happens in the whole region, in an hour."""
+
+Controller = Literal["shards", "quorum", "stateless", "never"]
+"""Kinds of ready controllers (vm_lab/region/applications.py)."""
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +57,7 @@ class Work(_Written, frozen=True, kw_only=True):
     """Share of the jobs that a cut-off machine shall stop."""
     controlled: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the jobs that have a TaskController; their kinds are dealt in turn."""
-    controllers: Annotated[list[Name], Meta(max_length=10)] = []
+    controllers: Annotated[list[Controller], Meta(max_length=10)] = []
     """The kinds to deal; [] means all of them."""
     controlled_away: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """Share of the tasks of a controlled job that may be away; the rest is up to its controller."""

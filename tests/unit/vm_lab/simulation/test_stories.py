@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from agent.errors import ConfigError, InvalidInput, NotFound
 from vm_lab.region import scenario
+from vm_lab.region.applications import KINDS as APPLICATION_KINDS
 from vm_lab.region.faults import _STRIKES
 from vm_lab.region.kinds import INSTANT, KINDS
 from vm_lab.region.outcomes import FAULTS
 from vm_lab.region.run import seeds_of
+from vm_lab.region.scenario import Controller
 from vm_lab.region.shrink import fewer, milder
 from vm_lab.region.story import Fault, draw, read, write
 
@@ -64,6 +68,9 @@ def test_everything_that_is_wrong_with_a_scenario_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         scenario.parse(text, "mine")
     assert {error.field for error in caught.value.errors} >= {"minutes", "wrong"}
+    assert set(get_args(Controller)) == set(APPLICATION_KINDS)
+    with pytest.raises(ConfigError, match=r"work\.controllers"):
+        scenario.parse('says = "x"\n[work]\ncontrollers = ["quorun"]\n', "mine")
     with pytest.raises(ConfigError, match="'explode' is none of"):
         scenario.parse('says = "x"\n[[faults]]\nkind = "explode"\nper_hour = 1\n', "mine")
 
