@@ -139,16 +139,6 @@ async def _poll(client) -> None:
 # ── outside ─────────────────────────────────────────────────────────────────────────────
 
 
-def in_guest(name: str, tasks: int, seconds: float, called: str) -> dict[str, float]:
-    from tests.bench.guest import PYTHON, lab, put
-    from tests.bench.task_start import root_tar
-
-    tar, source = put(name, "root.tar", root_tar()), put(name, HERE.name, HERE.read_bytes())
-    inside = f"systemctl start twine-agent && {PYTHON} {source} --inside {tar}"
-    words = f"{inside} -n {tasks} --seconds {seconds:g} --called {called}"
-    return json.loads(lab(name, "ssh", "m1", "--", words).splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -172,18 +162,17 @@ def main() -> None:
 
 
 def _outside(options: argparse.Namespace) -> None:
-    from tests.bench.guest import lab
+    from tests.bench import guest
 
-    name = options.lab or "bench"
-    if not options.lab:
-        lab(name, "up", "--bare", "--count", "1")
-    try:
-        figures = in_guest(name, options.n, options.seconds, options.called)
-    finally:
-        if not options.lab:
-            lab(name, "down")
-    rows = (f"{key:20} {value}" for key, value in figures.items())
-    print(json.dumps(figures) if options.json else "\n".join(rows))
+    words = (
+        "-n",
+        str(options.n),
+        "--seconds",
+        f"{options.seconds:g}",
+        "--called",
+        options.called,
+    )
+    guest.shown(lambda name: guest.inside(name, HERE, *words), options.lab, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.bench.task_start import root_tar
 
 FOLDER = "/root/twine-bench"
 PYTHON = "/opt/twine/bin/python"
@@ -23,3 +28,24 @@ def put(name: str, file: str, data: bytes) -> str:
     path = f"{FOLDER}/{file}"
     lab(name, "ssh", "m1", "--", f"mkdir -p {FOLDER}; cat > {path}", stdin=data)
     return path
+
+
+def inside(name: str, source: Path, *words: str) -> dict[str, float]:
+    """Run a bench's file in the first guest, with an image for its agent; return its figures."""
+    tar, there = put(name, "root.tar", root_tar()), put(name, source.name, source.read_bytes())
+    command = ["systemctl start twine-agent &&", PYTHON, there, "--inside", tar, *words]
+    return json.loads(lab(name, "ssh", "m1", "--", " ".join(command)).splitlines()[-1])
+
+
+def shown(measure: Callable[[str], dict[str, float]], name: str, *up: str, as_json: bool) -> None:
+    """Measure in a running lab, or in one that is booted for it; show the figures."""
+    used = name or "bench"
+    if not name:
+        lab(used, "up", "--bare", "--count", "1", *up)
+    try:
+        figures = measure(used)
+    finally:
+        if not name:
+            lab(used, "down")
+    rows = (f"{key:20} {value}" for key, value in figures.items())
+    print(json.dumps(figures) if as_json else "\n".join(rows))
