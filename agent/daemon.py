@@ -23,6 +23,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from agent import api
+from agent.api.signing import SIGN_HINT, distrust
 from agent.config import AgentConfig
 from agent.core.pressure import Waits, starts_at_once
 from agent.core.records import TASK_UNITS, TaskRecord
@@ -352,6 +353,8 @@ class Agent:
             await self.identity.renew_forever()
 
     async def _pull(self, images: Images, request: api.ImagePull) -> api.ImageInfo:
+        if why := distrust(request.digest, request.trust):
+            raise Unprocessable(f"nothing is fetched: {why}", hint=SIGN_HINT)
         if info := images.find(request.digest):
             return info
         held = self.identity.find()

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.api import ImageFormat, ImageInfo, Images, Liveness
+from agent.api import ImageFormat, ImageInfo, Images, ImageSignature, Liveness
 from agent.api.exec import Window
 from agent.wire.duplex import Duplex
 from agent.wire.routes import Route
@@ -428,6 +428,10 @@ class ControlPlaneClient(PeopleClient):
             format=format_.value,
         )
         return _as(ImageInfo, answer)
+
+    async def sign_image(self, digest: str, signature: ImageSignature) -> ImageInfo:
+        """Have a signature kept with an image of the store."""
+        return _as(ImageInfo, await self.call(_ROUTE["sign_image"], signature, digest=digest))
 
     def fetch_image(self, digest: str) -> AsyncIterator[bytes]:
         """Yield the stream of an image."""

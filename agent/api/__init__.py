@@ -58,6 +58,9 @@ from agent.api.ranges import Words as Words
 from agent.api.resources import IoLimit as IoLimit
 from agent.api.resources import Resize as Resize
 from agent.api.resources import Resources as Resources
+from agent.api.signing import ImageSignature as ImageSignature
+from agent.api.signing import ImageTrust as ImageTrust
+from agent.api.signing import Signatures as Signatures
 from agent.api.volumes import Volume as Volume
 from agent.api.volumes import VolumeInfo as VolumeInfo
 from agent.api.volumes import VolumeInfos as VolumeInfos
@@ -175,6 +178,9 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
     """Files of its `$CREDENTIALS_DIRECTORY` and the credentials of its entitlement that are in
     them (docs/agent.md)."""
+    image_trust: ImageTrust = ImageTrust()
+    """Whose signature the image needs, and those that it has; looked at when the specification
+    is taken, and no part of what runs (docs/security.md)."""
 
 
 class TaskState(StrEnum):
@@ -268,6 +274,8 @@ class ImageInfo(Reported, frozen=True, kw_only=True):
     """Digest of the manifest of an OCI image."""
     layers: Annotated[list[Id], Meta(max_length=1024)] = []
     """Chain ids of an OCI image's layers, lowest first; images share them."""
+    signatures: Signatures = []
+    """Of the image store: who vouches for the image. A host has them with each task instead."""
     config: OciConfig | None = None
     """How an OCI image wants to be run; a task's specification overrides it."""
 
@@ -286,6 +294,8 @@ class ImagePull(Reported, frozen=True, kw_only=True):
     path: Id
     """Where below the agent's own control plane, for instance `/v1/images/sha256:…`; never a
     URL, so that nobody can make the agent call elsewhere."""
+    trust: ImageTrust = ImageTrust()
+    """Looked at before a byte is fetched."""
 
 
 class MachineFacts(Reported, frozen=True, kw_only=True):

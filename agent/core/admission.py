@@ -51,7 +51,11 @@ def contradiction(spec: TaskSpec, known: TaskRecord) -> Refused | None:
         current.epoch,
     ):
         return None
-    fields = [f for f in TaskSpec.__struct_fields__ if getattr(spec, f) != getattr(current, f)]
+    fields = [
+        f
+        for f in TaskSpec.__struct_fields__
+        if f != "image_trust" and getattr(spec, f) != getattr(current, f)
+    ]
     if not fields:
         return None
     return Refused(
@@ -75,7 +79,8 @@ def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord
         return TaskRecord(task_id=task_id, spec=spec)
     if known.wanted is Wanted.RUN and known.spec == spec:
         return None
-    if known.wanted is Wanted.RUN and replace(known.spec, epoch=spec.epoch) == spec:
+    told = replace(known.spec, epoch=spec.epoch, image_trust=spec.image_trust)
+    if known.wanted is Wanted.RUN and told == spec:
         return replace(known, spec=spec)
     changed = replace(known, spec=spec, wanted=Wanted.RUN, reason="", streak=0)
     if known.wanted is Wanted.GONE:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.api import Digest, Health, Resize, TaskSpec, TaskState, TaskStatus
 from agent.api.network import contradiction as contradiction_of
+from agent.api.signing import SIGN_HINT, distrust
 from agent.api.volumes import contradiction as odd_volumes
 from agent.core.admission import (
     accept,
@@ -169,6 +170,8 @@ class Tasks:
         return status_of(record)
 
     def _admit(self, task_id: str, spec: TaskSpec) -> None:
+        if why := distrust(spec.image, spec.image_trust):
+            raise Unprocessable(f"task {task_id} cannot run: {why}", hint=SIGN_HINT)
         if not self._host.roots.has_image(spec.image):
             raise Unprocessable(
                 f"task {task_id} cannot run: image {spec.image} is not on this machine",

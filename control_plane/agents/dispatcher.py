@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from agent.api import ImagePull, ProfileSpec, TaskSpec
 from agent.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachable
@@ -25,6 +27,7 @@ from control_plane.agents.sights import PROFILE
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
 from control_plane.images.store import FindImage
+from control_plane.images.trust import distrust_in, trust_in
 from control_plane.runtime.table import ignore
 
 log = logging.getLogger(__name__)
@@ -114,12 +117,16 @@ class Dispatcher:
             case Stop(machine=machine, task=task, urgent=urgent):
                 self._ask_stop(Place(machine, task), urgent=urgent)
 
-    def prestage(self, machine: str, digest: str) -> None:
-        """Bring an image to a machine ahead of its use."""
+    def prestage(self, machine: str, digest: str, keys: Sequence[str] = ()) -> None:
+        """Bring an image to a machine ahead of its use, if one of these keys signed it."""
         if digest not in self._sights.sight(machine).images:
             line = self._line(machine)
             if not self._is_paused(line, digest):
-                self._pull(line, digest)
+                self._pull(line, digest, keys)
+
+    async def distrust(self, digest: str, keys: Sequence[str]) -> str:
+        """Return why hosts would refuse an image, empty where they would not."""
+        return await distrust_in(self._find_image, digest, keys)
 
     def put_profile(self, machine: str) -> None:
         """Ask a machine for the profile that its record wants."""
@@ -331,10 +338,12 @@ class Dispatcher:
                     self._ask_stop(Place(machine, what), urgent=wanted.urgent)
 
     async def _start(self, line: _Line, task: str, spec: TaskSpec) -> None:
-        machine = line.machine
+        machine, keys = line.machine, spec.image_trust.keys
+        trust = await trust_in(self._find_image, spec.image, keys)
         if spec.image not in self._sights.sight(machine).images:
-            self._pull(line, spec.image, task)
+            self._pull(line, spec.image, keys, task)
             return
+        spec = replace(spec, image_trust=trust)
         try:
             status = await (await self._agent(machine)).put_task(task, spec)
         except (NotFound, Unprocessable):
@@ -375,20 +384,20 @@ class Dispatcher:
 
     # -- images
 
-    def _pull(self, line: _Line, digest: str, task: str = "") -> None:
+    def _pull(self, line: _Line, digest: str, keys: Sequence[str], task: str = "") -> None:
         """Bring an image to a machine; a task that waits for it holds up no other."""
         if digest in line.pulls:
             line.pulls[digest] |= {task} if task else set()
         elif self._group is not None:
             line.pulls[digest] = {task} if task else set()
-            self._runtime.spawn_in(self._group, "dispatcher", self._bring(line, digest))
+            self._runtime.spawn_in(self._group, "dispatcher", self._bring(line, digest, keys))
 
-    async def _bring(self, line: _Line, digest: str) -> None:
+    async def _bring(self, line: _Line, digest: str, keys: Sequence[str]) -> None:
         machine = line.machine
         try:
             async with asyncio.timeout(_PULL_TIMEOUT_S) as limit, line.pulling:
                 line.calls[digest] = (self._sights.sight(machine).boot_id, limit)
-                await self._ensure_image(machine, digest)
+                await self._ensure_image(machine, digest, keys)
         except (TwineError, TimeoutError) as e:
             said = e if str(e) else Unreachable(f"no image {digest[:14]} came, and no answer")
             for what in [*sorted(line.pulls.pop(digest)), digest]:
@@ -417,7 +426,7 @@ class Dispatcher:
             if asked_in and asked_in != boot_id and not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())
 
-    async def _ensure_image(self, machine: str, digest: str) -> None:
+    async def _ensure_image(self, machine: str, digest: str, keys: Sequence[str]) -> None:
         if digest in self._sights.sight(machine).images:
             return
         image = await self._find_image(digest)
@@ -426,5 +435,10 @@ class Dispatcher:
                 f"cannot bring image {digest} to machine {machine}: the image store has it no more",
                 hint="push it again",
             )
-        pull = ImagePull(digest=digest, format=image.format, path=f"/v1/images/{digest}/stream")
+        pull = ImagePull(
+            digest=digest,
+            format=image.format,
+            path=f"/v1/images/{digest}/stream",
+            trust=await trust_in(self._find_image, digest, keys),
+        )
         await (await self._agent(machine)).pull_image(pull)

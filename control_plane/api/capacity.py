@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Name
+from agent.api.signing import PublicKeys
 from control_plane.api.people import Principal
 from control_plane.api.policy import Expression, Overcommit, Preference
 
@@ -40,6 +41,9 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     None: it is a pseudo cluster of its own."""
     host_profile: Name = "base"
     """Every machine of the entitlement runs it (HP1, MO11)."""
+    image_keys: PublicKeys = []
+    """One of these must have signed each image that its jobs run (docs/security.md); none: no
+    signature is asked for."""
     business_unit: Annotated[str, Meta(max_length=256)] = ""
     """A path in the accounting hierarchy: `ads/ranking`."""
     owners: Annotated[list[Principal], Meta(max_length=100)] = []

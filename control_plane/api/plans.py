@@ -71,5 +71,7 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """How the conversation with the job's controller goes; empty: it has none."""
     operations: list[str] = []
     """What waits to be done to which task, for whom, and since when."""
+    image: str = ""
+    """Why no task is started from its image, though it has a machine; empty: they are."""
     second_copies: list[str] = []
     """Tasks that may run twice: on a machine that cannot be asked, too."""

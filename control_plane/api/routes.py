@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.api import Ack, ImageInfo, Images, Liveness
+from agent.api import Ack, ImageInfo, Images, ImageSignature, Liveness
 from agent.routes import JOIN_ROUTES
 from agent.wire.routes import Route
 from control_plane.api.capacity_routes import CAPACITY_ROUTES
@@ -193,6 +193,15 @@ ROUTES: tuple[Route, ...] = (
         response=ImageInfo,
         needs=Needs.ANY_OWNER,
         summary="Stream an image into the image store",
+    ),
+    Route(
+        "sign_image",
+        "POST",
+        "/v1/images/{digest}/signatures",
+        request=ImageSignature,
+        response=ImageInfo,
+        needs=Needs.ANY_OWNER,
+        summary="Keep a signature with an image; refused unless that key made it",
     ),
     Route(
         "remove_image",

@@ -68,6 +68,13 @@ _OPTIONS = (
     click.option("--add-owner", "add_owners", metavar="WHO", multiple=True, help="user:N, group:N"),
     click.option("--remove-owner", "remove_owners", metavar="WHO", multiple=True),
     click.option("--materialization", metavar="NAME", help="Stack on this one's machines."),
+    click.option(
+        "--image-key",
+        "image_keys",
+        metavar="KEY",
+        multiple=True,
+        help="Exactly these may vouch for images (twinectl image key); repeat.",
+    ),
     click.option("--unset", metavar="FIELD", multiple=True, help="Back to its default; repeat."),
     click.option(
         "--file",
@@ -175,6 +182,7 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
         ("business unit", spec.business_unit or "-"),
         ("priority", spec.priority),
         ("stacks on", spec.materialization or "- (a pseudo cluster of its own)"),
+        ("image keys", ", ".join(spec.image_keys) or "- (images need no signature)"),
         ("overcommit", f"cpu {spec.overcommit.cpu:g}, memory {spec.overcommit.memory:g}"),
         ("jobs", ", ".join(found.jobs) or "-"),
         ("waiting", ", ".join(found.pending) or "-"),
@@ -275,7 +283,8 @@ def _wish(base: dict[str, Any], given: dict[str, Any], *, queue: bool = False) -
             document.pop(field, None)
         _put_owners(document, given)
         given["per_type"] = dict(given["per_type"])
-        given["machine_types"] = list(given["machine_types"])
+        for listed in ("machine_types", "image_keys"):
+            given[listed] = list(given[listed])
         document |= {field: value for field, value in given.items() if value not in (None, {}, [])}
     document = plain(document, EntitlementSpec)
     if found := violations(document, EntitlementSpec) + entitlement_relations(document):

@@ -1,9 +1,10 @@
-"""`twinectl image`: push and list."""
+"""`twinectl image`: push, list, sign and remove."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.api import ImageFormat, ImageInfo, Images
+from agent.api import ImageFormat, ImageInfo, Images, ImageSignature
 from agent.errors import InvalidInput
+from agent.wire import signatures
 from agent.wire.quantities import about_size
+from agent.wire.routes import invalid
+from agent.wire.violations import violations
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -71,10 +75,60 @@ def list_(target: Target, output: str) -> None:
     """Show all images of the image store."""
     found: Images = target.ask(lambda client: client.list_images())
     rows = [
-        (i.digest, i.format.value, about_size(i.stream_bytes), show.ago(i.created_at))
+        (
+            i.digest,
+            i.format.value,
+            about_size(i.stream_bytes),
+            show.ago(i.created_at),
+            ", ".join(dict.fromkeys(s.name for s in i.signatures)) or "-",
+        )
         for i in found.images
     ]
-    show.emit(output, found, lambda: show.table(("digest", "format", "size", "age"), rows))
+    columns = ("digest", "format", "size", "age", "signed as")
+    show.emit(output, found, lambda: show.table(columns, rows))
+
+
+@image.command()
+@click.argument("digest")
+@click.option("--name", required=True, help="What the image is, such as web/1.4; signed with it.")
+@click.option(
+    "--key", "file", required=True, type=click.Path(path_type=Path), help="Private key, as PEM."
+)
+@output_option
+@click.pass_obj
+def sign(target: Target, digest: str, name: str, file: Path, output: str) -> None:
+    """Vouch for the image DIGEST: it is signed here, and the signature is kept with it.
+
+    The private key stays on this machine.
+    """
+    key, signature = signatures.sign(_read_key(file), name, digest)
+    document = {"name": name, "key": key, "signature": signature}
+    if found := violations(document, ImageSignature):
+        raise invalid(found, "the signature")
+    made = ImageSignature(**document)
+    info = target.ask(lambda client: client.sign_image(digest, made))
+    show.emit(output, info, lambda: click.echo(f"{digest} is signed as {name} with {key}"))
+
+
+@image.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--new", is_flag=True, help="Make a private key in FILE first; there must be none.")
+def key(file: Path, new: bool) -> None:
+    """Print the public key of FILE as entitlements name it: one of Ed25519, as PEM."""
+    if new:
+        try:
+            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+                out.write(signatures.new_key())
+        except OSError as e:
+            raise InvalidInput(f"cannot make a key in {file}: {e.strerror}") from e
+    click.echo(signatures.public_key(_read_key(file)))
+
+
+def _read_key(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as e:
+        raise InvalidInput(f"cannot read the key in {file}: {e.strerror}") from e
 
 
 @image.command("rm")

@@ -101,9 +101,8 @@ def _print_rest(found: JobExplanation) -> None:
     shown = found.operations[:_MOST_ROWS]
     if len(found.operations) > len(shown):
         shown.append(f"… and {len(found.operations) - len(shown)} more (-o json shows all)")
-    for line in filter(
-        None, (found.uneven, *found.second_copies, found.update, found.controller, *shown)
-    ):
+    notes = (found.image, found.uneven, *found.second_copies, found.update, found.controller)
+    for line in filter(None, (*notes, *shown)):
         click.echo(show.printable(line))
 
 

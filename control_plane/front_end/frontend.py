@@ -192,6 +192,10 @@ class FrontEnd(
             raise InvalidInput(f"parameter format must be tar or btrfs, not {text!r}") from None
         return await self._images.put(call.path["digest"], format_, call.stream)
 
+    async def sign_image(self, call: Call) -> ImageInfo:
+        """Keep a signature with an image."""
+        return await self._images.sign(call.path["digest"], call.body)
+
     async def remove_image(self, call: Call) -> Ack:
         """Remove an image that no job runs."""
         digest = call.path["digest"]

@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+from msgspec.structs import replace
 
 from agent import api
-from agent.api import DIGEST_PATTERN, ImageFormat, ImageInfo, Images
+from agent.api import DIGEST_PATTERN, ImageFormat, ImageInfo, Images, ImageSignature
+from agent.api.signing import MAX_SIGNATURES
 from agent.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
 from agent.wire import durable
+from agent.wire.signatures import is_signed
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ class ImageStore:
         self._incoming = folder / "incoming"
         self._clock = clock
         self._max_bytes = max_bytes
+        self._signing = asyncio.Lock()
+        """Of two who sign an image at once neither takes the other's word away."""
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir(parents=True)
         for known in folder.glob("*.json"):
@@ -114,6 +119,34 @@ class ImageStore:
         except OSError as e:
             raise HostError(f"cannot remove image {digest}: {e.strerror}") from e
         log.info("image removed", extra={"image": digest})
+
+    async def sign(self, digest: str, signature: ImageSignature) -> ImageInfo:
+        """Keep a signature beside an image, in place of an earlier one with the same key.
+
+        Raises `NotFound`, `Unprocessable` for what that key did not sign, and `Conflict` where
+        the image has as many as it may.
+        """
+        if not is_signed(signature.key, signature.signature, signature.name, digest):
+            raise Unprocessable(
+                f"this is no signature of image {digest} as {signature.name} with {signature.key}",
+                hint="twinectl image sign DIGEST --name NAME --key FILE makes one",
+            )
+        async with self._signing:
+            known = await self.find(digest)
+            if known is None:
+                raise NotFound(f"there is no image {digest}", hint="twinectl image push FILE")
+            others = [s for s in known.signatures if s.key != signature.key]
+            if len(others) >= MAX_SIGNATURES:
+                raise Conflict(f"image {digest} has {len(others)} signatures, and may have no more")
+            info = replace(known, signatures=[*others, signature])
+            try:
+                path = self._path(digest).with_suffix(".json")
+                await asyncio.to_thread(durable.write, path, msgspec.json.encode(info))
+            except OSError as e:
+                raise HostError(f"cannot keep the signature of {digest}: {e.strerror}") from e
+        named = {"image": digest, "as": signature.name, "key": signature.key}
+        log.info("image signed", extra=named)
+        return info
 
     def _delete(self, digest: str) -> None:
         path = self._path(digest)

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
+from agent.api import ImageInfo
 from agent.api.volumes import VolumeKind
 from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.allocator.core.region_index import RegionIndex
@@ -16,6 +17,7 @@ from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.settings import SchedulerSettings
 from control_plane.errors import QuotaExceeded
 from control_plane.images.store import FindImage
+from control_plane.images.trust import distrust_in
 from control_plane.portal.core.pools import pool_of
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
@@ -23,6 +25,7 @@ from control_plane.scheduler.core.job_check import (
     check_job,
     check_named,
     check_neighbours,
+    check_trust,
     claiming,
     same_tasks,
 )
@@ -82,13 +85,13 @@ class JobControl:
         written = spec
         spec = self._claiming(written)
         moves = moves or back_to > 0
-        self._check(spec, image_known=image is not None, moves=moves)
+        self._check(spec, image, moves=moves)
         async with self._turn(spec.entitlement), self._jobs.lock(spec.name):
             known, retired = self._jobs.find(spec.name), 0
             if known is None:
                 retired = await self._last_generation(spec.name)
             spec = self._claiming(written)
-            self._check(spec, image_known=image is not None, moves=moves)  # others may be faster
+            self._check(spec, image, moves=moves)  # others may be faster
             self._check_share(spec, known)
             if known is None:
                 record = self._new(spec, retired)
@@ -106,16 +109,18 @@ class JobControl:
                 log.info("job applied", extra={"job": spec.name, "version": record.version})
         return record
 
-    def _check(self, spec: JobSpec, *, image_known: bool, moves: bool) -> None:
+    def _check(self, spec: JobSpec, image: ImageInfo | None, *, moves: bool) -> None:
+        entitlements = {r.name: r.spec for r in self._portal.table.records()}
         errors = check_job(
             spec,
-            entitlements={r.name: r.spec for r in self._portal.table.records()},
-            image_known=image_known,
+            entitlements=entitlements,
+            image_known=image is not None,
             machines=self._index.kinds(),
             known=self._jobs.find(spec.name),
             moves=moves,
         )
         errors = (*errors, *check_neighbours(spec, self._jobs.find))
+        errors = (*errors, *check_trust(image, entitlements.get(spec.entitlement)))
         if moves:
             errors = (*errors, *check_named(spec, self._jobs.values()))
         if errors:
@@ -156,6 +161,12 @@ class JobControl:
                 hint=f"twinectl entitlement update {spec.entitlement}, or stop another job in it",
                 errors=tuple(errors),
             )
+
+    async def distrust(self, spec: JobSpec) -> str:
+        """Return why no task of a job may be started from its image, empty where one may."""
+        entitlement = self._portal.specs().get(spec.entitlement)
+        keys = [] if entitlement is None else entitlement.image_keys
+        return await distrust_in(self._find_image, spec.image, keys)
 
     def users_of_image(self, digest: str) -> list[str]:
         """Return the jobs of which a version has this image that is wanted, runs, or is kept to go

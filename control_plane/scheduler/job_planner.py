@@ -112,7 +112,13 @@ class JobPlanner:
             update=self._scheduler.update_note(record),
             controller=self._scheduler.controller_note(record),
             operations=_waiting(record, self._runtime.date()),
+            image=await self._image_note(record),
         )
+
+    async def _image_note(self, record: JobRecord) -> str:
+        """Return why no task can be started from the job's image now; empty: they can."""
+        why = await self._control.distrust(record.spec)
+        return why and f"no task is started, and those that run stay: {why}"
 
     async def _uneven(self, record: JobRecord) -> str:
         """Return where a job has too many tasks, and why they stay; empty: nowhere."""

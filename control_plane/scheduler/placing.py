@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Set
 
+from msgspec.structs import replace
+
+from agent.api import ImageTrust, TaskSpec
 from agent.api.volumes import VolumeKind
+from control_plane.agents.core.commands import Start
 from control_plane.agents.core.seen import View
 from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import Demand, demand_for
@@ -24,6 +28,7 @@ from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.owner_moves import goes_to
 from control_plane.scheduler.core.rollout import HOMELESS, Placed, to_place
 from control_plane.scheduler.core.sizing import remaining
+from control_plane.scheduler.core.task_spec import task_spec
 from control_plane.scheduler.siblings import Places
 
 _AT_ONCE = 3
@@ -70,6 +75,18 @@ class Placing:
     def entitlement_of(self, record: JobRecord) -> EntitlementSpec | None:
         """Return the specification of a job's entitlement."""
         return self.allocator.entitlement_of(record.spec)
+
+    def image_keys(self, spec: JobSpec) -> list[str]:
+        """Return the keys of which one must have signed a job's image, as it is asked for now."""
+        entitlement = self.allocator.entitlement_of(spec)
+        return [] if entitlement is None else entitlement.image_keys
+
+    def told(self, spec: JobSpec, start: Start, epoch: int) -> TaskSpec:
+        """Return what a machine is told about a task that is to start on it."""
+        made = task_spec(
+            spec, start.index, start.placement, generation=start.generation, epoch=epoch
+        )
+        return replace(made, image_trust=ImageTrust(keys=self.image_keys(spec)))
 
     def request(self, record: JobRecord, view: View) -> Request | None:
         """Return what a job asks of the allocator as it is; None: nothing, and it has nothing."""

@@ -41,7 +41,6 @@ from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import waits
 from control_plane.scheduler.core.reconcile import command_about, commands, next_look
 from control_plane.scheduler.core.rollout import is_quiet, summarize
-from control_plane.scheduler.core.task_spec import task_spec
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placing import Placing
@@ -399,12 +398,15 @@ class Scheduler:
                     self._runtime.spawn_in(self._group, "scheduler", taking)
                 continue
             sight = self._sights.sight(target.machine)
-            image = wanted[index].image
+            image, keys = wanted[index].image, self._placing.image_keys(wanted[index])
+            if why := await self._dispatcher.distrust(image, keys):
+                detail = f"the update waits: {why}"
+                continue
             if target.is_taken or image in sight.images:
                 ready.add(index)
                 continue
             self._awaited[target.machine].add(record.name)
-            self._dispatcher.prestage(target.machine, image)
+            self._dispatcher.prestage(target.machine, image, keys)
             refused = sight.refused.get(image)
             detail = f"the update waits for its image: {refused}" if refused else detail
         return Found(frozenset(ready), detail)
@@ -474,11 +476,8 @@ class Scheduler:
             view = self._sights.view(self._placing.pools_of(record), [machine, *left], now)
             command = command_about(record, int(index), machine, view)
             if isinstance(command, Start):
-                place = command.placement
                 spec = record.specs.get(command.version, record.spec)
-                return task_spec(
-                    spec, command.index, place, generation=command.generation, epoch=self._epoch
-                )
+                return self._placing.told(spec, command, self._epoch)
             if command is not None:
                 return command
         sight = self._sights.sight(machine)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from agent.api import ImageInfo, ImageTrust
+from agent.api.signing import SIGN_HINT, distrust
 from agent.errors import FieldError
 from control_plane.allocator.core.demand import Demand, claiming_cpu, demand_for
 from control_plane.allocator.core.feasibility import Tally, judge, of_kind
@@ -51,6 +53,17 @@ def check_job(
             )
         )
     return tuple(errors)
+
+
+def check_trust(
+    image: ImageInfo | None, entitlement: EntitlementSpec | None
+) -> Iterator[FieldError]:
+    """Yield why an image that is there must not be run in an entitlement."""
+    if image is None or entitlement is None:
+        return
+    trust = ImageTrust(keys=entitlement.image_keys, signatures=image.signatures)
+    if why := distrust(image.digest, trust):
+        yield _error("image", f"{why}; {SIGN_HINT}")
 
 
 def check_neighbours(

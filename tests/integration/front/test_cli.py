@@ -273,6 +273,32 @@ def test_an_image_is_pushed_once_and_verified(ctl: Ctl, region: Region, tmp_path
     assert ctl("image", "push", str(tmp_path / "none")).exit_code == 64
 
 
+def test_an_image_is_signed_and_an_entitlement_names_the_key(ctl: Ctl, tmp_path: Path) -> None:
+    (tmp_path / "root.tar").write_bytes(b"an image to be signed")
+    digest = ctl("image", "push", str(tmp_path / "root.tar")).stdout.strip()
+    file = str(tmp_path / "release.pem")
+    public = ctl("image", "key", file, "--new").stdout.strip()
+    assert public.startswith("ed25519:")
+    assert (tmp_path / "release.pem").stat().st_mode & 0o777 == 0o600
+    assert ctl("image", "key", file).stdout.strip() == public
+    assert "File exists" in ctl("image", "key", file, "--new").stderr
+
+    signed = ctl("image", "sign", digest, "--name", "web/1.4", "--key", file)
+    assert signed.stdout == f"{digest} is signed as web/1.4 with {public}\n"
+    assert "web/1.4" in ctl("image", "list").stdout
+    refused = ctl("image", "sign", digest, "--name", "Web 1", "--key", file)
+    assert (refused.exit_code, "name" in refused.stderr) == (64, True)
+    assert ctl("image", "sign", digest, "--name", "x", "--key", str(tmp_path)).exit_code == 64
+
+    made = ctl("entitlement", "create", "signed", "--machines", "1", "--image-key", public)
+    assert made.exit_code == 0, made.stderr
+    assert public in ctl("entitlement", "show", "signed").stdout
+    ctl("entitlement", "update", "signed", "--unset", "image_keys")
+    assert "images need no signature" in ctl("entitlement", "show", "signed").stdout
+    bad = ctl("entitlement", "update", "signed", "--image-key", public[:-2])
+    assert "image_keys[0]" in bad.stderr
+
+
 def test_an_image_is_removed_unless_a_job_runs_it(
     ctl: Ctl, region: Region, tmp_path: Path
 ) -> None:  # BUG-CP23

@@ -120,6 +120,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "list_store_images": USERS,
     "remove_image": OPERATORS,
     "push_image": OWNERS | {"other owner"},
+    "sign_image": OWNERS | {"other owner"},
     "create_token": OPERATORS,
     "get_myself": USERS,
     "list_operators": USERS,

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from pytest_mock import MockerFixture
 
-from agent.api import ImageFormat
+from agent.api import ImageFormat, ImageSignature
 from agent.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
+from agent.wire import signatures
 from control_plane.images.store import ImageStore
 
 DATA = os.urandom(3 << 20)
@@ -167,3 +168,55 @@ def test_what_a_removal_left_half_done_is_gone_after_a_restart(tmp_path: Path) -
         assert files(tmp_path) == set()
 
     asyncio.run(story())
+
+
+def a_signature(pem: bytes, name: str = "web/1", digest: str = DIGEST) -> ImageSignature:
+    key, made = signatures.sign(pem, name, digest)
+    return ImageSignature(name=name, key=key, signature=made)
+
+
+def test_signatures_stay_with_an_image_and_a_key_has_one(tmp_path: Path) -> None:
+    ours, others = signatures.new_key(), signatures.new_key()
+
+    async def scenario() -> None:
+        store = a_store(tmp_path)
+        await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        await asyncio.gather(
+            store.sign(DIGEST, a_signature(ours)), store.sign(DIGEST, a_signature(others))
+        )
+        await store.sign(DIGEST, a_signature(ours, "web/1.0.1"))
+        found = await a_store(tmp_path).find(DIGEST)
+        assert found is not None
+        assert [s.name for s in found.signatures] == ["web/1", "web/1.0.1"]
+        assert (await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))).signatures
+
+    asyncio.run(scenario())
+
+
+def test_what_is_no_signature_of_the_image_is_not_kept(tmp_path: Path) -> None:
+    key = signatures.new_key()
+    good, elsewhere = a_signature(key), a_signature(key, digest="sha256:" + "0" * 64)
+
+    async def scenario() -> None:
+        store = a_store(tmp_path)
+        await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        stranger = a_signature(signatures.new_key())
+        for bad in (
+            elsewhere,
+            ImageSignature(name="web/2", key=good.key, signature=good.signature),
+            ImageSignature(name=good.name, key=good.key, signature=stranger.signature),
+        ):
+            with pytest.raises(Unprocessable, match="is no signature of image"):
+                await store.sign(DIGEST, bad)
+        with pytest.raises(NotFound):
+            await store.sign(elsewhere_digest, elsewhere)
+        found = await store.find(DIGEST)
+        assert found is not None
+        assert found.signatures == []
+        for _ in range(16):
+            await store.sign(DIGEST, a_signature(signatures.new_key()))
+        with pytest.raises(Conflict, match="16 signatures"):
+            await store.sign(DIGEST, good)
+
+    elsewhere_digest = "sha256:" + "0" * 64
+    asyncio.run(scenario())

@@ -1,0 +1,74 @@
+"""Who vouches for an image, and whose word counts (docs/security.md, docs/adr/0104)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from agent.api.ranges import END, Written
+from agent.wire.signatures import is_signed
+
+MAX_KEYS = 16
+MAX_SIGNATURES = 16
+SIGN_HINT = "have it signed with one of them: twinectl image sign DIGEST --name NAME --key FILE"
+
+ImageName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9]([a-z0-9._/:+-]{0,126}[a-z0-9])?" + END,
+        max_length=128,
+        description="1 to 128 of a-z, 0-9 and ._/:+-, first and last a letter or digit",
+    ),
+]
+PublicKey = Annotated[
+    str,
+    Meta(
+        pattern=r"^ed25519:[A-Za-z0-9+/]{43}=" + END,
+        max_length=52,
+        description="ed25519: and 32 bytes in base64, as `twinectl image key` prints them",
+    ),
+]
+SignatureText = Annotated[
+    str,
+    Meta(pattern=r"^[A-Za-z0-9+/]{86}==" + END, max_length=88, description="64 bytes in base64"),
+]
+PublicKeys = Annotated[list[PublicKey], Meta(max_length=MAX_KEYS)]
+
+
+class ImageSignature(Written, frozen=True, kw_only=True):
+    """The word of one key that an image is what it says."""
+
+    name: ImageName
+    """What the image is, in the signer's words; part of what is signed."""
+    key: PublicKey
+    """Whose signature this is."""
+    signature: SignatureText
+    """Of `agent.wire.signatures.statement(name, digest)`."""
+
+
+Signatures = Annotated[list[ImageSignature], Meta(max_length=MAX_SIGNATURES)]
+
+
+class ImageTrust(Written, frozen=True, kw_only=True):
+    """Whose signature an image needs, and those that it has."""
+
+    keys: PublicKeys = []
+    """One of these must have signed the image; none: no signature is needed."""
+    signatures: Signatures = []
+
+
+def distrust(digest: str, trust: ImageTrust) -> str:
+    """Return why an image must not be used, empty where it may."""
+    if not trust.keys:
+        return ""
+    those = [s for s in trust.signatures if s.key in trust.keys]
+    if any(is_signed(s.key, s.signature, s.name, digest) for s in those):
+        return ""
+    count = len(trust.keys)
+    wanted = "the key" if count == 1 else f"any of the {count} keys"
+    if those:
+        found = "what came as its signature is none of this image"
+    else:
+        found = "only other keys signed it" if trust.signatures else "nobody signed it"
+    return f"image {digest} is not signed with {wanted} that its entitlement asks for: {found}"
