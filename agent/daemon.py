@@ -52,6 +52,7 @@ from agent.services.metrics import Metrics
 from agent.services.networks import Networks, site_with
 from agent.services.oci import Registries
 from agent.services.offload import Lanes
+from agent.services.own_cpus import OwnCpus
 from agent.services.port import listen
 from agent.services.pressure import Pressure
 from agent.services.prober import Prober
@@ -87,7 +88,7 @@ def real_machine() -> Machine:
     from agent.machine.btrfs import HostBtrfs
     from agent.machine.census import observe
     from agent.machine.cgroups import HostCgroups
-    from agent.machine.hardware import hugepages_bytes, read_hardware
+    from agent.machine.hardware import hugepages_bytes, read_cores, read_hardware
     from agent.machine.kernelfs import KernelFs
     from agent.machine.private_network import HostNetwork
     from agent.machine.process import HostProcesses
@@ -101,6 +102,7 @@ def real_machine() -> Machine:
         cgroups=HostCgroups(KernelFs()),
         network=HostNetwork(),
         hugepages_bytes=lambda: hugepages_bytes(KernelFs()),
+        cores=lambda: read_cores(KernelFs()),
         observe=lambda state, run: observe(KernelFs(), state, run),
     )
 
@@ -214,6 +216,13 @@ class Agent:
             inside=Inside(units, whole),
             credentials=credentials,
             leaving=leaving,
+            own_cpus=OwnCpus(
+                units,
+                machine.cgroups,
+                lanes,
+                machine.cores,
+                Path(config.run_dir) / "own-cpus",
+            ),
             whole=whole,
         )
         self._host = host

@@ -240,6 +240,8 @@ class TaskStatus(Reported, frozen=True, kw_only=True):
     last_exit: Exit | None = None
     addresses: Annotated[list[Id], Meta(max_length=16)] = []
     """Of its private network, IPv6 first; none while it is in the host's."""
+    cpus: Annotated[list[Few], Meta(max_length=4096)] = []
+    """That it alone runs on, as the kernel says; none where it shares them."""
 
 
 class Tasks(Reported, frozen=True, kw_only=True):

@@ -50,8 +50,22 @@ class Resources(Written, frozen=True, kw_only=True):
     io: Annotated[list[IoLimit], Meta(max_length=16)] = []
     cpus: Annotated[list[Few], Meta(max_length=4096)] = []
     """The only CPUs that it runs on, by number; no other task can ask for these. Empty: all."""
+    exclusive_cpus: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """CPUs (hardware threads) that it alone runs on: whole cores that its machine chooses, of one
+    NUMA node where possible; other tasks are kept off them. 0: it shares with others."""
     numa_nodes: Annotated[list[Few], Meta(max_length=64)] = []
     """The only nodes that its memory comes from; empty: all."""
+
+
+def contradiction(resources: Resources, cpu_max_cores: float | None) -> tuple[str, str] | None:
+    """Return which fields of a task or job do not go together, and why; None where all do."""
+    own = resources.exclusive_cpus
+    if own and resources.cpus:
+        reason = "not with exclusive_cpus: its machine chooses these, and other tasks are kept off"
+        return "resources.cpus", reason
+    if own and cpu_max_cores is not None and cpu_max_cores > own:
+        return "limits.cpu_max_cores", f"{cpu_max_cores:g} is more than its own {own} CPUs"
+    return None
 
 
 class Resize(Written, frozen=True, kw_only=True):
@@ -66,6 +80,8 @@ class Resize(Written, frozen=True, kw_only=True):
     memory_high_bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 53)] | None = None
     swap_max_bytes: Bytes | None = None
     io_weight: CpuWeight | None = None
+    exclusive_cpus: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    """More or fewer for a task that has some."""
     generation: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
     """Of the changed specification; None: one more than what is in force."""
     epoch: Count | None = None

@@ -22,6 +22,7 @@ from agent.wire import options
 @click.option("--cores", "cpu_max_cores", type=options.cores(), help="Most CPUs: 0.5, 2, 500m.")
 @click.option("--cpu-weight", type=click.IntRange(1, 10_000))
 @click.option("--io-weight", type=click.IntRange(1, 10_000))
+@click.option("--exclusive-cpus", type=click.IntRange(1, 4096), help="Of a task that has some.")
 @click.option("--processes", "tasks_max", type=click.IntRange(1, 4_194_304))
 @click.pass_obj
 def resize(config_path: Path | None, /, name: str, **asked: Any) -> None:

@@ -17,6 +17,7 @@ from agent.cli.asked import asked_for, checked
 from agent.cli.image import image_of
 from agent.cli.program import call
 from agent.cli.show import output_option
+from agent.cpus import listed
 from agent.errors import InvalidInput, NotFound
 from agent.usage import TaskUsage, Usages
 from agent.wire import options
@@ -299,6 +300,7 @@ def show_task(config_path: Path | None, name: str, unit_wanted: bool, output: st
         ("generation", f"{status.generation} (epoch {status.epoch})"),
         ("unit", status.unit),
         ("addresses", ", ".join(status.addresses) or "the host's"),
+        ("own CPUs", listed(status.cpus) or "none"),
         ("started", _moment(status.started_at)),
         ("restarts", str(status.restarts)),
         ("next start", _moment(status.next_start_at)),

@@ -303,7 +303,8 @@ def _without_unit(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     if not seen.root:
         return Decision(replace(task, state=TaskState.PREPARING), Action.PREPARE)
     starting = replace(task, state=TaskState.STARTING, limits=task.spec.limits)
-    starting = replace(starting, resources=task.spec.resources, volumes=task.spec.volumes)
+    resources = None if task.spec.resources.exclusive_cpus else task.spec.resources
+    starting = replace(starting, resources=resources, volumes=task.spec.volumes)
     return Decision(starting, Action.START)
 
 

@@ -88,17 +88,24 @@ def _pages(size: int | None) -> str:
     return "max" if size is None else str(size // _PAGE * _PAGE)
 
 
-def not_in_force(spec: TaskSpec, read: Mapping[str, str]) -> str:
-    """Return which limit the kernel does not have, empty where all that was read is right.
+def not_in_force(values: Mapping[str, str], read: Mapping[str, str]) -> str:
+    """Return which of the wanted values the kernel does not have, empty where all are right.
 
     A file that is not there belongs to a controller that is off, which `twine-agent facts` tells.
     """
     wrong = [
         f"{name} is {read[name]!r} instead of {wanted!r}"
-        for name, wanted in kernel_values(spec).items()
+        for name, wanted in values.items()
         if name in read and read[name] != wanted
     ]
     return "; ".join(wrong)
+
+
+def lacking(values: Mapping[str, str], read: Mapping[str, str]) -> str:
+    """Return which files must be there and are not, since a controller is off; empty if none."""
+    missing = sorted(set(values) - set(read))
+    off = ", ".join(missing)
+    return f"there is no {off}: the controller is off below workload.slice" if missing else ""
 
 
 def resized(spec: TaskSpec, resize: Resize) -> TaskSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -20,6 +21,7 @@ from agent.api import (
     Volume,
     VolumeKind,
 )
+from agent.cpus import listed
 
 
 class Wanted(StrEnum):
@@ -67,6 +69,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise; None: those of `Resources()`, which an earlier agent knew only."""
     volumes: dict[str, Volume] | None = None
     """Likewise, with the limits that they have; None: none."""
+    own_cpus: list[int] = []
+    """That its machine chose for it alone; kept while it is stopped, too, as its memory is."""
     addresses: list[str] = []
     """Of its private network, IPv6 first; none in the host's."""
     cut_off: bool = False
@@ -113,6 +117,8 @@ def key_of(spec: TaskSpec) -> str:
         process += (("life", [_sorted(step) for step in spec.life.init], spec.life.max_run_s),)
     if spec.volumes:
         process += (("volumes", volumes_in_key(spec)),)
+    if spec.resources.exclusive_cpus:
+        process += (("own CPUs",),)  # the slice is another one
     if spec.credentials:
         process += (("credentials", sorted(spec.credentials.items())),)
     return hashlib.sha256(msgspec.json.encode(process)).hexdigest()[:12]
@@ -173,6 +179,23 @@ def status_of(task: TaskRecord) -> TaskStatus:
         next_start_at=task.next_start_at,
         last_exit=task.last_exit,
         addresses=task.addresses,
+        cpus=task.own_cpus if has_own_cpus(task) else [],
+    )
+
+
+def has_own_cpus(task: TaskRecord) -> bool:
+    """Return whether a task runs, and its kernel was seen to have it on CPUs of its own."""
+    seen = task.resources is not None and task.resources.exclusive_cpus == len(task.own_cpus)
+    return bool(task.own_cpus) and seen and task.state is TaskState.RUNNING
+
+
+def words_on_cpus(cpus: Sequence[int]) -> str:
+    """Return which CPUs a task alone runs on, as a sentence."""
+    what = "CPU" if len(cpus) == 1 else "CPUs"
+    return (
+        f"{what} {listed(cpus)} {'is' if len(cpus) == 1 else 'are'} its own"
+        if cpus
+        else ("it shares the CPUs with others")
     )
 
 
@@ -184,8 +207,32 @@ def tell_change(before: TaskStatus, after: TaskStatus) -> str:
             words += f", {after.health}"
     elif after.health is not before.health:
         words = f"task {after.task_id}: {before.health} → {after.health}"
+    elif after.cpus != before.cpus:
+        words = f"task {after.task_id}: {words_on_cpus(after.cpus)}"
     elif after.generation != before.generation:
         words = f"task {after.task_id}: generation {after.generation} is wanted"
     else:
         words = f"task {after.task_id}: {after.state}"
     return words + (f" ({after.reason})" if after.reason else "")
+
+
+_TRANSIENT = {
+    "state": TaskState.ACCEPTED,
+    "reason": "",
+    "next_start_at": None,
+    "next_start_boot_s": None,
+    "limits": None,
+    "resources": None,
+    "volumes": None,
+}
+
+
+def must_last(task: TaskRecord) -> bytes:
+    """Return what of a record has to be on disk before going on.
+
+    The way to a start (preparing, starting) is seen again on the host; that a unit ran, how
+    it ended, and everything the owner asked for is not.
+    """
+    if task.state in (TaskState.ACCEPTED, TaskState.PREPARING, TaskState.STARTING):
+        return msgspec.json.encode(replace(task, **_TRANSIENT))
+    return msgspec.json.encode(task)

@@ -85,6 +85,26 @@ def slice_of(entitlement: str) -> str:
     return "workload-" + entitlement.replace("-", r"\x2d") + ".slice"
 
 
+def own_slice_of(entitlement: str) -> str:
+    """Return the slice of an entitlement's tasks that have CPUs of their own.
+
+    It is beside the other, which is kept off these CPUs; no entitlement's name has a `_`.
+    """
+    return slice_of(entitlement).replace(".slice", "_own.slice")
+
+
+def is_shared_slice(name: str) -> bool:
+    """Return whether a cgroup below `workload.slice` is of tasks that share CPUs."""
+    mine = name.startswith("workload-") and name.endswith(".slice")
+    return mine and not name.endswith("_own.slice")
+
+
+def slice_for(spec: TaskSpec) -> str:
+    """Return the slice that a task runs in."""
+    own = spec.resources.exclusive_cpus
+    return own_slice_of(spec.entitlement) if own else slice_of(spec.entitlement)
+
+
 def journal_of(entitlement: str) -> str:
     """Return the journal namespace of an entitlement's tasks (docs/adr/0081).
 
@@ -93,9 +113,13 @@ def journal_of(entitlement: str) -> str:
     return f"twine-{entitlement}"
 
 
-def cgroup_of(task_id: str, entitlement: str) -> str:
-    """Return the cgroup of a task, below the root of the hierarchy (systemd.slice(5))."""
-    return f"/workload.slice/{slice_of(entitlement)}/{unit_of(task_id)}"
+TASKS_SLICE = "/workload.slice"
+"""The cgroup of all tasks, below the root of the hierarchy (systemd.slice(5))."""
+
+
+def cgroup_of(task_id: str, spec: TaskSpec) -> str:
+    """Return the cgroup of a task, below the root of the hierarchy."""
+    return f"{TASKS_SLICE}/{slice_for(spec)}/{unit_of(task_id)}"
 
 
 def describe_unit(task_id: str, spec: TaskSpec) -> str:
@@ -144,7 +168,7 @@ def unit_properties(
         "ExecStart": [list(spec.command)],
         "RootDirectory": root,
         "User": user_of(task_id),
-        "Slice": slice_of(spec.entitlement),
+        "Slice": slice_for(spec),
         "Environment": [f"{k}={v}" for k, v in environment.items()],
         "SyslogIdentifier": task_id,
         "LogNamespace": journal_of(spec.entitlement),

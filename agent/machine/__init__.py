@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from agent.netplan import Answer, Ask
+    from agent.cpus import Core
+from agent.cpus import Core
+from agent.netplan import Answer, Ask
 
 Property = object
 """Value of a unit property in Python's types: str, int, bool, float, list, tuple, bytes."""
@@ -70,7 +72,11 @@ class Systemd(Protocol):
         """Let systemd forget a failed unit; one that is not there is no error."""
 
     def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
-        """Change properties of a running unit until the next boot."""
+        """Change properties of a running unit until the next boot.
+
+        A slice may be one that does not run yet: it begins with them. An empty list of CPUs is
+        taken and changes nothing that runs.
+        """
 
     def find(self, unit: str) -> UnitState | None:
         """Return the state of a unit, None where systemd knows none of that name."""
@@ -260,6 +266,9 @@ class Cgroups(Protocol):
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
         """Return what files of a cgroup say, of those that are there."""
 
+    def children(self, group: str) -> list[str]:
+        """Return the names of the cgroups directly below one, sorted; none where it is not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:
@@ -306,5 +315,7 @@ class Machine:
     boottime_s: Callable[[], float] = boottime_s
     hugepages_bytes: Callable[[], int] = field(kw_only=True)
     """What `Hardware.hugepages_bytes` says, without looking at all the rest."""
+    cores: Callable[[], tuple[Core, ...]] = field(kw_only=True)
+    """The cores that are online now, with what of them tasks may use."""
     observe: Callable[[Path, Path], Observed] = field(default=_nothing, kw_only=True)
     """Looks at the kernel for what is of ours, given the state folder and the run folder."""

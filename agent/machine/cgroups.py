@@ -55,6 +55,11 @@ class HostCgroups:
         read = {name: self._fs.find(f"{ROOT}{group}/{name}") for name in names}
         return {name: text.strip() for name, text in read.items() if text is not None}
 
+    def children(self, group: str) -> list[str]:
+        """Return the names of the cgroups directly below one, sorted."""
+        folder = f"{ROOT}{group}"
+        return [n for n in self._fs.names(folder) if self._fs.exists(f"{folder}/{n}/cgroup.events")]
+
     def _number(self, path: str) -> int:
         return int(self._fs.find(path) or 0)
 

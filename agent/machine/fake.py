@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
+from agent.cpus import Core, listed
 from agent.errors import BtrfsError, Conflict, NotBtrfs, ProgramError
 from agent.machine import (
     Completed,
@@ -282,6 +284,8 @@ class FakeCgroups:
     files: dict[str, dict[str, str]] = field(default_factory=dict)
     waits: dict[tuple[str, str], float] = field(default_factory=dict)
     """Pressure by cgroup and resource."""
+    cpus: Callable[[str], Iterable[int]] = field(default=lambda _: ())
+    """Returns where the unit of a cgroup may run, nothing where it does not run."""
 
     def read(self, group: str) -> Usage | None:
         """Return what was set."""
@@ -294,8 +298,15 @@ class FakeCgroups:
 
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
         """Return what was set."""
-        there = self.files.get(group, {})
+        allowed = listed(self.cpus(group.rpartition("/")[2]))
+        there = {"cpuset.cpus.effective": allowed} if allowed else {}
+        there |= self.files.get(group, {})
         return {name: there[name] for name in names if name in there}
+
+    def children(self, group: str) -> list[str]:
+        """Return the cgroups below one of which files were set."""
+        below = {path.removeprefix(f"{group}/").partition("/")[0] for path in self.files}
+        return sorted(name for name in below if name and f"{group}/{name}" in self.files)
 
 
 @dataclass
@@ -313,6 +324,8 @@ class FakeMachine:
     observed: Observed = field(default_factory=Observed)
     """What a look at the kernel finds, the cgroups of running units aside."""
     network: FakeNetwork = field(default_factory=FakeNetwork)
+    cores: tuple[Core, ...] = ()
+    """Those that tasks may use; none: one with each CPU."""
 
     def __post_init__(self) -> None:
         """Start with nothing running."""
@@ -320,6 +333,16 @@ class FakeMachine:
         receive = btrfs(self.btrfs.create, self.btrfs.mark_received)
         self.systemd = FakeSystemd({**PROGRAMS, "btrfs": receive}, self.clock)
         self.processes = FakeProcesses()
+        self.cgroups.cpus = self._cpus_of
+
+    def _cpus_of(self, unit: str) -> Iterable[int]:
+        found = self.systemd.find(unit)
+        if found is None or not found.control_group:
+            return ()
+        return cast(
+            "Iterable[int]",
+            self.systemd.properties(unit).get("AllowedCPUs") or range(self.hardware.cpu.online),
+        )
 
     @property
     def machine(self) -> Machine:
@@ -333,6 +356,7 @@ class FakeMachine:
             self.network,
             self.boottime_s,
             hugepages_bytes=lambda: self.hardware.hugepages_bytes,
+            cores=lambda: self.cores or tuple(Core((n,)) for n in range(self.hardware.cpu.online)),
             observe=self._observe,
         )
 

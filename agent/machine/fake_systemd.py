@@ -72,6 +72,8 @@ class FakeSystemd:
         """Every unit that was ever started, in order."""
         self._clock = clock
         self._units: dict[str, _Unit] = {}
+        self._slices: dict[str, dict[str, Property]] = {}
+        """What was said of slices that did not run then."""
         self._listeners: dict[int, UnitListener] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
@@ -130,6 +132,9 @@ class FakeSystemd:
         encode(properties)
         self._judge(unit, properties, change=True)
         with self._lock:
+            if unit.endswith(".slice") and unit not in self._units:
+                self._slices.setdefault(unit, {}).update(properties)
+                return
             if unit not in self._units:
                 raise SystemdError(f"cannot change {unit}: Unit {unit} not loaded.")
             self._units[unit].properties.update(properties)
@@ -197,6 +202,7 @@ class FakeSystemd:
         """Forget every unit without a word, as a host that goes down does."""
         with self._lock:
             self._units.clear()
+            self._slices.clear()
 
     def _judge(
         self, unit: str, properties: Mapping[str, Property], *, change: bool = False
@@ -213,7 +219,8 @@ class FakeSystemd:
         """Activate the slice of a unit and those above it, as systemd does on its own."""
         for part in _slices(name):
             if part not in self._units:
-                self._units[part] = _Unit(self._fresh(part, {}), {})
+                known = self._slices.get(part, {})
+                self._units[part] = _Unit(self._fresh(part, known), dict(known))
 
     def _fresh(self, unit: str, properties: Mapping[str, Property]) -> UnitState:
         number = next(self._numbers)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 
+from agent.cpus import Core, numbers
 from agent.errors import KernelFileError
 from agent.machine import Cpu, Hardware
 from agent.machine.kernelfs import KernelFs
 
 CPUS = "/sys/devices/system/cpu"
 NODES = "/sys/devices/system/node"
+TASKS_SLICE = "/workload.slice"
 HUGEPAGES = "/sys/kernel/mm/hugepages"
 _MODEL_KEYS = ("model name", "Processor", "cpu model")
 """Lines of /proc/cpuinfo that name the processor: x86, old Arm, MIPS; arm64 has none."""
@@ -41,19 +43,41 @@ def _cpu(fs: KernelFs) -> Cpu:
     nodes = [name for name in fs.names(NODES) if re.fullmatch(r"node\d+", name)]
     return Cpu(
         model=_cpu_model(fs),
-        online=count_list(online) if online else max(1, len(names)),
+        online=len(numbers(online)) if online else max(1, len(names)),
         sockets=max(1, len({package for package in packages if package is not None})),
         numa_nodes=max(1, len(nodes)),
     )
 
 
-def count_list(text: str) -> int:
-    """Return how many numbers a kernel list such as `0-3,8` names (cpumap, list format)."""
-    total = 0
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        total += int(last or first) - int(first) + 1
-    return total
+def read_cores(fs: KernelFs) -> tuple[Core, ...]:
+    """Return the cores that are online, by their first CPU.
+
+    Not for tasks are CPUs that `workload.slice` has not (sidekick's `[affinity]` keeps those that
+    serve interrupts from it) and those that the kernel balances no load over (`isolcpus=`): what
+    runs on several of these stays where it was started, so they are for who names one.
+    """
+    online = numbers(fs.find(f"{CPUS}/online") or "0")
+    tasks = fs.find(f"/sys/fs/cgroup{TASKS_SLICE}/cpuset.cpus.effective")
+    usable = set(online if tasks is None else numbers(tasks)).intersection(online)
+    usable -= set(numbers(fs.find(f"{CPUS}/isolated") or ""))
+    nodes = {
+        cpu: int(name.removeprefix("node"))
+        for name in fs.names(NODES)
+        if re.fullmatch(r"node\d+", name)
+        for cpu in numbers(fs.find(f"{NODES}/{name}/cpulist") or "")
+    }
+    cores: dict[tuple[int, ...], list[int]] = {}
+    for cpu in online:
+        siblings = fs.find(f"{CPUS}/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
+        cores.setdefault(numbers(siblings), []).append(cpu)
+    return tuple(
+        Core(
+            tuple(cpu for cpu in cpus if cpu in usable),
+            nodes.get(cpus[0], 0),
+            tuple(cpu for cpu in cpus if cpu not in usable),
+        )
+        for cpus in cores.values()
+    )
 
 
 def _cpu_model(fs: KernelFs) -> str:

@@ -57,7 +57,7 @@ class Inside:
 
     def properties(self, task: TaskRecord, unit: str, command: Command) -> dict[str, object]:
         """Return the unit of a command inside a task."""
-        cgroup = cgroup_of(task.task_id, task.spec.entitlement)
+        cgroup = cgroup_of(task.task_id, task.spec)
         return inside_properties(self._whole(task), task.task_id, cgroup, unit, command)
 
     async def before_stop(self, task: TaskRecord) -> str:

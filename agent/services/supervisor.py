@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import msgspec
 from msgspec.structs import replace
 
 from agent.api import RestartWhen, TaskState
@@ -15,10 +14,18 @@ from agent.core.health import Verdict, after_verdict
 from agent.core.inside import Command
 from agent.core.lease import is_bound, is_cut_off
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
-from agent.core.limits import kernel_values, live_properties, not_in_force
+from agent.core.limits import kernel_values, lacking, live_properties, not_in_force
 from agent.core.oci import as_run, image_properties
+from agent.core.own_cpus import allowed_cpus, own_properties, own_values
 from agent.core.pressure import evicted
-from agent.core.records import TaskRecord, status_of, tell_change, unit_of
+from agent.core.records import (
+    TaskRecord,
+    must_last,
+    status_of,
+    tell_change,
+    unit_of,
+    words_on_cpus,
+)
 from agent.core.unit_properties import (
     cgroup_of,
     describe_unit,
@@ -38,6 +45,7 @@ from agent.services.journal import Journal
 from agent.services.leaving import Leaving
 from agent.services.networks import Networks, is_private
 from agent.services.offload import Lanes
+from agent.services.own_cpus import OwnCpus
 from agent.services.prober import Prober
 from agent.services.probing import Probing
 from agent.services.roots import Roots
@@ -80,6 +88,7 @@ class Host:
     inside: Inside
     credentials: CredentialHolder
     leaving: Leaving
+    own_cpus: OwnCpus
     whole: Whole
     """Returns all properties of a task's unit."""
 
@@ -113,7 +122,7 @@ class TaskLoop:
         self._lock = asyncio.Lock()
         self._told = status_of(record)
         self._over = False
-        self._on_disk = _must_last(record)
+        self._on_disk = must_last(record)
         self._fresh = fresh
         self._known: Seen | None = None
         self._group = asyncio.TaskGroup()
@@ -183,6 +192,8 @@ class TaskLoop:
         passed(f"{decision.action}.decided")
         self.settled.set()
         self._probing.follow(self.record, self._host.contact.now_s(), self._probe)
+        if seen.unit is None and decision.task.state in (TaskState.STOPPED, TaskState.FAILED):
+            await self._host.own_cpus.let_go(before.task_id)
         if decision.action is Action.FORGET:
             return not await self._forget(decision.task)
         await self._act(decision, seen)
@@ -220,13 +231,13 @@ class TaskLoop:
             self.record = task
             if status_of(task) != status_of(before) and task.state not in _IN_PASSING:
                 self._tell(task)
-            if _must_last(task) != self._on_disk:
+            if must_last(task) != self._on_disk:
                 await self._save(task)
         return True
 
     async def _save(self, task: TaskRecord, *, durable: bool = True) -> None:
         await self._host.lanes.run("journal", self._host.journal.save, task, durable=durable)
-        self._on_disk = _must_last(task)
+        self._on_disk = must_last(task)
 
     async def _forget(self, task: TaskRecord) -> bool:
         """End the task for good; False where its owner wants it back meanwhile."""
@@ -242,6 +253,7 @@ class TaskLoop:
     def _tell(self, task: TaskRecord) -> None:
         status = status_of(task)
         message = f"{status.state}" + (f": {status.reason}" if status.reason else "")
+        message += f": {words_on_cpus(status.cpus)}" if status.cpus else ""
         self._host.events.add("task", task.task_id, message, status)
         extra = {"task": task.task_id, "state": str(task.state)}
         extra |= {"why": task.reason} if task.reason else {}
@@ -281,6 +293,7 @@ class TaskLoop:
                 guard: dict[str, object] = {}
                 if is_bound(task.spec):
                     guard = not_after(host.contact.may_start(task.task_id))
+                task = await self._with_cpus(task)
                 await self._with_volumes(task)
                 await self._connect(task)
                 if await self._initialised(task, guard):
@@ -349,16 +362,28 @@ class TaskLoop:
     async def _limit(self, task: TaskRecord) -> None:
         """Bring the running unit to its limits; they count once the kernel says so."""
         host, spec = self._host, task.spec
-        await host.units.limit(self._unit, live_properties(spec, task.resources))
-        group = cgroup_of(task.task_id, spec.entitlement)
-        read = await host.lanes.run("usage", host.cgroups.values, group, list(kernel_values(spec)))
-        if wrong := not_in_force(spec, read):
+        task = await self._with_cpus(task)
+        properties = live_properties(spec, task.resources)
+        properties |= allowed_cpus(task.own_cpus, task.resources, spec, host.own_cpus.everything())
+        await host.units.limit(self._unit, properties)
+        group = cgroup_of(task.task_id, spec)
+        wanted = kernel_values(spec) | own_values(task.own_cpus)
+        read = await host.lanes.run("usage", host.cgroups.values, group, list(wanted))
+        if wrong := not_in_force(wanted, read) or lacking(own_values(task.own_cpus), read):
             raise HostError(f"the limits of task {task.task_id} are not in force: {wrong}")
+        await host.own_cpus.confirm(task.task_id)
         await self._with_volumes(task)
         kept = replace(self.record, limits=spec.limits, resources=spec.resources)
         kept = replace(kept, volumes=spec.volumes)
         if self.record.spec == spec:
             await self._keep(self.record, kept)
+
+    async def _with_cpus(self, task: TaskRecord) -> TaskRecord:
+        """Return the task with the CPUs that it alone may run on from now on."""
+        own = await self._host.own_cpus.hold(task.task_id, task.spec)
+        if own != task.own_cpus:
+            await self._keep(self.record, replace(self.record, own_cpus=own))
+        return replace(task, own_cpus=own)
 
     async def _with_volumes(self, task: TaskRecord) -> None:
         """See to it that the task's volumes are there, with their limits."""
@@ -448,6 +473,7 @@ def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
         **unit_properties(task.task_id, spec, str(roots.path(task.task_id))),
         **image_properties(spec, config),
         **volume_properties(task.task_id, spec, str(roots.state), str(roots.path(task.task_id))),
+        **own_properties(task.own_cpus),
         "Description": describe_unit(task.task_id, task.spec),
     }
 
@@ -464,25 +490,3 @@ def _seen_unit(unit: UnitState) -> SeenUnit:
         exited_at=unit.exited_at,
         started_at=unit.started_at,
     )
-
-
-_TRANSIENT = {
-    "state": TaskState.ACCEPTED,
-    "reason": "",
-    "next_start_at": None,
-    "next_start_boot_s": None,
-    "limits": None,
-    "resources": None,
-    "volumes": None,
-}
-
-
-def _must_last(task: TaskRecord) -> bytes:
-    """Return what of a record has to be on disk before going on.
-
-    The way to a start (preparing, starting) is seen again on the host; that a unit ran, how
-    it ended, and everything the owner asked for is not.
-    """
-    if task.state in (TaskState.ACCEPTED, TaskState.PREPARING, TaskState.STARTING):
-        return msgspec.json.encode(replace(task, **_TRANSIENT))
-    return msgspec.json.encode(task)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.api import Digest, Health, Resize, TaskSpec, TaskState, TaskStatus
 from agent.api.network import contradiction as contradiction_of
+from agent.api.resources import contradiction as odd_resources
 from agent.api.signing import SIGN_HINT, distrust
 from agent.api.volumes import contradiction as odd_volumes
 from agent.core.admission import (
@@ -63,6 +64,7 @@ class Tasks:
         self._disk_bytes = 0
         """Size of the disk, when last looked."""
         self._cpus = hardware.cpu.online
+        self._cpuset = "cpuset" in hardware.cgroup_controllers
         self._loops: dict[str, TaskLoop] = {}
         self._tombstones: dict[str, Tombstone] = {}
         self._spared: dict[str, str] = {}
@@ -70,6 +72,7 @@ class Tasks:
         """Tasks whose record is being written: they count already."""
         self._door = asyncio.Lock()
         """Tasks come into being one after the other."""
+        host.own_cpus.follow(self.wanted)
 
     async def adopt(self, replay: Replay) -> None:
         """Take over what is on the host: tasks run on, what belongs to none is removed."""
@@ -79,6 +82,7 @@ class Tasks:
         units = [u.unit for u in await host.units.all(TASK_UNITS)]
         roots = await host.lanes.run("btrfs", host.roots.all)
         host.contact.adopt(replay)
+        host.own_cpus.adopt(replay.tasks.values())
         for record in replay.tasks.values():
             self._start(record)
         for task_id in leftovers(replay.tasks, replay.unreadable, units, roots):
@@ -100,6 +104,7 @@ class Tasks:
         stone = tombstone_of(record, time.time())
         await self._host.lanes.run("journal", self._host.journal.save, stone)
         self._tombstones[record.task_id] = stone
+        self._host.own_cpus.release(record.task_id)
         del self._loops[record.task_id]
         self._host.events.add("task-removed", record.task_id, "stopped and torn down")
         extra = {"task": record.task_id}
@@ -115,6 +120,7 @@ class Tasks:
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Take a desired state; when this returns it survives any crash."""
         self._taken_bytes = await self._host.lanes.run("journal", self._hugepages_bytes)
+        await self._host.own_cpus.look()
         if spec.volumes:
             await self._host.lanes.run("btrfs", self._host.volumes.admit, task_id, spec)
             self._disk_bytes = await self._host.lanes.run("btrfs", self._host.volumes.disk_bytes)
@@ -125,6 +131,7 @@ class Tasks:
                     self._check(task_id, spec, self._tombstones.get(task_id))
                     self._admit(task_id, spec)
                     record = TaskRecord(task_id=task_id, spec=spec, boot_id=self._host.boot_id)
+                    record = self._with_cpus(record)
                     return await self._create(record, fresh=task_id not in self._spared)
             return await self.put(task_id, spec)
 
@@ -141,12 +148,28 @@ class Tasks:
                 return record
             self._admit(task_id, spec)
             new = with_gate(new, record, self._host.contact.now_s())
-            return replace(new, boot_id=self._host.boot_id)
+            return self._with_cpus(replace(new, boot_id=self._host.boot_id))
 
         try:
-            return status_of(await loop.change(changed))
+            return status_of(await self._changed(loop, changed))
         except NotFound:
             return await self.put(task_id, spec)
+
+    def _with_cpus(self, record: TaskRecord) -> TaskRecord:
+        """Return the record with the CPUs that its task gets for its own, as it was admitted."""
+        task_id = record.task_id
+        own = self._host.own_cpus.choose(task_id, record.spec, self._others(task_id))
+        return record if own == record.own_cpus else replace(record, own_cpus=own)
+
+    async def _changed(
+        self, loop: TaskLoop, make: Callable[[TaskRecord], TaskRecord]
+    ) -> TaskRecord:
+        """Change a task; where that cannot be saved, it has the CPUs that it had."""
+        try:
+            return await loop.change(make)
+        except HostError:
+            self._host.own_cpus.restore(loop.record.task_id, loop.record.own_cpus)
+            raise
 
     async def _create(self, record: TaskRecord, *, fresh: bool = False) -> TaskStatus:
         """Start the loop of a new task; it waits for the record to be on disk."""
@@ -164,6 +187,7 @@ class Tasks:
             self._start(record, fresh=fresh)
         except HostError:
             host.contact.release(task_id)
+            host.own_cpus.release(task_id)
             raise
         finally:
             del self._coming[task_id]
@@ -186,21 +210,29 @@ class Tasks:
             raise Unprocessable(f"task {task_id} cannot run: {why}")
         if odd := odd_volumes(spec.volumes, spec.limits.memory_max_bytes):
             raise Unprocessable(f"task {task_id} cannot run: {odd[0]}: {odd[1]}")
-        specs = dict(self._coming)
-        specs |= {
-            name: loop.record.spec
-            for name, loop in self._loops.items()
-            if loop.record.wanted is Wanted.RUN
-        }
-        specs.pop(task_id, None)
+        if odd := odd_resources(spec.resources, spec.limits.cpu_max_cores):
+            raise Unprocessable(f"task {task_id} cannot run: {odd[0]}: {odd[1]}")
+        specs = self._others(task_id)
         others = sum(other.limits.memory_max_bytes for other in specs.values())
         usable = self._usable_bytes - self._taken_bytes
         if spec.volumes and (why := too_large(task_id, spec, specs, self._disk_bytes)):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
         if why := impossible(spec, self._cpus, specs.values(), usable):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
+        if why := self._host.own_cpus.refusal(task_id, spec, specs, self._cpuset):
+            raise Unprocessable(f"task {task_id} cannot run: {why}")
         if why := too_big(spec, usable, self._cpus, others):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
+
+    def wanted(self) -> dict[str, TaskSpec]:
+        """Return the specifications of all tasks that are wanted, and of those about to be."""
+        loops = {t: loop.record for t, loop in self._loops.items()}
+        return dict(self._coming) | {
+            t: record.spec for t, record in loops.items() if record.wanted is Wanted.RUN
+        }
+
+    def _others(self, task_id: str) -> dict[str, TaskSpec]:
+        return {t: spec for t, spec in self.wanted().items() if t != task_id}
 
     async def delete(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
         """Ask for a task to be stopped and torn down; it is gone when `get` says so."""
@@ -260,6 +292,7 @@ class Tasks:
         loop = self._loops.get(task_id)
         if loop is None:
             raise self._unknown(task_id)
+        await self._host.own_cpus.look()
 
         def changed(record: TaskRecord) -> TaskRecord:
             spec = resized(record.spec, resize)
@@ -268,10 +301,16 @@ class Tasks:
                 raise Conflict(f"task {task_id} is not resized: it is being removed")
             if refused := contradiction(spec, record):
                 raise Conflict(f"task {task_id} is not resized: {refused.reason}")
+            if resize.exclusive_cpus and not record.spec.resources.exclusive_cpus:
+                raise Unprocessable(
+                    f"task {task_id} is not resized: it has no CPUs of its own, and gets the first"
+                    " ones only with a restart",
+                    hint="put it with resources.exclusive_cpus",
+                )
             self._admit(task_id, spec)
-            return replace(record, spec=spec)
+            return self._with_cpus(replace(record, spec=spec))
 
-        return status_of(await loop.change(changed))
+        return status_of(await self._changed(loop, changed))
 
     def _current(self, record: TaskRecord, generation: int | None, epoch: int | None) -> TaskSpec:
         """Return the specification as of the request, or raise `Conflict` for a stale one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agent.api import TaskSpec
 from agent.core.unit_properties import cgroup_of
 from agent.machine import Cgroups
 from agent.services.offload import Lanes
@@ -23,13 +24,14 @@ class UsageReader:
 
     async def read(self) -> Usages:
         """Return what all tasks use that have processes, sorted by id."""
-        wanted = [(s.task_id, s.entitlement) for s in self._tasks.all()]
+        specs = self._tasks.specs()
+        wanted = [(s.task_id, specs[s.task_id]) for s in self._tasks.all() if s.task_id in specs]
         return await self._lanes.run("usage", self._read, wanted)
 
-    def _read(self, wanted: list[tuple[str, str]]) -> Usages:
+    def _read(self, wanted: list[tuple[str, TaskSpec]]) -> Usages:
         at, found = self._boottime_s(), list[TaskUsage]()
-        for task_id, entitlement in wanted:
-            used = self._cgroups.read(cgroup_of(task_id, entitlement))
+        for task_id, spec in wanted:
+            used = self._cgroups.read(cgroup_of(task_id, spec))
             if used is None:
                 continue
             found.append(

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from agent.api import Limits, VolumeMap
+from agent.api import Limits, Resources, VolumeMap
+from agent.api.resources import contradiction as odd_resources
 from agent.api.volumes import contradiction as odd_volumes
 from agent.errors import FieldError
 from agent.wire.quantities import shown
@@ -75,6 +76,7 @@ def job_relations(document: Any) -> list[FieldError]:
             if network.get(name)
         ]
     found += _volume_errors(document)
+    found += _own_cpu_errors(document)
     known = frozenset(ports)
     for field, text in _texts(document):
         if len(found) >= MAX_ERRORS:
@@ -92,6 +94,26 @@ def _volume_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         return  # what is wrong in them is told by their types
     if odd := odd_volumes(volumes, limits.memory_max_bytes):
         yield FieldError(field=odd[0], reason=odd[1])
+
+
+def _own_cpu_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
+    """Yield what does not go with CPUs of its own: all that would claim more or fewer."""
+    try:
+        resources = msgspec.convert(document.get("resources", {}), Resources)
+        limits = msgspec.convert(document.get("limits", {}), Limits)
+    except msgspec.ValidationError:
+        return  # what is wrong in them is told by their types
+    if odd := odd_resources(resources, limits.cpu_max_cores):
+        yield FieldError(field=odd[0], reason=odd[1])
+    if not resources.exclusive_cpus:
+        return
+    claims = f"resources.exclusive_cpus = {resources.exclusive_cpus} is what a task claims of CPU"
+    for field in ("cpus", "rru"):
+        if document.get(field) is not None:
+            yield FieldError(field=field, reason=f"leave it out: {claims}")
+    overcommit = document.get("overcommit")
+    if isinstance(overcommit, dict) and overcommit.get("cpu", 1) != 1:
+        yield FieldError(field="overcommit.cpu", reason=f"leave it out: {claims}, whole")
 
 
 def _update_errors(document: dict[Any, Any]) -> Iterator[FieldError]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agent.cpus import listed
 from agent.errors import InvalidInput, NotFound
 from agent.usage import TaskUsage
 from agent.wire.options import seconds
@@ -114,6 +115,7 @@ def _rows(found: TaskDescription) -> list[tuple[str, str]]:
             ("reason", status.reason or "-"),
             ("image", status.image),
             ("unit", status.unit),
+            ("own CPUs", listed(status.cpus) or "none"),
             ("restarts", str(status.restarts)),
         ]
         if (end := status.last_exit) is not None:

@@ -9,10 +9,29 @@ from pathlib import Path
 
 import pytest
 
+from agent.cpus import Core
 from agent.machine import Hardware
 from agent.machine.fake import FakeMachine
-from agent.machine.hardware import read_hardware
+from agent.machine.hardware import read_cores, read_hardware
 from agent.machine.kernelfs import KernelFs
+
+
+def real_cores() -> tuple[Core, ...]:
+    """Return the cores of the machine that this runs on."""
+    return read_cores(KernelFs())
+
+
+@pytest.fixture(params=["fake", "real"])
+def cores(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Core, ...]:
+    """Likewise, its cores."""
+    return FakeMachine(tmp_path).machine.cores() if request.param == "fake" else real_cores()
+
+
+def test_each_cpu_that_is_online_belongs_to_one_core(cores: tuple[Core, ...]) -> None:
+    cpus = [cpu for core in cores for cpu in (*core.cpus, *core.others)]
+    assert cpus
+    assert len(cpus) == len(set(cpus))
+    assert all(core.node >= 0 for core in cores)
 
 
 @pytest.fixture(params=["fake", "real"])
@@ -44,6 +63,7 @@ def test_the_real_reading_agrees_with_the_c_library() -> None:
     real = read_hardware(KernelFs())
 
     assert real.cpu.online == os.sysconf("SC_NPROCESSORS_ONLN")
+    assert sum(len(c.cpus) + len(c.others) for c in real_cores()) == real.cpu.online
     assert real.memory_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert real.kernel == os.uname().release
     assert real.hostname == socket.gethostname()

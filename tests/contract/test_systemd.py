@@ -316,6 +316,25 @@ def test_limits_can_be_changed_while_a_unit_runs(host: Host, unit: str) -> None:
         host.systemd.set_properties(unit, {"CPUWeight": 20_000})
 
 
+def test_a_slice_that_does_not_run_yet_begins_with_what_was_said_of_it(
+    host: Host, unit: str
+) -> None:
+    name = unit.replace("-", "_").replace(".service", ".slice")
+    host.systemd.set_properties(name, {"CPUWeight": 50, "AllowedCPUs": (0,)})
+    host.systemd.start_transient(unit, a_service(Slice=name))
+    group = host.running(unit).control_group
+    assert group == f"/{name}/{unit}"
+    if host.real:
+        folder = Path("/sys/fs/cgroup") / name
+        assert (folder / "cpu.weight").read_text() == "50\n"
+        host.systemd.set_properties(name, {"AllowedCPUs": ()})
+        assert (folder / "cpuset.cpus").read_text() == "0\n"  # an empty list changes nothing
+    else:
+        assert host.systemd.properties(name)["CPUWeight"] == 50  # type: ignore[attr-defined]
+    host.systemd.stop(unit)
+    host.until(unit, lambda state: state is None)
+
+
 def test_a_listener_hears_of_start_exit_and_disappearance(
     host: Host, unit: str, heard: queue.Queue[str]
 ) -> None:

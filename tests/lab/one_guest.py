@@ -45,8 +45,11 @@ def busybox_image(*links: str) -> bytes:
 class OneGuest:
     """A lab of one machine, m1, or of a few more; without a control plane."""
 
-    def __init__(self, variant: str = "base", name: str = "", count: int = 1) -> None:
+    def __init__(
+        self, variant: str = "base", name: str = "", count: int = 1, cpus: int | None = None
+    ) -> None:
         self.name = f"{NAME}-{name or variant}"
+        self.cpus = () if cpus is None else ("--cpus", str(cpus))
         self.variant, self.count = variant, count
 
     def lab(self, *words: str, timeout_s: float = COMMAND_S, stdin: bytes | None = None) -> str:
@@ -63,7 +66,7 @@ class OneGuest:
     def up(self) -> None:
         if not KEPT:
             self.lab("down")
-        words = ("--bare", "--count", str(self.count), "--variant", self.variant)
+        words = ("--bare", "--count", str(self.count), "--variant", self.variant, *self.cpus)
         self.lab("up", *words, timeout_s=1800)
 
     def down(self) -> None:

@@ -62,14 +62,18 @@ class Demand:
 def demand_of(spec: JobSpec, datacenter: str | None = None, requires: Iterable[str] = ()) -> Demand:
     """Return what one task of a job claims: its limits, less where it opted in to overcommit.
 
+    CPUs of its own are claimed as they are, whatever else it may use.
+
     `datacenter` is where its entitlement is pinned to, `requires` what that requires.
     """
     cpu, memory = spec.overcommit.cpu, spec.overcommit.memory
+    own = spec.resources.exclusive_cpus
     cpus = spec.limits.cpu_max_cores if spec.cpus is None else spec.cpus
+    cpus, cpu = (float(own), 1.0) if own else (cpus, cpu)
     return Demand(
         memory_bytes=int(spec.limits.memory_max_bytes / memory),
-        cpus=0.0 if spec.rru else _shared(cpus or 0.0, cpu),
-        rru=_shared(spec.rru or 0.0, cpu),
+        cpus=0.0 if spec.rru and not own else _shared(cpus or 0.0, cpu),
+        rru=0.0 if own else _shared(spec.rru or 0.0, cpu),
         gpus=spec.gpus,
         network_mbps=spec.network_mbps,
         disk_bytes=spec.disk_bytes,
@@ -88,6 +92,8 @@ def _shared(amount: float, overcommit: float) -> float:
 def claiming_cpu(spec: JobSpec, default_cpus: float) -> JobSpec:
     """Return the specification with what its tasks claim of CPU, also where it does not say."""
     if spec.cpus is not None or spec.limits.cpu_max_cores or spec.rru:
+        return spec
+    if spec.resources.exclusive_cpus:
         return spec
     return replace(spec, cpus=default_cpus)
 

@@ -15,8 +15,7 @@ from agent.api import RestartPolicy, TaskSpec, TaskState
 from agent.core.admission import accept
 from agent.core.lease import Moment
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, decide
-from agent.core.records import TaskRecord, Wanted, key_of
-from agent.services.supervisor import _must_last
+from agent.core.records import TaskRecord, Wanted, key_of, must_last
 
 QUICK = RestartPolicy(backoff_s=0.001, backoff_max_s=0.001)
 
@@ -66,7 +65,7 @@ class Model:
             self.keep(self.decision.task)
 
     def keep(self, task: TaskRecord) -> None:
-        if self.journal is None or _must_last(task) != _must_last(self.journal):
+        if self.journal is None or must_last(task) != must_last(self.journal):
             self.journal = task
         self.memory = task
 

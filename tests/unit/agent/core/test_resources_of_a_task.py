@@ -12,6 +12,7 @@ from agent.core.lifecycle import Action, decide
 from agent.core.limits import (
     impossible,
     kernel_values,
+    lacking,
     limit_properties,
     live_properties,
     not_in_force,
@@ -74,9 +75,11 @@ def test_limits_count_once_the_kernel_says_so() -> None:
     assert right["memory.max"] == str(16 * MIB)  # whole pages
     assert right["cpu.max"] == "150000 100000"
     assert right["memory.high"] == "max"
-    assert not_in_force(spec, right) == ""
-    assert not_in_force(spec, {}) == ""
-    wrong = not_in_force(spec, right | {"pids.max": "max"})
+    assert not_in_force(right, right) == ""
+    assert not_in_force(right, {}) == ""
+    wrong = not_in_force(right, right | {"pids.max": "max"})
+    assert lacking({"cpuset.cpus.effective": "1"}, right).startswith("there is no cpuset.cpus")
+    assert lacking(right, right) == ""
     assert wrong == "pids.max is 'max' instead of '512'"
 
 

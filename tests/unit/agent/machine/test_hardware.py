@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.cpus import Core, listed, numbers
 from agent.errors import KernelFileError
-from agent.machine.hardware import count_list, hugepages_bytes, read_hardware
+from agent.machine.hardware import hugepages_bytes, read_cores, read_hardware
 from agent.machine.kernelfs import KernelFs
 
 
@@ -81,7 +82,8 @@ def test_a_kernel_that_hides_its_memory_is_an_error_that_says_so(tmp_path: Path)
 
 @pytest.mark.parametrize(("text", "count"), [("0", 1), ("0-3", 4), ("0-3,8", 5), ("1,3,5-6", 4)])
 def test_a_kernel_list_counts_each_number(text: str, count: int) -> None:
-    assert count_list(text) == count
+    assert len(numbers(text)) == count
+    assert listed(numbers(text)) == text
 
 
 def test_memory_taken_as_huge_pages_of_any_size_is_known(tmp_path: Path) -> None:  # BUG-AG4
@@ -90,3 +92,30 @@ def test_memory_taken_as_huge_pages_of_any_size_is_known(tmp_path: Path) -> None
         tmp_path, {f"{pools}-2048kB/nr_hugepages": "3\n", f"{pools}-1048576kB/nr_hugepages": "2\n"}
     )
     assert hugepages_bytes(fs) == read_hardware(fs).hugepages_bytes == (3 << 21) + (2 << 30)
+
+
+def test_cores_are_read_with_what_of_them_is_not_for_tasks(tmp_path: Path) -> None:
+    """CPUs 0-3 are two cores of node 0, CPUs 4-7 two of node 1, each core of two CPUs; 1 serves
+    interrupts and is not in the slice of all tasks, 6 was isolated at boot, 7 is offline."""
+    cpu, node = "sys/devices/system/cpu", "sys/devices/system/node"
+    pairs = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 4: "4-5", 5: "4-5", 6: "6"}
+    files = {f"{cpu}/cpu{n}/topology/thread_siblings_list": f"{p}\n" for n, p in pairs.items()}
+    files |= {
+        f"{cpu}/online": "0-6\n",
+        f"{cpu}/isolated": "6\n",
+        f"{node}/node0/cpulist": "0-3\n",
+        f"{node}/node1/cpulist": "4-7\n",
+        "sys/fs/cgroup/workload.slice/cpuset.cpus.effective": "0,2-6\n",
+    }
+    assert read_cores(a_host(tmp_path, files)) == (
+        Core((0,), 0, others=(1,)),
+        Core((2, 3), 0),
+        Core((4, 5), 1),
+        Core((), 1, others=(6,)),
+    )
+
+
+def test_a_kernel_without_topology_has_a_core_for_each_cpu(tmp_path: Path) -> None:
+    missing = ("online", "isolated", "cpu0/topology/thread_siblings_list")
+    fs = a_host(tmp_path, {f"sys/devices/system/cpu/{name}": None for name in missing})
+    assert read_cores(fs) == (Core((0,)),)

@@ -137,7 +137,7 @@ async def test_metrics_of_each_task_and_of_the_host_are_read_at_the_scrape(host:
         probe = api.Probe(kind=api.ProbeKind.EXEC, command=["true"], interval_s=0.1)
         await client.put_task("web", a_spec(job="shop", probe=probe))
         await running(client, "web")
-        group = cgroup_of("web", "local")
+        group = cgroup_of("web", a_spec())
         host.fake.cgroups.usage[group] = Usage(
             cpu_s=2.5, memory_bytes=1 << 20, oom_kills=3, cpu_pressure=0.25
         )

@@ -81,7 +81,7 @@ async def test_the_task_with_most_goes_and_the_event_says_why(
             await client.put_task(name, a_spec(restart=slow, resources=resources))
             await running(client, name)
         for name, used in (("small", 10), ("big", 90), ("kept", 120)):
-            group = cgroup_of(name, "local")
+            group = cgroup_of(name, a_spec())
             host.fake.cgroups.usage[group] = Usage(memory_bytes=used * MIB)
         after = (await client.get_events(0)).latest
         host.fake.cgroups.waits["/workload.slice", "memory"] = 0.9

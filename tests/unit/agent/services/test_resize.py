@@ -48,7 +48,7 @@ async def test_a_limit_that_the_kernel_did_not_take_is_tried_again_and_not_belie
     host = FakeHost(tmp_path)
     host.give_image()
     spec = a_spec()
-    group = cgroup_of("web", spec.entitlement)
+    group = cgroup_of("web", spec)
     async with host.serving() as (services, client):
         await client.put_task("web", spec)
         await running(client, "web")

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 from regions import POOL, Allowance, a_capacity, a_place, a_region, a_request, allocate, check, plan
 
-from agent.api import Limits
+from agent.api import Limits, Resources
 from control_plane.allocator.core.demand import Demand, demand_of
 from control_plane.api.jobs import JobSpec, UpdatePolicy
 from control_plane.api.policy import Overcommit
@@ -27,6 +27,9 @@ def test_a_job_that_says_nothing_of_cpu_claims_the_default():
         ({"limits": Limits(cpu_max_cores=1.5), "cpus": 0.5}, 0.5, 0.0),
         ({"cpus": 3.0}, 3.0, 0.0),
         ({"rru": 2.0}, 0.0, 2.0),
+        ({"resources": Resources(exclusive_cpus=3)}, 3.0, 0.0),
+        ({"resources": Resources(exclusive_cpus=3), "overcommit": Overcommit(cpu=4.0)}, 3.0, 0.0),
+        ({"resources": Resources(exclusive_cpus=3), "limits": Limits(cpu_max_cores=1)}, 3.0, 0.0),
     ],
 )
 def test_what_a_job_says_counts(changes, cpus, rru):
@@ -91,6 +94,17 @@ def test_tasks_that_share_a_core_by_overcommit_fit_it():
     spec = replace(PLAIN, cpus=1.0, overcommit=Overcommit(cpu=3.0))
     index = a_region(msbs=1, machines=1, cpus=2.0, rru=2.0, memory_bytes=1 << 40)
     assert not allocate(index, a_request(6, demand=demand_of(spec))).unplaced
+    check(index)
+
+
+def test_cpus_of_its_own_and_shared_ones_add_up_to_the_machine():
+    """AL21: what the host then gives are whole cores, so the claims of the others still fit."""
+    own = demand_of(replace(PLAIN, resources=Resources(exclusive_cpus=3)))
+    index = a_region(msbs=1, machines=1, cpus=8.0, rru=9.1, memory_bytes=1 << 40)
+    assert not allocate(index, a_request(2, "own", demand=own)).unplaced
+    made = allocate(index, a_request(3, "shared", demand=Demand(1, cpus=1.0)))
+    assert made.unplaced == (2,)
+    assert allocate(index, a_request(3, "own", demand=own)).unplaced == (2,)
     check(index)
 
 

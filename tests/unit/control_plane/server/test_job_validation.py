@@ -54,6 +54,22 @@ def test_every_mistake_in_requirements_is_listed_with_the_others() -> None:
     assert "only `machine list --where`" in error.reason
 
 
+def test_what_does_not_go_with_cpus_of_its_own_is_listed_at_once() -> None:
+    own = {"exclusive_cpus": 2}
+    assert job_errors(GOOD | {"resources": own, "limits": {"cpu_max_cores": 2}}) == []
+    bad = {"resources": own, "cpus": 1, "rru": 2.0, "overcommit": {"cpu": 2.0}}
+    found = {e.field: e.reason for e in job_errors(GOOD | bad | {"limits": {"cpu_max_cores": 4}})}
+    assert found.keys() == {"limits.cpu_max_cores", "cpus", "rru", "overcommit.cpu"}
+    assert found["limits.cpu_max_cores"] == "4 is more than its own 2 CPUs"
+    assert (
+        found["cpus"] == "leave it out: resources.exclusive_cpus = 2 is what a task claims of CPU"
+    )
+    (both,) = job_errors(GOOD | {"resources": own | {"cpus": [1]}})
+    assert both.field == "resources.cpus"
+    (many,) = job_errors(GOOD | {"resources": {"exclusive_cpus": 5000}})
+    assert many.field == "resources.exclusive_cpus"
+
+
 @pytest.mark.parametrize("gpus", [0, 1, 8, 0.5, 0.25, 0.125, 2.0])
 def test_gpus_are_whole_or_shared_so_that_parts_add_up(gpus: float) -> None:
     assert job_errors(GOOD | {"gpus": gpus}) == []

@@ -1,0 +1,45 @@
+"""Cores of a host, and lists of CPUs as the kernel writes them: `0-3,8`.
+
+Source: Linux, Documentation/admin-guide/cputopology.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """One core: the CPUs (hardware threads) of it that tasks may use, and its others."""
+
+    cpus: tuple[int, ...]
+    node: int = 0
+    """Its NUMA node."""
+    others: tuple[int, ...] = ()
+    """Online, and kept from tasks by the host's profile or its boot line."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether tasks may use all of it."""
+        return not self.others
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as `0-3,8`, sorted. Raises `ValueError`."""
+    found: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
+
+
+def listed(cpus: Iterable[int]) -> str:
+    """Return numbers as the kernel writes them; nothing for none."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and runs[-1][1] == cpu - 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
