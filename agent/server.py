@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import grp
-import pwd
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -25,11 +23,11 @@ from agent.errors import (
     InvalidInput,
     NotFound,
     TwineError,
-    Unauthenticated,
     Unprocessable,
 )
 from agent.routes import ROUTES
 from agent.services.accounts import Ledger
+from agent.services.callers import authorize_with, check_raw
 from agent.services.contact import Contact
 from agent.services.credentials import MOST_BYTES, CredentialHolder
 from agent.services.events import EventLog
@@ -46,9 +44,7 @@ from agent.services.unit_view import UnitView
 from agent.services.volume_desk import VolumeDesk
 from agent.usage import Usages
 from agent.wire.duplex import Talk
-from agent.wire.peers import local_user, tls_peer
-from agent.wire.routes import Route
-from agent.wire.server import Call, Handler, Peer, make_app
+from agent.wire.server import Call, Handler, make_app
 
 _ID = re.compile(api.ID_PATTERN)
 _VOLUME = re.compile(VOLUME_PATTERN)
@@ -85,57 +81,6 @@ class Services:
     domain: Callable[[], str] = lambda: ""
     """Returns the trust domain of this host; empty: not known."""
     ready: bool = False
-
-
-def authorize_with(
-    socket_group: str, domain: Callable[[], str] = lambda: ""
-) -> Callable[[web.Request, Route], Peer]:
-    """Return the rule of the agent: local root and group, or a component of the cluster.
-
-    On the unix socket the kernel says who calls (SO_PEERCRED); on TCP only a certificate of
-    the role `component` may call, never another host or a user (trust F-79).
-    """
-
-    def authorize(request: web.Request, route: Route) -> Peer:
-        user = local_user(request.transport)
-        if user is not None:
-            uid, gid = user
-            if uid == 0 or gid == _gid(socket_group) or uid in _members(socket_group):
-                return Peer(name=f"local:{uid}", role="local")
-            raise Forbidden(
-                f"user {uid} may not call {route.name}",
-                hint=f"be root or a member of group {socket_group}",
-            )
-        peer = tls_peer(request.transport, domain())
-        if peer is None:
-            raise Unauthenticated("the connection proves no identity")
-        if peer.role != "component":
-            raise Forbidden(f"{peer.name} may not call {route.name} of an agent")
-        return peer
-
-    return authorize
-
-
-def _gid(group: str) -> int | None:
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError:
-        return None
-
-
-def _members(group: str) -> set[int]:
-    try:
-        names = grp.getgrnam(group).gr_mem
-    except KeyError:
-        return set()
-    return {uid for name in names if (uid := _uid(name)) is not None}
-
-
-def _uid(user: str) -> int | None:
-    try:
-        return pwd.getpwnam(user).pw_uid
-    except KeyError:
-        return None
 
 
 def application(services: Services, socket_group: str) -> web.Application:
@@ -248,6 +193,7 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
     async def put_task(call: Call) -> api.TaskStatus:
         _must_be_ready(s)
         spec: api.TaskSpec = call.body
+        check_raw(call.peer, _task_id(call), spec)
         s.contact.check_command(_task_id(call), spec, *_heard(s, call, spec.epoch))
         return await s.tasks.put(_task_id(call), spec)
 
@@ -296,6 +242,7 @@ def _task_handlers(s: Services) -> dict[str, Handler]:
         _must_be_ready(s)
         task_id, wish = _task_id(call), wish_of(call)
         record = s.tasks.running(task_id)
+        check_raw(call.peer, task_id, record.spec)
         return lambda duplex: s.sessions.talk(record, wish, duplex)
 
     return {

@@ -46,6 +46,14 @@ class PeopleClient(WireClient):
         """Make somebody an operator no longer."""
         await self.call(_ROUTE["revoke_operator"], who=who)
 
+    async def grant_host_admin(self, who: str) -> Grant:
+        """Let `user:NAME` or `group:NAME` run tasks without a sandbox."""
+        return _as(Grant, await self.call(_ROUTE["grant_host_admin"], admin=who))
+
+    async def revoke_host_admin(self, who: str) -> None:
+        """Let somebody run tasks without a sandbox no longer."""
+        await self.call(_ROUTE["revoke_host_admin"], admin=who)
+
     async def list_groups(self) -> Groups:
         """Return all groups."""
         return _as(Groups, await self.call(_ROUTE["list_groups"]))

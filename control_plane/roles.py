@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from agent.api import JoinRequest, Liveness
+from agent.api import JoinRequest, Liveness, Relaxation
 from agent.errors import InvalidInput
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.pool import AgentPool
@@ -356,6 +356,12 @@ class ControlPlane:
         record = self._jobs.find(job)
         version = earlier(record) if record is not None else None
         return record.specs[version].entitlement if record is not None and version else None
+
+    def is_raw(self, job: str) -> bool:
+        """Return whether some version of a job that is kept has tasks without a sandbox."""
+        record = self._jobs.find(job)
+        specs = () if record is None else (record.spec, *record.specs.values())
+        return any(Relaxation.RAW in spec.relaxations for spec in specs)
 
     def owners_of(self, entitlement: str) -> Sequence[str] | None:
         """Return the owners of an entitlement, if there is such an entitlement."""

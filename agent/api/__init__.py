@@ -55,6 +55,8 @@ from agent.api.ranges import Seconds as Seconds
 from agent.api.ranges import Share as Share
 from agent.api.ranges import StartPeriod as StartPeriod
 from agent.api.ranges import Words as Words
+from agent.api.relaxations import Relaxation as Relaxation
+from agent.api.relaxations import Relaxations as Relaxations
 from agent.api.resources import IoLimit as IoLimit
 from agent.api.resources import Resize as Resize
 from agent.api.resources import Resources as Resources
@@ -181,6 +183,8 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     image_trust: ImageTrust = ImageTrust()
     """Whose signature the image needs, and those that it has; looked at when the specification
     is taken, and no part of what runs (docs/security.md)."""
+    relaxations: Relaxations = []
+    """What it may do beyond its sandbox, by name (docs/security.md)."""
 
 
 class TaskState(StrEnum):

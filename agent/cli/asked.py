@@ -24,6 +24,8 @@ def asked_for(given: dict[str, Any]) -> dict[str, Any]:
     }
     if network := _network(given):
         wanted["network"] = network
+    if given["relax"]:
+        wanted["relaxations"] = list(given["relax"])
     if given["credential"]:
         split = [word.partition("=") for word in given["credential"]]
         wanted["credentials"] = {file: name or file for file, _, name in split}

@@ -58,6 +58,12 @@ if TYPE_CHECKING:
     help="Let it use AF_UNIX in the host's network (docs/network.md).",
 )
 @click.option(
+    "--relax",
+    multiple=True,
+    type=click.Choice([r.value for r in api.Relaxation]),
+    help="What it may do beyond its sandbox (docs/security.md); `raw` is for root alone.",
+)
+@click.option(
     "--credential",
     multiple=True,
     metavar="FILE[=NAME]",

@@ -121,6 +121,8 @@ def key_of(spec: TaskSpec) -> str:
         process += (("own CPUs",),)  # the slice is another one
     if spec.credentials:
         process += (("credentials", sorted(spec.credentials.items())),)
+    if spec.relaxations:
+        process += (("relaxations", sorted({*spec.relaxations})),)
     return hashlib.sha256(msgspec.json.encode(process)).hexdigest()[:12]
 
 

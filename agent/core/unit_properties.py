@@ -16,6 +16,7 @@ from agent.core.exits import START_TIMEOUT_S
 from agent.core.limits import limit_properties
 from agent.core.network import network_properties, port_variables
 from agent.core.records import key_of, unit_of, user_of
+from agent.core.relaxations import relaxed
 
 _S = 1_000_000
 
@@ -162,7 +163,7 @@ def unit_properties(
         **port_variables(spec),
         **spec.environment,
     }
-    return {
+    properties: dict[str, object] = {
         "Description": describe_unit(task_id, spec),
         "Type": "exec",
         "ExecStart": [list(spec.command)],
@@ -185,6 +186,7 @@ def unit_properties(
         **hardening,
         **network_properties(task_id, spec),
     }
+    return relaxed(properties, hardening, spec.relaxations)
 
 
 def _run_time(seconds: float | None) -> dict[str, object]:

@@ -18,6 +18,7 @@ from agent.api import (
     Limits,
     Name,
     Reach,
+    Relaxations,
     Resources,
     RestartPolicy,
     Seconds,
@@ -127,6 +128,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     are in them; the machines must hold these (docs/agent.md)."""
     network: Reach = Reach()
     """Whose network its tasks live in, and who may reach them; see `ports` for theirs."""
+    relaxations: Relaxations = []
+    """What its tasks may do beyond their sandbox, by name; `twinectl job plan` shows how exposed
+    they are with it (docs/security.md)."""
     controller: ControllerRef | None = None
     """Without one, `update` alone says what may be done when."""
 

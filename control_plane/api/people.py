@@ -37,7 +37,9 @@ class Role(StrEnum):
     """What a user is, from the most to the least."""
 
     OPERATOR = "operator"
-    """May do everything."""
+    """May do everything, except what is for host admins alone."""
+    HOST_ADMIN = "host-admin"
+    """Beside what else they may: jobs whose tasks have no sandbox (`raw`)."""
     OWNER = "owner"
     """May change the jobs of the entitlements that name this user, or a group of theirs."""
     VIEWER = "viewer"
@@ -76,7 +78,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grants(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is an operator, besides those who may open the local socket."""
+    """Who is an operator, besides those who may open the local socket, or a host admin."""
 
     granted: list[Grant]
     configured: list[str]
@@ -134,6 +136,7 @@ class Myself(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[str] = []
     owns: list[str] = []
     """Entitlements."""
+    host_admin: bool = False
 
 
 class Outcome(StrEnum):

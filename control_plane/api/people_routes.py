@@ -19,6 +19,7 @@ from control_plane.api.people import (
 )
 
 _OPERATOR = "/v1/operators/{who}"
+_HOST_ADMIN = "/v1/host-admins/{admin}"
 _GROUP = "/v1/groups/{group}"
 
 PEOPLE_ROUTES: tuple[Route, ...] = (
@@ -36,7 +37,7 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         "/v1/operators",
         response=Grants,
         needs=Needs.VIEWER,
-        summary="Who is an operator",
+        summary="Who is an operator, and who a host admin",
     ),
     Route(
         "grant_operator",
@@ -53,6 +54,22 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         response=Ack,
         needs=Needs.OPERATOR,
         summary="Make a user or a group an operator no longer",
+    ),
+    Route(
+        "grant_host_admin",
+        "PUT",
+        _HOST_ADMIN,
+        response=Grant,
+        needs=Needs.OPERATOR,
+        summary="Let a user or a group run tasks without a sandbox",
+    ),
+    Route(
+        "revoke_host_admin",
+        "DELETE",
+        _HOST_ADMIN,
+        response=Ack,
+        needs=Needs.OPERATOR,
+        summary="Let a user or a group run tasks without a sandbox no longer",
     ),
     Route(
         "list_groups",

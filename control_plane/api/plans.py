@@ -45,6 +45,12 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[str] = []
     spread: list[SpreadBin] = []
     """After it."""
+    relaxations: list[str] = []
+    """What its tasks may do beyond their sandbox."""
+    exposure: float = 0.0
+    """Of its tasks, by `systemd-analyze security`: from 0 to 10, 10 is worst."""
+    exposure_default: float = 0.0
+    """The same without relaxations."""
 
 
 class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,3 +81,7 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why no task is started from its image, though it has a machine; empty: they are."""
     second_copies: list[str] = []
     """Tasks that may run twice: on a machine that cannot be asked, too."""
+    relaxations: list[str] = []
+    exposure: float = 0.0
+    exposure_default: float = 0.0
+    """These three as in a plan."""

@@ -14,6 +14,7 @@ from control_plane.api.people import (
     GroupSpec,
     Myself,
     Revocation,
+    Role,
     Users,
 )
 from control_plane.cli import show
@@ -26,16 +27,24 @@ def principal_of(who: str) -> str:
     return who if ":" in who else f"user:{who}"
 
 
+_ADMIN = Role.HOST_ADMIN.value
+_ROLES = {Role.OPERATOR.value: "an operator", _ADMIN: "a host admin"}
+"""Roles that can be granted, in words."""
+
+
 @click.group()
 def role() -> None:
-    """Who is an operator. Owners are named by entitlements, everybody else is a viewer."""
+    """Who is an operator, and who a host admin.
+
+    Owners are named by entitlements, everybody else is a viewer.
+    """
 
 
 @role.command("list")
 @output_option
 @click.pass_obj
 def role_list(target: Target, output: str) -> None:
-    """Show the operators."""
+    """Show operators and host admins."""
     found: Grants = target.ask(lambda client: client.list_operators())
     rows = [(who, "operator", "the configuration", "-") for who in found.configured]
     rows += [(g.who, g.role.value, g.by, show.ago(g.at)) for g in found.granted]
@@ -44,25 +53,38 @@ def role_list(target: Target, output: str) -> None:
 
 @role.command("grant")
 @click.argument("who")
-@click.argument("role_", metavar="ROLE", type=click.Choice(["operator"]))
+@click.argument("role_", metavar="ROLE", type=click.Choice(_ROLES))
 @output_option
 @click.pass_obj
 def role_grant(target: Target, who: str, role_: str, output: str) -> None:
-    """Make WHO (user:NAME, group:NAME, or a user's name) an operator."""
-    found: Grant = target.ask(lambda client: client.grant_operator(principal_of(who)))
-    line = f"{found.who} is an {role_}"
+    """Make WHO (user:NAME, group:NAME, or a user's name) an operator, or a host admin.
+
+    An operator may do everything but run tasks without a sandbox (`raw`); a host admin may do
+    that, where they may change the job.
+    """
+    name = principal_of(who)
+    found: Grant = target.ask(
+        lambda client: (
+            client.grant_host_admin(name) if role_ == _ADMIN else client.grant_operator(name)
+        )
+    )
+    line = f"{found.who} is {_ROLES[role_]}"
     show.emit(output, found, lambda: click.echo(show.printable(line)))
 
 
 @role.command("revoke")
 @click.argument("who")
-@click.argument("role_", metavar="ROLE", type=click.Choice(["operator"]))
+@click.argument("role_", metavar="ROLE", type=click.Choice(_ROLES))
 @output_option
 @click.pass_obj
 def role_revoke(target: Target, who: str, role_: str, output: str) -> None:
-    """Make WHO an operator no longer, from the next request on."""
+    """Make WHO an operator or a host admin no longer, from the next request on."""
     name = principal_of(who)
-    target.ask(lambda client: client.revoke_operator(name))
+    target.ask(
+        lambda client: (
+            client.revoke_host_admin(name) if role_ == _ADMIN else client.revoke_operator(name)
+        )
+    )
     line = f"{name} is no {role_} any more"
     show.emit(output, {"revoked": name}, lambda: click.echo(show.printable(line)))
 
@@ -162,5 +184,6 @@ def whoami(target: Target, output: str) -> None:
         ("role", found.role.value),
         ("groups", ", ".join(found.groups) or "-"),
         ("owns", ", ".join(found.owns) or "-"),
+        ("host admin", "yes" if found.host_admin else "no"),
     ]
     show.emit(output, found, lambda: show.table(("name", found.name), rows))

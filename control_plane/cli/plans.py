@@ -77,6 +77,7 @@ def _print_plan(found: JobPlan) -> None:
         f" {some(len(found.taken), 'machine')} taken from the free pool"
     )
     print_outcome(found)
+    click.echo(_exposure(found))
     click.echo("nothing was changed; `twinectl job apply` does it")
 
 
@@ -101,9 +102,22 @@ def _print_rest(found: JobExplanation) -> None:
     shown = found.operations[:_MOST_ROWS]
     if len(found.operations) > len(shown):
         shown.append(f"… and {len(found.operations) - len(shown)} more (-o json shows all)")
+    sandbox = _exposure(found) if found.relaxations else ""
     notes = (found.image, found.uneven, *found.second_copies, found.update, found.controller)
-    for line in filter(None, (*notes, *shown)):
+    for line in filter(None, (*notes, sandbox, *shown)):
         click.echo(show.printable(line))
+
+
+def _exposure(found: JobPlan | JobExplanation) -> str:
+    """Return what a job's tasks may do beyond their sandbox, and how exposed that makes them."""
+    if not found.relaxations:
+        return f"sandbox of its tasks: exposure {found.exposure} of 10, no relaxations"
+    words = (
+        f"sandbox of its tasks: exposure {found.exposure} of 10, {found.exposure_default} without"
+        f" its relaxations: {', '.join(found.relaxations)}"
+    )
+    raw = "; `raw` is for who has the role host-admin" if "raw" in found.relaxations else ""
+    return words + raw
 
 
 def _print_spread(spread: Iterable[SpreadBin]) -> None:

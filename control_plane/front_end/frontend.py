@@ -45,7 +45,7 @@ from control_plane.front_end.profile_handlers import ProfileHandlers
 from control_plane.front_end.recorder import Recorder
 from control_plane.front_end.task_handlers import TaskHandlers, index_of
 from control_plane.front_end.trail import Trail
-from control_plane.identity.people import People
+from control_plane.identity.people import KINDS, People
 from control_plane.identity.registrar import Registrar
 from control_plane.images.store import ImageStore
 from control_plane.roles import ControlPlane
@@ -147,7 +147,7 @@ class FrontEnd(
 
     def revision_of(self, kind: str, name: str) -> int | None:
         """Return the revision of a stored record; None where that kind has none."""
-        if kind in ("group", "operator"):
+        if kind in KINDS:
             return self._guard.people.revision(f"{kind}/{name}")
         return self._control_plane.revision_of(kind, name)
 

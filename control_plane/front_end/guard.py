@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from agent.api import Relaxation
 from agent.errors import Forbidden
 from agent.wire.peers import principal
 from agent.wire.routes import Route
@@ -18,11 +19,13 @@ from control_plane.api.capacity import EntitlementWish
 from control_plane.api.jobs import JobSpec
 from control_plane.api.operations import JobMove
 from control_plane.api.people import Myself, Needs, Role
-from control_plane.identity.core.standing import Caller, refusal
+from control_plane.identity.core.standing import Caller, Refusal, refusal, refusal_of_raw
 from control_plane.identity.people import People
 
 NAMED = frozenset(("job", "task", "entitlement"))
 """Parameters of paths that say whose it is."""
+TAMES = frozenset(("stop_job", "pause_job"))
+"""What anybody who owns a job may do to it, even if its tasks have no sandbox."""
 
 
 class Ownership(Protocol):
@@ -34,6 +37,10 @@ class Ownership(Protocol):
 
     def goes_back_to(self, job: str) -> str | None:
         """Return the entitlement that a rollback of a job would bring it to, if there is one."""
+        ...
+
+    def is_raw(self, job: str) -> bool:
+        """Return whether some version of a job that is kept has tasks without a sandbox."""
         ...
 
     def owners_of(self, entitlement: str) -> Sequence[str] | None:
@@ -56,7 +63,8 @@ class Guard:
     def caller(self, peer: Peer) -> Caller:
         """Return a user, or who is at the local socket, with what they may do."""
         if peer.role == "local":
-            return Caller(peer.name, is_operator=True, is_approver=True)
+            root = peer.name == "local:0"  # who else may open the socket has to be granted it
+            return Caller(peer.name, is_operator=True, is_approver=True, is_host_admin=root)
         return self.people.user(principal(peer))
 
     def check_early(self, peer: Peer, route: Route) -> None:
@@ -69,6 +77,8 @@ class Guard:
         if call.peer.role in ("user", "local") and call.route.needs:
             about = {name: self._ownership.owners_of(name) for name in self._about(call)}
             self._check(call.peer, call.route, about)
+            if call.route.is_change and (job := self._raw_job(call)):
+                self._refuse(call.route, refusal_of_raw(self.caller(call.peer), job), call.peer)
 
     def _check(self, peer: Peer, route: Route, about: dict[str, Sequence[str] | None]) -> None:
         caller = self.caller(peer)
@@ -76,10 +86,23 @@ class Guard:
         if needs in (Needs.OWNER, Needs.ASKER) and not NAMED.intersection(route.parameters):
             needs = Needs.OPERATOR  # nothing says whose it is
         owns_any = needs == Needs.ANY_OWNER and bool(self._owned(caller))
-        found = refusal(needs, caller, about, owns_any)
+        self._refuse(route, refusal(needs, caller, about, owns_any), peer)
+
+    def _refuse(self, route: Route, found: Refusal | None, peer: Peer) -> None:
         if found is not None:
-            what = f"{route.method} {route.path}"
-            raise Forbidden(f"{caller.name} may not call {what}: {found.reason}", hint=found.hint)
+            name, what = self.caller(peer).name, f"{route.method} {route.path}"
+            raise Forbidden(f"{name} may not call {what}: {found.reason}", hint=found.hint)
+
+    def _raw_job(self, call: Call) -> str:
+        """Return the job whose tasks a call would run, or enter, without a sandbox; empty: none.
+
+        A job whose file does not ask for it any more may be applied by its owners.
+        """
+        job = _job_of(call)
+        if isinstance(call.body, JobSpec):
+            return call.body.name if Relaxation.RAW in call.body.relaxations else ""
+        held = bool(job) and call.route.name not in TAMES and self._ownership.is_raw(job)
+        return job if held else ""
 
     def owners_of(self, entitlement: str) -> Sequence[str] | None:
         """Return the owners of an entitlement, if there is such an entitlement."""
@@ -95,6 +118,7 @@ class Guard:
             role=Role.OPERATOR if caller.is_operator else role,
             groups=sorted(caller.groups),
             owns=owned,
+            host_admin=caller.is_host_admin,
         )
 
     def _owned(self, caller: Caller) -> list[str]:
@@ -105,7 +129,7 @@ class Guard:
     def _about(self, call: Call) -> set[str]:
         """Return the entitlements that a call is about; of a job also the one it moves to."""
         names = set()
-        job = call.path.get("job") or call.path.get("task", "").rpartition("-")[0]
+        job = _job_of(call)
         if job and (entitlement := self._ownership.entitlement_of(job)) is not None:
             names.add(entitlement)
         if call.route.name == "rollback_job" and job:
@@ -119,3 +143,8 @@ class Guard:
         if isinstance(call.body, EntitlementWish) and call.body.spec is not None:
             names.add(call.body.spec.materialization or "")
         return names - {""}
+
+
+def _job_of(call: Call) -> str:
+    """Return the job that the path of a call names, by itself or by a task; empty: none."""
+    return call.path.get("job") or call.path.get("task", "").rpartition("-")[0]

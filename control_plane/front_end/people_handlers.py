@@ -16,6 +16,7 @@ from control_plane.api.people import (
     IssuedCredential,
     Myself,
     Revocation,
+    Role,
     Users,
 )
 from control_plane.front_end.guard import Guard
@@ -40,7 +41,7 @@ class PeopleHandlers:
         return self._known.myself(call.peer)
 
     async def list_operators(self, _: Call) -> Grants:
-        """Show who is an operator."""
+        """Show who is an operator, and who a host admin."""
         return self._known.people.operators()
 
     async def grant_operator(self, call: Call) -> Grant:
@@ -50,6 +51,16 @@ class PeopleHandlers:
     async def revoke_operator(self, call: Call) -> Ack:
         """Make somebody an operator no longer."""
         await self._known.people.revoke(call.path["who"])
+        return Ack()
+
+    async def grant_host_admin(self, call: Call) -> Grant:
+        """Let somebody run tasks without a sandbox."""
+        people, by = self._known.people, principal(call.peer)
+        return await people.grant(call.path["admin"], by, Role.HOST_ADMIN)
+
+    async def revoke_host_admin(self, call: Call) -> Ack:
+        """Let somebody run tasks without a sandbox no longer."""
+        await self._known.people.revoke(call.path["admin"], Role.HOST_ADMIN)
         return Ack()
 
     async def list_groups(self, _: Call) -> Groups:

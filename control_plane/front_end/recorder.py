@@ -30,6 +30,7 @@ _OBJECTS = (
     "request",
     "digest",
     "who",
+    "admin",
     "user",
     "plan",
     "limit",
@@ -38,11 +39,13 @@ _OBJECTS = (
 _WORDS = {
     **{"request": "entitlement-request", "digest": "image", "who": "operator"},
     "plan": "maintenance-plan",
+    "admin": "host-admin",
 }
 _TOLD = (
     *("entitlement", "tasks", "image", "machines", "rru", "per_type", "owners", "members"),
     *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority", "controller"),
     *("work", "wave_size", "within", "despite", "without", "for_s", "step", "force"),
+    "relaxations",
 )
 """Fields of a request that the audit log repeats; none of them may hold a secret."""
 

@@ -1,4 +1,4 @@
-"""Groups of users, and who is an operator: small, stored, and all in memory.
+"""Groups of users, who is an operator and who a host admin: small, stored, and all in memory.
 
 A credential carries a name and nothing else, so that a role can be taken away at any moment
 without another credential.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -25,16 +26,22 @@ from control_plane.api.people import (
     GroupSpec,
     Principal,
     Revocation,
+    Role,
 )
 from control_plane.identity.core.certificates import SKEW_S
 from control_plane.identity.core.standing import Caller
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Operation, Put, Store
-from control_plane.store.records import GROUPS, OPERATORS, REVOKED, decode
+from control_plane.store.records import GROUPS, HOST_ADMINS, OPERATORS, REVOKED, decode
 
 log = logging.getLogger(__name__)
 
 MAX_GROUPS = MAX_GRANTS = 1000
+_GRANTED = {Role.OPERATOR: OPERATORS, Role.HOST_ADMIN: HOST_ADMINS}
+"""Role that can be granted → where its grants are."""
+_KINDS = {"group": GROUPS, "operator": OPERATORS, "host-admin": HOST_ADMINS}
+KINDS = frozenset(_KINDS)
+"""What the audit log calls the objects of this."""
 
 
 class People:
@@ -53,7 +60,7 @@ class People:
         self._operators = tuple(operators)
         self._approvers = frozenset(approvers)
         self._groups: dict[str, Group] = {}
-        self._grants: dict[str, Grant] = {}
+        self._grants: dict[Role, dict[str, Grant]] = {role: {} for role in _GRANTED}
         self._revisions: dict[str, int] = {}
         self._revoked: dict[str, Revocation] = {}
         """By the last two parts of the identity: `user/ann`, `host/vm1`."""
@@ -64,10 +71,11 @@ class People:
         for entry in (await self._store.list_prefix(GROUPS)).entries:
             self._groups[entry.key.removeprefix(GROUPS)] = decode(entry.value, Group, entry.key)
             self._revisions[entry.key] = entry.revision
-        for entry in (await self._store.list_prefix(OPERATORS)).entries:
-            who = entry.key.removeprefix(OPERATORS)
-            self._grants[who] = decode(entry.value, Grant, entry.key)
-            self._revisions[entry.key] = entry.revision
+        for role, prefix in _GRANTED.items():
+            for entry in (await self._store.list_prefix(prefix)).entries:
+                who = entry.key.removeprefix(prefix)
+                self._grants[role][who] = decode(entry.value, Grant, entry.key)
+                self._revisions[entry.key] = entry.revision
         for entry in (await self._store.list_prefix(REVOKED)).entries:
             self._revoked[entry.key.removeprefix(REVOKED)] = decode(
                 entry.value, Revocation, entry.key
@@ -109,8 +117,10 @@ class People:
         """Return what is known about a user."""
         groups = frozenset(g.name for g in self._groups.values() if name in g.members)
         caller = Caller(name, groups=groups, is_approver=name in self._approvers)
-        if caller.is_among((*self._operators, *self._grants)):
-            return Caller(name, is_operator=True, is_approver=True, groups=groups)
+        if caller.is_among(self._grants[Role.HOST_ADMIN]):
+            caller = replace(caller, is_host_admin=True)
+        if caller.is_among((*self._operators, *self._grants[Role.OPERATOR])):
+            return replace(caller, is_operator=True, is_approver=True)
         return caller
 
     def groups(self) -> Groups:
@@ -118,14 +128,14 @@ class People:
         return Groups(groups=[self._groups[name] for name in sorted(self._groups)])
 
     def operators(self) -> Grants:
-        """Return who is an operator, and since when."""
-        granted = [self._grants[who] for who in sorted(self._grants)]
+        """Return who is an operator or a host admin, and since when."""
+        granted = [of[who] for of in self._grants.values() for who in sorted(of)]
         return Grants(granted=granted, configured=list(self._operators))
 
     def revision(self, key: str) -> int:
-        """Return the revision of `group/NAME` or `operator/WHO`; 0: there is none."""
+        """Return the revision of `group/NAME`, `operator/WHO`, …; 0: there is none."""
         kind, _, name = key.partition("/")
-        return self._revisions.get((GROUPS if kind == "group" else OPERATORS) + name, 0)
+        return self._revisions.get(_KINDS[kind] + name, 0)
 
     def unknown(self, principals: Collection[str]) -> list[str]:
         """Return the groups among them that there are not; any user may come."""
@@ -152,36 +162,38 @@ class People:
             await self._write(GROUPS + name, None)
             del self._groups[name]
 
-    async def grant(self, who: str, by: str) -> Grant:
-        """Make somebody an operator."""
+    async def grant(self, who: str, by: str, role: Role = Role.OPERATOR) -> Grant:
+        """Make somebody an operator, or a host admin."""
+        grants = self._grants[role]
         _check(who, Principal, who)
         if missing := self.unknown([who]):
             raise NotFound(f"there is no group {missing[0]!r}", hint="twinectl group set NAME …")
         async with self._lock:
-            known = self._grants.get(who)
+            known = grants.get(who)
             if known is not None:
                 return known
-            if len(self._grants) >= MAX_GRANTS:
-                raise Conflict(f"there are {MAX_GRANTS} operators already", hint="use a group")
-            grant = Grant(who=who, at=self._runtime.wall(), by=by)
-            await self._write(OPERATORS + who, msgspec.json.encode(grant))
-            self._grants[who] = grant
-        log.warning("an operator was made", extra={"who": who, "by": by})
+            if len(grants) >= MAX_GRANTS:
+                raise Conflict(f"there are {MAX_GRANTS} {role}s already", hint="use a group")
+            grant = Grant(who=who, role=role, at=self._runtime.wall(), by=by)
+            await self._write(_GRANTED[role] + who, msgspec.json.encode(grant))
+            grants[who] = grant
+        log.warning("a role was granted", extra={"role": role, "who": who, "by": by})
         return grant
 
-    async def revoke(self, who: str) -> None:
-        """Make somebody an operator no longer; it counts from the next request on."""
+    async def revoke(self, who: str, role: Role = Role.OPERATOR) -> None:
+        """Take a role from somebody; it counts from the next request on."""
+        grants = self._grants[role]
         async with self._lock:
-            if who in self._operators and who not in self._grants:
+            if role is Role.OPERATOR and who in self._operators and who not in grants:
                 raise Conflict(
                     f"{who} is an operator by the configuration",
                     hint="take it out of `operators` there and start the control plane again",
                 )
-            if who not in self._grants:
-                raise NotFound(f"{who!r} is no operator", hint="twinectl role list")
-            await self._write(OPERATORS + who, None)
-            del self._grants[who]
-        log.warning("an operator was revoked", extra={"who": who})
+            if who not in grants:
+                raise NotFound(f"{who!r} is no {role}", hint="twinectl role list")
+            await self._write(_GRANTED[role] + who, None)
+            del grants[who]
+        log.warning("a role was taken away", extra={"role": role, "who": who})
 
     async def _write(self, key: str, value: bytes | None) -> None:
         """Write one key on what was read of it; under the lock."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from typing import TypedDict
 
+from agent.api.relaxations import exposure_of
 from control_plane.allocator.core.demand import demand_for
 from control_plane.allocator.core.feasibility import Tally, bin_of
 from control_plane.allocator.core.machine_pools import Machine
@@ -77,6 +79,7 @@ class JobPlanner:
             unplaced=list(unplaced),
             reasons=list(reasons),
             spread=_spread(after.values()),
+            **_exposure(spec),
         )
 
     async def explain(self, name: str) -> JobExplanation:
@@ -113,6 +116,7 @@ class JobPlanner:
             controller=self._scheduler.controller_note(record),
             operations=_waiting(record, self._runtime.date()),
             image=await self._image_note(record),
+            **_exposure(record.spec),
         )
 
     async def _image_note(self, record: JobRecord) -> str:
@@ -213,3 +217,18 @@ def _summary(wanted: int, waiting: list[int], reasons: list[str]) -> str:
 def _spread(machines: Iterable[Machine]) -> list[SpreadBin]:
     counts = Counter((m.place.datacenter, m.place.msb.rpartition("/")[2]) for m in machines)
     return [SpreadBin(datacenter=d, msb=m, tasks=n) for (d, m), n in sorted(counts.items())]
+
+
+class _Exposure(TypedDict):
+    relaxations: list[str]
+    exposure: float
+    exposure_default: float
+
+
+def _exposure(spec: JobSpec) -> _Exposure:
+    """Return what an answer says of the sandbox of a job's tasks."""
+    return _Exposure(
+        relaxations=sorted({*spec.relaxations}),
+        exposure=exposure_of(spec.relaxations),
+        exposure_default=exposure_of(()),
+    )

@@ -19,6 +19,7 @@ class Caller:
     name: str
     is_operator: bool = False
     is_approver: bool = False
+    is_host_admin: bool = False
     groups: frozenset[str] = frozenset()
 
     def is_among(self, principals: Collection[str]) -> bool:
@@ -77,3 +78,17 @@ def _unless_owner(caller: Caller, about: Owned, *, new_may_be: bool) -> Refusal 
                 f" --add-owner user:{caller.name}",
             )
     return None
+
+
+def refusal_of_raw(caller: Caller, job: str) -> Refusal | None:
+    """Return why a caller may not run tasks without a sandbox; None: they may.
+
+    No role has this in it, not even an operator's: it is granted by name, and the grant is in the
+    audit log (docs/adr/0092).
+    """
+    if caller.is_host_admin:
+        return None
+    return Refusal(
+        f"tasks of job {job} have no sandbox (`raw`), and {caller.name} is no host admin",
+        f"ask an operator: twinectl role grant user:{caller.name} host-admin",
+    )

@@ -60,6 +60,7 @@ def task_spec(
         resources=spec.resources,
         volumes=spec.volumes,
         credentials=spec.credentials,
+        relaxations=spec.relaxations,
     )
 
 

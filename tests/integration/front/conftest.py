@@ -301,6 +301,9 @@ class CannedControlPlane(ControlPlane):
     def goes_back_to(self, job: str) -> str | None:
         return self.before.get(job)
 
+    def is_raw(self, job: str) -> bool:
+        return job in self.jobs and "raw" in self.jobs[job].relaxations
+
     def entitlement_of(self, job: str) -> str | None:
         return self.jobs[job].entitlement if job in self.jobs else None
 

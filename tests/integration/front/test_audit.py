@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
+from msgspec.structs import replace
 
-from agent.api import JoinRequest
+from agent.api import JoinRequest, Relaxation
 from agent.errors import Forbidden, TwineError, Unauthenticated
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.inventory import Drain
@@ -169,10 +170,51 @@ def test_the_log_is_read_with_twinectl(region: Region) -> None:
     assert ctl("audit", "--since", "1h", "--who", "nobody").stdout.count("\n") == 1
     assert "operator" in ctl("whoami").stdout
     assert "user:ann" in ctl("role", "list").stdout
+    assert ctl("role", "grant", "ann", "host-admin").stdout == "user:ann is a host admin\n"
+    assert "host-admin" in ctl("role", "list").stdout
+    gone = ctl("role", "revoke", "ann", "host-admin")
+    assert gone.stdout == "user:ann is no host-admin any more\n"
+    assert "host-admin" not in ctl("role", "list").stdout
     assert ctl("role", "revoke", "ann", "operator").exit_code == 0
     assert ctl("role", "revoke", "root", "operator").exit_code == 5
     assert ctl("group", "remove", "web").exit_code == 0
     assert ctl("group", "list").stdout.count("\n") == 1
+
+
+def test_tasks_without_a_sandbox_are_for_who_was_granted_that_and_each_use_is_in_the_log(
+    region: Region,
+) -> None:
+    """F-83: not even an operator has `raw`; who has it cannot use it unseen, and it is stopped."""
+    owned = EntitlementSpec(machines=1, owners=["user:ann"])
+    call(region, "local", "put_entitlement", owned, entitlement="web")
+    plain = JobSpec(name="j", entitlement="web", tasks=1, image=DIGEST, command=["/bin/true"])
+    raw = replace(plain, relaxations=[Relaxation.PROC, Relaxation.RAW])
+    for who in ("ann", "root"):  # an owner; an operator by the configuration
+        with pytest.raises(Forbidden, match=f"`raw`.*{who} is no host admin"):
+            call(region, who, "apply_job", raw, job="j")
+    with pytest.raises(Forbidden, match="ann is no operator"):
+        call(region, "ann", "grant_host_admin", admin="user:ann")
+    call(region, "ann", "apply_job", plain, job="j")
+    call(region, "root", "grant_host_admin", admin="user:ann")
+    assert call(region, "ann", "get_myself").host_admin
+    call(region, "ann", "apply_job", raw, job="j")
+    call(region, "root", "revoke_host_admin", admin="user:ann")
+    for action in ("restart_job", "resume_job", "rollback_job"):
+        with pytest.raises(Forbidden, match="no host admin"):
+            call(region, "ann", action, job="j")
+    call(region, "ann", "pause_job", job="j")
+    call(region, "ann", "apply_job", plain, job="j")
+
+    told = [(e.caller, e.action, e.object, e.outcome) for e in entries(region)]
+    assert ("user:root", "grant_host_admin", "host-admin/user:ann", Outcome.DONE) in told
+    assert ("user:root", "revoke_host_admin", "host-admin/user:ann", Outcome.DONE) in told
+    uses = [e for e in entries(region) if "relaxations=proc raw" in e.detail]
+    assert [(e.caller, e.action, e.object, e.outcome) for e in uses] == [
+        ("user:ann", "apply_job", "job/j", Outcome.DONE)
+    ]
+    refused = [e for e in entries(region) if e.outcome is Outcome.REFUSED]
+    assert {e.caller for e in refused} == {"user:ann", "user:root"}
+    assert sum("no host admin" in e.reason for e in refused) == 5
 
 
 def test_hosts_that_are_let_in_are_in_the_log_and_strangers_cannot_fill_it(region: Region) -> None:

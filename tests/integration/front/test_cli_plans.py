@@ -39,6 +39,9 @@ PLAN = JobPlan(
     unplaced=[3],
     reasons=["2 machines: no free ports"],
     spread=SPREAD,
+    relaxations=["proc", "raw"],
+    exposure=9.4,
+    exposure_default=1.2,
 )
 WAITS = JobExplanation(
     job="web",
@@ -99,6 +102,8 @@ def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
         " 1 without room; 1 machine taken from the free pool",
         "tasks per MSB: dc1/msb1 2, dc2/msb3 1",
         "  no room: 2 machines: no free ports",
+        "sandbox of its tasks: exposure 9.4 of 10, 1.2 without its relaxations: proc, raw;"
+        " `raw` is for who has the role host-admin",
         "nothing was changed; `twinectl job apply` does it",
     ]
     assert [spec.tasks for spec in planner.specs] == [4]

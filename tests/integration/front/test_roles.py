@@ -126,6 +126,8 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "list_operators": USERS,
     "grant_operator": OPERATORS,
     "revoke_operator": OPERATORS,
+    "grant_host_admin": OPERATORS,
+    "revoke_host_admin": OPERATORS,
     "list_groups": USERS,
     "put_group": OPERATORS,
     "delete_group": OPERATORS,
@@ -150,7 +152,7 @@ PATH = {
     "shard": "a",
     "limit": "no",
 }
-ELSEWHERE = {"group": "new", "who": "user:new", "user": "new"}
+ELSEWHERE = {"group": "new", "who": "user:new", "admin": "user:new", "user": "new"}
 
 
 def spec_of(entitlement: str) -> JobSpec:

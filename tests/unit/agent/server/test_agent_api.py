@@ -19,12 +19,13 @@ from builders import IMAGE, FakeHost, a_spec, gone, running, unit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent import api, server
+from agent import api
 from agent.core.unit_properties import cgroup_of
 from agent.errors import Forbidden, Problem, SystemdError, Unauthenticated
 from agent.machine import Usage
 from agent.routes import ROUTES
-from agent.server import authorize_with
+from agent.services import callers
+from agent.services.callers import authorize_with
 from agent.wire.server import Peer
 
 ROUTE = ROUTES[0]
@@ -71,8 +72,8 @@ async def test_without_the_group_the_socket_is_for_its_owner_only(host: FakeHost
 
 
 def _request(monkeypatch: pytest.MonkeyPatch, user: Any, peer: Peer | None) -> Any:
-    monkeypatch.setattr(server, "local_user", lambda _: user)
-    monkeypatch.setattr(server, "tls_peer", lambda *_: peer)
+    monkeypatch.setattr(callers, "local_user", lambda _: user)
+    monkeypatch.setattr(callers, "tls_peer", lambda *_: peer)
     return SimpleNamespace(transport=None)
 
 
@@ -88,7 +89,7 @@ def test_root_and_the_group_may_call_from_this_host(
             raise KeyError(name)
         return SimpleNamespace(pw_uid=1001)
 
-    monkeypatch.setattr(server.pwd, "getpwnam", user_id)
+    monkeypatch.setattr(callers.pwd, "getpwnam", user_id)
     peer = authorize_with("twine")(_request(monkeypatch, user, None), ROUTE)
 
     assert peer == Peer(name=f"local:{user[0]}", role="local")
@@ -351,3 +352,15 @@ async def test_what_a_machine_has_is_told_while_systemd_does_not_answer(
 
         monkeypatch.setattr(host.fake.systemd, "version", silent)
         assert await client.get_machine() == before
+
+
+def test_a_task_without_a_sandbox_is_for_root_and_for_the_control_plane() -> None:
+    """F-83: members of the socket's group would be root by it."""
+    raw = api.TaskSpec(image="sha256:" + "0" * 64, relaxations=[api.Relaxation.RAW])
+    member, root = Peer(name="local:1000", role="local"), Peer(name="local:0", role="local")
+    plane = Peer(name="twine.local/component/control-plane", role="component")
+    with pytest.raises(Forbidden, match="for root alone"):
+        callers.check_raw(member, "web", raw)
+    for peer in (root, plane):
+        callers.check_raw(peer, "web", raw)
+    callers.check_raw(member, "web", api.TaskSpec(image=raw.image))

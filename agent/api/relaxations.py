@@ -1,0 +1,46 @@
+"""Relaxations of a task's sandbox: each has a name and a price (docs/security.md, ADR 0092).
+
+The price is what `systemd-analyze security` says of the task's unit, 10 is worst. It was measured
+on Debian 13, systemd 257.13; `tests/lab/test_2_relaxations.py` measures again and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+
+class Relaxation(StrEnum):
+    """What a task may do beyond its sandbox."""
+
+    PROC = "proc"
+    """Read all of /proc: the machine's memory, processors, statistics and sysctls."""
+    NETLINK = "netlink"
+    """Ask the kernel for interfaces, addresses and routes of its network (AF_NETLINK)."""
+    SCHEDULING = "scheduling"
+    """Choose processors, priority and memory nodes of its own processes."""
+    DEBUG = "debug"
+    """Trace its own processes: debuggers and profilers."""
+    RAW = "raw"
+    """No sandbox: root on the machine, with all capabilities, in the folder of its image. Only for
+    who has the role `host-admin`."""
+
+
+Relaxations = Annotated[list[Relaxation], Meta(max_length=8)]
+
+_BITS = (Relaxation.PROC, Relaxation.NETLINK, Relaxation.SCHEDULING, Relaxation.DEBUG)
+EXPOSURE = (1.2, 1.2, 1.2, 1.2, 1.3, 1.3, 1.4, 1.4, 1.4, 1.4, 1.4, 1.4, 1.5, 1.5, 1.5, 1.5)
+"""The place of a set of relaxations is the sum of 1 for `proc`, 2 for `netlink`, 4 for `scheduling`
+and 8 for `debug`. It is the same in each kind of network, with and without unix sockets."""
+RAW_EXPOSURE = 9.4
+"""Of a task with `raw`, whatever else it asks for."""
+
+
+def exposure_of(relaxations: Collection[Relaxation]) -> float:
+    """Return how exposed a task with these is: from 0 to 10, 10 is worst."""
+    if Relaxation.RAW in relaxations:
+        return RAW_EXPOSURE
+    return EXPOSURE[sum(1 << n for n, bit in enumerate(_BITS) if bit in relaxations)]

@@ -1,0 +1,85 @@
+"""Who may call the agent, and who may have a task without a sandbox."""
+
+from __future__ import annotations
+
+import grp
+import logging
+import pwd
+from collections.abc import Callable
+
+from aiohttp import web
+
+from agent.api import Relaxation, TaskSpec
+from agent.errors import Forbidden, Unauthenticated
+from agent.wire.peers import local_user, tls_peer
+from agent.wire.routes import Route
+from agent.wire.server import Peer
+
+log = logging.getLogger(__name__)
+
+
+def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
+    """Raise `Forbidden` where a task is to run, or to be entered, that somebody could be root by.
+
+    Members of the socket's group are not root. The control plane has looked at its own callers
+    (docs/adr/0092); each use is in this host's journal, too.
+    """
+    if Relaxation.RAW not in spec.relaxations:
+        return
+    if peer.role == "local" and peer.name != "local:0":
+        raise Forbidden(
+            f"task {task_id} has no sandbox (`raw`): on this socket that is for root alone",
+            hint="ask for other relaxations (docs/security.md), or call as root",
+        )
+    log.warning("a task without a sandbox", extra={"task": task_id, "by": peer.name})
+
+
+def authorize_with(
+    socket_group: str, domain: Callable[[], str] = lambda: ""
+) -> Callable[[web.Request, Route], Peer]:
+    """Return the rule of the agent: local root and group, or a component of the cluster.
+
+    On the unix socket the kernel says who calls (SO_PEERCRED); on TCP only a certificate of
+    the role `component` may call, never another host or a user (trust F-79).
+    """
+
+    def authorize(request: web.Request, route: Route) -> Peer:
+        user = local_user(request.transport)
+        if user is not None:
+            uid, gid = user
+            if uid == 0 or gid == _gid(socket_group) or uid in _members(socket_group):
+                return Peer(name=f"local:{uid}", role="local")
+            raise Forbidden(
+                f"user {uid} may not call {route.name}",
+                hint=f"be root or a member of group {socket_group}",
+            )
+        peer = tls_peer(request.transport, domain())
+        if peer is None:
+            raise Unauthenticated("the connection proves no identity")
+        if peer.role != "component":
+            raise Forbidden(f"{peer.name} may not call {route.name} of an agent")
+        return peer
+
+    return authorize
+
+
+def _gid(group: str) -> int | None:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        return None
+
+
+def _members(group: str) -> set[int]:
+    try:
+        names = grp.getgrnam(group).gr_mem
+    except KeyError:
+        return set()
+    return {uid for name in names if (uid := _uid(name)) is not None}
+
+
+def _uid(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None

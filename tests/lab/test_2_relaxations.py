@@ -1,0 +1,98 @@
+"""How exposed tasks with relaxations are is what the guest's systemd says, in every mixture.
+
+It is asked about the units as the agent asks for them, written as files, in the root file system
+that guests boot from: the same systemd, run by this machine's kernel, so all 51 take seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.api import Network, NetworkMode, Relaxation, TaskSpec
+from agent.api.relaxations import exposure_of
+from agent.core.unit_properties import unit_properties
+from vm_lab.image.build import build_image
+
+SMALL = (Relaxation.PROC, Relaxation.NETLINK, Relaxation.SCHEDULING, Relaxation.DEBUG)
+MIXTURES = [s for n in range(5) for s in itertools.combinations(SMALL, n)]
+SETS = [*MIXTURES, (Relaxation.RAW,)]
+NETWORKS = {
+    "host": Network(),
+    "host-unix": Network(unix_sockets=True),
+    "private": Network(mode=NetworkMode.PRIVATE),
+}
+NOT_ASKED = frozenset(
+    ("Description", "Environment", "ExecStart", "CollectMode", "LogNamespace", "MemoryMax")
+)
+"""Properties whose words in a file differ, and that nobody judges; so do all that end in USec."""
+ASK = """
+set -e
+there=$(mktemp -d)
+mount -o loop,ro,subvol=@ "$1" "$there"
+mount -t proc proc "$there/proc"
+mount --bind /dev "$there/dev"
+mount -t tmpfs tmpfs "$there/run"
+mount --bind "$2" "$there/tmp"
+for unit in "$2"/*.service; do
+    chroot "$there" systemd-analyze security --offline=true --no-pager "/tmp/$(basename "$unit")"
+done
+"""
+
+
+def as_file(properties: dict[str, object]) -> str:
+    """Return a unit's properties as lines of a file (systemd.exec(5))."""
+    lines = ["[Service]", "ExecStart=/bin/true"]
+    for name, value in properties.items():
+        if name in NOT_ASKED or name.endswith("USec") or name == "SystemCallErrorNumber":
+            continue
+        words = value if isinstance(value, tuple | list) else (value,)
+        if name == "SystemCallFilter":
+            denied = [str(w)[1:] for w in words if str(w).startswith("~")]
+            allowed = [str(w) for w in words if not str(w).startswith("~")]
+            lines += [f"{name}=~{' '.join(denied)}", f"{name}={' '.join(allowed)}"]
+            continue
+        lines.append(f"{name}={' '.join(_word(name, word) for word in words)}")
+    return "\n".join(lines) + "\n"
+
+
+def _word(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:04o}" if name == "UMask" else str(value)
+
+
+@pytest.mark.long
+def test_the_price_of_each_mixture_is_what_systemd_says(tmp_path: Path) -> None:
+    """AG8 F-83: a change of the sandbox that forgets the table is found."""
+    for row, network in NETWORKS.items():
+        for names in SETS:
+            spec = TaskSpec(
+                image="sha256:" + "0" * 64,
+                command=["/bin/true"],
+                network=network,
+                relaxations=list(names),
+            )
+            file = tmp_path / f"{row}__{'_'.join(names)}.service"
+            file.write_text(as_file(unit_properties("web", spec, "/")))
+    base = build_image("base", print, project=False, disk=False).folder / "base.raw"
+    argv = ["unshare", "--mount", "--propagation", "private", "bash", "-c", ASK, "ask"]
+    done = subprocess.run(
+        [*argv, str(base), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = {
+        (row, frozenset(names.split("_")) - {""}): float(score)
+        for row, names, score in re.findall(
+            r"exposure level for (\S+?)__(\S*)\.service: (\d+\.\d) ", done.stdout
+        )
+    }
+    assert said == {
+        (row, frozenset(str(n) for n in names)): exposure_of(names)
+        for row in NETWORKS
+        for names in SETS
+    }
