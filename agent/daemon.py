@@ -56,6 +56,7 @@ from agent.services.own_cpus import OwnCpus
 from agent.services.port import listen
 from agent.services.pressure import Pressure
 from agent.services.prober import Prober
+from agent.services.rebuilding import rebuild
 from agent.services.reserve import Reserve
 from agent.services.roots import Roots
 from agent.services.starts import Starts
@@ -203,7 +204,7 @@ class Agent:
         host = Host(
             units=units,
             roots=roots,
-            journal=Journal(self._state / "journal", reserve),
+            journal=Journal(self._state / "journal", reserve, Path(config.run_dir) / "records"),
             events=events,
             lanes=lanes,
             prober=prober,
@@ -305,7 +306,9 @@ class Agent:
     async def _adopt(self, services: Services, lanes: Lanes) -> None:
         await services.images.tidy()
         await services.sessions.tidy()
-        replay = await lanes.run("journal", self._host.journal.replay)
+        host = self._host
+        replay = await lanes.run("journal", host.journal.replay)
+        replay = await rebuild(replay, host.units, host.journal, lanes, services.events)
         specs = {t: record.spec for t, record in replay.tasks.items()}
         self._host.networks.expect(specs, replay.unreadable)
         await services.tasks.adopt(replay)

@@ -257,8 +257,9 @@ def _records(found: Found) -> Iterator[Account]:
                 kind="record", name=name, stays=False, why="a write was cut off", wrong=True
             )
         elif not name.endswith(".json"):
-            owner = f"task {name.partition('.')[0]}"
-            why = "it could not be read and was kept for whoever wants to know why"
+            owner = f"task {(of := name.partition('.')[0])}"
+            now = "; the task has a record again" if of in found.tasks else ""
+            why = f"it could not be read and was kept for whoever wants to know why{now}"
             account = Account(kind="record", name=name, owner=owner, why=why)
         elif task_id in found.spared:
             why = "it cannot be read; put or delete the task, and it is kept aside"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from agent.core.records import task_of
+from agent.core.records import TaskRecord, Wanted, key_of, task_of
 
 
 def leftovers(
@@ -20,3 +20,21 @@ def leftovers(
     """
     found = {task_of(unit) for unit in units} | set(roots)
     return sorted(found - set(recorded) - set(spared))
+
+
+def rebuilt(
+    copies: Mapping[str, TaskRecord], keys: Mapping[str, str], unreadable: Collection[str]
+) -> dict[str, TaskRecord]:
+    """Return the records that take the place of those that cannot be read (F-06).
+
+    `copies` is what is remembered in memory of their tasks, `keys` says from which specification
+    each unit that there is was started. A copy of something else than what runs is not believed:
+    that task runs on untouched until an owner speaks up. One that is being removed stays so. Of a
+    record that is not there, and so is not `unreadable`, only what runs is proof that it was.
+    """
+    return {
+        task_id: record
+        for task_id, record in copies.items()
+        if keys.get(task_id) == key_of(record.spec)
+        or (task_id in unreadable and (record.wanted is Wanted.GONE or task_id not in keys))
+    }

@@ -1,9 +1,13 @@
 """Durable task records: what was asked for survives any crash.
 
 One file a task, `<task_id>.json`: a CRC-32 of the record and the record. A file is replaced
-by writing beside it, fsync, rename, fsync of the folder. One that cannot be read stays where
-it is and its task left running until an owner speaks up for it; then it is kept aside. A torn
-record never takes the others along (F-06).
+by writing beside it, fsync, rename, fsync of the folder. A torn record never takes the others
+along (F-06).
+
+Beside it is a copy in memory, below /run, which lives as long as what runs: until the next boot.
+From it a record that cannot be read, or is not there, is rebuilt (`rebuilding.py`). Where that is
+not possible the record stays where it is and its task is left running until an owner speaks up for
+it; then it is kept aside.
 """
 
 from __future__ import annotations
@@ -38,16 +42,25 @@ class Replay:
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     """Task id → why its record could not be read."""
+    copies: dict[str, TaskRecord] = field(default_factory=dict)
+    """What the copies say of tasks whose record cannot be read, or is not there."""
 
 
 class Journal:
     """The folder of task records. Blocking: call it through a lane."""
 
-    def __init__(self, folder: Path, reserve: Reserve | None = None) -> None:
-        """Use `folder`, made if need be; `reserve` gives room where the disk is full."""
-        self._folder = folder
+    def __init__(
+        self, folder: Path, reserve: Reserve | None = None, copies: Path | None = None
+    ) -> None:
+        """Use `folder`, made if need be; `reserve` gives room where the disk is full.
+
+        `copies` is a folder in memory; None: there are no copies.
+        """
+        self._folder, self._copies = folder, copies
         self._reserve = reserve
         folder.mkdir(parents=True, exist_ok=True)
+        if copies is not None:
+            copies.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, record: TaskRecord | Tombstone, *, durable: bool = True) -> None:
         """Replace the record of a task; when this returns, a power cut cannot undo it.
@@ -58,8 +71,10 @@ class Journal:
         kind = "task" if isinstance(record, TaskRecord) else "tombstone"
         body = msgspec.json.encode(record)
         header = json.dumps({"schema": SCHEMA, "kind": kind, "crc": zlib.crc32(body)})
+        data = header.encode() + b"\n" + body + b"\n"
         try:
-            self._insist(record.task_id, header.encode() + b"\n" + body + b"\n", durable)
+            self._insist(record.task_id, data, durable)
+            self._copy(record.task_id, data)
         except OSError as e:
             raise HostError(
                 f"cannot save the record of task {record.task_id}: {e.strerror}",
@@ -91,6 +106,30 @@ class Journal:
         if durable:
             self._sync_folder()
 
+    def _copy(self, task_id: str, data: bytes) -> None:
+        """Keep a copy of a record; where that fails there is none rather than an old one."""
+        if self._copies is None:
+            return
+        path = self._copies / f"{task_id}.json"
+        temporary = self._copies / f".{task_id}.new"
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
+        except OSError as e:
+            extra = {"task": task_id, "why": str(e)}
+            log.warning("a record has no copy in memory", extra=extra)
+            for stale in (path, temporary):
+                if stale.is_file():
+                    _remove(stale)
+
+    def _find_copy(self, task_id: str) -> bytes | None:
+        if self._copies is None:
+            return None
+        try:
+            return (self._copies / f"{task_id}.json").read_bytes()
+        except OSError:
+            return None
+
     def _sync_folder(self) -> None:
         fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -104,31 +143,58 @@ class Journal:
         aside = path.with_suffix(f".unreadable-{time.time_ns()}")
         try:
             os.link(path, aside)
+        except FileNotFoundError:
+            return
         except OSError as e:
             extra = {"task": task_id, "why": str(e)}
             log.warning("an unreadable record could not be kept aside", extra=extra)
 
     def replay(self) -> Replay:
-        """Return all records. Raises `ConfigError` for those of a newer release (F-07)."""
+        """Return all records. Raises `ConfigError` for those of a newer release (F-07).
+
+        What can be read gets a copy where it has none: an agent of before made none.
+        """
         found = Replay()
         for unfinished in self._folder.glob(".*.new"):
             _remove(unfinished)
         for path in sorted(self._folder.glob("*.json")):
             task_id = path.stem
             try:
-                record = _decode(path.read_bytes())
+                record = _decode(data := path.read_bytes())
                 if record.task_id != task_id:
                     raise ValueError(f"it is the record of task {record.task_id}")
             except (ValueError, RecursionError, OSError) as e:
                 found.unreadable[task_id] = str(e)
                 continue
+            if self._find_copy(task_id) != data:
+                self._copy(task_id, data)
             if isinstance(record, TaskRecord):
                 found.tasks[task_id] = record
             elif time.time() - record.at < TOMBSTONE_S:
                 found.tombstones[task_id] = record
             else:
                 _remove(path)
+        self._read_copies(found)
         return found
+
+    def _read_copies(self, found: Replay) -> None:
+        """Read the copies of tasks whose record was not read; drop those of nothing."""
+        if self._copies is None:
+            return
+        for path in sorted(self._copies.glob("*.json")):
+            task_id = path.stem
+            if task_id in found.tasks or task_id in found.tombstones:
+                continue
+            try:
+                record = _decode(path.read_bytes())
+            except (ValueError, RecursionError, OSError) as e:
+                extra = {"task": task_id, "why": str(e)}
+                log.warning("the copy of a record cannot be read", extra=extra)
+                continue
+            if isinstance(record, TaskRecord) and record.task_id == task_id:
+                found.copies[task_id] = record
+            else:
+                _remove(path)
 
 
 def _remove(path: Path) -> None:

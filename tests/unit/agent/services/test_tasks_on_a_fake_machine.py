@@ -43,6 +43,10 @@ def _left(host: FakeHost) -> tuple[list[str], list[str]]:
     return host.units(), host.roots()
 
 
+def _copies(host: FakeHost) -> Path:
+    return Path(host.config.run_dir) / "records"
+
+
 def _journal(host: FakeHost) -> Path:
     return host.state / "journal"
 
@@ -384,6 +388,7 @@ async def test_units_and_roots_that_belong_to_no_task_are_removed(host: FakeHost
             await client.put_task(name, a_spec())
             await running(client, name)
     (_journal(host) / "lost.json").unlink()
+    (_copies(host) / "lost.json").unlink()
     async with host.agent() as client:
         await gone(client, "lost")
         assert _left(host) == ([unit("kept")], ["kept"])
@@ -411,6 +416,7 @@ async def test_a_record_that_cannot_be_read_leaves_its_task_running(  # F-06
             await running(client, name)
     before = host.invocation("web")
     (_journal(host) / "web.json").write_bytes(content)
+    (_copies(host) / "web.json").unlink()
     for _ in range(2):
         async with host.agent() as client:
             status = await client.get_task("web")
@@ -450,6 +456,7 @@ async def test_a_task_with_an_unreadable_record_can_be_removed(host: FakeHost) -
         await client.put_task("web", a_spec())
         await running(client, "web")
     (_journal(host) / "web.json").write_bytes(b"")
+    (_copies(host) / "web.json").unlink()
     async with host.agent() as client:
         await asyncio.gather(client.delete_task("web"), client.delete_task("web"))
         await gone(client, "web")
