@@ -61,6 +61,7 @@ from agent.services.reserve import Reserve
 from agent.services.roots import Roots
 from agent.services.starts import Starts
 from agent.services.supervisor import Host, task_unit
+from agent.services.task_identities import TaskIdentities
 from agent.services.tasks import Tasks
 from agent.services.unit_view import UnitView
 from agent.services.units import Units
@@ -197,9 +198,13 @@ class Agent:
         networks = Networks(machine.network, lanes, site)
         leaving = Leaving(units, events, machine.boottime_s)
         credentials = CredentialHolder(Path(config.run_dir) / "credentials.sock")
+        own = Path(config.run_dir) / "identities"
+        identities = TaskIdentities(own, self.identity, lanes, events)
 
         def whole(task: TaskRecord) -> dict[str, object]:
-            return task_unit(roots, task) | credentials.properties(task.spec)
+            given = credentials.properties(task.spec)
+            given |= identities.properties(task.task_id, task.spec)
+            return task_unit(roots, task) | given
 
         host = Host(
             units=units,
@@ -216,6 +221,7 @@ class Agent:
             boot_id=hardware.boot_id,
             inside=Inside(units, whole),
             credentials=credentials,
+            identities=identities,
             leaving=leaving,
             own_cpus=OwnCpus(
                 units,
@@ -269,6 +275,7 @@ class Agent:
         )
         group.create_task(pressure.watch(), name="pressure")
         group.create_task(units.watch(TASK_UNITS), name="units")
+        group.create_task(identities.watch(tasks.to_run), name="identities")
         return Services(
             tasks=tasks,
             usage=usage,

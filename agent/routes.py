@@ -27,6 +27,7 @@ from agent.api import (
 )
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.task_identity import TaskCertificate, TaskIdentityRequest
 from agent.api.unit import UnitShown
 from agent.usage import Usages
 from agent.wire.routes import Route
@@ -257,6 +258,16 @@ JOIN_ROUTES: tuple[Route, ...] = (
         roles=("host",),
         changes=False,
         summary="The next certificate of a joined host",
+    ),
+    Route(
+        "certify_task",
+        "POST",
+        "/v1/tasks/{task}/certificate",
+        request=TaskIdentityRequest,
+        response=TaskCertificate,
+        roles=("host",),
+        changes=False,
+        summary="The next certificate of a task, for the host to which it was given",
     ),
     Route(
         "fetch_image",

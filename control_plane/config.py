@@ -49,6 +49,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     leaf_life_s: Annotated[float, Meta(ge=300, le=90 * 86_400)] = 45 * 86_400.0
     """Life of certificates of hosts, which renew them each day: one that is away for longer has
     to join again. The minimum leaves time to renew."""
+    task_leaf_life_s: Annotated[float, Meta(ge=600, le=7 * 86_400)] = 86_400.0
+    """Life of certificates of tasks, renewed after a tenth of it. Nothing ends one before, so it is
+    how long a stolen one is good, and how long the control plane may be away."""
     image_max_bytes: Annotated[int, Meta(ge=1)] = 16 << 30
     """Largest image that may be pushed."""
     broker_stores: dict[Name, Folder] = {}

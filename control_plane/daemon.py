@@ -58,7 +58,10 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         store = await stack.enter_async_context(SqliteStore(config.store_path))
         broker_stores = await _open_broker_stores(stack, config, store)
         authority = open_authority(
-            config.authority_path, config.cluster, leaf_life_s=config.leaf_life_s
+            config.authority_path,
+            config.cluster,
+            leaf_life_s=config.leaf_life_s,
+            task_leaf_life_s=config.task_leaf_life_s,
         )
         tcp = stack.enter_context(tcp_socket(*config.listen_on()))
         local = stack.enter_context(unix_socket(Path(config.socket), config.socket_group))

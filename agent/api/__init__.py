@@ -180,6 +180,9 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
     """Files of its `$CREDENTIALS_DIRECTORY` and the credentials of its entitlement that are in
     them (docs/agent.md)."""
+    identity: bool = False
+    """Whether it has a key and a certificate of its own, renewed while it runs, in
+    `/run/twine-identity` (docs/agent.md)."""
     image_trust: ImageTrust = ImageTrust()
     """Whose signature the image needs, and those that it has; looked at when the specification
     is taken, and no part of what runs (docs/security.md)."""

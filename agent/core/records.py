@@ -123,6 +123,8 @@ def key_of(spec: TaskSpec) -> str:
         process += (("credentials", sorted(spec.credentials.items())),)
     if spec.relaxations:
         process += (("relaxations", sorted({*spec.relaxations})),)
+    if spec.identity:
+        process += (("identity", True),)
     return hashlib.sha256(msgspec.json.encode(process)).hexdigest()[:12]
 
 

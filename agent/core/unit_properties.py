@@ -17,6 +17,7 @@ from agent.core.limits import limit_properties
 from agent.core.network import network_properties, port_variables
 from agent.core.records import key_of, unit_of, user_of
 from agent.core.relaxations import relaxed
+from agent.core.task_identity import INSIDE
 
 _S = 1_000_000
 
@@ -161,6 +162,7 @@ def unit_properties(
         "TWINE_JOB": spec.job,
         "TWINE_ENTITLEMENT": spec.entitlement,
         **port_variables(spec),
+        **({"TWINE_IDENTITY": INSIDE} if spec.identity else {}),
         **spec.environment,
     }
     properties: dict[str, object] = {

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from agent import api
+from agent.api.task_identity import TaskCertificate, TaskIdentityRequest
 from agent.errors import ConfigError, Forbidden, InvalidInput, ProtocolError, TwineError
 from agent.routes import JOIN_ROUTES
 from agent.wire import pins, tls
@@ -190,6 +191,19 @@ class HostIdentity:
         self._contexts.take(fresh)
         log.info("renewed", extra={"machine": fresh.name, "not_after": fresh.not_after})
         return Identity(fresh.name, fresh.url, fresh.not_after)
+
+    def trusted(self) -> str:
+        """Return the authorities that this host trusts now, as PEM."""
+        return self._held().ca_pem
+
+    async def certify_task(self, task_id: str, csr_pem: str) -> TaskCertificate:
+        """Return a certificate for a task's key; only for a task that this host was given."""
+        held = self._held()
+        async with WireClient(held.url, self.client_context()) as client:
+            request = TaskIdentityRequest(csr_pem=csr_pem)
+            answer = await client.call(_ROUTE["certify_task"], request, task=task_id)
+        assert isinstance(answer, TaskCertificate)
+        return answer
 
     async def renew_forever(self) -> None:
         """Renew in time, for as long as the agent runs; a failure is tried again."""

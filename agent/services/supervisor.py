@@ -50,6 +50,7 @@ from agent.services.prober import Prober
 from agent.services.probing import Probing
 from agent.services.roots import Roots
 from agent.services.starts import Starts
+from agent.services.task_identities import TaskIdentities
 from agent.services.units import Units
 from agent.services.volumes import Volumes
 
@@ -87,6 +88,7 @@ class Host:
     boot_id: str
     inside: Inside
     credentials: CredentialHolder
+    identities: TaskIdentities
     leaving: Leaving
     own_cpus: OwnCpus
     whole: Whole
@@ -290,6 +292,7 @@ class TaskLoop:
                     self._known = Seen(seen.unit, root=True, leftover=True, boot_id=seen.boot_id)
             case Action.START:
                 host.credentials.check(task.task_id, task.spec)
+                await host.identities.ensure(task.task_id, task.spec)
                 guard: dict[str, object] = {}
                 if is_bound(task.spec):
                     guard = not_after(host.contact.may_start(task.task_id))
@@ -308,6 +311,7 @@ class TaskLoop:
             case Action.REMOVE_ROOT:
                 if task.spec.life.init:
                     await host.inside.end_steps(task.task_id)
+                await host.identities.remove(task.task_id)
                 await host.networks.remove(task.task_id)
                 await host.lanes.run("btrfs", host.volumes.drop_scratch, task.task_id)
                 await host.lanes.run("btrfs", host.roots.remove, task.task_id)

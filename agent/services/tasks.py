@@ -362,6 +362,13 @@ class Tasks:
         loop = self._loops.get(task_id)
         return None if loop is None else loop.record.spec
 
+    def to_run(self) -> dict[str, TaskSpec]:
+        """Return the specification of every task that runs or is to."""
+        records = [loop.record for loop in self._loops.values()]
+        over = (TaskState.STOPPED, TaskState.FAILED)
+        wanted = {r.task_id: r for r in records if r.wanted is Wanted.RUN}
+        return dict(self._coming) | {t: r.spec for t, r in wanted.items() if r.state not in over}
+
     def specs(self) -> dict[str, TaskSpec]:
         """Return the specification of every task, and of those that are about to be one."""
         loops = list(self._loops.items())  # at once: this is also asked from other threads

@@ -27,7 +27,7 @@ from aiohttp import web
 
 from agent.wire.limits import Limits
 from agent.wire.networks import Suspects, whence
-from agent.wire.visitor import Visitor, begins_at, ends_at
+from agent.wire.visitor import Visitor, begins_at, ends_at, identity_in
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +298,7 @@ class Door:
         self._guests.pop(guest, None)
         self._forget(guest, guest.network)
         certificate = transport.get_extra_info("peercert") or {}
-        name = next((v for k, v in certificate.get("subjectAltName", ()) if k == "URI"), "")
+        name = identity_in(certificate)
         visitor = Visitor(
             self._runner, self._logger, self._left, guest.address, guest.network, name
         )

@@ -9,7 +9,6 @@ holder may do.
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import struct
 import time
@@ -18,12 +17,8 @@ from typing import Any
 
 from agent.errors import Forbidden, Unauthenticated
 from agent.wire.server import Peer
-from agent.wire.visitor import begins_at, ends_at
+from agent.wire.visitor import IDENTITY, begins_at, ends_at
 
-_URI = re.compile(
-    r"spiffe://(?P<cluster>[a-z0-9][a-z0-9.-]{0,253})"
-    r"/(?P<role>host|component|user|controller)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})"
-)
 _UCRED = struct.Struct("3i")
 """pid, uid, gid: `struct ucred` of unix(7)."""
 
@@ -39,7 +34,7 @@ def peer_of(certificate: Mapping[str, Any] | None, domain: str = "") -> Peer:
             "the caller showed no client certificate", hint="call with a credential of this cluster"
         )
     uris = [v for kind, v in certificate.get("subjectAltName", ()) if kind == "URI"]
-    match = _URI.fullmatch(uris[0]) if len(uris) == 1 else None
+    match = IDENTITY.fullmatch(uris[0]) if len(uris) == 1 else None
     if match is None:
         raise Unauthenticated(f"the certificate names no identity of ours: {uris[:2]!r}")
     if domain and match["cluster"] != domain:

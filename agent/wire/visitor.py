@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
@@ -210,6 +211,19 @@ async def prepare(request: web.Request, response: web.StreamResponse) -> None:
     if isinstance(visitor, Visitor) and visitor.is_half_closed:
         response.headers["Connection"] = "close"
         response.force_close()
+
+
+IDENTITY = re.compile(
+    r"spiffe://(?P<cluster>[a-z0-9][a-z0-9.-]{0,253})"
+    r"/(?P<role>host|component|user|controller)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})"
+)
+"""What makes somebody known at a front door; tasks have identities of another form."""
+
+
+def identity_in(certificate: Mapping[str, Any]) -> str:
+    """Return who a verified certificate says that its holder is; empty: a stranger."""
+    names = [v for kind, v in certificate.get("subjectAltName", ()) if kind == "URI"]
+    return names[0] if len(names) == 1 and IDENTITY.fullmatch(names[0]) else ""
 
 
 def ends_at(certificate: Mapping[str, Any]) -> float:

@@ -126,6 +126,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
     """Files of its tasks' `$CREDENTIALS_DIRECTORY` and the credentials of the entitlement that
     are in them; the machines must hold these (docs/agent.md)."""
+    identity: bool = False
+    """Whether each task has a key and a certificate of its own to prove to others which task it
+    is, renewed while it runs (docs/agent.md)."""
     network: Reach = Reach()
     """Whose network its tasks live in, and who may reach them; see `ports` for theirs."""
     relaxations: Relaxations = []

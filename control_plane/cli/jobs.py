@@ -222,7 +222,12 @@ def _given(spec: JobSpec) -> list[str]:
         for name, v in spec.volumes.items()
     ]
     credentials = [f"{name} as {file}" for file, name in spec.credentials.items()]
-    lines = (("volumes", volumes, "; "), ("credentials", credentials, ", "))
+    own = [f"its own, as spiffe://…/job/{spec.name}/task/{spec.name}-N"] if spec.identity else []
+    lines = (
+        ("volumes", volumes, "; "),
+        ("credentials", credentials, ", "),
+        ("identity", own, ""),
+    )
     return [f"{what}: {between.join(found)}" for what, found, between in lines if found]
 
 

@@ -19,6 +19,7 @@ from agent.api import (
     Images,
     Liveness,
 )
+from agent.api.task_identity import TaskCertificate
 from agent.errors import Busy, InvalidInput
 from agent.wire.peers import principal
 from agent.wire.routes import Route
@@ -165,6 +166,11 @@ class FrontEnd(
     async def renew(self, call: Call) -> Certificate:
         """Give a host its next certificate: for the name in its present one, no other."""
         return await self._registrar.renew(principal(call.peer), call.body)
+
+    async def certify_task(self, call: Call) -> TaskCertificate:
+        """Give a host the next certificate of a task that it was given, and of no other."""
+        subject = self._tasks.identity_for(principal(call.peer), call.path["task"])
+        return self._registrar.certify_task(subject, call.body.csr_pem)
 
     async def revoke_machine_identity(self, call: Call) -> Revocation:
         """Let a host's certificates count no more, on connections that stand neither."""

@@ -49,6 +49,8 @@ Disconnect = Callable[[str], Awaitable[None]]
 LEAF_LIFE_S = 45 * 86_400.0
 """Of hosts: a control plane may be away for a month and no host joins again (docs/adr/0037)."""
 OWN_LIFE_S = 86_400.0
+TASK_LIFE_S = 86_400.0
+"""Of tasks: whom they talk to asks nobody whether a certificate was revoked (docs/adr/0105)."""
 LEAF_LIFE_MIN_S = 300.0
 WARN_S = 7 * 86_400.0
 """Hosts renew each day: one with a week left has failed to for a month."""
@@ -70,6 +72,47 @@ class Subject:
     hosts: tuple[str, ...] = ()
     """Addresses and DNS names it may serve at; none: it can only be a client."""
 
+    @property
+    def path(self) -> str:
+        """What follows the trust domain in its identity."""
+        return f"{self.role}/{self.name}"
+
+    @property
+    def common_name(self) -> str:
+        """A name for people; it decides nothing."""
+        return f"{self.role} {self.name}"[:64]
+
+    @property
+    def serves(self) -> bool:
+        """Return whether it may be called, too."""
+        return bool(self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSubject:
+    """The task that a certificate is for.
+
+    Its identity has another form than that of people, hosts and components, so that no front
+    door takes a task for one of them (`agent.wire.peers`).
+    """
+
+    entitlement: str
+    job: str
+    task: str
+    hosts: tuple[str, ...] = ()
+    """None: who calls a task looks at its identity, and at no address."""
+    serves: bool = True
+
+    @property
+    def path(self) -> str:
+        """What follows the trust domain in its identity."""
+        return f"entitlement/{self.entitlement}/job/{self.job}/task/{self.task}"
+
+    @property
+    def common_name(self) -> str:
+        """A name for people; it decides nothing."""
+        return f"task {self.task}"[:64]
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -88,11 +131,12 @@ class Authority:
         cluster: str,
         *,
         leaf_life_s: float = LEAF_LIFE_S,
+        task_leaf_life_s: float = TASK_LIFE_S,
         clock: Clock = time.time,
     ) -> None:
         """Take roots that exist; `open_authority` finds or makes them."""
         self.roots = roots
-        self.leaf_life_s = leaf_life_s
+        self.leaf_life_s, self.task_leaf_life_s = leaf_life_s, task_leaf_life_s
         self._clock = clock
         self.cluster = cluster
 
@@ -107,15 +151,18 @@ class Authority:
         return self.roots.active.ca_hash
 
     def issue(
-        self, public_key: ec.EllipticCurvePublicKey, subject: Subject, life_s: float | None = None
+        self,
+        public_key: ec.EllipticCurvePublicKey,
+        subject: Subject | TaskSubject,
+        life_s: float | None = None,
     ) -> Leaf:
         """Return a certificate that says: the holder of this key is this subject."""
         now = self._clock()
         root = self.roots.active
         not_after = min(now + (life_s or self.leaf_life_s), root.ends_at)
-        common_name = f"{subject.role} {subject.name}"[:64]
+        common_name = subject.common_name
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-        if subject.hosts:
+        if subject.serves:
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
         root_key = root.certificate.public_key()
         assert isinstance(root_key, ec.EllipticCurvePublicKey)
@@ -152,8 +199,12 @@ class Authority:
             cluster=self.cluster,
         )
 
-    def _names(self, subject: Subject) -> list[x509.GeneralName]:
-        uri = f"spiffe://{self.cluster}/{subject.role}/{subject.name}"
+    def identity_of(self, subject: Subject | TaskSubject) -> str:
+        """Return the one name in a certificate that says who somebody is."""
+        return f"spiffe://{self.cluster}/{subject.path}"
+
+    def _names(self, subject: Subject | TaskSubject) -> list[x509.GeneralName]:
+        uri = self.identity_of(subject)
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
         for host in dict.fromkeys(subject.hosts):
             try:
@@ -164,7 +215,12 @@ class Authority:
 
 
 def open_authority(
-    path: Path, cluster: str, *, leaf_life_s: float = LEAF_LIFE_S, clock: Clock = time.time
+    path: Path,
+    cluster: str,
+    *,
+    leaf_life_s: float = LEAF_LIFE_S,
+    task_leaf_life_s: float = TASK_LIFE_S,
+    clock: Clock = time.time,
 ) -> Authority:
     """Return the authority of this file, made first where there is none.
 
@@ -188,7 +244,8 @@ def open_authority(
             f"the authority in {path} is that of another cluster, not of {cluster!r}",
             hint="set `cluster` to the name it was created with, or use another state folder",
         )
-    return Authority(roots, cluster, leaf_life_s=leaf_life_s, clock=clock)
+    lives = {"leaf_life_s": leaf_life_s, "task_leaf_life_s": task_leaf_life_s}
+    return Authority(roots, cluster, **lives, clock=clock)
 
 
 def _why_not(error: Exception) -> str:

@@ -20,10 +20,11 @@ from typing import Protocol
 import msgspec
 
 from agent.api import ID_PATTERN, Certificate, JoinRequest, RenewRequest
+from agent.api.task_identity import TaskCertificate
 from agent.errors import Busy, Conflict, FieldError, Forbidden, InvalidInput, NotFound
 from agent.wire.networks import network_of
 from control_plane.api.machines import MachineRecord, MachineView, Token, TokenRequest
-from control_plane.identity.authority import Authority, Subject, public_key_of
+from control_plane.identity.authority import Authority, Subject, TaskSubject, public_key_of
 from control_plane.identity.rotation import Rotation
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Entry, Operation, Put, Store
@@ -149,6 +150,16 @@ class Registrar:
         leaf = self._authority.issue(public_key, subject)
         await self.rotation.heard(machine, request.trusts)
         return self._certificate(machine, leaf.pem, leaf.not_after)
+
+    def certify_task(self, subject: TaskSubject, csr_pem: str) -> TaskCertificate:
+        """Return the next certificate of a task, for the key of the request alone."""
+        leaf = self._authority.issue(
+            public_key_of(csr_pem), subject, self._authority.task_leaf_life_s
+        )
+        identity = self._authority.identity_of(subject)
+        return TaskCertificate(
+            identity=identity, certificate_pem=leaf.pem, not_after=leaf.not_after
+        )
 
     def _certificate(self, machine: str, pem: str, not_after: float) -> Certificate:
         return Certificate(

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from agent.api import TaskStatus
-from agent.errors import NotFound
+from agent.errors import Forbidden, NotFound
 from agent.wire.duplex import Duplex, Talk, join
 from control_plane.agents.protocol import AgentApi
-from control_plane.api.jobs import TaskRecord, task_id
+from control_plane.api.jobs import TaskRecord, spec_of, task_id
 from control_plane.api.tasks import TaskDescription
+from control_plane.identity.authority import TaskSubject
 from control_plane.runtime.job_table import JobTable
 
 
@@ -39,6 +40,22 @@ class TaskDesk:
             reason = f": {task.reason}" if task is not None and task.reason else ""
             raise NotFound(f"task {index} of job {job!r} is on no machine{reason}")
         return task, task.placement.machine
+
+    def identity_for(self, machine: str, task: str) -> TaskSubject:
+        """Return who a task is, for the machine that was given it; `Forbidden` for all others."""
+        job, _, index = task.rpartition("-")
+        record = self._jobs.find(job)
+        found = next((t for t in record.tasks if str(t.index) == index), None) if record else None
+        placed = found.placement.machine if found is not None and found.placement else ""
+        if record is None or found is None or placed != machine:
+            raise Forbidden(
+                f"{machine} may not have the identity of task {task}: it was not given the task",
+                hint="a task that somebody started on the host itself has none",
+            )
+        spec = spec_of(record, found)
+        if not spec.identity:
+            raise Forbidden(f"task {task} has no identity", hint="identity = true in its job file")
+        return TaskSubject(spec.entitlement, job, task)
 
     async def describe(self, job: str, index: int) -> TaskDescription:
         """Return what is known of a task here and on its machine."""

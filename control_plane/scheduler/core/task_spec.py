@@ -61,6 +61,7 @@ def task_spec(
         volumes=spec.volumes,
         credentials=spec.credentials,
         relaxations=spec.relaxations,
+        identity=spec.identity,
     )
 
 

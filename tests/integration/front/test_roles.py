@@ -120,6 +120,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "list_store_images": USERS,
     "remove_image": OPERATORS,
     "push_image": OWNERS | {"other owner"},
+    "certify_task": {"host"},
     "sign_image": OWNERS | {"other owner"},
     "create_token": OPERATORS,
     "get_myself": USERS,
@@ -151,6 +152,7 @@ PATH = {
     "plan": "no",
     "shard": "a",
     "limit": "no",
+    "task": "web-0",
 }
 ELSEWHERE = {"group": "new", "who": "user:new", "admin": "user:new", "user": "new"}
 
