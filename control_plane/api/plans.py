@@ -77,6 +77,8 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """How the conversation with the job's controller goes; empty: it has none."""
     operations: list[str] = []
     """What waits to be done to which task, for whom, and since when."""
+    volumes: list[str] = []
+    """Which machine has what tasks keep, that they stay there, and what becomes of it."""
     image: str = ""
     """Why no task is started from its image, though it has a machine; empty: they are."""
     second_copies: list[str] = []

@@ -99,9 +99,7 @@ def _print_explanation(found: JobExplanation) -> None:
 
 def _print_rest(found: JobExplanation) -> None:
     _print_spread(found.spread)
-    shown = found.operations[:_MOST_ROWS]
-    if len(found.operations) > len(shown):
-        shown.append(f"… and {len(found.operations) - len(shown)} more (-o json shows all)")
+    shown = [*_some_of(found.volumes), *_some_of(found.operations)]
     sandbox = _exposure(found) if found.relaxations else ""
     notes = (found.image, found.uneven, *found.second_copies, found.update, found.controller)
     for line in filter(None, (*notes, sandbox, *shown)):
@@ -118,6 +116,11 @@ def _exposure(found: JobPlan | JobExplanation) -> str:
     )
     raw = "; `raw` is for who has the role host-admin" if "raw" in found.relaxations else ""
     return words + raw
+
+
+def _some_of(lines: list[str]) -> list[str]:
+    more = len(lines) - _MOST_ROWS
+    return [*lines[:_MOST_ROWS], *([f"… and {more} more (-o json shows all)"] if more > 0 else [])]
 
 
 def _print_spread(spread: Iterable[SpreadBin]) -> None:

@@ -19,6 +19,7 @@ from control_plane.api.operations import WAITING, OperationState
 from control_plane.api.plans import JobExplanation, JobPlan, PlannedTask, SpreadBin
 from control_plane.broker.core.assignment import FREE
 from control_plane.runtime.table import Table
+from control_plane.scheduler.core.kept import kept_notes
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.rollout import is_quiet, wanted_tasks
 from control_plane.scheduler.job_control import JobControl
@@ -115,6 +116,7 @@ class JobPlanner:
             update=self._scheduler.update_note(record),
             controller=self._scheduler.controller_note(record),
             operations=_waiting(record, self._runtime.date()),
+            volumes=kept_notes(record, self._jobs.find),
             image=await self._image_note(record),
             **_exposure(record.spec),
         )

@@ -130,3 +130,17 @@ def test_programs_read_both_as_json(ctl: Ctl, planner: CannedPlanner, jobfile: s
     explained = json.loads(ctl("job", "explain", "web", "-o", "json").stdout)
     assert explained["waiting"] == [37, 38, 39]
     assert explained["reasons"] == WAITS.reasons
+
+
+def test_where_volumes_are_and_why_nothing_starts_is_told(ctl: Ctl, planner: CannedPlanner) -> None:
+    """AG9: of very many tasks the first ones, and how many more there are."""
+    kept = [f"task {n}: data on m{n}" for n in range(60)]
+    planner.explained["db"] = JobExplanation(
+        job="db", wanted=60, placed=60, volumes=kept, image="no task is started: nobody signed it"
+    )
+    lines = ctl("job", "explain", "db").stdout.splitlines()
+    assert "no task is started: nobody signed it" in lines
+    assert "task 49: data on m49" in lines
+    assert "task 50: data on m50" not in lines
+    assert "… and 10 more (-o json shows all)" in lines
+    assert json.loads(ctl("job", "explain", "db", "-o", "json").stdout)["volumes"] == kept

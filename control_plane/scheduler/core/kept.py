@@ -1,0 +1,87 @@
+"""Which machine has what a task keeps in volumes, and what becomes of it (docs/volumes.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from agent.api.volumes import VolumeKind
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, spec_of, task_id
+from control_plane.api.operations import OperationKind, OperationState
+
+FindJob = Callable[[str], JobRecord | None]
+
+
+def kept_notes(record: JobRecord, find: FindJob) -> list[str]:
+    """Return in words where volumes of a job's tasks are: what holds for all, then task by task.
+
+    Empty for a job that keeps nothing on its machines.
+    """
+    kept = sorted({name for task in record.tasks for name in _persistent(record, task)})
+    found = []
+    if kept:
+        found.append(
+            f"volumes {', '.join(kept)} stay on the machine of their task: updates, restarts and"
+            " the spread leave it there; if the machine fails or is emptied, the task starts"
+            " elsewhere with empty ones, and what was in them stays behind"
+        )
+    for task in record.tasks:
+        found += _of_task(record, task)
+        found += _shared(record, task, find)
+    for machine, tasks in sorted(record.leaving.items()):
+        if kept:
+            found.append(f"{machine} has what {', '.join(sorted(tasks))} kept before it left")
+    return found
+
+
+def _persistent(record: JobRecord, task: TaskRecord) -> list[str]:
+    volumes = spec_of(record, task).volumes
+    return sorted(n for n, volume in volumes.items() if volume.kind is VolumeKind.PERSISTENT)
+
+
+def _of_task(record: JobRecord, task: TaskRecord) -> Iterator[str]:
+    kept = ", ".join(_persistent(record, task))
+    if not kept or task.placement is None:
+        return
+    machine, what = task.placement.machine, f"task {task.index}: {kept}"
+    operation = task.operation
+    moves = operation is not None and operation.kind is OperationKind.MOVE and not operation.instead
+    if task.phase is TaskPhase.LOST:
+        yield (
+            f"{what} on {machine}, which is gone: the task goes on with it if {machine} is back"
+            " before there is a place elsewhere, where it would start empty"
+        )
+    elif operation is not None and moves and operation.state is not OperationState.DONE:
+        yield (
+            f"{what} on {machine}, which it is to leave because of {operation.cause}: it will start"
+            " empty elsewhere; a controller that does not acknowledge the move holds it back"
+        )
+    else:
+        yield f"{what} on {machine}"
+
+
+def _shared(record: JobRecord, task: TaskRecord, find: FindJob) -> Iterator[str]:
+    """Yield where volumes of others are that a task reads: on the owner's machine, or nowhere."""
+    if task.placement is None:
+        return
+    here = task.placement.machine
+    for name, volume in sorted(spec_of(record, task).volumes.items()):
+        if volume.kind is not VolumeKind.SHARED:
+            continue
+        owner, _, theirs = volume.source.partition(".")
+        there = _machine_of(owner, find)
+        what = f"task {task.index}: {name} is {theirs} of {owner}"
+        if there == here:
+            yield f"{what}, on {here}, too"
+        elif there:
+            yield f"{what}, which is on {there}: on {here} the task waits unless one was left there"
+        else:
+            yield f"{what}, which is on no machine: on {here} the task waits unless one was left"
+
+
+def _machine_of(owner: str, find: FindJob) -> str:
+    job, _, index = owner.rpartition("-")
+    record = find(job)
+    for task in record.tasks if record is not None else ():
+        if task_id(job, task.index) == f"{job}-{index}" and task.placement is not None:
+            return task.placement.machine
+    return ""

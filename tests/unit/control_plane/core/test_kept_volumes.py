@@ -1,0 +1,101 @@
+"""`job explain` says where what tasks keep is, and what happens to it (AG9, docs/volumes.md)."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from agent.api import Volume, VolumeKind
+from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
+from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
+from control_plane.scheduler.core.kept import kept_notes
+
+DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=1 << 20)
+
+
+def a_job(name: str = "db", machine: str = "m1", **volumes: Volume) -> JobRecord:
+    spec = JobSpec(
+        name=name,
+        entitlement="e",
+        tasks=1,
+        image="sha256:" + "1" * 64,
+        command=["x"],
+        volumes=volumes,
+    )
+    task = TaskRecord(
+        index=0,
+        version=1,
+        generation=1,
+        phase=TaskPhase.RUNNING,
+        placement=Placement(machine=machine) if machine else None,
+    )
+    return JobRecord(name=name, spec=spec, version=1, specs={1: spec}, tasks=[task])
+
+
+def notes(record: JobRecord, *others: JobRecord) -> list[str]:
+    return kept_notes(record, {o.name: o for o in others}.get)
+
+
+def with_task(record: JobRecord, **changes: object) -> JobRecord:
+    return replace(record, tasks=[replace(record.tasks[0], **changes)])
+
+
+def test_where_a_volume_is_and_what_leaves_it_there() -> None:
+    general, mine = notes(a_job(data=DATA, log=DATA))
+    assert general.startswith("volumes data, log stay on the machine of their task")
+    assert "starts elsewhere with empty ones" in general
+    assert mine == "task 0: data, log on m1"
+
+
+@pytest.mark.parametrize("kind", [VolumeKind.SCRATCH, VolumeKind.TMPFS])
+def test_a_job_that_keeps_nothing_is_told_nothing(kind: VolumeKind) -> None:
+    assert notes(a_job(work=Volume(kind=kind, path="/w", max_bytes=1 << 20))) == []
+
+
+def test_a_task_whose_machine_is_gone_may_have_it_back() -> None:
+    mine = notes(with_task(a_job(data=DATA), phase=TaskPhase.LOST))[1]
+    assert "data on m1, which is gone: the task goes on with it if m1 is back" in mine
+    assert "start empty" in mine
+
+
+def test_a_task_that_is_to_leave_is_named_with_the_reason() -> None:
+    move = Operation(
+        id="db-0.1",
+        task=0,
+        kind=OperationKind.MOVE,
+        cause=Cause.MAINTENANCE,
+        state=OperationState.OFFERED,
+    )
+    mine = notes(with_task(a_job(data=DATA), operation=move))[1]
+    assert "which it is to leave because of maintenance: it will start empty elsewhere" in mine
+    assert "controller" in mine
+    stays = replace(move, instead="stop")
+    assert notes(with_task(a_job(data=DATA), operation=stays))[1] == "task 0: data on m1"
+
+
+def test_what_was_left_behind_is_named() -> None:
+    left = replace(a_job(machine="m2", data=DATA), leaving={"m1": ["db-0"]})
+    assert notes(left)[1:] == ["task 0: data on m2", "m1 has what db-0 kept before it left"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "said"),
+    [
+        ("m1", "data of db-0, on m1, too"),
+        ("m2", "which is on m2: on m1 the task waits"),
+        ("", "which is on no machine"),
+    ],
+)
+def test_whose_volume_a_task_reads_and_where_that_is(owner: str, said: str) -> None:
+    shared = Volume(kind=VolumeKind.SHARED, path="/r", source="db-0.data")
+    reader = a_job("reader", ref=shared)
+    [mine] = notes(reader, a_job("db", owner, data=DATA))
+    assert said in mine
+    assert "on no machine" in notes(reader)[0], "its job is not there at all"
+
+
+def test_each_task_goes_by_the_version_that_it_runs() -> None:
+    record = a_job(data=DATA)
+    newer = replace(record.spec, volumes={})
+    mixed = replace(record, spec=newer, version=2, specs={1: record.spec, 2: newer})
+    assert notes(mixed)[1] == "task 0: data on m1"
