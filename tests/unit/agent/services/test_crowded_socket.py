@@ -1,0 +1,80 @@
+"""Two hundred connections of one user to the local socket: who stays, who goes, who gets in.
+
+One user has at most 192 places there and 128 requests that stay (docs/security.md): the difference
+is the reserve in which the same user's commands still get through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from builders import FakeHost
+
+from agent.client import AgentClient
+from agent.wire.limits import LOCAL
+
+MANY = 200
+WAITS_OF_ONE = 128
+"""What `agent.wire.server` lets one caller have."""
+Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def crowd(host: FakeHost, asked: str) -> AsyncIterator[list[Line]]:
+    """Open that many connections, each of which asks for this, or for nothing."""
+    lines: list[Line] = []
+    try:
+        for _ in range(MANY):
+            reader, writer = await asyncio.open_unix_connection(host.config.socket)
+            if asked:
+                writer.write(f"GET {asked} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            lines.append((reader, writer))
+        yield lines
+    finally:
+        for _, writer in lines:
+            writer.close()
+
+
+async def answered(line: Line) -> bool:
+    """Return whether a connection is served when it asks now."""
+    reader, writer = line
+    try:
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        return (await reader.read(12)) == b"HTTP/1.1 200"
+    except ConnectionError:
+        return False
+
+
+async def test_of_too_many_idle_ones_the_oldest_go_and_the_newest_are_served(
+    host: FakeHost,
+) -> None:
+    async with host.agent() as client, crowd(host, "") as lines:
+        assert (await client.readyz()).ok
+        half = LOCAL.strangers_per_address // 2
+        served = [await answered(line) for line in lines[-half:]]
+        assert all(served), "the newest half stays"
+        first = lines[: MANY - LOCAL.strangers_per_address]
+        assert not any([await answered(line) for line in first])
+
+
+async def test_beside_as_many_waits_as_may_be_the_same_user_still_gets_commands_through(
+    host: FakeHost,
+) -> None:
+    async with host.agent() as client:
+        after = (await client.get_events(0)).latest
+        async with crowd(host, f"/v1/events?wait_s=60&after={after}") as lines:
+            waiting = [asyncio.ensure_future(reader.read(12)) for reader, _ in lines]
+            told = MANY - WAITS_OF_ONE
+            async with asyncio.timeout(60):
+                while sum(task.done() for task in waiting) < told:
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1)
+            said = Counter(task.result() for task in waiting if task.done())
+            async with AgentClient(f"unix:{host.config.socket}") as another:
+                for _ in range(3):
+                    assert (await another.readyz()).ok
+            for task in waiting:
+                task.cancel()
+    assert said == {b"HTTP/1.1 503": told}, "told that too many wait, and not closed"
