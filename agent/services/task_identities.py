@@ -213,10 +213,14 @@ class TaskIdentities:
     def _refresh(self, task_id: str) -> None:
         """Let a task trust whom its host trusts, from now on."""
         path, text = self._folder / task_id / BUNDLE, self._certifier.trusted()
-        with contextlib.suppress(FileNotFoundError):
-            if path.read_text() == text:
-                return
-        _replace(path, text, 0o444)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if path.read_text() == text:
+                    return
+            _replace(path, text, 0o444)
+        except OSError as e:
+            reason = f"task {task_id} cannot be told whom to trust: {e.strerror}"
+            raise HostError(reason, hint="is /run full?") from e
 
     def _remove(self, task_id: str) -> None:
         shutil.rmtree(self._folder / task_id, ignore_errors=True)

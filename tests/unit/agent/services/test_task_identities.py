@@ -271,6 +271,17 @@ async def test_a_task_that_ended_for_good_has_no_identity_any_more(
         assert services.tasks.to_run() == {}
 
 
+async def test_a_file_that_cannot_be_written_is_told_in_one_line(
+    desk: Desk, certifier: Certifier
+) -> None:
+    await desk.desk.ensure("web-0", WEB)
+    (desk.folder / "web-0" / "bundle.pem").unlink()
+    (desk.folder / "web-0" / "bundle.pem").mkdir()
+    for work in (desk.desk.ensure("web-0", WEB), desk.look()):
+        with pytest.raises(HostError, match="cannot be told whom to trust: Is a directory"):
+            await work
+
+
 async def test_one_of_another_job_is_not_taken_for_its_own(
     desk: Desk, certifier: Certifier
 ) -> None:
