@@ -9,7 +9,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
 EXTRAS := host,control,lab,native,dev
 
-.PHONY: help demo test setup check mutants fmt seeds soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long bench clean
+.PHONY: help demo test setup check mutants fmt seeds soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ soak: setup ## 10,000 starts and stops with faults in between; CYCLES=2000 SEED=
 fuzz: setup ## new bytes for every place that reads those of others; EXAMPLES=20000 for more of them (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_RANDOM=1 TWINE_FUZZ=$(or $(EXAMPLES),5000) \
 		$(BIN)/pytest -q tests/integration/fuzz
+
+package: setup ## the agent as a Debian package, into dist/ (root)
+	$(SUDO) $(BIN)/twine-lab package --into dist
 
 bench: setup ## every file of tests/bench, into tests/bench/RESULTS.md (root)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),bench]'

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
@@ -15,10 +16,12 @@ from vm_lab.image.app import build_app
 from vm_lab.image.build import VARIANTS, build_image, pack_box
 from vm_lab.image.programs import PROGRAMS, build_program
 from vm_lab.lab import Lab, UpOptions
+from vm_lab.package import build_package
 from vm_lab.progress import Progress
 from vm_lab.state import LabPaths, require_root
 from vm_lab.status import lab_status, status_table
 from vm_lab.vagrant import Vagrant
+from vm_lab.wheel import REPOSITORY
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -264,6 +267,19 @@ def down(name: str) -> None:
         click.echo(f"{check.kind}: {', '.join(check.found) or 'none'}")
     if any(check.found for check in checks):
         raise LabError(f"something of lab {name!r} is left, see above")
+
+
+@main.command()
+@click.option("--into", type=click.Path(path_type=Path), default=Path("dist"), show_default=True)
+@click.option(
+    "--source",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Of which tree; this one.",
+)
+@timed
+def package(into: Path, source: Path | None) -> None:
+    """Build the agent's Debian package and print its path."""
+    click.echo(build_package(into, Progress().say, source or REPOSITORY))
 
 
 @main.group()

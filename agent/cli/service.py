@@ -117,7 +117,7 @@ def install(root: Path, now: bool) -> None:
 def uninstall(config_path: Path | None, purge: bool) -> None:
     """Take away what install put here; refused while tasks are on this host.
 
-    Settings of a host profile are given back. The program itself goes as it came (pip, rm).
+    Settings of a host profile are given back. The program itself goes as it came (apt, pip, rm).
     """
     from agent.daemon import real_machine
     from agent.services.removal import uninstall as take_away

@@ -9,10 +9,12 @@ from pathlib import Path
 import msgspec
 
 from agent.config import AgentConfig
-from agent.errors import Unprocessable
+from agent.errors import Conflict, Unprocessable
 
 _PREFIX = "/opt/twine"
 _UNITS = "etc/systemd/system"
+PACKAGED = "usr/lib/systemd/system/twine-agent.service"
+"""Where a Debian package has it (docs/adr/0091): units in /etc would hide the package's."""
 _JOURNALS = (
     "systemd-journald@.socket",
     "systemd-journald-varlink@.socket",
@@ -50,8 +52,13 @@ def install(root: Path) -> list[str]:
     """Write all files below `root` (`/` on a host); return what was written, in order.
 
     Unit files name the folder this program runs from. An existing /etc/twine/agent.toml is
-    the operator's and stays.
+    the operator's and stays. Raises `Conflict` where a package has put the units there.
     """
+    if (root / PACKAGED).exists():
+        raise Conflict(
+            f"the agent of this host is from a package: /{PACKAGED} is there",
+            hint="upgrade with `apt install ./twine-agent_VERSION_amd64.deb`",
+        )
     written = []
     for package, name, target in targets():
         source = files(package) / "units" / name

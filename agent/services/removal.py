@@ -17,7 +17,9 @@ SERVICES = (
     *("twine-leave.service", "twine-agent.service", "twine-fence.service"),
     *("twine-network.socket", "twine-network.service"),
 )
-SLICES = ("workload.slice", "hostcritical.slice", "systemd-journald@twine-*")
+SLICES = ("workload.slice", "hostcritical.slice")
+JOURNALS = ("systemd-journald@twine-*", "systemd-journald-varlink@twine-*")
+"""Journals of entitlements, with their sockets: `disable` takes no globs, `stop` does."""
 SUBVOLUMES = ("tasks", "staging", "images", "layers", "scratch", "volumes")
 _DROP_INS = (".scope.d", ".slice.d", ".socket.d", ".service.d", ".conf.d")
 STOP_S = 300.0
@@ -44,6 +46,7 @@ def uninstall(
     for unit in (*SERVICES, *SLICES):
         argv = ["systemctl", "disable", "--quiet", "--now", unit]
         processes.run(argv, timeout_s=STOP_S, check=False)
+    processes.run(["systemctl", "stop", *JOURNALS], timeout_s=STOP_S, check=False)
     processes.run(["nft", "delete", "table", "inet", TABLE], check=False)
     for path in (root / target for _, _, target in targets()):
         gone += _remove(path)

@@ -67,8 +67,15 @@ def guest_packages(variant: str) -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
-def build_image(variant: str, say: Say, *, project: bool = True, disk: bool = True) -> Image:
-    """Return the image of the working tree, building the layers that are not cached.
+def build_image(
+    variant: str,
+    say: Say,
+    *,
+    project: bool = True,
+    disk: bool = True,
+    source: Path = wheels.REPOSITORY,
+) -> Image:
+    """Return the image of a tree, by default the one we are in, building what is not cached.
 
     Without `disk` the layers are not put together, which is enough for a push.
     """
@@ -80,7 +87,7 @@ def build_image(variant: str, say: Say, *, project: bool = True, disk: bool = Tr
         base = _base_layer(cache, variant, say)
         deps = project_layer = None
         if project:
-            wheel = wheels.build_wheel(Path(temporary))
+            wheel = wheels.build_wheel(Path(temporary), source)
             deps = _deps_layer(cache, base, wheel, say)
             project_layer = _project_layer(cache, base, deps, wheel, say)
         layers = [layer for layer in (deps, project_layer) if layer is not None]
