@@ -41,6 +41,7 @@ class TheLab:
     """The commands an operator types."""
 
     machines = ("m1", "m2", "m3")
+    name = NAME
     endpoint = f"unix:/run/twine-lab/{NAME}/cp.sock"
 
     def run(
@@ -50,7 +51,7 @@ class TheLab:
         timeout_s: float = COMMAND_S,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
-        ours = {"TWINE_ENDPOINT": self.endpoint, "TWINE_LAB_NAME": NAME}
+        ours = {"TWINE_ENDPOINT": self.endpoint, "TWINE_LAB_NAME": self.name}
         done = subprocess.run(
             [str(BIN / program), *words],
             env={**os.environ, **ours, **environment},
@@ -164,7 +165,7 @@ class TheLab:
         """Start constant requests to the job, or to its proxy; `outcome` ends them."""
         return subprocess.Popen(
             [
-                *(str(BIN / "twine-lab"), "exec", "--name", NAME, "--"),
+                *(str(BIN / "twine-lab"), "exec", "--name", self.name, "--"),
                 *(sys.executable, "-m", "vm_lab.traffic"),
                 *("--endpoint", self.endpoint, "--job", "web", "--url", url),
             ],

@@ -1,0 +1,120 @@
+"""Two tasks that know each other by identities of their own, on a real systemd (docs/agent.md)."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.one_guest import KEPT, busybox_image
+from tests.lab.the_lab import NAME, TheLab
+
+HERE = "/run/twine-identity"
+FILES = f"-cert {HERE}/identity.pem -key {HERE}/identity.pem -CAfile {HERE}/bundle.pem"
+JOB = """
+entitlement = "shop"
+tasks = 1
+image = "{image}"
+identity = true
+[limits]
+memory_max_bytes = "48MiB"
+"""
+SERVER = f"exec openssl s_server -quiet -accept ${{port:tls}} {FILES} -Verify 1 -www"
+SERVE = f'ports = ["tls"]\ncommand = ["/bin/sh", "-c", "{SERVER} -verify_return_error"]\n'
+SLEEP = 'command = ["/bin/busybox", "sleep", "100000"]\n'
+
+
+def with_openssl(image: bytes) -> bytes:
+    """Return an image with this host's openssl and its libraries, too."""
+    program = shutil.which("openssl")
+    assert program is not None, "openssl is missing: apt install openssl"
+    listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    out = io.BytesIO(image)
+    with tarfile.open(fileobj=out, mode="a") as tar:
+        for path in (program, *re.findall(r"/[^ )]+", listed)):
+            tar.add(Path(path).resolve(), path.lstrip("/"))
+    return out.getvalue()
+
+
+class OneMachine(TheLab):
+    """A lab of its own, of one machine and a control plane."""
+
+    machines = ("m1",)
+    name = f"{NAME}-identity"
+    endpoint = f"unix:/run/twine-lab/{NAME}-identity/cp.sock"
+
+    def deploy(self, name: str, folder: Path, text: str) -> None:
+        file = folder / f"{name}.toml"
+        file.write_text(f'name = "{name}"\n{text}')
+        words = ("job", "apply", str(file), "--wait", "--timeout", "1200s")
+        self.run("twinectl", *words, timeout_s=1800)
+
+    def inside(self, task: str, command: str) -> str:
+        """Return what a shell inside a task says."""
+        return self.ssh("m1", f"twine-agent exec {task} -- /bin/sh -c '{command}' 2>&1 || true")
+
+    def serial(self, task: str) -> str:
+        found = self.inside(task, f"openssl x509 -noout -serial -in {HERE}/identity.pem")
+        return next((s for s in found.split() if s.startswith("serial=")), "")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[OneMachine]:
+    found = OneMachine()
+    if not KEPT:
+        found.lab("down")
+        found.lab("up", "--count", "1", timeout_s=1800)
+    yield found
+    if not KEPT:
+        found.lab("down")  # fails by itself if a process, namespace or mount is left
+
+
+@pytest.mark.long
+def test_tasks_prove_to_each_other_who_they_are_and_get_the_next_key_while_they_run(
+    lab: OneMachine, tmp_path: Path
+) -> None:
+    """AG10: mutual TLS with the files that each finds; a renewal, and the end of a task."""
+    (tmp_path / "image.tar").write_bytes(with_openssl(busybox_image()))
+    image = lab.ctl("image", "push", str(tmp_path / "image.tar"))["digest"]
+    lab.ctl("entitlement", "create", "shop", "--machines", "1", "--host-profile", "base")
+    lab.deploy("db", tmp_path, SERVE + JOB.format(image=image))
+    lab.deploy("web", tmp_path, SLEEP + JOB.format(image=image))
+    lab.deploy("plain", tmp_path, SLEEP + JOB.format(image=image).replace("true", "false"))
+
+    port = lab.tasks("db")[0]["placement"]["ports"]["tls"]
+    ask = 'printf "GET / HTTP/1.0\\r\\n\\r\\n" | openssl s_client -ign_eof'
+    ask += f" -connect 127.0.0.1:{port} -verify_return_error -CAfile {HERE}/bundle.pem"
+    call = f"{ask} {FILES}"
+    said = lab.inside("web-0", call)
+    assert "Verify return code: 0 (ok)" in said
+    assert "HTTP/1.0 200 ok" in said
+    assert "HTTP/1.0 200 ok" not in lab.inside("web-0", ask), "who shows nothing gets nothing"
+    shown = lab.inside("web-0", f"{call} 2>/dev/null | openssl x509 -noout -ext subjectAltName")
+    assert "URI:spiffe://twine/entitlement/shop/job/db/task/db-0" in shown
+
+    assert "Read-only file system" in lab.inside("web-0", f": > {HERE}/identity.pem")
+    assert "No such file" in lab.inside("plain-0", f"cat {HERE}/identity.pem")
+    other = "setpriv --reuid 65534 --clear-groups cat /run/twine/identities/web-0/identity.pem"
+    assert "Permission denied" in lab.ssh("m1", f"{other} 2>&1 || true")
+    line = "$(sed -n 2p /run/twine/identities/web-0/identity.pem)"
+    on_disk = f'grep -ral -- "{line}" /var/lib/twine /etc /run/systemd /tmp || echo nowhere'
+    assert lab.ssh("m1", on_disk).strip() == "nowhere"
+
+    first, before = lab.serial("web-0"), lab.invocations()["web-0"]
+    due = """sed -i 's/"renew_at":[0-9.]*/"renew_at":1.0/' /run/twine/identities/web-0.json"""
+    lab.ssh("m1", due)
+    lab.until("the task sees its next key", lambda: lab.serial("web-0") not in ("", first))
+    assert lab.invocations()["web-0"] == before
+    assert "HTTP/1.0 200 ok" in lab.inside("web-0", call)
+
+    lab.run("twinectl", "job", "stop", "web")
+    lab.until(
+        "its identity is gone with it",
+        lambda: lab.ssh("m1", "ls /run/twine/identities").split() == ["db-0", "db-0.json"],
+    )
