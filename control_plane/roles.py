@@ -295,7 +295,7 @@ class ControlPlane:
 
         `NotFound` is raised by the first `__anext__`, not by the call.
         """
-        return self._scheduler.logs(
+        return self.task_desk.logs(
             name, index, follow=follow, since=since, tail=tail, previous=previous
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -135,22 +135,6 @@ class Dispatcher:
     def ask_profile(self, machine: str) -> None:
         """Ask a machine how its profile stands; the sights will know."""
         self._ask(machine, _ASK_PROFILE)
-
-    async def logs(
-        self,
-        machine: str,
-        task: str,
-        *,
-        follow: bool,
-        since: str | None,
-        tail: int | None,
-        previous: bool = False,
-    ) -> AsyncIterator[bytes]:
-        """Yield what a task wrote on a machine."""
-        agent = await self._agent(machine)
-        chunks = agent.task_logs(task, follow=follow, since=since, tail=tail, previous=previous)
-        async for chunk in chunks:
-            yield chunk
 
     async def agent(self, machine: str) -> AgentApi:
         """Return a client of a machine's agent, for what needs no turn."""

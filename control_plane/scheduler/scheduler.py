@@ -11,19 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence, Set
+from collections.abc import Sequence, Set
 
 from msgspec.structs import replace
 
 from agent.api import TaskSpec
-from agent.errors import Conflict, NotFound, TwineError
+from agent.errors import Conflict, TwineError
 from control_plane.agents.core.commands import Start, Stop
 from control_plane.agents.core.seen import View
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.region import Region
 from control_plane.allocator.core.request import Allocation, Request
 from control_plane.allocator.core.spread import Repair
-from control_plane.api.jobs import JobRecord, JobStatus, task_id
+from control_plane.api.jobs import JobRecord, JobStatus
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
 from control_plane.api.operations import Cause
@@ -31,6 +31,7 @@ from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
 from control_plane.scheduler.ahead import Ahead
+from control_plane.scheduler.arrivals import ARRIVING_S, Arrivals
 from control_plane.scheduler.calm import CalmJobs
 from control_plane.scheduler.consultant import Consultant
 from control_plane.scheduler.core import release
@@ -100,6 +101,7 @@ class Scheduler:
         """Job → how it and its pool stood when nothing was to be gained by a move."""
         self._quiet_since: dict[str, float] = {}
         """Job → since when nothing goes on in it; a time in which we stood still is none."""
+        self._arrivals = Arrivals(region.sights, jobs)
         self._calm = CalmJobs(region.sights, region.runtime, region.settings.resync_s)
         self._log = event_log
         self._consultant = Consultant(controllers, jobs, event_log)
@@ -111,7 +113,7 @@ class Scheduler:
             region.settings.capped_moves_burst,
         )
         controllers.listen(self._wake)
-        jobs.listen(lambda name, *_: self._wake(name))
+        jobs.listen(lambda name, *_: self._wake(name), loaded=ignore)
         region.broker.listen(self._machine_changed, loaded=ignore)
         region.sights.listen(self._machine_seen, self._one_seen)
 
@@ -123,7 +125,7 @@ class Scheduler:
             self._group = group
             try:
                 for name in self._jobs:
-                    self._wake(name)
+                    self._wake_whole(name)
                 await self._workers.run()
             finally:
                 ends()
@@ -155,38 +157,18 @@ class Scheduler:
         pools, now = self._placing.pools_of(record), self._runtime.date()
         return second_copies(record, self._sights.view(pools, record.leaving, now))
 
-    async def logs(
-        self,
-        name: str,
-        index: int,
-        *,
-        follow: bool,
-        since: str | None,
-        tail: int | None,
-        previous: bool = False,
-    ) -> AsyncIterator[bytes]:
-        """Yield what a task wrote, from the machine where it is now."""
-        record = self._jobs.get(name)
-        task = next((task for task in record.tasks if task.index == index), None)
-        if task is None or task.placement is None:
-            reason = f": {task.reason}" if task is not None and task.reason else ""
-            raise NotFound(f"task {index} of job {name!r} is on no machine{reason}")
-        chunks = self._dispatcher.logs(
-            task.placement.machine,
-            task_id(name, index),
-            follow=follow,
-            since=since,
-            tail=tail,
-            previous=previous,
-        )
-        async for chunk in chunks:
-            yield chunk
-
     # -- waking
 
     def _wake(self, name: str) -> None:
         if self._jobs.find(name) is not None:
             self._workers.wake(name)
+
+    def _wake_whole(self, name: str) -> None:
+        """Wake a job once all of its machines were heard since the start, or after a while."""
+        if self._arrivals.awaits(name):
+            self._workers.wake_at(name, self._runtime.now() + ARRIVING_S)
+        else:
+            self._wake(name)
 
     def _machine_changed(self, name: str, *_: MachineRecord | None) -> None:
         for job in sorted(self._allocator.directory.jobs(name) | self._awaited.pop(name, set())):
@@ -205,7 +187,14 @@ class Scheduler:
             self._wake(job)
 
     def _machine_seen(self, name: str) -> None:
-        self._machine_changed(name)
+        if self._arrivals.is_first(name):
+            for job in sorted(self._allocator.directory.jobs(name)):
+                self._wake_whole(job)
+            for job in sorted(self._awaited.pop(name, ())):
+                self._wake(job)
+            self._wake_waiting()
+        else:
+            self._machine_changed(name)
         self._remove_strays(name)
 
     def _one_seen(self, machine: str, which: str) -> None:

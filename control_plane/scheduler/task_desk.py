@@ -6,7 +6,7 @@ is asked, and its answer is passed on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 from agent.api import TaskStatus
@@ -72,6 +72,24 @@ class TaskDesk:
             status=await agent.get_task(name),
             usage=next((u for u in usages.tasks if u.task_id == name), None),
         )
+
+    async def logs(
+        self,
+        job: str,
+        index: int,
+        *,
+        follow: bool,
+        since: str | None,
+        tail: int | None,
+        previous: bool = False,
+    ) -> AsyncIterator[bytes]:
+        """Yield what a task wrote, from the machine where it is now."""
+        _, machine = self._placed(job, index)
+        agent = await self._agents.agent(machine)
+        name = task_id(job, index)
+        chunks = agent.task_logs(name, follow=follow, since=since, tail=tail, previous=previous)
+        async for chunk in chunks:
+            yield chunk
 
     async def restart(self, job: str, index: int) -> TaskStatus:
         """Let a task be stopped and started again where it is; its generation stays."""
