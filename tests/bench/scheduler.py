@@ -53,9 +53,10 @@ from tests.bench.decide import measured
 from tests.bench.hosts_in_memory import IMAGE, Host, Hosts, find_image, image_of
 
 MSBS, DATACENTERS = 12, 4
-ASKED_JOBS, ASKED_TASKS = 100, 25
-"""Jobs that events are about: the same ones with and without others."""
-EVENTS, IDLE_LOOKS, WAIT_MAX_S = 2000, 3, 3600.0
+ASKED_JOBS, ASKED_TASKS = 1000, 5
+"""Jobs that events are about, one task of each: the same ones with and without others."""
+EVENTS, IDLE_LOOKS, WAIT_MAX_S = 20_000, 3, 3600.0
+"""So many events that what they cost stands out of what standing still costs meanwhile."""
 IDLE_S = SchedulerSettings().resync_s + 1.0
 """Standing still is measured with the looks that all jobs get meanwhile, often in one go."""
 TASK = Limits(memory_max_bytes=1 << 30, cpu_max_cores=0.5)
