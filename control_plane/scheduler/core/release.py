@@ -347,10 +347,21 @@ def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
         is_going(task)
         or (
             task.version == record.version
+            and not _is_on_its_way(task)
             and (task.phase not in _PLACED or task.index in failed or _is_proven(task, record, now))
         )
         for task in record.tasks
     )
+
+
+def _is_on_its_way(task: TaskRecord) -> bool:
+    """Return whether a task is between its old version and the new: one without room is not."""
+    operation = task.operation
+    if operation is None or operation.kind is not OperationKind.UPDATE:
+        return False
+    if operation.state is not OperationState.RUNNING:
+        return False
+    return task.phase in _ENDING or (task.phase is TaskPhase.PENDING and not task.reason)
 
 
 # -- single tasks

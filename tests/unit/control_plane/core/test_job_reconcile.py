@@ -23,16 +23,19 @@ from control_plane.api.jobs import (
     TaskRecord,
     UpdatePolicy,
 )
-from control_plane.api.operations import Cause, Operation, OperationKind
+from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
+from control_plane.api.updates import Rollout
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.operations import Ledger
 from control_plane.scheduler.core.reconcile import (
     command_about,
     commands,
     next_look,
     observe,
 )
+from control_plane.scheduler.core.release import advance
 from control_plane.scheduler.core.sizing import remaining
 
 IMAGE = "sha256:" + "1" * 64
@@ -326,3 +329,40 @@ def test_a_lost_task_that_is_back_is_not_taken_for_a_version_that_it_never_ran()
     assert task.version == 2
     assert task.phase is TaskPhase.STARTING
     assert task.generation > 5
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason", "is_done"),
+    [
+        (TaskPhase.DRAINING, "", False),
+        (TaskPhase.STOPPING, "", False),
+        (TaskPhase.PENDING, "", False),
+        (TaskPhase.PENDING, "no machine has room", True),
+        (TaskPhase.LOST, "", True),
+        (TaskPhase.STARTING, "", False),
+        (TaskPhase.RUNNING, "", True),
+    ],
+)
+def test_a_version_runs_everywhere_once_no_task_is_on_its_way_to_it(
+    phase: TaskPhase, reason: str, *, is_done: bool
+):
+    """One without room, or on a dead machine, is not waited for; one between two versions is.
+
+    It was told that all tasks run a version while the last of them was stopped for it.
+    """
+    update = Operation(
+        id="web-1.1",
+        task=1,
+        kind=OperationKind.UPDATE,
+        cause=Cause.ROLLBACK,
+        state=OperationState.RUNNING,
+    )
+    last = a_task(1, phase, version=2, reason=reason, operation=update)
+    record = a_record(a_task(version=2), last, version=2)
+    record = replace(record, rollout=Rollout(version=2, base=1, passed=True))
+    now = Moment(wall=1000.0, steady=1000.0)
+    ledger = Ledger(record, now)
+    advanced = advance(record, record, ledger, now)
+    assert advanced.rollout is not None
+    assert advanced.rollout.done is is_done
+    assert [e.reason for e in ledger.events] == ["version 2 runs on all tasks"] * is_done
