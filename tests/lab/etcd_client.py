@@ -1,7 +1,10 @@
 """A client of an etcd ensemble: writes all the time, and sees who leads.
 
 `python tests/lab/etcd_client.py URL…` runs until its standard input closes. Then it reads all of
-it back and prints one JSON object: what was acknowledged, what of it is lost, who led.
+it back and prints one JSON object: what was acknowledged, what of it is lost, who led. Before it
+writes, the member at the first URL is made the leader: who is restarted in the order of the list
+then changes the leader at least twice, as the one that follows is still to come. It prints `leads`
+as soon as that is so.
 """
 
 import base64
@@ -62,6 +65,28 @@ class Writer:
                 time.sleep(1)
 
 
+def lead(urls: list[str]) -> None:
+    """Have the first member lead the ensemble, and come back when it says that it does.
+
+    Raises TimeoutError when the ensemble has not agreed on it in time.
+    """
+    deadline = time.monotonic() + READ_BACK_S
+    while time.monotonic() < deadline:
+        try:
+            first = ask(urls[0], "/v3/maintenance/status", {})
+            wanted, leader = first["header"]["member_id"], first.get("leader")
+            if leader == wanted:
+                return
+            for url in urls[1:]:
+                said = ask(url, "/v3/maintenance/status", {})
+                if said["header"]["member_id"] == leader:
+                    ask(url, "/v3/maintenance/transfer-leadership", {"targetID": wanted})
+        except (OSError, ValueError, KeyError):
+            pass  # an election is under way, or a member is slow
+        time.sleep(0.2)
+    raise TimeoutError(f"{urls[0]} does not lead after {READ_BACK_S:g} s")
+
+
 def watch_leaders(urls: list[str], stop: threading.Event, terms: dict[int, str]) -> None:
     """Note who led in each term that a member told of."""
     while not stop.wait(0.2):
@@ -76,6 +101,8 @@ def watch_leaders(urls: list[str], stop: threading.Event, terms: dict[int, str])
 
 def main() -> None:
     urls, stop = sys.argv[1:], threading.Event()
+    lead(urls)
+    print("leads", flush=True)
     writer, terms = Writer(urls), dict[int, str]()
     threads = [
         threading.Thread(target=writer.run, args=(stop,)),
