@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from builders import FakeHost, a_spec, running, unit, until
 
-from agent import fence, server
+from agent import fence
 from agent.api import Disconnect, DisconnectPolicy, TaskState
 from agent.client import AgentClient
 from agent.errors import Busy, Conflict, Unprocessable
+from agent.services import callers
 from agent.services.contact import Contact
 from agent.wire.server import Peer
 
@@ -70,9 +71,9 @@ def _as(monkeypatch: pytest.MonkeyPatch, role: str) -> Iterator[None]:
     """Let whoever calls the socket be the control plane, or somebody on the host."""
     with monkeypatch.context() as patch:
         if role == "component":
-            patch.setattr(server, "local_user", lambda _: None)
+            patch.setattr(callers, "local_user", lambda _: None)
             peer = Peer(name="spiffe://c/component/cp", role="component")
-            patch.setattr(server, "tls_peer", lambda *_: peer)
+            patch.setattr(callers, "tls_peer", lambda *_: peer)
         yield
 
 
