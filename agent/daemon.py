@@ -42,6 +42,7 @@ from agent.services.events import EventLog
 from agent.services.exec import Sessions
 from agent.services.facts import Facts
 from agent.services.host_profile import HostProfile
+from agent.services.huge_pages import HugePages
 from agent.services.identity import HostIdentity
 from agent.services.images import Images
 from agent.services.inside import Inside
@@ -90,7 +91,7 @@ def real_machine() -> Machine:
     from agent.machine.btrfs import HostBtrfs
     from agent.machine.census import observe
     from agent.machine.cgroups import HostCgroups
-    from agent.machine.hardware import hugepages_bytes, read_cores, read_hardware
+    from agent.machine.hardware import read_cores, read_hardware, read_hugepages
     from agent.machine.kernelfs import KernelFs
     from agent.machine.private_network import HostNetwork
     from agent.machine.process import HostProcesses
@@ -103,7 +104,7 @@ def real_machine() -> Machine:
         hardware=lambda: read_hardware(KernelFs()),
         cgroups=HostCgroups(KernelFs()),
         network=HostNetwork(),
-        hugepages_bytes=lambda: hugepages_bytes(KernelFs()),
+        hugepages=lambda: read_hugepages(KernelFs()),
         cores=lambda: read_cores(KernelFs()),
         observe=lambda state, run: observe(KernelFs(), state, run),
     )
@@ -201,10 +202,18 @@ class Agent:
         own = Path(config.run_dir) / "identities"
         identities = TaskIdentities(own, self.identity, lanes, events)
 
+        huge_pages = HugePages(
+            units,
+            machine.cgroups,
+            lanes,
+            machine.hugepages,
+            controller="hugetlb" in hardware.cgroup_controllers,
+        )
+
         def whole(task: TaskRecord) -> dict[str, object]:
-            given = credentials.properties(task.spec)
-            given |= identities.properties(task.task_id, task.spec)
-            return task_unit(roots, task) | given
+            unit = task_unit(roots, task) | credentials.properties(task.spec)
+            unit |= identities.properties(task.task_id, task.spec)
+            return huge_pages.bounded(task.spec, unit)
 
         host = Host(
             units=units,
@@ -230,6 +239,7 @@ class Agent:
                 machine.cores,
                 Path(config.run_dir) / "own-cpus",
             ),
+            huge_pages=huge_pages,
             whole=whole,
         )
         self._host = host
@@ -252,7 +262,6 @@ class Agent:
             hardware,
             group,
             reserve_bytes=config.reserve_memory_bytes,
-            hugepages_bytes=machine.hugepages_bytes,
         )
         accounts = Ledger(
             (self._state, Path(config.run_dir)),

@@ -16,6 +16,7 @@ Device = Annotated[
         description="a block device such as /dev/vda",
     ),
 ]
+Pages = Annotated[int, Meta(ge=0, le=1 << 24)]
 Rate = Annotated[int, Meta(ge=1, le=1 << 53)]
 
 
@@ -53,6 +54,10 @@ class Resources(Written, frozen=True, kw_only=True):
     exclusive_cpus: Annotated[int, Meta(ge=0, le=4096)] = 0
     """CPUs (hardware threads) that it alone runs on: whole cores that its machine chooses, of one
     NUMA node where possible; other tasks are kept off them. 0: it shares with others."""
+    hugepages_2mib: Pages = 0
+    """Pages of 2 MiB that are kept for it, and the most that it gets; nobody else's memory."""
+    hugepages_1gib: Pages = 0
+    """The same of pages of 1 GiB."""
     numa_nodes: Annotated[list[Few], Meta(max_length=64)] = []
     """The only nodes that its memory comes from; empty: all."""
 
@@ -82,6 +87,8 @@ class Resize(Written, frozen=True, kw_only=True):
     io_weight: CpuWeight | None = None
     exclusive_cpus: Annotated[int, Meta(ge=1, le=4096)] | None = None
     """More or fewer for a task that has some."""
+    hugepages_2mib: Pages | None = None
+    hugepages_1gib: Pages | None = None
     generation: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
     """Of the changed specification; None: one more than what is in force."""
     epoch: Count | None = None

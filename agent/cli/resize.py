@@ -23,6 +23,8 @@ from agent.wire import options
 @click.option("--cpu-weight", type=click.IntRange(1, 10_000))
 @click.option("--io-weight", type=click.IntRange(1, 10_000))
 @click.option("--exclusive-cpus", type=click.IntRange(1, 4096), help="Of a task that has some.")
+@click.option("--hugepages-2mib", type=click.IntRange(0, 1 << 24), help="Of a task that has some.")
+@click.option("--hugepages-1gib", type=click.IntRange(0, 1 << 24), help="Of a task that has some.")
 @click.option("--processes", "tasks_max", type=click.IntRange(1, 4_194_304))
 @click.pass_obj
 def resize(config_path: Path | None, /, name: str, **asked: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent.api import Step
+from agent.core.huge_pages import bounded_inside
 from agent.core.records import unit_of
 
 _S = 1_000_000
@@ -88,6 +89,8 @@ def inside_properties(
     }
     for name in _TASKS_OWN:
         properties.pop(name, None)
+    if bound := bounded_inside(whole.get("ExecStartPre", ())):
+        properties["ExecStartPre"] = bound
     if command.terminal:
         properties |= {
             "TTYPath": command.terminal,

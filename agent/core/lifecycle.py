@@ -267,6 +267,12 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) ->
     return Decision(running, Action.REST, ends_at(task.spec, now.heard_s))
 
 
+def _is_proved_by_kernel(resources: Resources) -> bool:
+    """Return whether a task is given what is not its unit's alone: it is read back at once."""
+    pages = resources.hugepages_2mib or resources.hugepages_1gib
+    return bool(resources.exclusive_cpus or pages)
+
+
 def _has_resources(task: TaskRecord) -> bool:
     if (task.volumes or {}) != task.spec.volumes:
         return False
@@ -303,7 +309,7 @@ def _without_unit(task: TaskRecord, seen: Seen, now: Moment) -> Decision:
     if not seen.root:
         return Decision(replace(task, state=TaskState.PREPARING), Action.PREPARE)
     starting = replace(task, state=TaskState.STARTING, limits=task.spec.limits)
-    resources = None if task.spec.resources.exclusive_cpus else task.spec.resources
+    resources = None if _is_proved_by_kernel(task.spec.resources) else task.spec.resources
     starting = replace(starting, resources=resources, volumes=task.spec.volumes)
     return Decision(starting, Action.START)
 

@@ -119,6 +119,8 @@ def key_of(spec: TaskSpec) -> str:
         process += (("volumes", volumes_in_key(spec)),)
     if spec.resources.exclusive_cpus:
         process += (("own CPUs",),)  # the slice is another one
+    if spec.resources.hugepages_2mib or spec.resources.hugepages_1gib:
+        process += (("huge pages",),)
     if spec.credentials:
         process += (("credentials", sorted(spec.credentials.items())),)
     if spec.relaxations:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from agent.api import TaskSpec
 from agent.core.exits import START_TIMEOUT_S
+from agent.core.huge_pages import asks as asks_for_pages
 from agent.core.limits import limit_properties
 from agent.core.network import network_properties, port_variables
 from agent.core.records import key_of, unit_of, user_of
@@ -87,24 +88,33 @@ def slice_of(entitlement: str) -> str:
     return "workload-" + entitlement.replace("-", r"\x2d") + ".slice"
 
 
-def own_slice_of(entitlement: str) -> str:
-    """Return the slice of an entitlement's tasks that have CPUs of their own.
+def slice_for(spec: TaskSpec) -> str:
+    """Return the slice that a task runs in.
 
-    It is beside the other, which is kept off these CPUs; no entitlement's name has a `_`.
+    Those with CPUs or huge pages of their own are beside the others, who are kept off these by
+    their slice; no entitlement's name has a `_`.
     """
-    return slice_of(entitlement).replace(".slice", "_own.slice")
+    own = "_own" if spec.resources.exclusive_cpus else ""
+    huge = "_huge" if asks_for_pages(spec) else ""
+    return slice_of(spec.entitlement).replace(".slice", f"{own}{huge}.slice")
+
+
+def _marks(name: str) -> list[str]:
+    return name.removesuffix(".slice").split("_")[1:]
+
+
+def _is_of_tasks(name: str) -> bool:
+    return name.startswith("workload-") and name.endswith(".slice")
 
 
 def is_shared_slice(name: str) -> bool:
     """Return whether a cgroup below `workload.slice` is of tasks that share CPUs."""
-    mine = name.startswith("workload-") and name.endswith(".slice")
-    return mine and not name.endswith("_own.slice")
+    return _is_of_tasks(name) and "own" not in _marks(name)
 
 
-def slice_for(spec: TaskSpec) -> str:
-    """Return the slice that a task runs in."""
-    own = spec.resources.exclusive_cpus
-    return own_slice_of(spec.entitlement) if own else slice_of(spec.entitlement)
+def is_without_pages(name: str) -> bool:
+    """Return whether a cgroup below `workload.slice` is of tasks without huge pages."""
+    return _is_of_tasks(name) and "huge" not in _marks(name)
 
 
 def journal_of(entitlement: str) -> str:

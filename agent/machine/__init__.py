@@ -313,8 +313,9 @@ class Machine:
     cgroups: Cgroups
     network: Network
     boottime_s: Callable[[], float] = boottime_s
-    hugepages_bytes: Callable[[], int] = field(kw_only=True)
-    """What `Hardware.hugepages_bytes` says, without looking at all the rest."""
+    hugepages: Callable[[], Mapping[int, int]] = field(kw_only=True)
+    """The huge pages that there are now, by the size of one in bytes; sizes that the kernel knows
+    and has none of, too. All that `Hardware.hugepages_bytes` counts."""
     cores: Callable[[], tuple[Core, ...]] = field(kw_only=True)
     """The cores that are online now, with what of them tasks may use."""
     observe: Callable[[Path, Path], Observed] = field(default=_nothing, kw_only=True)

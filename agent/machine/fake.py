@@ -12,7 +12,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from agent.machine import (
     Hardware,
     Machine,
     Observed,
+    Property,
     Quota,
     Room,
     Subvolume,
@@ -55,7 +56,7 @@ HARDWARE = Hardware(
     boot_id="00000000-0000-4000-8000-000000000001",
     hostname="fake",
     nics=("eth0",),
-    cgroup_controllers=("cpuset", "cpu", "io", "memory", "pids"),
+    cgroup_controllers=("cpuset", "cpu", "io", "memory", "hugetlb", "pids"),
 )
 
 
@@ -286,6 +287,10 @@ class FakeCgroups:
     """Pressure by cgroup and resource."""
     cpus: Callable[[str], Iterable[int]] = field(default=lambda _: ())
     """Returns where the unit of a cgroup may run, nothing where it does not run."""
+    slices: Callable[[], Iterable[str]] = field(default=tuple)
+    """Returns the slices of tasks that run."""
+    pages_used: dict[str, int] = field(default_factory=dict)
+    """Bytes of huge pages by cgroup: no limit can be set below."""
 
     def read(self, group: str) -> Usage | None:
         """Return what was set."""
@@ -305,8 +310,18 @@ class FakeCgroups:
 
     def children(self, group: str) -> list[str]:
         """Return the cgroups below one of which files were set."""
-        below = {path.removeprefix(f"{group}/").partition("/")[0] for path in self.files}
-        return sorted(name for name in below if name and f"{group}/{name}" in self.files)
+        below = {path.rpartition("/")[2] for path in self.files if path.startswith(f"{group}/")}
+        found = {name for name in below if f"{group}/{name}" in self.files}
+        return sorted(found | set(self.slices() if group == "/workload.slice" else ()))
+
+    def bound(self, group: str, words: Sequence[str]) -> bool:
+        """Write limits of huge pages, `file=value` each; False where more is in use."""
+        limits = dict(word.split("=", 1) for word in words)
+        used = self.pages_used.get(group, 0)
+        if any(value != "max" and int(value) < used for value in limits.values()):
+            return False
+        self.files.setdefault(group, {}).update(limits)
+        return True
 
 
 @dataclass
@@ -334,6 +349,22 @@ class FakeMachine:
         self.systemd = FakeSystemd({**PROGRAMS, "btrfs": receive}, self.clock)
         self.processes = FakeProcesses()
         self.cgroups.cpus = self._cpus_of
+        self.cgroups.slices = lambda: [u.unit for u in self.systemd.units("workload-*.slice")]
+        self.systemd.before = self._before
+        self.systemd.programs["/bin/sh"] = self._shell
+
+    def _before(self, unit: str, argv: Sequence[str]) -> None:
+        found = self.systemd.find(unit)
+        if found is not None and list(argv[3:4]) == ["hugetlb"]:
+            self.cgroups.bound(argv[4] or found.control_group, argv[5:])
+
+    def _shell(self, argv: list[str], properties: Mapping[str, Property]) -> Ended | None:
+        """Play the script that limits huge pages; a test may bring another shell."""
+        if argv[3:4] == ["hugetlb"]:
+            group = argv[4] or f"/workload.slice/{properties['Slice']}"
+            return Ended(code=0 if self.cgroups.bound(group, argv[5:]) else 1)
+        other = self.systemd.programs.get("sh")
+        return other(argv, properties) if other else None
 
     def _cpus_of(self, unit: str) -> Iterable[int]:
         found = self.systemd.find(unit)
@@ -355,7 +386,7 @@ class FakeMachine:
             self.cgroups,
             self.network,
             self.boottime_s,
-            hugepages_bytes=lambda: self.hardware.hugepages_bytes,
+            hugepages=lambda: {1 << 30: 0, 2 << 20: self.hardware.hugepages_bytes >> 21},
             cores=lambda: self.cores or tuple(Core((n,)) for n in range(self.hardware.cpu.online)),
             observe=self._observe,
         )

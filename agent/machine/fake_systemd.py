@@ -70,6 +70,8 @@ class FakeSystemd:
         stay loaded, inactive, with their cgroup; see `let_die`."""
         self.started: list[str] = []
         """Every unit that was ever started, in order."""
+        self.before: Callable[[str, Sequence[str]], None] = lambda _unit, _argv: None
+        """Called with each command that a unit runs before its own."""
         self._clock = clock
         self._units: dict[str, _Unit] = {}
         self._slices: dict[str, dict[str, Property]] = {}
@@ -253,6 +255,8 @@ class FakeSystemd:
             if ended is not None and ended.code:
                 self._forget(unit)  # systemd.service(5): skipped, not failed
                 return
+        for argv in cast(Sequence[Sequence[str]], properties.get("ExecStartPre", ())):
+            self.before(unit, argv)
         if unit in self.never_up:
             self._end(unit, Ended(code=None, signal="SIGTERM", result="start-timeout"))
             return

@@ -96,14 +96,20 @@ def _memory_bytes(fs: KernelFs) -> int:
     return int(found[1]) * 1024
 
 
-def hugepages_bytes(fs: KernelFs) -> int:
-    """Return how much memory is taken as huge pages (admin-guide/mm/hugetlbpage.rst)."""
-    taken = 0
+def read_hugepages(fs: KernelFs) -> dict[int, int]:
+    """Return how many huge pages there are, by size in bytes (admin-guide/mm/hugetlbpage.rst)."""
+    found: dict[int, int] = {}
     for name in fs.names(HUGEPAGES):
         size = re.fullmatch(r"hugepages-(\d+)kB", name)
         pages = fs.find(f"{HUGEPAGES}/{name}/nr_hugepages") if size else None
-        taken += int(size[1]) * 1024 * int(pages) if size and pages else 0
-    return taken
+        if size and pages is not None:
+            found[int(size[1]) * 1024] = int(pages)
+    return found
+
+
+def hugepages_bytes(fs: KernelFs) -> int:
+    """Return how much memory is taken as huge pages."""
+    return sum(size * count for size, count in read_hugepages(fs).items())
 
 
 def _is_nic(fs: KernelFs, name: str) -> bool:

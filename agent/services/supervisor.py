@@ -40,6 +40,7 @@ from agent.services.contact import Contact
 from agent.services.crashpoints import passed
 from agent.services.credentials import CredentialHolder
 from agent.services.events import EventLog
+from agent.services.huge_pages import HugePages
 from agent.services.inside import Inside, Whole
 from agent.services.journal import Journal
 from agent.services.leaving import Leaving
@@ -91,6 +92,7 @@ class Host:
     identities: TaskIdentities
     leaving: Leaving
     own_cpus: OwnCpus
+    huge_pages: HugePages
     whole: Whole
     """Returns all properties of a task's unit."""
 
@@ -196,6 +198,7 @@ class TaskLoop:
         self._probing.follow(self.record, self._host.contact.now_s(), self._probe)
         if seen.unit is None and decision.task.state in (TaskState.STOPPED, TaskState.FAILED):
             await self._host.own_cpus.let_go(before.task_id)
+            await self._host.huge_pages.let_go()
         if decision.action is Action.FORGET:
             return not await self._forget(decision.task)
         await self._act(decision, seen)
@@ -297,6 +300,7 @@ class TaskLoop:
                 if is_bound(task.spec):
                     guard = not_after(host.contact.may_start(task.task_id))
                 task = await self._with_cpus(task)
+                await host.huge_pages.hold(task.task_id, task.spec)
                 await self._with_volumes(task)
                 await self._connect(task)
                 if await self._initialised(task, guard):
@@ -370,10 +374,12 @@ class TaskLoop:
         properties = live_properties(spec, task.resources)
         properties |= allowed_cpus(task.own_cpus, task.resources, spec, host.own_cpus.everything())
         await host.units.limit(self._unit, properties)
+        await host.huge_pages.limit(task.task_id, spec)
         group = cgroup_of(task.task_id, spec)
-        wanted = kernel_values(spec) | own_values(task.own_cpus)
+        proved = own_values(task.own_cpus) | host.huge_pages.values(spec)
+        wanted = kernel_values(spec) | proved
         read = await host.lanes.run("usage", host.cgroups.values, group, list(wanted))
-        if wrong := not_in_force(wanted, read) or lacking(own_values(task.own_cpus), read):
+        if wrong := not_in_force(wanted, read) or lacking(proved, read):
             raise HostError(f"the limits of task {task.task_id} are not in force: {wrong}")
         await host.own_cpus.confirm(task.task_id)
         await self._with_volumes(task)

@@ -27,7 +27,15 @@ from agent.core.gate import with_gate
 from agent.core.limits import impossible, resized
 from agent.core.oci import as_run
 from agent.core.reconcile import leftovers
-from agent.core.records import TASK_UNITS, TaskRecord, Tombstone, Wanted, status_of, unit_of
+from agent.core.records import (
+    TASK_UNITS,
+    TaskRecord,
+    Tombstone,
+    Wanted,
+    key_of,
+    status_of,
+    unit_of,
+)
 from agent.core.volumes import KEPT, places, too_large
 from agent.errors import Conflict, HostError, NotFound, Unprocessable
 from agent.machine import Hardware
@@ -50,15 +58,13 @@ class Tasks:
         group: asyncio.TaskGroup,
         *,
         reserve_bytes: int,
-        hugepages_bytes: Callable[[], int],
     ) -> None:
         """Know no task yet; see `adopt`. `reserve_bytes` of memory are kept for the host, and
-        what `hugepages_bytes` reads is taken, which changes with the profile.
+        huge pages are taken, whose number changes with the profile.
         """
         self._host = host
         self._group = group
         self._usable_bytes = hardware.memory_bytes - reserve_bytes
-        self._hugepages_bytes = hugepages_bytes
         self._taken_bytes = 0
         """As huge pages, when last looked."""
         self._disk_bytes = 0
@@ -73,6 +79,7 @@ class Tasks:
         self._door = asyncio.Lock()
         """Tasks come into being one after the other."""
         host.own_cpus.follow(self.wanted)
+        host.huge_pages.follow(self.wanted)
 
     async def adopt(self, replay: Replay) -> None:
         """Take over what is on the host: tasks run on, what belongs to none is removed."""
@@ -119,7 +126,7 @@ class Tasks:
 
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Take a desired state; when this returns it survives any crash."""
-        self._taken_bytes = await self._host.lanes.run("journal", self._hugepages_bytes)
+        self._taken_bytes = await self._host.huge_pages.look()
         await self._host.own_cpus.look()
         if spec.volumes:
             await self._host.lanes.run("btrfs", self._host.volumes.admit, task_id, spec)
@@ -219,6 +226,8 @@ class Tasks:
             raise Unprocessable(f"task {task_id} cannot run: {why}")
         if why := impossible(spec, self._cpus, specs.values(), usable):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
+        if why := self._host.huge_pages.refusal(spec, specs):
+            raise Unprocessable(f"task {task_id} cannot run: {why}")
         if why := self._host.own_cpus.refusal(task_id, spec, specs, self._cpuset):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
         if why := too_big(spec, usable, self._cpus, others):
@@ -292,6 +301,7 @@ class Tasks:
         loop = self._loops.get(task_id)
         if loop is None:
             raise self._unknown(task_id)
+        self._taken_bytes = await self._host.huge_pages.look()
         await self._host.own_cpus.look()
 
         def changed(record: TaskRecord) -> TaskRecord:
@@ -301,11 +311,11 @@ class Tasks:
                 raise Conflict(f"task {task_id} is not resized: it is being removed")
             if refused := contradiction(spec, record):
                 raise Conflict(f"task {task_id} is not resized: {refused.reason}")
-            if resize.exclusive_cpus and not record.spec.resources.exclusive_cpus:
+            if key_of(spec) != key_of(record.spec):
                 raise Unprocessable(
-                    f"task {task_id} is not resized: it has no CPUs of its own, and gets the first"
-                    " ones only with a restart",
-                    hint="put it with resources.exclusive_cpus",
+                    f"task {task_id} is not resized: its first CPUs or huge pages of its own, or"
+                    " none any more, need a restart",
+                    hint="put it with other resources",
                 )
             self._admit(task_id, spec)
             return self._with_cpus(replace(record, spec=spec))

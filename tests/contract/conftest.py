@@ -20,8 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.machine import Btrfs, Systemd, UnitState
+from agent.machine import Btrfs, Cgroups, Systemd, UnitState
+from agent.machine.cgroups import HostCgroups
 from agent.machine.fake import Ended, FakeMachine, FakeSystemd
+from agent.machine.kernelfs import KernelFs
 
 INTERFACES = ("btrfs", "systemd")
 REAL = frozenset(filter(None, os.environ.get("TWINE_REAL", "").split(",")))
@@ -103,6 +105,7 @@ class Host:
     root: Path
     """A subvolume, or in the fake a folder, that holds /bin/sleep."""
     real: bool
+    cgroups: Cgroups
 
     def fake_clock(self, boot_s: int) -> None:
         """Let the fake's shell know the time."""
@@ -176,12 +179,13 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     if request.param == "fake":
         fake = FakeMachine(tmp_path)
         fake.systemd.programs["sh"] = _shell
-        yield Host(fake.systemd, tmp_path, real=False)
+        yield Host(fake.systemd, tmp_path, real=False, cgroups=fake.cgroups)
         return
     from agent.machine.systemd_apart import ApartSystemd
 
     systemd = ApartSystemd()
-    yield Host(systemd, request.getfixturevalue("real_root"), real=True)
+    root = request.getfixturevalue("real_root")
+    yield Host(systemd, root, real=True, cgroups=HostCgroups(KernelFs()))
     for state in systemd.units("twine-contract-*"):
         systemd.kill(state.unit, signal.SIGKILL)
         systemd.stop(state.unit)

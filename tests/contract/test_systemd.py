@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.core.huge_pages import bounded_unit
 from agent.core.unit_properties import not_after
 from agent.errors import Conflict, InvalidInput, SystemdError
 
@@ -331,6 +332,20 @@ def test_a_slice_that_does_not_run_yet_begins_with_what_was_said_of_it(
         assert (folder / "cpuset.cpus").read_text() == "0\n"  # an empty list changes nothing
     else:
         assert host.systemd.properties(name)["CPUWeight"] == 50  # type: ignore[attr-defined]
+    host.systemd.stop(unit)
+    host.until(unit, lambda state: state is None)
+
+
+def test_huge_pages_are_limited_before_a_unit_runs(host: Host, unit: str) -> None:
+    cores = Path("/sys/fs/cgroup/cgroup.controllers")
+    assert not host.real or "hugetlb" in cores.read_text().split()
+    values = {"hugetlb.2MB.rsvd.max": str(4 << 20), "hugetlb.2MB.max": str(4 << 20)}
+    host.systemd.start_transient(unit, bounded_unit(a_service(), values))
+    group = host.running(unit).control_group
+    read = host.cgroups.values(group, list(values))
+    assert read == values
+    host.systemd.set_properties(unit, {"CPUWeight": 50})
+    assert host.cgroups.values(group, list(values)) == values
     host.systemd.stop(unit)
     host.until(unit, lambda state: state is None)
 

@@ -90,7 +90,7 @@ async def test_what_does_not_fit_is_refused_with_the_numbers(host: FakeHost) -> 
             await client.put_task("pin", a_spec(resources=Resources(cpus=[2])))
         with pytest.raises(Unprocessable, match="not with exclusive_cpus"):
             await client.put_task("odd", a_spec(resources=Resources(cpus=[1], exclusive_cpus=1)))
-        with pytest.raises(Unprocessable, match="no CPUs of its own"):
+        with pytest.raises(Unprocessable, match="need a restart"):
             await client.resize_task("web", Resize(exclusive_cpus=1))
         await running(client, "db")
 
