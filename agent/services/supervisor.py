@@ -29,13 +29,12 @@ from agent.core.records import (
 from agent.core.unit_properties import (
     cgroup_of,
     describe_unit,
-    key_in,
     not_after,
     unit_properties,
 )
 from agent.core.volumes import volume_properties
 from agent.errors import Conflict, HostError, NotFound, StepFailed, TwineError
-from agent.machine import Cgroups, UnitState
+from agent.machine import Cgroups
 from agent.services.contact import Contact
 from agent.services.crashpoints import passed
 from agent.services.credentials import CredentialHolder
@@ -52,7 +51,7 @@ from agent.services.probing import Probing
 from agent.services.roots import Roots
 from agent.services.starts import Starts
 from agent.services.task_identities import TaskIdentities
-from agent.services.units import Units
+from agent.services.units import Units, seen_unit
 from agent.services.volumes import Volumes
 
 log = logging.getLogger(__name__)
@@ -216,11 +215,11 @@ class TaskLoop:
         if unit is not None and unit.active == "inactive" and not unit.control_group:
             unit = None  # over and done with; systemd only has not forgotten it yet
         if unit is not None and unit.active == "active":
-            return Seen(_seen_unit(unit), root=True, leftover=True, boot_id=host.boot_id)
+            return Seen(seen_unit(unit), root=True, leftover=True, boot_id=host.boot_id)
         root, leftover = await host.lanes.run(
             "btrfs", host.roots.look, task.task_id, task.spec.image
         )
-        seen = _seen_unit(unit) if unit is not None else None
+        seen = seen_unit(unit) if unit is not None else None
         return Seen(seen, root=root, leftover=leftover, boot_id=host.boot_id)
 
     async def _keep(self, before: TaskRecord, task: TaskRecord) -> bool:
@@ -486,17 +485,3 @@ def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
         **own_properties(task.own_cpus),
         "Description": describe_unit(task.task_id, task.spec),
     }
-
-
-def _seen_unit(unit: UnitState) -> SeenUnit:
-    return SeenUnit(
-        active=unit.active,
-        sub=unit.sub,
-        result=unit.result,
-        invocation_id=unit.invocation_id,
-        key=key_in(unit.description),
-        exit_code=unit.exit_code,
-        exit_signal=unit.exit_signal,
-        exited_at=unit.exited_at,
-        started_at=unit.started_at,
-    )

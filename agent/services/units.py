@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from agent.core.lifecycle import SeenUnit
+from agent.core.unit_properties import key_in
 from agent.errors import Conflict, SystemdError
 from agent.machine import Systemd, UnitState
 from agent.services.offload import Lanes
@@ -219,3 +221,18 @@ async def _woken(waker: asyncio.Event, timeout_s: float) -> None:
             await waker.wait()
     except TimeoutError:
         pass
+
+
+def seen_unit(unit: UnitState) -> SeenUnit:
+    """Return what a decision needs of a unit's state."""
+    return SeenUnit(
+        active=unit.active,
+        sub=unit.sub,
+        result=unit.result,
+        invocation_id=unit.invocation_id,
+        key=key_in(unit.description),
+        exit_code=unit.exit_code,
+        exit_signal=unit.exit_signal,
+        exited_at=unit.exited_at,
+        started_at=unit.started_at,
+    )
