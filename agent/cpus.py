@@ -5,8 +5,11 @@ Source: Linux, Documentation/admin-guide/cputopology.rst.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,10 @@ def numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of a list such as `0-3,8`, sorted. Raises `ValueError`."""
     found: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
+        match = _RANGE.fullmatch(part)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(f"{part!r} is not a processor or a range of them")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(found))
 
 

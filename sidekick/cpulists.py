@@ -10,30 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from agent.cpus import listed as text
+from agent.cpus import numbers
+
+__all__ = ["CPUS", "chosen", "joined", "numbers", "parted", "text"]
+
 CPUS = "/sys/devices/system/cpu"
-_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
-
-
-def numbers(text: str) -> list[int]:
-    """Return the numbers of a list such as `0-3,8`, sorted. Raises `ValueError`."""
-    found: set[int] = set()
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        match = _RANGE.fullmatch(part)
-        if not match or int(match[2] or match[1]) < int(match[1]):
-            raise ValueError(f"{part!r} is not a processor or a range of them")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return sorted(found)
-
-
-def text(cpus: Iterable[int]) -> str:
-    """Return numbers as the kernel writes them: `0-3,8`."""
-    runs: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if runs and runs[-1][1] == cpu - 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def joined(values: Mapping[int, str]) -> str:

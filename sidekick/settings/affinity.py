@@ -129,7 +129,7 @@ def divide(host: Host, irqs: int, busy: int) -> Division | None:
 
 
 def _near(host: Host, nic: str) -> list[int]:
-    return numbers(host.fs.find(f"/sys/class/net/{nic}/device/local_cpulist") or "")
+    return list(numbers(host.fs.find(f"/sys/class/net/{nic}/device/local_cpulist") or ""))
 
 
 def _irqs(host: Host) -> list[int]:

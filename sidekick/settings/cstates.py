@@ -105,4 +105,4 @@ def _parsed(value: str) -> dict[int, list[int]]:
     if value == NONE:
         return {}
     parts = (part.partition(":") for part in value.split())
-    return {int(state): numbers(cpus) for state, _, cpus in parts}
+    return {int(state): list(numbers(cpus)) for state, _, cpus in parts}

@@ -127,4 +127,4 @@ def _line(cpuinfo: str, key: str) -> str:
 
 
 def _cpus(host: Host) -> list[int]:
-    return numbers(host.fs.find(f"{CPUS}/online") or "")
+    return list(numbers(host.fs.find(f"{CPUS}/online") or ""))
