@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +28,8 @@ KNOWN: dict[str, Any] = {
 ALSO = ("set", "machines")
 """Fields that may be left out, but then there is nothing to do."""
 FILLERS = ("a", "a.b-", "/", "${port:a} ", "rack = r1 or ", "not (", "9")
-TEXTS = ("web", "user:ann", "A1", "/a", "https://c.example", "1.5", "")
+KEY, SIGNATURE = (base64.b64encode(bytes(size)).decode() for size in (32, 64))
+TEXTS = ("web", "user:ann", "A1", "/a", "https://c.example", "1.5", "", f"ed25519:{KEY}", SIGNATURE)
 
 
 class Maker:
@@ -109,7 +111,14 @@ class Maker:
             case inspect.UnionType(types=types):
                 return self._item(types[0], name, number)
             case inspect.StrType():
-                texts = (f"n{number}", f"user:n{number}", f"rack != n{number}", f"10.0.{number}.0")
+                key = f"ed25519:{base64.b64encode(number.to_bytes(32)).decode()}"
+                texts = (
+                    f"n{number}",
+                    f"user:n{number}",
+                    f"rack != n{number}",
+                    f"10.0.{number}.0",
+                    key,
+                )
                 return next((t for t in texts if fits(info, t)), self.least(info, name))
         return self.least(info, name)
 
