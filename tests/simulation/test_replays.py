@@ -134,3 +134,34 @@ def test_machines_are_given_back_in_minutes_where_tickets_took_weeks(seed: int) 
     ]
     assert len(gone) >= 5, "nothing ran there"
     assert max(gone) - asked_at < 900.0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_ensemble_keeps_its_majority_and_restarts_its_leader_last(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TC13: as with ZooKeeper (§2.5) a restart of all costs one change of leader, not one each."""
+    let: list[int] = []
+    down: list[int] = []
+    leaders: list[int] = []
+    answer = Application.answer
+
+    def heard(self: Application, request: TaskControlRequest, now: float) -> TaskControlResponse:
+        response = answer(self, request, now)
+        if request.tasks < 5 or not (let or request.request):
+            return response  # the ensemble is still being made
+        tasks = {o.id: o.task for o in request.request if o.kind in ("update", "restart")}
+        for ack in response.ack:
+            if isinstance(ack, str) and ack in tasks and tasks[ack] not in let:
+                let.append(tasks[ack])
+        down.append(len(request.down))
+        if not leaders or leaders[-1] != self._leader:
+            leaders.append(self._leader)
+        return response
+
+    monkeypatch.setattr(Application, "answer", heard)
+    replayed("replay-zookeeper", seed)
+    first, last = leaders
+    assert sorted(let) == list(range(5))
+    assert let[-1] == first != last
+    assert 0 < max(down) <= 2, "a majority of five serves"
