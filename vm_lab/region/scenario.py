@@ -13,6 +13,7 @@ from msgspec import Meta
 from agent.api import Name
 from agent.errors import ConfigError, FieldError, NotFound
 from agent.wire.violations import violations
+from control_plane.api.settings import SchedulerSettings
 from vm_lab.region.kinds import KINDS
 
 Count = Annotated[int, Meta(ge=1, le=100_000)]
@@ -99,7 +100,7 @@ class Scenario(_Written, frozen=True, kw_only=True):
     faults: list[FaultRate] = []
     story: Annotated[list[str], Meta(max_length=1000)] = []
     """What happens in every seed, as the lines of a story: `30.0s release job:job0`."""
-    settings: dict[str, float] = {}
+    settings: dict[str, int | float] = {}
     """Knobs of the control plane's schedulers that differ from their defaults."""
 
 
@@ -138,6 +139,7 @@ def parse(text: str, name: str) -> Scenario:
             if rate.kind not in KINDS:
                 reason = f"{rate.kind!r} is none of {', '.join(sorted(KINDS))}"
                 found.append(FieldError(field=f"faults[{number}].kind", reason=reason))
+        found += violations(scenario.settings, SchedulerSettings, "settings")
         if not found:
             return msgspec.structs.replace(scenario, name=name)
     listed = "; ".join(f"{e.field}: {e.reason}" for e in found)

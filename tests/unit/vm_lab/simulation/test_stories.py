@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import get_args
 
+import msgspec
 import pytest
 
 from agent.errors import ConfigError, InvalidInput, NotFound
+from control_plane.api.settings import SchedulerSettings
 from vm_lab.region import scenario
 from vm_lab.region.applications import KINDS as APPLICATION_KINDS
 from vm_lab.region.faults import _STRIKES
@@ -101,3 +103,15 @@ def test_what_is_left_becomes_shorter_and_earlier_as_long_as_it_breaks() -> None
     short = milder(a_story(3)[1:], lambda story: all(fault.seconds >= 9.0 for fault in story))
     assert [fault.seconds for fault in short] == [10.0, 10.0]
     assert [fault.at for fault in short] == [1.0, 21.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [("retry_z = 1", "settings.retry_z"), ("capacity_loss_tasks = 0.5", "settings.capacity_loss")],
+)
+def test_knobs_of_a_scenario_that_there_are_not_are_told(settings: str, reason: str) -> None:
+    """They were a traceback when it ran, and so was every knob that counts whole things."""
+    with pytest.raises(ConfigError, match=reason):
+        scenario.parse(f'says = "x"\n[settings]\n{settings}\n', "mine")
+    known = scenario.parse('says = "x"\n[settings]\ncapacity_loss_tasks = 3\n', "mine").settings
+    assert msgspec.convert(known, SchedulerSettings).capacity_loss_tasks == 3
