@@ -328,8 +328,12 @@ def test_a_slice_that_does_not_run_yet_begins_with_what_was_said_of_it(
     if host.real:
         folder = Path("/sys/fs/cgroup") / name
         assert (folder / "cpu.weight").read_text() == "50\n"
+        assert (folder / "cpuset.cpus").read_text() == "0\n"
+        # While something below needs the controller an empty list changes nothing, as where tasks
+        # are bound; else the file goes with the controller.
+        host.systemd.set_properties(unit, {"AllowedCPUs": (0,)})
         host.systemd.set_properties(name, {"AllowedCPUs": ()})
-        assert (folder / "cpuset.cpus").read_text() == "0\n"  # an empty list changes nothing
+        assert (folder / "cpuset.cpus").read_text() == "0\n"
     else:
         assert host.systemd.properties(name)["CPUWeight"] == 50  # type: ignore[attr-defined]
     host.systemd.stop(unit)
