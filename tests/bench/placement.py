@@ -407,7 +407,7 @@ def run_step(
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise SystemExit(f"placement: step {step} at {size} machines failed")
-    figures: Figures = json.loads(done.stdout)
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])  # a solver may greet before
     say(step, size, {k: v for k, v in figures.items() if not isinstance(v, dict)})
     return figures
 

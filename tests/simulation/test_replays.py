@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
@@ -165,3 +166,33 @@ def test_an_ensemble_keeps_its_majority_and_restarts_its_leader_last(
     assert sorted(let) == list(range(5))
     assert let[-1] == first != last
     assert 0 < max(down) <= 2, "a majority of five serves"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_four_events_and_too_little_power_halt_an_upgrade(seed: int) -> None:
+    """AV6 AV5: capacity lost while power is short is not added to by a release (paper §5.2).
+
+    Beside it the same without the limit on lost capacity, where the release goes on.
+    """
+    begins, ends = 150.0, 750.0
+
+    def taken_down(share: float) -> tuple[int, int]:
+        """Return how many tasks of the release were taken down while power was short, and after."""
+        chosen = scenario.load("replay-four-events")
+        settings = chosen.settings | {"capacity_loss_share": share}
+        region = SimulatedRegion(msgspec.structs.replace(chosen, settings=settings), seed)
+        region.run(draw(chosen, seed))
+        assert not region.checker.violations
+        gone = [
+            float(line.split()[0]) - region.story_at - begins
+            for line in region.history.lines(region.story_at + begins)
+            if line.split()[2:3] == ["delete"] and line.split()[3].startswith("job0-")
+        ]
+        assert gone, "nothing was released"
+        return sum(at < ends - begins for at in gone), sum(at >= ends - begins for at in gone)
+
+    share = scenario.load("replay-four-events").settings["capacity_loss_share"]
+    halted, later = taken_down(share)
+    went_on, rest = taken_down(1.0)
+    assert halted <= 4 < went_on
+    assert later > rest

@@ -51,7 +51,8 @@ KINDS: dict[str, str] = {
     "upgrade": "machines are planned to reboot for a kernel, wave by wave, and operators do it;"
     " with a `value` all at once, with a deadline after so many seconds",
     "switch": "the switch of machines is replaced: after a notice nobody reaches them for a while",
-    "power-cap": "machines have less power; tasks leave what matters least first",
+    "power-cap": "machines have less power, wave by wave, or with a `value` all at once;"
+    " tasks leave what matters least first",
     "twice": "an owner sends the last request again",
 }
 """Every kind of event, and what it is."""

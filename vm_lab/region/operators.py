@@ -128,8 +128,15 @@ def upgrade(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def power_cap(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Have tasks leave machines for want of power, and let them have it again at the end."""
-    Plan(region, fault, number, _in_waves(Work.POWER_CAP))
+    """Have tasks leave machines for want of power, and let them have it again at the end.
+
+    Wave by wave; with a value all machines are short of power at once, as where a feed fails.
+    """
+    if fault.value:
+        wish = MaintenanceWish(work=Work.POWER_CAP, reason="-")
+    else:
+        wish = _in_waves(Work.POWER_CAP)
+    Plan(region, fault, number, wish)
 
 
 def switch(region: SimulatedRegion, fault: Fault, number: int) -> None:
