@@ -188,6 +188,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is being done to it; None: nothing."""
     extra: bool = False
     """It runs besides the wanted ones for as long as an update or a maintenance takes (`surge`)."""
+    address: str = ""
+    """Of its private network, where it answers; empty: at its machine's address."""
     # -- in memory only
     reason: str = ""
     health: Health = Health.UNKNOWN
@@ -274,6 +276,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     machine: str
     host: str
+    """An address: the task's own if its network is private, else its machine's; or a name."""
     ports: dict[str, int]
     version: int
 

@@ -35,6 +35,7 @@ class StoredTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     avoid: str = ""
     operation: Operation | None = None
     extra: bool = False
+    address: str = ""
 
 
 class TaskChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +116,7 @@ def same_stored(one: TaskRecord, other: TaskRecord) -> bool:
         and one.since == other.since
         and one.operation == other.operation
         and one.extra == other.extra
+        and one.address == other.address
     )
 
 
@@ -213,6 +215,7 @@ def _chunk(number: int, tasks: Iterable[TaskRecord], leaving: Mapping[str, list[
                 avoid=task.avoid,
                 operation=task.operation,
                 extra=task.extra,
+                address=task.address,
             )
         )
     left = {machine: sorted(leaving[machine]) for machine in sorted(leaving)}
@@ -236,4 +239,5 @@ def _task(stored: StoredTask, names: list[str]) -> TaskRecord:
         avoid=stored.avoid,
         operation=stored.operation,
         extra=stored.extra,
+        address=stored.address,
     )

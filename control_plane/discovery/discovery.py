@@ -1,8 +1,8 @@
 """Service discovery: which tasks of a job may be sent requests, and where they answer.
 
 Only the listed tasks of the stored records appear here, so a task is off before it is told
-to stop and on once its successor was seen healthy (SD1). Where they answer is what their
-machines said when they joined last.
+to stop and on once its successor was seen healthy (SD1). A task of a private network answers at
+its own address (SD4), any other where its machine said that it is when it joined last.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Discovery:
                 endpoint = Endpoint(
                     task=task_id(record.name, task.index),
                     machine=machine.machine,
-                    host=machine.address.rpartition(":")[0].strip("[]"),
+                    host=task.address or machine.address.rpartition(":")[0].strip("[]"),
                     ports=task.placement.ports,
                     version=task.version,
                 )
@@ -205,4 +205,6 @@ def _differ(before: list[TaskRecord], after: list[TaskRecord]) -> bool:
 
 
 def _shown(task: TaskRecord) -> tuple[object, ...]:
-    return (task.index, task.placement, task.version) if task.listed else (task.index,)
+    if not task.listed:
+        return (task.index,)
+    return (task.index, task.placement, task.version, task.address)

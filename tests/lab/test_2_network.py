@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
-from tests.lab.the_lab import TheLab
+from tests.lab.the_lab import JOB, TheLab
 
 BINDS = (
     "busybox nc -l -p {0} </dev/null >/dev/null 2>&1 &"
@@ -70,3 +71,28 @@ def test_the_agents_port_stays_its_own_while_there_is_no_agent(web: TheLab) -> N
     finally:
         web.ssh("m1", "systemctl start twine-agent.service")
     web.rest()
+
+
+@pytest.mark.long
+def test_tasks_of_a_private_job_find_each_other_by_the_addresses_of_discovery(
+    web: TheLab, images: dict[str, str], tmp_path: Path
+) -> None:
+    """SD4: each answers at its own, for its host and for a task of its job on another host."""
+    web.apply(images["v1"], "tasks=1")
+    text = JOB.read_text().replace('name = "web"\n', 'name = "own"\n')
+    text = text.replace("tasks = 6\n", "tasks = 2\n")
+    file = tmp_path / "own.toml"
+    file.write_text(f'{text}\n[network]\nmode = "private"\nallow_from = ["own"]\n')
+    image = f"image={images['v1']}"
+    web.run("twinectl", "job", "apply", str(file), "--set", image, "--wait")
+
+    listed = web.ctl("job", "endpoints", "own")["endpoints"]
+    print(listed)
+    assert len({e["host"] for e in listed}) == len({e["machine"] for e in listed}) == 2
+    for one, other in (listed, listed[::-1]):
+        url = f"http://[{one['host']}]:{one['ports']['http']}/"
+        get = f"busybox wget -q -T 20 -O - '{url}'"
+        by_its_host = web.ssh(one["machine"], get)
+        by_a_task = web.run("twinectl", "task", "exec", other["task"], "--", "sh", "-c", get)
+        assert by_its_host.strip() == by_a_task.strip() != ""
+    web.run("twinectl", "job", "stop", "own", "--wait")

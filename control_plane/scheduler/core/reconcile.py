@@ -11,6 +11,8 @@ commands are idempotent by generation.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+from ipaddress import ip_address
 from math import inf
 
 from msgspec.structs import replace
@@ -407,6 +409,7 @@ def _timed(task: TaskRecord, now: Moment) -> TaskRecord:
 
 def _with_status(task: TaskRecord, status: TaskStatus) -> TaskRecord:
     """Return the task with its agent's words; itself if they are the same as before."""
+    address = own_address(status.addresses[0]) if status.addresses else ""
     if (
         task.state is status.state
         and task.health is status.health
@@ -414,6 +417,7 @@ def _with_status(task: TaskRecord, status: TaskStatus) -> TaskRecord:
         and task.reason == status.reason
         and task.invocation_id == status.invocation_id
         and task.last_exit == status.last_exit
+        and task.address == address
     ):
         return task
     return replace(
@@ -424,4 +428,20 @@ def _with_status(task: TaskRecord, status: TaskStatus) -> TaskRecord:
         invocation_id=status.invocation_id,
         restarts=status.restarts,
         last_exit=status.last_exit,
+        address=address,
     )
+
+
+@lru_cache(maxsize=1 << 16)
+def own_address(said: str) -> str:
+    """Return an address of a task's private network as clients are told it; empty if it is none.
+
+    What an agent says goes into the configuration of proxies, so it has to be an address that
+    can be another host's: not of a link, this host, or many.
+    """
+    try:
+        found = ip_address(said)
+    except ValueError:
+        return ""
+    no = found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified
+    return "" if no else str(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import sys
 from pathlib import Path
 
@@ -11,9 +12,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
 from msgspec.structs import replace
-from world import World, a_job, scenario
+from virtual_time import run
+from world import World, a_job, a_region, scenario
 
+from agent.api import NetworkMode
+from agent.api.network import Reach
 from agent.errors import NotFound
+from control_plane.api.jobs import TaskRecord
 from control_plane.api.watch import EndpointsNews
 
 
@@ -95,3 +100,54 @@ async def test_a_lower_revision_than_the_known_one_is_news(w: World):
     await w.deployed(a_job(3))
     [now] = (await w.cp.watch_endpoints({"web": 1_000_000}, wait_s=60)).changed
     assert now == await w.cp.endpoints("web")
+
+
+@scenario()
+async def test_each_task_of_a_private_network_is_listed_at_an_address_of_its_own(w: World):
+    """SD4, SD3: one line of the job gives each task an address; a move gives it another one."""
+    await w.deployed(a_job(3, network=Reach(mode=NetworkMode.PRIVATE)))
+    before = await w.cp.endpoints("web")
+    hosts = {e.task: e.host for e in before.endpoints}
+    assert len(set(hosts.values())) == 3
+    assert all(ipaddress.ip_address(host).version == 6 for host in hosts.values())
+    assert {task: record.address for task, record in zip(hosts, tasks(w), strict=True)} == hosts
+    machine = before.endpoints[0].machine
+    waiting = asyncio.create_task(w.cp.endpoints("web", after=before.revision, wait_s=60))
+    w.region.machines[machine].report("web-0", addresses=["fd00:7477::99"])
+    after = await waiting
+    assert [e.host for e in after.endpoints if e.task == "web-0"] == ["fd00:7477::99"]
+
+
+def test_addresses_survive_a_restart_of_the_control_plane() -> None:
+    """SD4: clients are told the same before any agent was heard again."""
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            await w.deployed(a_job(3, network=Reach(mode=NetworkMode.PRIVATE)))
+            before = [e.host for e in (await w.cp.endpoints("web")).endpoints]
+            assert len(before) == 3
+            for machine in w.region.machines.values():
+                machine.refusing = True
+        again = World(w.region, w.store)
+        async with again.running():
+            assert [e.host for e in (await again.cp.endpoints("web")).endpoints] == before
+
+    run(main())
+
+
+@scenario()
+async def test_what_cannot_be_the_address_of_a_task_is_not_told(w: World):
+    """SD4: it would be written into the configuration of proxies."""
+    await w.deployed(a_job(3))
+    before = (await w.cp.endpoints("web")).endpoints
+    agent = w.region.machines[before[0].machine]
+    for said in ("127.0.0.1", "::1", "fe80::1", "ff02::1", "::", "a.b", "1 {", "192.0.2.8"):
+        agent.report(before[0].task, addresses=[said])
+        await asyncio.sleep(5)
+        host = (await w.cp.endpoints("web")).endpoints[0].host
+        assert host == (said if said == "192.0.2.8" else before[0].host)
+
+
+def tasks(w: World) -> list[TaskRecord]:
+    return w.cp._jobs.get("web").tasks
