@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
+class Core(msgspec.Struct, frozen=True):
     """One core: the CPUs (hardware threads) of it that tasks may use, and its others."""
 
     cpus: tuple[int, ...]

@@ -9,7 +9,6 @@ plans from what it finds, and whatever was ever claimed has its original in the 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -46,8 +45,6 @@ from sidekick.state import (
     Wrote,
 )
 from sidekick.status import state_of, verify
-
-log = logging.getLogger(__name__)
 
 
 class _ChangeFailed(HostError):
@@ -182,9 +179,10 @@ class Run:
         except TwineError as e:
             applied = Applied(Outcome.FAILED, "-", str(e))
         took_ms = (self._host.monotonic() - began) * 1000
-        fields = {"setting": change.setting, "before": change.before, "after": change.after}
-        log.info("setting changed", extra=fields | {"outcome": applied.outcome, "took_ms": took_ms})
         outcome = applied.outcome
+        fields = {"setting": change.setting, "before": change.before, "after": change.after}
+        more = {"outcome": outcome, "took_ms": took_ms}
+        self._host.log.info("setting changed", extra=fields | more)
         wanted = change.setting in self._sight.names or (change.setting == LINE and change.after)
         if outcome is Outcome.APPLIED and not wanted:
             outcome = Outcome.UNDONE
@@ -300,7 +298,7 @@ class Run:
             self._state.save(self._record)
             report = replace(report, detail=f"rebooting by {way.name}")
             self._state.write_status(report)
-            log.info("reboot", extra={"way": way.name, "purpose": attempt.purpose})
+            host.log.info("reboot", extra={"way": way.name, "purpose": attempt.purpose})
             reboot.carry_out(host, way, sight.boot, sight.wish)
         except (Unprocessable, HostError) as e:
             self._state.write_status(replace(report, detail=str(e)))
@@ -329,7 +327,8 @@ class Run:
     def _undo(self, reason: str) -> Report:
         """Take back all that this run wrote, last first."""
         profile = self._target.name
-        log.warning("profile failed, undoing", extra={"profile": profile, "reason": reason})
+        about = {"profile": profile, "reason": reason}
+        self._host.log.warning("profile failed, undoing", extra=about)
         self._note(Undoing(reason=reason))
         problems = []
         for change in reversed(self._written):

@@ -8,17 +8,15 @@ profile · 4 failed and rolled back · 5 refused (the host cannot give that) · 
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import click
 import msgspec
+from msgspec.structs import replace
 
-from agent import log
 from agent.errors import Forbidden, ProgramError, TwineError
 from agent.machine import Completed, Processes, boottime_s
 from agent.machine.hardware import read_hardware
@@ -28,13 +26,13 @@ from sidekick import history
 from sidekick import status as standing
 from sidekick.apply import Run, watch
 from sidekick.apply import resume as finish
-from sidekick.arguments import COMPLETE, output, profile_argument
 from sidekick.facts import read_facts
+from sidekick.grammar import OUTPUT, PROFILE, Number, Option, PathText, Program, Span
 from sidekick.plan import describe
 from sidekick.profile import Library, Profile
 from sidekick.reboot import read_config
 from sidekick.report import Report, exit_code
-from sidekick.setting import Host
+from sidekick.setting import Host, Log
 from sidekick.settings import SETTINGS, setting_of
 from sidekick.shown import print_error, print_json, print_plan, print_report
 from sidekick.state import Disk, StateFolder, Target
@@ -80,12 +78,14 @@ class Context(msgspec.Struct):
     state: StateFolder
     profiles: Library
     make_host: Callable[[Path], Host]
+    verbose: bool = False
     code: int = 0
     """What the command exits with."""
 
     def host(self) -> Host:
         """Return the host; reads its hardware."""
-        return self.make_host(self.root)
+        host = self.make_host(self.root)
+        return replace(host, log=_log()) if self.verbose else host
 
     def need_root(self) -> None:
         """Raise `Forbidden` unless this process may change the host."""
@@ -94,7 +94,7 @@ class Context(msgspec.Struct):
 
     def profile(self, name: str, host: Host) -> Profile:
         """Return a profile, rendered for the host."""
-        return self.profiles.load(name, read_facts(host.fs))
+        return self.profiles.load(name, read_facts(host.fs, host.hardware))
 
 
 def real_host(root: Path) -> Host:
@@ -112,68 +112,43 @@ def real_host(root: Path) -> Host:
     )
 
 
-wait = click.option(
-    "--wait-s",
-    type=click.FloatRange(0, 3600),
+def _log() -> Log:
+    """Return the log of this process, as all programs of ours keep it."""
+    import logging  # both for --verbose alone
+
+    from agent import log
+
+    log.configure("sidekick")
+    return logging.getLogger("sidekick")
+
+
+PROGRAM = Program(
+    "Bring this machine to a host profile and prove it.",
+    (
+        Option(words=("--root",), kind=PathText(), default=Path("/"), help="Another root."),
+        Option(words=("--state",), kind=PathText(), default=STATE, help="Where state is kept."),
+        Option(
+            words=("--profiles",),
+            kind=PathText(),
+            many=True,
+            help="Folder of profiles; repeatable.",
+        ),
+        Option(words=("-v", "--verbose"), help="Log each change."),
+    ),
+)
+WAIT = Option(
+    words=("--wait-s",),
+    kind=Number(0.0, 3600.0),
     default=0.0,
     help="Wait so long for another sidekick.",
 )
-may_reboot = click.option(
-    "--reboot", is_flag=True, help="Reboot at once if a setting needs it, by kexec where possible."
+REBOOT = Option(
+    words=("--reboot",),
+    help="Reboot at once if a setting needs it, by kexec where possible.",
 )
 
 
-class _Commands(click.Group):
-    """The commands; those that are about profiles alone are imported when they are asked for.
-
-    The timer's `verify` and the agent's `apply-profile` start without them.
-    """
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, cmd_name) or self._all().get(cmd_name)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return sorted(self._all())
-
-    def _all(self) -> MutableMapping[str, click.Command]:
-        from sidekick import profile_commands
-
-        for command in profile_commands.COMMANDS:
-            self.add_command(command)
-        return self.commands
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--root", type=click.Path(path_type=Path), default=Path("/"), help="Another root.")
-@click.option(
-    "--state", type=click.Path(path_type=Path), default=STATE, help="Where state is kept."
-)
-@click.option(
-    "--profiles",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="Folder of profiles; repeatable.",
-)
-@click.option("-v", "--verbose", is_flag=True, help="Log each change.")
-@click.pass_context
-def cli(
-    ctx: click.Context, root: Path, state: Path, profiles: tuple[Path, ...], verbose: bool
-) -> None:
-    """Bring this machine to a host profile and prove it."""
-    log.configure("sidekick", "info" if verbose else "error")
-    make_host = ctx.obj or real_host
-    ctx.obj = Context(
-        root,
-        StateFolder(state),
-        Library(profiles or (*PROFILES, state / DELIVERED), SETTINGS),
-        make_host,
-    )
-
-
-@cli.command()
-@profile_argument
-@output
-@click.pass_obj
+@PROGRAM.command("plan", PROFILE, OUTPUT)
 def plan(ctx: Context, profile: str, output: str) -> None:
     """Show what applying a profile would change; exit 2 if anything."""
     host = ctx.host()
@@ -187,16 +162,15 @@ def plan(ctx: Context, profile: str, output: str) -> None:
     print_plan(report, {name: setting_of(name).lacking(name) for name in absent})
 
 
-@cli.command("apply-profile")
-@profile_argument
-@may_reboot
-@click.option(
-    "--generation", type=click.IntRange(0), default=0, help="Of the request, as reported."
+@PROGRAM.command(
+    "apply-profile",
+    PROFILE,
+    REBOOT,
+    Option(words=("--generation",), kind=Number(0), default=0, help="Of the request, as reported."),
+    Option(words=("--epoch",), kind=Number(0), default=0, help="Of the sender, as reported."),
+    WAIT,
+    OUTPUT,
 )
-@click.option("--epoch", type=click.IntRange(0), default=0, help="Of the sender, as reported.")
-@wait
-@output
-@click.pass_obj
 def apply_profile(
     ctx: Context,
     profile: str,
@@ -222,15 +196,15 @@ def apply_profile(
         _conclude(ctx, run.carry_out(), output)
 
 
-@cli.command()
-@click.option(
-    "--timer",
-    is_flag=True,
-    help="Also end a trial that is over, and repair drift if /etc/twine/sidekick.toml says so.",
+@PROGRAM.command(
+    "verify",
+    Option(
+        words=("--timer",),
+        help="Also end a trial that is over, and repair drift if /etc/twine/sidekick.toml says so.",
+    ),
+    WAIT,
+    OUTPUT,
 )
-@wait
-@output
-@click.pass_obj
 def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
     """Compare this host with its profile; exit 2 if it drifted."""
     ctx.need_root()
@@ -251,11 +225,7 @@ def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
         ctx.code = 2
 
 
-@cli.command()
-@may_reboot
-@wait
-@output
-@click.pass_obj
+@PROGRAM.command("rollback", REBOOT, WAIT, OUTPUT)
 def rollback(ctx: Context, reboot: bool, wait_s: float, output: str) -> None:
     """Give every setting its original value back."""
     ctx.need_root()
@@ -265,10 +235,7 @@ def rollback(ctx: Context, reboot: bool, wait_s: float, output: str) -> None:
     _conclude(ctx, report, output)
 
 
-@cli.command()
-@wait
-@output
-@click.pass_obj
+@PROGRAM.command("resume", WAIT, OUTPUT)
 def resume(ctx: Context, wait_s: float, output: str) -> None:
     """Bring the profile back after a boot, or finish one that was interrupted."""
     ctx.need_root()
@@ -277,9 +244,7 @@ def resume(ctx: Context, wait_s: float, output: str) -> None:
         _conclude(ctx, finish(host, ctx.state), output)
 
 
-@cli.command()
-@output
-@click.pass_obj
+@PROGRAM.command("status", OUTPUT)
 def status(ctx: Context, output: str) -> None:
     """Show how this host stands, without looking at each setting anew."""
     report = standing.status(ctx.host(), ctx.state)
@@ -290,19 +255,19 @@ def status(ctx: Context, output: str) -> None:
         print_report(report)
 
 
-@cli.command("try")
-@profile_argument
-@click.option(
-    "--for",
-    "for_",
-    metavar="SPAN",
-    default="60s",
-    callback=lambda _ctx, _param, text: _seconds(text),
-    help="How long, such as 90s or 10m.",
+@PROGRAM.command(
+    "try",
+    PROFILE,
+    Option(
+        words=("--for",),
+        called="for_",
+        kind=Span(),
+        default=60.0,
+        help="How long, such as 90s or 10m.",
+    ),
+    WAIT,
+    OUTPUT,
 )
-@wait
-@output
-@click.pass_obj
 def try_(ctx: Context, profile: str, for_: float, wait_s: float, output: str) -> None:
     """Apply a profile that goes by itself unless `sidekick confirm` keeps it."""
     from sidekick import trial
@@ -316,10 +281,7 @@ def try_(ctx: Context, profile: str, for_: float, wait_s: float, output: str) ->
         _conclude(ctx, trial.begin(host, ctx.state, target, for_, revert), output)
 
 
-@cli.command()
-@wait
-@output
-@click.pass_obj
+@PROGRAM.command("confirm", WAIT, OUTPUT)
 def confirm(ctx: Context, wait_s: float, output: str) -> None:
     """Keep the profile that is on trial."""
     from sidekick import trial
@@ -330,11 +292,12 @@ def confirm(ctx: Context, wait_s: float, output: str) -> None:
         _conclude(ctx, trial.confirm(host, ctx.state), output)
 
 
-@cli.command()
-@click.option("--due", is_flag=True, help="Only a trial whose time is over (for its timer).")
-@wait
-@output
-@click.pass_obj
+@PROGRAM.command(
+    "revert",
+    Option(words=("--due",), help="Only a trial whose time is over (for its timer)."),
+    WAIT,
+    OUTPUT,
+)
 def revert(ctx: Context, due: bool, wait_s: float, output: str) -> None:
     """End a trial now: what was before it comes back."""
     from sidekick import trial
@@ -343,14 +306,6 @@ def revert(ctx: Context, due: bool, wait_s: float, output: str) -> None:
     host = ctx.host()
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
         _conclude(ctx, trial.revert(host, ctx.state, due_only=due), output)
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
-    seconds = float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1) if found else 0.0
-    if not 1 <= seconds <= 86400:
-        raise click.BadParameter(f"{text!r} is no span from 1s to 24h, such as 90s or 10m")
-    return seconds
 
 
 def _conclude(ctx: Context, report: Report, output: str) -> None:
@@ -363,22 +318,28 @@ def _conclude(ctx: Context, report: Report, output: str) -> None:
         print_report(report)
 
 
-def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] | None = None) -> int:
+def _context(
+    make_host: Callable[[Path], Host],
+    root: Path,
+    state: Path,
+    profiles: tuple[Path, ...],
+    verbose: bool,
+) -> Context:
+    library = Library(profiles or (*PROFILES, state / DELIVERED), SETTINGS)
+    return Context(root, StateFolder(state), library, make_host, verbose)
+
+
+def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = real_host) -> int:
     """Run a command and return its exit code. Tests pass a host of their own."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and COMPLETE in os.environ:
-        cli.main(prog_name="sidekick")  # answers the shell and exits
+    line = sys.argv[1:] if argv is None else argv
+    call = PROGRAM.read(line)
     try:
-        with cli.make_context("sidekick", arguments, obj=make_host) as ctx:
-            cli.invoke(ctx)
-            return ctx.obj.code if isinstance(ctx.obj, Context) else 0
-    except click.exceptions.Exit as e:
-        return e.exit_code
-    except click.UsageError as e:
-        e.show()
-        return 64
-    except click.Abort:
-        return 1
+        if call is None:
+            return _by_click(line, make_host)
+        context = _context(make_host, **call.program)
+        call.command.function(context, **call.values)
+        sys.stdout.flush()
+        return context.code
     except BrokenPipeError:  # `| head`: nobody reads on, so there is nothing to say at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -387,5 +348,12 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] | 
         return e.exit_code
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _by_click(line: Sequence[str], make_host: Callable[[Path], Host]) -> int:
+    """Help, complete, say what is wrong, or run what only people ask for."""
+    from sidekick import click_commands, profile_commands
+
+    made = click_commands.group(
+        PROGRAM, profile_commands.COMMANDS, lambda **given: _context(make_host, **given)
+    )
+    click_commands.complete(made)
+    return click_commands.run(made, line)

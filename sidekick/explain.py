@@ -12,7 +12,7 @@ from agent.errors import NotFound
 from sidekick.profile import Library, Profile
 from sidekick.report import Disruption, Wanted
 from sidekick.setting import Host
-from sidekick.settings import SETTINGS
+from sidekick.settings import setting_of
 from sidekick.state import Record
 
 SYSCTL_PAGES = {
@@ -66,7 +66,7 @@ def explain(
             f"near: {', '.join(near[:5])}" if near else f"`sidekick show {profile.name}` lists all"
         )
         raise NotFound(f"profile {profile.name} says nothing of {name}", hint=hint)
-    setting = next(s for s in SETTINGS if s.owns(found.setting))
+    setting = setting_of(found.setting)
     now = setting.observe(host, [found.setting]).get(found.setting)
     return Explanation(
         setting=found.setting,
@@ -102,7 +102,7 @@ def _documents(setting: str) -> str:
         areas = sorted(SYSCTL_PAGES, key=len, reverse=True)
         page = next((SYSCTL_PAGES[a] for a in areas if name.startswith(f"{a}.")), "")
         return f"Linux, Documentation/{page}, {name.rpartition('.')[2]}" if page else ""
-    module = type(next(s for s in SETTINGS if s.owns(setting))).__module__
+    module = type(setting_of(setting)).__module__
     doc = " ".join((sys.modules[module].__doc__ or "").split())
     found = re.search(r"Source(?: of [a-z ]+)?: (.*)$", doc)
     return found[1] if found else ""

@@ -12,6 +12,7 @@ import math
 import re
 
 from agent.errors import KernelFileError
+from agent.machine import Hardware
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
 from sidekick.expression import Fact
@@ -53,9 +54,9 @@ _NET = "/sys/class/net"
 _NO_DISKS = re.compile(r"(loop|ram|zram|sr|fd|md|dm-|nbd)\d+.*")
 
 
-def read_facts(fs: KernelFs) -> dict[str, Fact]:
-    """Return every fact of the host whose kernel's files these are."""
-    hardware = read_hardware(fs)
+def read_facts(fs: KernelFs, hardware: Hardware | None = None) -> dict[str, Fact]:
+    """Return every fact of the host whose kernel's files these are; `hardware` if it was read."""
+    hardware = hardware or read_hardware(fs)
     cpuinfo = fs.find("/proc/cpuinfo") or ""
     cores = core_count(fs) or hardware.cpu.online
     os = _os_release(fs)
@@ -135,8 +136,9 @@ def _speed_mbps(fs: KernelFs, nic: str) -> int:
 
 
 def _line(cpuinfo: str, key: str) -> str:
-    found = re.search(rf"^{key}\s*:[ \t]*(.*)$", cpuinfo, re.MULTILINE)
-    return found[1].strip() if found else ""
+    # The kernel puts a tab after each of these keys; an expression for each would cost a run more.
+    _, _, rest = f"\n{cpuinfo}".partition(f"\n{key}\t")
+    return rest.partition("\n")[0].partition(":")[2].strip()
 
 
 def _number(text: str) -> int:

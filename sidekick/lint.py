@@ -15,7 +15,7 @@ from agent.errors import ConfigError, TwineError, Unprocessable
 from sidekick.expression import Facts
 from sidekick.profile import Library, Profile
 from sidekick.setting import Host
-from sidekick.settings import SETTINGS
+from sidekick.settings import setting_of, settings_of
 from sidekick.sysctl_ranges import why_out_of_range
 from sidekick.targets import target_of
 
@@ -61,12 +61,12 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
     ]
     absent = {
         w.setting: w
-        for setting in SETTINGS
+        for setting in settings_of(w.setting for w in target.wanted)
         for w in target.wanted
         if setting.owns(w.setting) and setting.observe(host, [w.setting]).get(w.setting) is None
     }
     for each in absent.values():
-        setting = next(s for s in SETTINGS if s.owns(each.setting))
+        setting = setting_of(each.setting)
         how = "cannot be applied here" if each.required else "unsupported here"
         reason = f"{how}: {setting.lacking(each.setting)} ({each.source})"
         found.append(_finding(name, Severity.NOTE, each.setting, reason))

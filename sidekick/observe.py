@@ -10,7 +10,7 @@ from sidekick.boot import LINE, BootLine, Wish
 from sidekick.plan import Plan, make_plan
 from sidekick.report import Change, SettingReport
 from sidekick.setting import Applied, Host
-from sidekick.settings import SETTINGS, setting_of
+from sidekick.settings import setting_of, settings_of
 from sidekick.state import OwnedGroup, Record, Target
 from sidekick.targets import contributions, of_kind
 
@@ -46,11 +46,12 @@ class Sight:
         self._contributions = contributions(target.wanted, self.boot.own)
         names = [w.setting for w in target.wanted] + list(record.originals)
         self.observed: dict[str, str | None] = {}
-        for setting in SETTINGS:
+        self._settings = settings_of(names)
+        for setting in self._settings:
             self.observed |= setting.observe(host, names)
         self.claimed = {name for n in names for name in setting_of(n).claims(n)}
         self.wish: Wish = self.boot.wish(self._contributions)
-        live = make_plan(SETTINGS, target.wanted, self.observed, record.originals)
+        live = make_plan(self._settings, target.wanted, self.observed, record.originals)
         self.plan = Plan(
             changes=(*live.changes, *self.boot.plan(self.wish)),
             missing=live.missing,
@@ -85,7 +86,7 @@ class Sight:
         observed = {**self.observed, **self.boot.observed()}
         reports = [
             setting.verify(wanted, observed)
-            for setting in SETTINGS
+            for setting in self._settings
             for wanted in of_kind(setting, self.target.wanted)
         ]
         return reports + self.boot.verify(self.wish)

@@ -122,7 +122,8 @@ class Library(msgspec.Struct, frozen=True):
     """The profiles of this host: folders, the first that has a name wins."""
 
     folders: Sequence[Path]
-    settings: Sequence[Section]
+    settings: Mapping[str, Section]
+    """By kind, in the order in which they are named to people."""
 
     def names(self) -> list[str]:
         """Return the names of all profiles, sorted."""
@@ -172,7 +173,7 @@ class Library(msgspec.Struct, frozen=True):
         return ConfigError(f"profile {child} extends {name!r}, which does not exist", hint=hint)
 
 
-def _read(name: str, path: Path, settings: Sequence[Section], facts: Facts) -> _File:
+def _read(name: str, path: Path, kinds: Mapping[str, Section], facts: Facts) -> _File:
     """Return one file, its expressions evaluated and its tables checked; parents not looked at."""
     try:
         text = path.read_bytes()[: MAX_BYTES + 1].decode()
@@ -185,7 +186,6 @@ def _read(name: str, path: Path, settings: Sequence[Section], facts: Facts) -> _
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"profile {path} is not TOML: {e}") from e
     file = _File(name, path, Lines(text))
-    kinds = {section.kind: section for section in settings}
     own = {kind: raw.pop(kind) for kind in list(raw) if kind in kinds}
     whens = raw.pop("when", [])
     known = [*(f.encode_name for f in msgspec.structs.fields(Header)), "when", *kinds]
@@ -323,11 +323,10 @@ def _check_owners(files: Sequence[_File]) -> None:
                         file.wrong((*block.at, kind, key), f"{owner} may set {may}")
 
 
-def _merge(files: Sequence[_File], settings: Sequence[Section]) -> Profile:
+def _merge(files: Sequence[_File], kinds: Mapping[str, Section]) -> Profile:
     """Return the profile of a lineage, own file first: the nearest file wins."""
     raw: dict[str, Table] = {}
     sources: dict[str, str] = {}
-    kinds = {section.kind: section for section in settings}
     for file in reversed(files):
         for block in (b for b in file.blocks if b.holds):
             for kind, table in block.tables.items():

@@ -11,15 +11,16 @@ import msgspec
 
 from agent.errors import NotFound, TwineError
 from sidekick import history as histories
-from sidekick.arguments import COMPLETE, ProfileName, output, profile_argument
+from sidekick.click_commands import COMPLETE, PROFILE_TYPE, takes
 from sidekick.explain import explain as explanation
 from sidekick.facts import FACTS, read_facts
+from sidekick.grammar import OUTPUT, PROFILE
 from sidekick.lint import Severity
 from sidekick.lint import lint as findings
 from sidekick.plan import make_plan
 from sidekick.profile import Library, Profile
 from sidekick.setting import Host
-from sidekick.settings import SETTINGS
+from sidekick.settings import SETTINGS, settings_of
 from sidekick.shown import print_json, print_table
 from sidekick.state import StateFolder
 from sidekick.targets import target_of
@@ -47,7 +48,7 @@ class Surroundings(Protocol):
 
 
 @click.command("list")
-@output
+@takes(OUTPUT)
 @click.pass_obj
 def list_(ctx: Surroundings, output: str) -> None:
     """Show the profiles of this host."""
@@ -67,8 +68,8 @@ def list_(ctx: Surroundings, output: str) -> None:
 
 
 @click.command()
-@profile_argument
-@output
+@takes(PROFILE)
+@takes(OUTPUT)
 @click.pass_obj
 def show(ctx: Surroundings, profile: str, output: str) -> None:
     """Show what a profile asks of this host, and which line of which file says so."""
@@ -92,7 +93,7 @@ def show(ctx: Surroundings, profile: str, output: str) -> None:
 
 
 @click.command()
-@output
+@takes(OUTPUT)
 @click.pass_obj
 def facts(ctx: Surroundings, output: str) -> None:
     """Show what profiles may ask about this host."""
@@ -107,8 +108,8 @@ def facts(ctx: Surroundings, output: str) -> None:
 
 
 @click.command()
-@click.argument("profiles", nargs=-1, type=ProfileName())
-@output
+@click.argument("profiles", nargs=-1, type=PROFILE_TYPE)
+@takes(OUTPUT)
 @click.pass_obj
 def lint(ctx: Surroundings, profiles: tuple[str, ...], output: str) -> None:
     """Check profiles (all, if none is named); exit 78 if one cannot be used anywhere."""
@@ -133,8 +134,8 @@ def lint(ctx: Surroundings, profiles: tuple[str, ...], output: str) -> None:
 
 @click.command()
 @click.argument("setting")
-@click.option("--profile", type=ProfileName(), help="Default: the one that is applied.")
-@output
+@click.option("--profile", type=PROFILE_TYPE, help="Default: the one that is applied.")
+@takes(OUTPUT)
 @click.pass_obj
 def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -> None:
     """Show which line of which profile sets a setting, what it was, and who documents it."""
@@ -164,9 +165,9 @@ def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -
 
 
 @click.command()
-@click.argument("one", type=ProfileName())
-@click.argument("other", type=ProfileName())
-@output
+@click.argument("one", type=PROFILE_TYPE)
+@click.argument("other", type=PROFILE_TYPE)
+@takes(OUTPUT)
 @click.pass_obj
 def diff(ctx: Surroundings, one: str, other: str, output: str) -> None:
     """Show in which settings two profiles differ on this host."""
@@ -190,7 +191,7 @@ def diff(ctx: Surroundings, one: str, other: str, output: str) -> None:
 
 
 @click.command()
-@output
+@takes(OUTPUT)
 @click.pass_obj
 def recommend(ctx: Surroundings, output: str) -> None:
     """Show which profiles were made for hosts like this one, and what it could not do of each."""
@@ -203,9 +204,10 @@ def recommend(ctx: Surroundings, output: str) -> None:
             rows.append((name, "no", 0, 0, str(e)))
             continue
         observed: dict[str, str | None] = {}
-        for setting in SETTINGS:
+        settings = settings_of(w.setting for w in wanted)
+        for setting in settings:
             observed |= setting.observe(host, [w.setting for w in wanted])
-        plan = make_plan(SETTINGS, wanted, observed, {})
+        plan = make_plan(settings, wanted, observed, {})
         fits = {True: "yes", False: "no", None: "any host"}[profile.fits]
         fits = "no" if plan.missing else fits
         lacks = ", ".join(w.setting for w in (*plan.missing, *plan.unsupported))
@@ -220,7 +222,7 @@ def recommend(ctx: Surroundings, output: str) -> None:
 
 @click.command()
 @click.option("-n", "--last", type=click.IntRange(1), default=20, help="So many runs.")
-@output
+@takes(OUTPUT)
 @click.pass_obj
 def history(ctx: Surroundings, last: int, output: str) -> None:
     """Show what was done to this host, the newest last."""
@@ -248,7 +250,7 @@ def history(ctx: Surroundings, last: int, output: str) -> None:
 @click.command("import-tuned")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--into", type=click.Path(path_type=Path), help="Folder for the files; else printed.")
-@output
+@takes(OUTPUT)
 @click.pass_obj
 def import_tuned(ctx: Surroundings, folder: Path, into: Path | None, output: str) -> None:
     """Convert TuneD's profiles; exit 2 and say precisely what could not be converted."""
@@ -281,7 +283,7 @@ def _refusal(kind: str, word: str) -> str:
         "modules": {"load": [word.replace("-", "_")]},
         "services": {"running": [word]},
     }
-    setting = next(s for s in SETTINGS if s.kind == kind)
+    setting = SETTINGS[kind]
     try:
         decoded = msgspec.convert(sections[kind], setting.section)
     except msgspec.ValidationError:

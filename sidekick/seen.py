@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -24,14 +23,13 @@ from sidekick.setting import Host
 from sidekick.state import StateFolder
 
 
-@dataclass(frozen=True)
-class KeepingFs(KernelFs):
+class KeepingFs(KernelFs, frozen=True):
     """The kernel's files; what is read of them is kept."""
 
-    plain: KernelFs = field(default_factory=KernelFs)
+    plain: KernelFs = msgspec.field(default_factory=KernelFs)
     """Where they are read."""
-    kept: dict[tuple[bytes, bytes], bytes] = field(default_factory=dict)
-    beyond: list[str] = field(default_factory=list)
+    kept: dict[tuple[bytes, bytes], bytes] = msgspec.field(default_factory=dict)
+    beyond: list[str] = msgspec.field(default_factory=list)
     """What was reached in a way that is not kept."""
 
     def path(self, path: str) -> Path:
@@ -120,18 +118,7 @@ class _Programs:
 def watched(host: Host) -> tuple[Host, KeepingFs]:
     """Return the host such that what is read of it is kept, and where."""
     fs = KeepingFs(host.fs.root, host.fs)
-    return (
-        Host(
-            fs=fs,
-            processes=_Programs(host, fs),
-            disk=host.disk,
-            hardware=host.hardware,
-            now=host.now,
-            monotonic=host.monotonic,
-            sleep=host.sleep,
-        ),
-        fs,
-    )
+    return replace(host, fs=fs, processes=_Programs(host, fs)), fs
 
 
 def keep(state: StateFolder, report: Report, fs: KeepingFs) -> bool:

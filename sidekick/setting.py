@@ -12,7 +12,7 @@ that overrides what differs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -33,8 +33,28 @@ STAGED = "boot.staged"
 """Names below which `verify` finds the kernel command line of this boot and of the next."""
 
 
+class Log(Protocol):
+    """Who is told what happens while it happens: a `logging.Logger`, or nobody."""
+
+    def info(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
+        """Tell what changed."""
+
+    def warning(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
+        """Tell what somebody may have to act upon."""
+
+
+class Nobody:
+    """A log that nobody reads: most runs answer by their report alone."""
+
+    def info(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
+        """Tell nobody."""
+
+    def warning(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
+        """Tell nobody."""
+
+
 class Host(msgspec.Struct, frozen=True):
-    """Everything outside: the kernel's files, programs, disk and clocks."""
+    """Everything outside: the kernel's files, programs, disk, clocks, and who hears of it."""
 
     fs: KernelFs
     processes: Processes
@@ -45,6 +65,7 @@ class Host(msgspec.Struct, frozen=True):
     monotonic: Callable[[], float]
     """Seconds since the boot, suspension included."""
     sleep: Callable[[float], None]
+    log: Log = Nobody()
 
 
 class Applied(msgspec.Struct, frozen=True):

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
-import click
 import msgspec
 
 from agent.errors import TwineError
 from sidekick.report import Disruption, Outcome, PlanReport, ProfileState, Report, Wanted
 
+BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
+"""As terminals take them (ECMA-48, Select Graphic Rendition)."""
 RISKS = {
     Disruption.LIVE: "none",
     Disruption.RESTART: "a service",
@@ -24,29 +25,29 @@ RISKS = {
     Disruption.REBOOT: "the host",
 }
 """Who notices a change."""
-COLOURS: dict[str, str] = {
-    Disruption.LIVE: "green",
-    Disruption.RESTART: "yellow",
-    Disruption.DRAIN: "yellow",
-    Disruption.KEXEC: "red",
-    Disruption.REBOOT: "red",
-    Outcome.APPLIED: "green",
-    Outcome.ALREADY: "green",
-    Outcome.UNDONE: "green",
-    Outcome.PARTIAL: "yellow",
-    Outcome.UNSUPPORTED: "yellow",
-    Outcome.PENDING_REBOOT: "yellow",
-    Outcome.DRIFTED: "red",
-    Outcome.FAILED: "red",
-    ProfileState.VERIFIED: "green",
-    ProfileState.DEGRADED: "red",
-    "not possible": "red",
+COLOURS: dict[str, int] = {
+    Disruption.LIVE: GREEN,
+    Disruption.RESTART: YELLOW,
+    Disruption.DRAIN: YELLOW,
+    Disruption.KEXEC: RED,
+    Disruption.REBOOT: RED,
+    Outcome.APPLIED: GREEN,
+    Outcome.ALREADY: GREEN,
+    Outcome.UNDONE: GREEN,
+    Outcome.PARTIAL: YELLOW,
+    Outcome.UNSUPPORTED: YELLOW,
+    Outcome.PENDING_REBOOT: YELLOW,
+    Outcome.DRIFTED: RED,
+    Outcome.FAILED: RED,
+    ProfileState.VERIFIED: GREEN,
+    ProfileState.DEGRADED: RED,
+    "not possible": RED,
 }
 
 
 def print_json(value: Any) -> None:
     """Print a value as a document of several lines."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    _say(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -57,7 +58,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     lines = [[" ".join(str(cell).split()) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for line in lines:
-            click.echo("\t".join(line))
+            _say("\t".join(line))
         return
     if not lines:
         return
@@ -66,9 +67,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
     room = shutil.get_terminal_size((200, 24)).columns
     left = max(12, room - sum(widths[:-1]) - 2 * (len(widths) - 1))
-    _print_row(
-        [click.style(name.ljust(w), bold=True) for name, w in zip(header, widths, strict=True)]
-    )
+    _print_row([_styled(name.ljust(w), BOLD) for name, w in zip(header, widths, strict=True)])
     for line in lines:
         if len(line[-1]) > left:
             line[-1] = line[-1][: left - 1] + "…"
@@ -76,13 +75,21 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
         _print_row([_coloured(cell) for cell in cells])
 
 
+def _say(line: str, to: TextIO | None = None) -> None:
+    (to or sys.stdout).write(f"{line}\n")
+
+
+def _styled(text: str, style: int, to: TextIO | None = None) -> str:
+    return f"\033[{style}m{text}\033[0m" if (to or sys.stdout).isatty() else text
+
+
 def _coloured(cell: str) -> str:
     colour = COLOURS.get(cell.rstrip())
-    return click.style(cell, fg=colour) if colour else cell
+    return _styled(cell, colour) if colour else cell
 
 
 def _print_row(cells: Sequence[str]) -> None:
-    click.echo("  ".join(cells).rstrip())
+    _say("  ".join(cells).rstrip())
 
 
 def print_report(report: Report) -> None:
@@ -98,7 +105,7 @@ def print_report(report: Report) -> None:
     before = f" (before it: {report.effective or 'no profile'})"
     effective = before if report.effective != report.name else ""
     detail = f": {report.detail}" if report.detail else ""
-    click.echo(f"{name}: {_coloured(report.state)}{effective}{detail}")
+    _say(f"{name}: {_coloured(report.state)}{effective}{detail}")
 
 
 def print_plan(report: PlanReport, why: dict[str, str]) -> None:
@@ -113,7 +120,7 @@ def print_plan(report: PlanReport, why: dict[str, str]) -> None:
     counts = [f"{len(report.changes)} to change", f"{report.unchanged} as wanted"]
     counts += [f"{len(report.unsupported)} unsupported"] if report.unsupported else []
     counts += [f"{len(report.missing)} not possible"] if report.missing else []
-    click.echo(f"{report.name}: {', '.join(counts)}{needs}")
+    _say(f"{report.name}: {', '.join(counts)}{needs}")
 
 
 def _absent(wanted: Wanted, how: str, why: dict[str, str]) -> Sequence[object]:
@@ -123,8 +130,8 @@ def _absent(wanted: Wanted, how: str, why: dict[str, str]) -> Sequence[object]:
 
 def print_error(error: TwineError) -> None:
     """Print what went wrong, everything that is wrong, and what to try."""
-    click.echo(f"{click.style('sidekick:', fg='red')} {error}", err=True)
+    _say(f"{_styled('sidekick:', RED, sys.stderr)} {error}", sys.stderr)
     for each in error.errors:
-        click.echo(f"  {each.field}: {each.reason}", err=True)
+        _say(f"  {each.field}: {each.reason}", sys.stderr)
     if error.hint:
-        click.echo(f"  try: {error.hint}", err=True)
+        _say(f"  try: {error.hint}", sys.stderr)

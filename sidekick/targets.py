@@ -9,7 +9,7 @@ from sidekick import boot
 from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Contribution, Host, Setting
-from sidekick.settings import SETTINGS, setting_of
+from sidekick.settings import setting_of, settings_of
 from sidekick.state import Target
 
 
@@ -19,9 +19,10 @@ def target_of(profile: Profile, host: Host, generation: int = 0, epoch: int = 0)
     Raises `ConfigError` with everything that is wrong with it, and `Unprocessable` where it
     asks for more than the host has.
     """
-    errors = [error for setting in SETTINGS for error in setting.check(profile)]
+    settings = settings_of(profile.sections)
+    errors = [error for setting in settings for error in setting.check(profile)]
     if not errors:
-        wanted = [w for setting in SETTINGS for w in setting.wanted(profile, host)]
+        wanted = [w for setting in settings for w in setting.wanted(profile, host)]
         errors = [*_twice(wanted), *boot.conflicts(contributions(wanted, ""))]
     if errors:
         raise ConfigError(f"profile {profile.name} cannot be used", errors=tuple(errors))
@@ -30,7 +31,8 @@ def target_of(profile: Profile, host: Host, generation: int = 0, epoch: int = 0)
 
 def contributions(wanted: Sequence[Wanted], own: str) -> list[Contribution]:
     """Return what these values need of the boot line; `own` is the host's own line."""
-    return [c for setting in SETTINGS for c in setting.boot(of_kind(setting, wanted), own)]
+    settings = settings_of(w.setting for w in wanted)
+    return [c for setting in settings for c in setting.boot(of_kind(setting, wanted), own)]
 
 
 def of_kind(setting: Setting, wanted: Iterable[Wanted]) -> list[Wanted]:

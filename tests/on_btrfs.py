@@ -6,10 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from builders import FakeHost
+from msgspec.structs import replace
 
 from agent.machine import Machine, Property
 from agent.machine.btrfs import HostBtrfs

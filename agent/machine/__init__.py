@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     from agent.cpus import Core
-from agent.cpus import Core
-from agent.netplan import Answer, Ask
+    from agent.netplan import Answer, Ask
 
 Property = object
 """Value of a unit property in Python's types: str, int, bool, float, list, tuple, bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnitState:
+class UnitState(msgspec.Struct, frozen=True):
     """What systemd says of one unit."""
 
     unit: str
@@ -97,8 +96,7 @@ class Systemd(Protocol):
         """Return systemd's major version."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subvolume:
+class Subvolume(msgspec.Struct, frozen=True):
     """What btrfs says of one subvolume."""
 
     uuid: str
@@ -119,8 +117,7 @@ class Quota(StrEnum):
     OFF = "off"
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(msgspec.Struct, frozen=True):
     """What a subvolume holds, and what it may hold. Bytes."""
 
     used_bytes: int
@@ -176,8 +173,7 @@ class Btrfs(Protocol):
         """Return once everything written to this file system, and no other, is on disk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(msgspec.Struct, frozen=True):
     """What a program left behind."""
 
     code: int
@@ -207,8 +203,7 @@ class Processes(Protocol):
         """Start a program and return its lines as they come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
+class Cpu(msgspec.Struct, frozen=True):
     """The processor of the host."""
 
     model: str
@@ -217,8 +212,7 @@ class Cpu:
     numa_nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(msgspec.Struct, frozen=True):
     """What the host is made of. Sizes in bytes."""
 
     cpu: Cpu
@@ -232,8 +226,7 @@ class Hardware:
     """Taken out of `memory_bytes` as huge pages of all sizes, now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What the processes of a cgroup use. Seconds and bytes; counters since it was made."""
 
     cpu_s: float = 0.0
@@ -270,14 +263,13 @@ class Cgroups(Protocol):
         """Return the names of the cgroups directly below one, sorted; none where it is not."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(msgspec.Struct, frozen=True):
     """What the kernel has of ours beside units and subvolumes (`census`)."""
 
     cgroups: tuple[str, ...] = ()
     """Of units of tasks, below the root of the hierarchy."""
     namespaces: tuple[str, ...] = ()
-    veths: Mapping[str, str] = field(default_factory=dict)
+    veths: Mapping[str, str] = {}
     """Host end → its alias, which is the task."""
     mounts: tuple[str, ...] = ()
     """Mount points below the folders that were asked about, those themselves excepted."""
@@ -302,8 +294,7 @@ def boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """One host: the real one (`daemon.real_machine`) or one in memory (`fake.FakeMachine`)."""
 
     systemd: Systemd
@@ -313,10 +304,10 @@ class Machine:
     cgroups: Cgroups
     network: Network
     boottime_s: Callable[[], float] = boottime_s
-    hugepages: Callable[[], Mapping[int, int]] = field(kw_only=True)
+    hugepages: Callable[[], Mapping[int, int]]
     """The huge pages that there are now, by the size of one in bytes; sizes that the kernel knows
     and has none of, too. All that `Hardware.hugepages_bytes` counts."""
-    cores: Callable[[], tuple[Core, ...]] = field(kw_only=True)
+    cores: Callable[[], tuple[Core, ...]]
     """The cores that are online now, with what of them tasks may use."""
-    observe: Callable[[Path, Path], Observed] = field(default=_nothing, kw_only=True)
+    observe: Callable[[Path, Path], Observed] = _nothing
     """Looks at the kernel for what is of ours, given the state folder and the run folder."""

@@ -14,9 +14,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+
+from msgspec.structs import replace
 
 from agent.cpus import Core, listed
 from agent.errors import BtrfsError, Conflict, NotBtrfs, ProgramError
@@ -379,13 +381,13 @@ class FakeMachine:
     def machine(self) -> Machine:
         """Return it as the agent takes it."""
         return Machine(
-            self.systemd,
-            self.btrfs,
-            self.processes,
-            lambda: self.hardware,
-            self.cgroups,
-            self.network,
-            self.boottime_s,
+            systemd=self.systemd,
+            btrfs=self.btrfs,
+            processes=self.processes,
+            hardware=lambda: self.hardware,
+            cgroups=self.cgroups,
+            network=self.network,
+            boottime_s=self.boottime_s,
             hugepages=lambda: {1 << 30: 0, 2 << 20: self.hardware.hugepages_bytes >> 21},
             cores=lambda: self.cores or tuple(Core((n,)) for n in range(self.hardware.cpu.online)),
             observe=self._observe,

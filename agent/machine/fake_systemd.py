@@ -8,9 +8,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import cast
+
+from msgspec.structs import replace
 
 from agent.errors import Conflict, SystemdError
 from agent.machine import Property, UnitListener, UnitState

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, cast
@@ -16,6 +15,8 @@ class HostProcesses:
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Completed:
         """Run a program to its end and return what it wrote."""
+        import subprocess  # here and below: most runs of sidekick start no program
+
         name = argv[0]
         try:
             done = subprocess.run(
@@ -54,6 +55,8 @@ class ProgramLines:
 
     def __init__(self, argv: Sequence[str]) -> None:
         """Start the program."""
+        import subprocess
+
         try:
             self._child = subprocess.Popen(
                 list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
@@ -80,6 +83,8 @@ def filtered(argv: Sequence[str], source: BinaryIO) -> Iterator[BinaryIO]:
 
     A failure is only known once all was read, so the block must read to the end.
     """
+    import subprocess
+
     try:
         child = subprocess.Popen(
             list(argv), stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -9,10 +9,10 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from builders import FakeHost, a_spec, running, until
+from msgspec.structs import replace
 
 from agent import daemon
 from agent.api import Health, Probe, TaskState

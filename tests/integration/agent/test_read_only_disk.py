@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders import IMAGE, FakeHost, a_spec, a_tar, chunks_of, digest_of, gone, running
+from msgspec.structs import replace
 
 from agent.api import ImageFormat, TaskState
 from agent.core.records import Tombstone

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from builders import FakeHost, a_spec, a_tar, chunks_of, digest_of
+from msgspec import structs
 from on_btrfs import machine, mounted, really
 
 from agent.api import ImageFormat, TaskState
@@ -68,7 +69,7 @@ class Faults:
         whole = machine(host)
         systemd = _Faulty(self, whole.systemd, SystemdError("the bus was lost"))
         btrfs = _Faulty(self, whole.btrfs, HostError("input/output error"))
-        return replace(whole, systemd=systemd, btrfs=btrfs)
+        return structs.replace(whole, systemd=systemd, btrfs=btrfs)
 
 
 class _Faulty:

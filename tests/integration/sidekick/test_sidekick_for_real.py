@@ -8,9 +8,33 @@ import sys
 from pathlib import Path
 
 import pytest
+from recorded import RecordedHost
+
+from sidekick.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[3]
+
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.toml"))
+
+DEAR = {
+    *("asyncio", "click", "ctypes", "dataclasses", "importlib.metadata", "inspect", "json"),
+    *("logging", "shutil", "socket", "subprocess", "typing_extensions"),
+}
+"""Modules that take milliseconds to import, and that few runs have a use for."""
+FOR_PEOPLE = {
+    f"sidekick.{name}"
+    for name in ("click_commands", "explain", "lint", "manual", "profile_commands", "tuned")
+}
+
+TELLING = """
+import os, sys
+from sidekick.__main__ import main
+
+end = os._exit
+os._exit = lambda code: (print(*sys.modules, file=sys.stderr, flush=True), end(code))
+main()
+"""
+"""Runs the command; at its end it tells what was imported."""
 
 IN_A_NAMESPACE = """
 import sys
@@ -25,7 +49,7 @@ folder = Path(sys.argv[1])
     "description='p'\\n[nic]\\ninterfaces=['v0']\\ntx_checksum='off'\\ngro='off'\\nlro='on'\\n"
 )
 setting, host = NicSetting(), real_host(Path("/"))
-profile = Library([folder], [setting]).load("p", {})
+profile = Library([folder], {"nic": setting}).load("p", {})
 wanted = setting.wanted(profile, host)
 names = [w.setting for w in wanted]
 before = setting.observe(host, names)
@@ -48,7 +72,8 @@ print("ok")
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_plan_ends_well_as_a_process(tmp_path: Path, name: str) -> None:
     """What a library frees wrongly is seen only when a process ends (msgspec 0.22)."""
-    argv = [sys.executable, "-m", "sidekick.cli", f"--state={tmp_path}", "plan", name]
+    script = "import sys; from sidekick.cli import main; sys.exit(main())"  # frees what it holds
+    argv = [sys.executable, "-c", script, f"--state={tmp_path}", "plan", name]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 2, 5), done.stderr
     assert "Traceback" not in done.stderr
@@ -66,14 +91,36 @@ def test_interfaces_of_the_kernel_are_set_and_given_back(tmp_path: Path) -> None
     assert done.stdout == "ok\n", done.stderr
 
 
-def test_what_the_timer_starts_brings_nothing_that_only_people_ask_for(tmp_path: Path) -> None:
-    """Every two minutes on every host: what is not imported costs nothing."""
-    script = (
-        "import sys; from sidekick.cli import main; "
-        f"code = main(['--state={tmp_path}', 'verify', '--timer']); "
-        "print(code, *sorted({'asyncio', 'sidekick.lint', 'sidekick.tuned', 'sidekick.explain', "
-        "'sidekick.profile_commands', 'sidekick.manual'} & set(sys.modules)))"
+def test_a_run_starts_with_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
+    """Agents wait for it, and the timer starts it on every host: what is not imported is free."""
+    (tmp_path / "p.toml").write_text(
+        "description='p'\n[sysctl]\n'vm.swappiness'=10\n[thp]\nenabled='madvise'\n"
     )
-    argv = [sys.executable, "-c", script]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1:] == ["0"], done.stdout + done.stderr
+    RecordedHost(tmp_path / "tree", "intel")
+    options = [f"--root={tmp_path / 'tree'}", f"--state={tmp_path}", f"--profiles={tmp_path}"]
+    for line in (["apply-profile", "p"], ["verify", "--timer"], ["rollback"], ["status"]):
+        argv = [sys.executable, "-c", TELLING, *options, *line]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        imported = set(done.stderr.split())
+        assert imported & DEAR == set(), line
+        ours = {name for name in imported if name.startswith("sidekick.")}
+        assert ours & FOR_PEOPLE == set(), line
+        kinds = {x.removeprefix("sidekick.settings.") for x in ours} & set(SETTINGS)
+        assert kinds == ({"sysctl", "thp"} if line != ["status"] else set()), line
+
+
+def test_a_line_that_is_not_plain_is_still_understood(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "sidekick", f"--state={tmp_path}"]
+    for line, code in ((["status", "-ojson"], 0), (["status", "--help"], 0), (["wash"], 64)):
+        done = subprocess.run([*argv, *line], cwd=ROOT, capture_output=True, check=False)
+        assert done.returncode == code, (line, done.stderr)
+    asked = {
+        "_SIDEKICK_COMPLETE": "bash_complete",
+        "COMP_WORDS": "sidekick roll",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run(
+        argv[:3], cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, **asked}
+    )
+    assert done.stdout == "plain,rollback\n"

@@ -8,7 +8,7 @@ import sys
 
 
 def test_nobody_who_reads_only_the_first_lines_is_told_of_it() -> None:
-    command = [sys.executable, "-m", "sidekick.cli", "list"]
+    command = [sys.executable, "-m", "sidekick", "list"]
     reader, writer = os.pipe()
     os.close(reader)
     try:

@@ -16,9 +16,9 @@ import signal
 import subprocess
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace as _replace
 
 from agent.machine import Completed
@@ -147,11 +147,10 @@ class Points:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@dataclass(frozen=True)
-class CountedFs(KernelFs):
+class CountedFs(KernelFs, frozen=True):
     """The kernel's files; before and after each write is a point."""
 
-    points: Points = field(default_factory=Points)
+    points: Points = msgspec.field(default_factory=Points)
 
     def write(self, path: str, value: str) -> None:
         self.points.pass_()

@@ -124,7 +124,7 @@ def test_a_plan_is_the_same_whenever_it_is_made_and_empty_once_it_is_done(
     fake.apply(target)
     again = Run(fake.host(), fake.state, target).sight.plan
     assert all(c.setting == LINE and c.before == c.after for c in again.changes)
-    assert make_plan(SETTINGS, [], {}, {}).changes == ()
+    assert make_plan([*SETTINGS.values()], [], {}, {}).changes == ()
 
 
 LOADERS = st.sampled_from([lambda fake: fake, FakeHost.with_grub, FakeHost.with_systemd_boot])

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from agent.errors import KernelFileError, ProgramError
 from agent.machine import Completed
 from agent.machine.hardware import read_hardware
@@ -106,22 +108,21 @@ class Points:
             raise Crash(f"at point {self.passed}")
 
 
-@dataclass(frozen=True)
-class FakeKernel(KernelFs):
+class FakeKernel(KernelFs, frozen=True):
     """The kernel's files, with the kernel's manners."""
 
-    free_pages: dict[str, int] = field(default_factory=dict)
+    free_pages: dict[str, int] = msgspec.field(default_factory=dict)
     """Huge pages that a node can give; any number where it says nothing."""
-    free_large: dict[str, int] = field(default_factory=dict)
+    free_large: dict[str, int] = msgspec.field(default_factory=dict)
     """The same for pages of 1 GiB."""
-    rounds: dict[str, Callable[[str], str]] = field(default_factory=dict)
+    rounds: dict[str, Callable[[str], str]] = msgspec.field(default_factory=dict)
     """What the kernel makes of a value, by path."""
-    refuses: set[str] = field(default_factory=set)
+    refuses: set[str] = msgspec.field(default_factory=set)
     """Paths that cannot be written."""
-    compacted: list[int] = field(default_factory=list)
+    compacted: list[int] = msgspec.field(default_factory=list)
     """How many pages each compaction brings, in order."""
-    points: Points = field(default_factory=Points)
-    writes: list[str] = field(default_factory=list)
+    points: Points = msgspec.field(default_factory=Points)
+    writes: list[str] = msgspec.field(default_factory=list)
     """Every path that was written, in order."""
 
     def write(self, path: str, value: str) -> None:

@@ -37,8 +37,7 @@ DEFAULT_QDISC = "/proc/sys/net/core/default_qdisc"
 QUEUE_DEPTHS = {"none": "1023", "mq-deadline": "64", "kyber": "256", "bfq": "64"}
 
 
-@dataclass(frozen=True)
-class TreeKernel(FakeKernel):
+class TreeKernel(FakeKernel, frozen=True):
     """What the kernel does with writes to the files that settings change."""
 
     def write(self, path: str, value: str) -> None:

@@ -12,7 +12,7 @@ from fake_host import FakeHost, a_profile
 
 import sidekick
 from agent.errors import ConfigError
-from sidekick import observe, settings, targets
+from sidekick import settings
 from sidekick.profile import Profile
 from sidekick.report import Outcome, ProfileState, Wanted
 from sidekick.setting import Contribution, Host, Setting
@@ -26,7 +26,7 @@ KNOB = "/sys/class/thing/knob"
 
 
 def test_the_engine_names_no_kind_of_setting() -> None:  # BUG-SK5
-    kinds = {setting.kind for setting in SETTINGS}
+    kinds = set(SETTINGS)
     paths = [FOLDER / f"{name}.py" for name in ENGINE] + list((FOLDER / "loaders").glob("*.py"))
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -81,8 +81,7 @@ class ThingSetting(Setting):
 @pytest.fixture
 def thing(fake: FakeHost, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
     """A host that has the thing, below a sidekick that has the kind."""
-    for module in (settings, targets, observe):
-        monkeypatch.setattr(module, "SETTINGS", (*SETTINGS, ThingSetting()))
+    monkeypatch.setattr(settings, "SETTINGS", {**SETTINGS, "thing": ThingSetting()})
     fake.put(KNOB, "slow")
     return fake
 

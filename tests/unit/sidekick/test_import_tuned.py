@@ -138,7 +138,7 @@ def test_what_a_profile_of_ours_may_not_say_is_told_with_its_line(
     library = Library([into], SETTINGS)
     for name in library.names():
         profile = library.load(name, {})
-        assert [e for s in SETTINGS for e in s.check(profile)] == []
+        assert [e for s in SETTINGS.values() for e in s.check(profile)] == []
     assert library.load("the-child", {}).lineage == ("the-child", "fast")
 
 

@@ -129,10 +129,11 @@ def test_two_settings_that_want_one_argument_differently_are_told_before_any_wri
         return [group]
 
     monkeypatch.setattr(HugepagesSetting, "boot", isolate)
+    pages = Hugepages(pages_2m=1)
     with pytest.raises(ConfigError) as caught:
-        a_target(fake, cmdline=("isolcpus=1",))
+        a_target(fake, cmdline=("isolcpus=1",), hugepages=pages)
     assert "cpus.x wants isolcpus=3" in str(caught.value.errors[0].reason)
-    assert a_target(fake, cmdline=("isolcpus=3",))
+    assert a_target(fake, cmdline=("isolcpus=3",), hugepages=pages)
 
 
 def test_a_line_the_kernel_would_cut_off_is_refused(fake: FakeHost) -> None:

@@ -98,7 +98,7 @@ def test_what_does_not_hold_here_is_checked_all_the_same(tmp_path: Path) -> None
     with pytest.raises(ConfigError) as caught:
         library(tmp_path, web=text).load("web", FACTS)
     told = {f"{e.field}: {e.reason}" for e in caught.value.errors}
-    kinds = ", ".join(setting.kind for setting in SETTINGS)
+    kinds = ", ".join(SETTINGS)
     assert told == {
         f"colour: unknown; known are if, {kinds} (web:4)",
         "sysctl.kernel.panic: 'cpu.cuont': there is no fact cpu.cuont; "

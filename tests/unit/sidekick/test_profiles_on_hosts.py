@@ -127,8 +127,8 @@ def test_the_shapes_of_the_paper_are_there() -> None:  # HP7 HP10
 def test_every_kind_and_key_has_its_place_in_the_documentation() -> None:
     page = (PROFILES.parent / "docs" / "host-settings.md").read_text()
     rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `[")}
-    assert rows.keys() == {f"[{setting.kind}]" for setting in SETTINGS}
-    for setting in SETTINGS:
+    assert rows.keys() == {f"[{kind}]" for kind in SETTINGS}
+    for setting in SETTINGS.values():
         if isinstance(setting.section, type) and issubclass(setting.section, msgspec.Struct):
             keys = set(setting.section.__struct_fields__) - {"required"}
             assert {k for k in keys if f"`{k}`" not in rows[f"[{setting.kind}]"]} == set()

@@ -53,7 +53,7 @@ def a_profile(tmp_path: Path, text: str, facts: Facts) -> Profile:
 
 def wanted_of(fake: RecordedHost, kind: str, text: str = "") -> tuple[Setting, list[Wanted]]:
     profile = a_profile(fake.root.parent, text or SECTIONS[kind], read_facts(fake.fs))
-    setting = next(s for s in SETTINGS if s.kind == kind)
+    setting = SETTINGS[kind]
     assert setting.check(profile) == []
     return setting, setting.wanted(profile, fake.host())
 
@@ -78,7 +78,7 @@ on_every_host = pytest.mark.parametrize("fake", ["amd", "intel", "vm"], indirect
 
 def test_every_kind_has_an_example_here() -> None:
     others = {"sysctl", "hugepages", "kernel", "scratch"}  # have tests of their own
-    assert {setting.kind for setting in SETTINGS} - others == SECTIONS.keys()
+    assert set(SETTINGS) - others == SECTIONS.keys()
 
 
 @on_every_host
@@ -330,7 +330,7 @@ def test_what_is_not_a_profiles_is_refused_by_name(
     fake: RecordedHost, tmp_path: Path, section: str, field: str
 ) -> None:
     profile = a_profile(tmp_path, section, read_facts(fake.fs))
-    errors = [e for s in SETTINGS for e in s.check(profile)]
+    errors = [e for s in SETTINGS.values() for e in s.check(profile)]
     assert [e.field for e in errors] == [field]
 
 

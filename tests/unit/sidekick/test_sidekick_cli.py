@@ -13,11 +13,14 @@ from click.shell_completion import ShellComplete
 from fake_host import FakeHost
 
 from agent.errors import ProgramError
-from sidekick.arguments import COMPLETE
-from sidekick.cli import DELIVERED, NoProcesses, cli, main, real_host
+from sidekick import profile_commands
+from sidekick.cli import DELIVERED, PROGRAM, NoProcesses, main, real_host
+from sidekick.click_commands import COMPLETE, group
 from sidekick.history import KEPT
 
 Run = Callable[..., tuple[int, str, str]]
+
+CLI = group(PROGRAM, profile_commands.COMMANDS, lambda **_: None)
 
 FILES = {
     "base": "description='Base'\n[sysctl]\n'vm.swappiness'=30\n",
@@ -164,7 +167,7 @@ def test_every_end_has_its_exit_code(
 
 
 def test_the_table_of_exit_codes_leaves_no_command_out() -> None:
-    assert set(cli.commands) == {c.split()[0] for _, c, code in CODES if c and code < 64} - {
+    assert set(CLI.commands) == {c.split()[0] for _, c, code in CODES if c and code < 64} - {
         "--help"
     }
 
@@ -369,7 +372,7 @@ def test_a_profile_is_recommended_to_hosts_that_it_was_made_for(fake: FakeHost, 
 
 
 def test_a_shell_completes_the_names_of_profiles(fake: FakeHost, run: Run) -> None:
-    complete = ShellComplete(cli, {}, "sidekick", COMPLETE)
+    complete = ShellComplete(CLI, {}, "sidekick", COMPLETE)
     words = [f"--profiles={fake.root / 'profiles'}", "plan"]
     assert [c.value for c in complete.get_completions(words, "b")] == ["base", "boot", "broken"]
     assert COMPLETE in run("completion", "fish")[1]
@@ -378,8 +381,8 @@ def test_a_shell_completes_the_names_of_profiles(fake: FakeHost, run: Run) -> No
 def test_the_manual_page_has_every_command_and_option(run: Run) -> None:
     page = run("man")[1]
     plain = page.replace("\\-", "-")
-    assert [name for name in cli.commands if f".SS sidekick {name}" not in plain] == []
-    options = [p.opts[-1] for c in cli.commands.values() for p in c.params if p.opts[0][0] == "-"]
+    assert [name for name in CLI.commands if f".SS sidekick {name}" not in plain] == []
+    options = [p.opts[-1] for c in CLI.commands.values() for p in c.params if p.opts[0][0] == "-"]
     assert [option for option in options if option not in plain] == []
     assert all(line[0] == "." or line[0].isalnum() or line[0] == "[" for line in page.splitlines())
 

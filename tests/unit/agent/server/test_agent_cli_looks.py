@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from builders import IMAGE, OTHER_IMAGE, FakeHost, unit
 from click import Group
+from msgspec.structs import replace
 
 from agent.cli.root import cli
 from agent.machine import Usage
@@ -63,7 +63,7 @@ def test_the_busiest_task_is_on_top(
         found = read(self, group)
         if found is None or "busy" not in group:
             return found
-        return dataclasses.replace(found, cpu_s=found.cpu_s + next(more))
+        return replace(found, cpu_s=found.cpu_s + next(more))
 
     monkeypatch.setattr(FakeCgroups, "read", grows)
     code, out, _ = run("top", "--interval=10ms", host=host)

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from builders import (
     unit,
     until,
 )
+from msgspec.structs import replace
 
 from agent.api import ImageFormat, TaskState
 from agent.client import AgentClient

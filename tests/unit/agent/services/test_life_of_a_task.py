@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from builders import OTHER_IMAGE, FakeHost, a_spec, gone, running, unit, until
+from msgspec.structs import replace
 
 from agent.api import (
     Health,

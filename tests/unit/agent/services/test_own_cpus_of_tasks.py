@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders import FakeHost, a_spec, gone, running, unit
+from msgspec.structs import replace
 
 from agent.api import Resize, Resources, RestartPolicy, RestartWhen, TaskSpec, TaskState
 from agent.client import AgentClient

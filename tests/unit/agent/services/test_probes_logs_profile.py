@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from builders import FakeHost, a_spec, running, unit, until
+from msgspec.structs import replace
 
 from agent.api import (
     Event,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from builders import (
     unit,
     until,
 )
+from msgspec.structs import replace
 
 import agent as agent_package
 from agent import api

@@ -1,0 +1,146 @@
+"""Sidekick's commands for click, which helps, completes and says what is wrong with a line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from sidekick.grammar import Argument, Command, Kind, Option, ProfileName, Program, Word
+from sidekick.profile import Library
+from sidekick.settings import SETTINGS
+
+COMPLETE = "_SIDEKICK_COMPLETE"
+"""The variable by which a shell asks for what could come next."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+Begin = Callable[..., Any]
+"""Makes of the program's options what commands get as their first argument."""
+
+
+class _Type(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """A kind of value as click knows them."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.name = kind.metavar or "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value; one that is no text is a default."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.kind.read(value)
+        except ValueError as e:
+            self.fail(f"{e}.", param, ctx)
+
+
+class _ProfileType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """The name of a profile; completed from those of the host."""
+
+    name = "profile"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Return the profiles that begin so."""
+        options = ctx.find_root().params
+        library = Library(
+            options.get("profiles") or ctx.meta.get("sidekick.profiles", ()), SETTINGS
+        )
+        return [
+            click.shell_completion.CompletionItem(name)
+            for name in library.names()
+            if name.startswith(incomplete)
+        ]
+
+
+PROFILE_TYPE = _ProfileType()
+
+
+def takes(declared: Argument | Option) -> Callable[[_F], _F]:
+    """Return the decorator that gives a command of click's own what is declared."""
+    names, about = _for_click(declared)
+    add = click.argument if isinstance(declared, Argument) else click.option
+    return add(*names, **about)
+
+
+def _parameter(declared: Argument | Option) -> click.Parameter:
+    names, about = _for_click(declared)
+    kind = click.Argument if isinstance(declared, Argument) else click.Option
+    return kind(names, **about)
+
+
+def _for_click(declared: Argument | Option) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of an option or an argument, and all else that click asks of it."""
+    if isinstance(declared, Argument):
+        return [declared.name], {"type": _type(declared.kind)}
+    names = [*declared.words, declared.name]
+    if declared.kind is None:
+        return names, {"is_flag": True, "help": declared.help}
+    return names, {
+        "type": _type(declared.kind),
+        "metavar": declared.kind.metavar or None,
+        "default": None if declared.many else declared.default,
+        "multiple": declared.many,
+        "help": declared.help,
+    }
+
+
+def group(program: Program, more: Iterable[click.Command], begin: Begin) -> click.Group:
+    """Return the program with commands of click's own, for which `begin` is called first."""
+
+    @click.pass_context
+    def callback(ctx: click.Context, /, **options: Any) -> None:
+        ctx.obj = begin(**options)
+
+    commands = [*(_command(each) for each in program.commands.values()), *more]
+    return click.Group(
+        name="sidekick",
+        commands={each.name: each for each in commands if each.name},
+        callback=callback,
+        params=[_parameter(option) for option in program.options],
+        help=program.help,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def run(made: click.Group, line: Sequence[str]) -> int:
+    """Run what a line asks for, or say what is wrong with it; return the exit code."""
+    try:
+        with made.make_context("sidekick", list(line)) as ctx:
+            made.invoke(ctx)
+            return int(ctx.obj.code)
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except click.UsageError as e:
+        e.show()
+        return 64
+    except click.Abort:
+        return 1
+
+
+def complete(made: click.Group) -> None:
+    """Answer a shell that asks for what could come next, and exit; return if none does."""
+    if COMPLETE in os.environ:
+        made.main(prog_name="sidekick")
+
+
+def _command(declared: Command) -> click.Command:
+    return click.Command(
+        declared.name,
+        callback=click.pass_obj(declared.function),
+        params=[*map(_parameter, declared.arguments), *map(_parameter, declared.options)],
+        help=declared.function.__doc__,
+    )
+
+
+def _type(kind: Kind) -> click.ParamType:  # type: ignore[type-arg]  # generic since click 8.4
+    if isinstance(kind, ProfileName):
+        return PROFILE_TYPE
+    return click.Choice(kind.words) if isinstance(kind, Word) else _Type(kind)

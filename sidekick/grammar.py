@@ -1,0 +1,232 @@
+"""What may stand on sidekick's command line: commands, declared once, and who reads plain lines.
+
+A line that is well formed is read here, by the little that this takes: `apply-profile` and the
+timer's `verify` would wait longer for click to be imported than for all that they do. Help,
+completion, mistakes and commands that only people use are click's, by these same declarations
+(`click_commands.py`). A line that is read here means what it means to click
+(`tests/property/sidekick/test_grammar.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+
+class Kind(Protocol):
+    """What the text of a value has to be."""
+
+    @property
+    def metavar(self) -> str:
+        """What stands for such a value in help; empty: the name of its option."""
+
+    def read(self, text: str) -> Any:
+        """Return the value. Raises `ValueError` with a sentence that says what is wrong."""
+
+
+class Text(msgspec.Struct, frozen=True):
+    """Any text."""
+
+    metavar: str = ""
+
+    def read(self, text: str) -> str:
+        """Return the text."""
+        return text
+
+
+class PathText(msgspec.Struct, frozen=True):
+    """A path, of something that need not be there."""
+
+    metavar: str = "PATH"
+
+    def read(self, text: str) -> Path:
+        """Return the path."""
+        return Path(text)
+
+
+class Word(msgspec.Struct, frozen=True):
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    @property
+    def metavar(self) -> str:
+        """All of them."""
+        return f"[{'|'.join(self.words)}]"
+
+    def read(self, text: str) -> str:
+        """Return the word."""
+        if text not in self.words:
+            raise ValueError(f"{text!r} is not one of {', '.join(self.words)}")
+        return text
+
+
+class Number(msgspec.Struct, frozen=True):
+    """A number within bounds, whole where the least is."""
+
+    least: int | float
+    most: int | float | None = None
+
+    @property
+    def metavar(self) -> str:
+        """What a number it is."""
+        return "INTEGER" if isinstance(self.least, int) else "NUMBER"
+
+    def read(self, text: str) -> int | float:
+        """Return the number."""
+        what = type(self.least)
+        try:
+            number = what(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a valid {self.metavar.lower()}") from None
+        if not self.least <= number <= (number if self.most is None else self.most):
+            bounds = f"at least {self.least}" + (f", at most {self.most}" if self.most else "")
+            raise ValueError(f"{text} is not in range: {bounds}")
+        return number
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A span of time; its value is in seconds."""
+
+    metavar: str = "SPAN"
+
+    def read(self, text: str) -> float:
+        """Return the seconds."""
+        unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+        digits = text[:-1] if unit else text
+        seconds = float(digits) * (unit or 1) if digits.replace(".", "", 1).isdecimal() else 0.0
+        if not 1 <= seconds <= 86400:
+            raise ValueError(f"{text!r} is no span from 1s to 24h, such as 90s or 10m")
+        return seconds
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """A value by its place. All are required."""
+
+    name: str
+    kind: Kind = Text()
+
+
+class ProfileName(msgspec.Struct, frozen=True):
+    """The name of a profile; a shell completes it."""
+
+    metavar: str = ""
+
+    def read(self, text: str) -> str:
+        """Return the name, which the library looks up."""
+        return text
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """A value by its name, or a flag: without a kind."""
+
+    words: tuple[str, ...]
+    """How it is written: `-o`, `--output`."""
+    help: str
+    kind: Kind | None = None
+    default: Any = None
+    many: bool = False
+    """Whether it may be repeated; the value is then a tuple of all."""
+    called: str = ""
+    """The parameter of the function that gets it, where the word cannot be its name."""
+
+    @property
+    def name(self) -> str:
+        """The parameter of the function that gets it."""
+        return self.called or self.words[-1].removeprefix("--").replace("-", "_")
+
+
+class Command(msgspec.Struct, frozen=True):
+    """One command."""
+
+    name: str
+    function: Callable[..., None]
+    """Its docstring is the help."""
+    arguments: tuple[Argument, ...]
+    options: tuple[Option, ...]
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What a line asks for."""
+
+    command: Command
+    program: Mapping[str, Any]
+    """The values of the options before the command."""
+    values: Mapping[str, Any]
+    """The values of the command."""
+
+
+class Program(msgspec.Struct, frozen=True):
+    """All commands, and the options that stand before them."""
+
+    help: str
+    options: tuple[Option, ...]
+    commands: dict[str, Command] = msgspec.field(default_factory=dict)
+
+    def command(
+        self, name: str, *parameters: Argument | Option
+    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """Make a function a command of this name, which takes these."""
+
+        def declare(function: Callable[..., None]) -> Callable[..., None]:
+            arguments = tuple(p for p in parameters if isinstance(p, Argument))
+            options = tuple(p for p in parameters if isinstance(p, Option))
+            self.commands[name] = Command(name, function, arguments, options)
+            return function
+
+        return declare
+
+    def read(self, line: Sequence[str]) -> Call | None:
+        """Return what a plain line asks for, None where click has to say what it means."""
+        try:
+            program, rest = _read(self.options, line, leading=True)
+            command = self.commands[rest[0]]
+            values, words = _read(command.options, rest[1:])
+            for argument, word in zip(command.arguments, words, strict=True):
+                values[argument.name] = argument.kind.read(word)
+        except (LookupError, ValueError):
+            return None
+        return Call(command, program, values)
+
+
+def _read(
+    options: Sequence[Option], line: Sequence[str], *, leading: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of options and the words that are none, `leading`: from the first on.
+
+    Raises `LookupError` or `ValueError` where the line is not plain.
+    """
+    known = {word: option for option in options for word in option.words}
+    values = {o.name: () if o.many else o.default for o in options}
+    values |= {o.name: False for o in options if o.kind is None}
+    words = list(line)
+    left: list[str] = []
+    while words and not (leading and left):
+        word = words.pop(0)
+        if not word.startswith("-"):
+            left.append(word)
+            continue
+        name, equals, text = word.partition("=")
+        option = known[name]
+        if option.kind is None:
+            if equals:
+                raise ValueError(f"{name} takes no value")
+            values[option.name] = True
+            continue
+        if equals and not name.startswith("--"):
+            raise ValueError(f"{name} and its value are two words")
+        value = option.kind.read(text if equals else words.pop(0))
+        values[option.name] = (*values[option.name], value) if option.many else value
+    return values, left + words
+
+
+PROFILE = Argument("profile", ProfileName())
+OUTPUT = Option(
+    words=("-o", "--output"),
+    kind=Word(("table", "json")),
+    default="table",
+    help="Form of the result.",
+)
