@@ -118,7 +118,7 @@ def test_f65_a_boots_resume_that_is_killed_is_finished_by_the_next_one(
     on_one: TheHost, count: int
 ) -> None:  # F-65 HP12
     """As after a boot: the kernel's own values, the record of the boot before. Real boots are in
-    `test_0_boots.py`.
+    `test_0_boot_loader.py`.
     """
     host = on_one
     as_one = values()

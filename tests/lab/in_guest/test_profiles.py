@@ -14,7 +14,7 @@ from sidekick.status import verify
 
 SHIPPED = Library(PROFILES, SETTINGS).names()
 STAGED = {"batch"}
-"""Needs a boot, which `test_0_boots.py` does; here it is staged and taken back."""
+"""Needs a boot, which `test_0_boot_loader.py` does; here it is staged and taken back."""
 UNABLE = {"turbo"}
 """Requires what no guest has, and is refused as a whole."""
 
@@ -34,7 +34,7 @@ def applied(host: TheHost, name: str) -> None:
 
 def test_every_profile_in_a_row_and_none_at_the_end(
     host: TheHost, untouched: dict[str, str]
-) -> None:  # F-73 HP12
+) -> None:  # F-73 HP6 HP12
     assert len(SHIPPED) >= 11
     for name in [*SHIPPED, *reversed(SHIPPED)]:
         applied(host, name)

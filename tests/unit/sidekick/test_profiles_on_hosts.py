@@ -134,7 +134,7 @@ def test_every_kind_and_key_has_its_place_in_the_documentation() -> None:
             assert {k for k in keys if f"`{k}`" not in rows[f"[{setting.kind}]"]} == set()
 
 
-def test_every_shipped_profile_is_explained() -> None:
+def test_every_shipped_profile_is_explained() -> None:  # HP9
     page = (PROFILES / "README.md").read_text()
     assert [name for name in SHIPPED if f"| `{name}` |" not in page] == []
 

@@ -223,7 +223,7 @@ def test_every_command_speaks_json(run: Run, command: str) -> None:
     assert json.loads(out)
 
 
-def test_a_broken_profile_does_not_hide_the_others(run: Run) -> None:
+def test_a_broken_profile_does_not_hide_the_others(run: Run) -> None:  # HP9
     _, out, _ = run("list")
     lines = [line.split("\t") for line in out.splitlines()]
     assert [line[0] for line in lines] == sorted(FILES)

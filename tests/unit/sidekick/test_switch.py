@@ -82,7 +82,7 @@ def test_all_shipped_profiles_in_a_row_leave_no_trace(fake: FakeHost) -> None:  
     assert fake.everything() == untouched
 
 
-def test_web_needs_no_reboot_whatever_it_replaces(fake: FakeHost) -> None:
+def test_web_needs_no_reboot_whatever_it_replaces(fake: FakeHost) -> None:  # HP6
     apply(fake, shipped(fake, "cache"))
     assert Run(fake.host(), fake.state, shipped(fake, "web")).sight.plan.needs is Disruption.LIVE
 

@@ -228,7 +228,7 @@ async def test_a_machine_whose_profile_waits_for_a_boot_is_emptied_for_it(w: Wor
 
 
 def test_what_owners_may_change_is_what_the_profiles_say():
-    """The control plane refuses early what sidekick would refuse on the host."""
+    """HP9: the control plane refuses early what sidekick would refuse on the host."""
     folder = Path(__file__).parents[4] / "profiles"
     for name, keys in PortalSettings().profile_keys.items():
         document = tomllib.loads((folder / f"{name}.toml").read_text())
