@@ -25,7 +25,7 @@ class _Type(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
-        self.name = kind.metavar or "text"
+        self.name = kind.metavar
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the value; one that is no text is a default."""

@@ -27,13 +27,13 @@ class Kind(Protocol):
         """Return the value. Raises `ValueError` with a sentence that says what is wrong."""
 
 
-class Text(msgspec.Struct, frozen=True):
-    """Any text."""
+class ProfileName(msgspec.Struct, frozen=True):
+    """The name of a profile; a shell completes it."""
 
     metavar: str = ""
 
     def read(self, text: str) -> str:
-        """Return the text."""
+        """Return the name, which the library looks up."""
         return text
 
 
@@ -107,17 +107,7 @@ class Argument(msgspec.Struct, frozen=True):
     """A value by its place. All are required."""
 
     name: str
-    kind: Kind = Text()
-
-
-class ProfileName(msgspec.Struct, frozen=True):
-    """The name of a profile; a shell completes it."""
-
-    metavar: str = ""
-
-    def read(self, text: str) -> str:
-        """Return the name, which the library looks up."""
-        return text
+    kind: Kind
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
