@@ -24,13 +24,14 @@ import io
 import json
 import math
 import mmap
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sidekick import look
@@ -42,6 +43,15 @@ from sidekick.profile import Library
 from sidekick.settings import SETTINGS
 from sidekick.state import StateFolder
 from sidekick.targets import target_of
+
+COMMAND = [str(Path(sys.prefix, "bin", "sidekick"))]
+"""As it is installed."""
+LEFT_BYTES = 64 << 20
+"""What the guest's own programs need while memory is full."""
+MADV_POPULATE_WRITE = 23
+"""Fault all of it in at once (include/uapi/asm-generic/mman-common.h); Linux 5.14 and later."""
+DIRTY = ("/proc/sys/vm/dirty_background_ratio", "/proc/sys/vm/dirty_ratio")
+FILE = Path("/var/lib/twine/bench-file")
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[2]
@@ -104,7 +114,7 @@ def looks(folder: Path, n: int) -> dict[str, float | None]:
     fake = RecordedHost(tree, "intel")
     fake.state = StateFolder(state)
     Run(fake.host(), fake.state, fake.target(LARGEST)).carry_out()
-    verify = [sys.executable, "-m", "sidekick.cli", f"--root={tree}", f"--state={state}"]
+    verify = [sys.executable, "-m", "sidekick", f"--root={tree}", f"--state={state}"]
     verify += [f"--profiles={PROFILES}", "verify", "--timer"]
     run(verify)
     bare = [sys.executable, "-I", "-S"]
@@ -129,7 +139,7 @@ def on_a_tree(folder: Path, n: int) -> dict[str, float | None]:
     for name, text in SHAPES.items():
         (profiles / f"{name}.toml").write_text(text)
     options = [f"--root={tree}", f"--state={folder / 'state'}", f"--profiles={profiles}"]
-    program = [sys.executable, "-m", "sidekick.cli", *options]
+    program = [sys.executable, "-m", "sidekick", *options]
     library = Library([profiles], SETTINGS)
 
     def engine(name: str) -> None:
@@ -179,7 +189,7 @@ def beside_tuned(folder: Path, n: int) -> dict[str, float | None]:
     for name in PAIR:
         code = _quiet(["import-tuned", str(_of_tuned(name)), "--into", str(profiles)])
         assert code in (0, 2), f"import-tuned {name}: {code}"
-    program = [sys.executable, "-m", "sidekick.cli", f"--profiles={profiles}"]
+    program = [*COMMAND, f"--profiles={profiles}"]
     library = Library([profiles], SETTINGS)
     run(["systemctl", "stop", "sidekick-verify.timer"])  # it would take its turn, too
     run(["systemctl", "start", "tuned"])
@@ -225,38 +235,63 @@ def _quiet(argv: list[str]) -> int:
 def on_fragmented_memory(folder: Path, n: int) -> dict[str, float | None]:
     """Return how often the target was reached without a boot, by sidekick and by a plain write."""
     pool = Path("/proc/sys/vm/nr_hugepages")
-    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    pages = total // 4 // (2 << 20)
+    pages = _meminfo()["MemTotal"] * 2 // 5 // (2 << 20)
     (folder / "pages.toml").write_text(
         f"description='p'\n[hugepages]\npages_2m={pages}\nif_short='undo'\n"
     )
-    program = [sys.executable, "-m", "sidekick.cli", f"--profiles={folder}"]
+    program = [*COMMAND, f"--profiles={folder}"]
     reached = {"hugepages_reached": 0, "hugepages_plain_reached": 0}
     for number in range(n):
+        came = {}
         for key in reached:
-            held = fragments(total * 3 // 5)
-            if key == "hugepages_reached":
-                run([*program, "apply-profile", "pages"], (0, 4))
-            else:
-                pool.write_text(f"{pages}\n")
-            reached[key] += int(pool.read_text()) >= pages
+            with fragmented():
+                if key == "hugepages_reached":
+                    run([*program, "apply-profile", "pages"], (0, 4))
+                else:
+                    pool.write_text(f"{pages}\n")
+                came[key] = int(pool.read_text())
+            reached[key] += came[key] >= pages
             if key == "hugepages_reached":
                 run([*program, "rollback"])
             pool.write_text("0\n")
-            held.close()
-        told(f"pages: attempt {number + 1} of {n}: {reached}")
+        told(f"pages: attempt {number + 1} of {n}: of {pages} {came}, so far {reached}")
     return {key: round(count / n, 3) for key, count in reached.items()}
 
 
-def fragments(size: int) -> mmap.mmap:
-    """Return memory of which every other page was given back: free, and nowhere two together."""
+@contextlib.contextmanager
+def fragmented() -> Iterator[None]:
+    """Have memory of which every other page is of a file that is not on the disk yet.
+
+    Such pages cannot be dropped, and what is free lies one by one between them: so a machine is
+    on which a large service has just ended beside another that writes, or takes in an image.
+    """
+    before = {path: path.read_text() for path in map(Path, DIRTY)}
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3\n")
+    for path, percent in zip(before, ("90\n", "95\n"), strict=True):
+        path.write_text(percent)
+    size = (_meminfo()["MemAvailable"] - LEFT_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
     held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     held.madvise(mmap.MADV_NOHUGEPAGE)
-    for at in range(0, size, mmap.PAGESIZE):
-        held[at] = 1
+    held.madvise(MADV_POPULATE_WRITE)
     for at in range(0, size, 2 * mmap.PAGESIZE):
         held.madvise(mmap.MADV_DONTNEED, at, mmap.PAGESIZE)
-    return held
+    with FILE.open("wb") as file:
+        for _ in range(size // 2 >> 20):
+            file.write(b"x" * (1 << 20))
+    held.close()
+    try:
+        yield
+    finally:
+        FILE.unlink()
+        for path, text in before.items():
+            path.write_text(text)
+
+
+def _meminfo() -> dict[str, int]:
+    """Return the sizes of /proc/meminfo in bytes."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
 
 
 def main() -> None:
