@@ -13,8 +13,8 @@ STEPS: dict[int, str] = {
     200: "its working directory could not be entered: may everybody read the image's root?",
     201: "its scheduling priority could not be set",
     202: "its file descriptors could not be set up",
-    203: "its command could not be executed: no such file in the image, not executable, or "
-    "built for another processor",
+    203: "its command could not be executed: no such file in the image, not executable, "
+    "not to be read from the disk, or built for another processor",
     204: "there was no memory to set it up",
     205: "a resource limit could not be set",
     206: "its OOM score could not be set",

@@ -88,36 +88,49 @@ class Images:
             state, btrfs, self._sandbox, self.layers, lanes, events, registries or Registries()
         )
 
-    async def tidy(self) -> None:
-        """Remove what interrupted transfers left behind; nothing may be under way."""
+    async def tidy(self) -> bool:
+        """Remove what interrupted transfers left behind; nothing may be under way.
+
+        False where the disk did not say what there is: then it stays until later (F-35).
+        """
         await self._sandbox.clear()
-        await self._lanes.run("btrfs", self._tidy)
+        try:
+            await self._lanes.run("btrfs", self._tidy)
+        except (OSError, HostError) as e:
+            log.error("what is left of images cannot be looked for", extra={"why": str(e)})
+            return False
+        return True
 
     async def tidy_if_idle(self) -> bool:
         """Tidy unless an image is being taken in; return whether it was done."""
         async with self._quiet:
             if self._intakes:
                 return False
-            await self.tidy()
-        return True
+            return await self.tidy()
 
     def _tidy(self) -> None:
-        for path in list(self._staging.iterdir()):
+        for path in _listed(self._staging):
             self._remove(path)
         self._tidy_store(self.folder, lambda name: self.find(name) is not None)
         self._tidy_store(self.layers.folder, lambda name: self.layers.find(name) is not None)
 
     def _tidy_store(self, folder: Path, readable: Callable[[str], bool]) -> None:
-        """Keep the subvolumes that are described, and the descriptions of those there are."""
-        for path in folder.glob(".*.new"):
-            self._remove(path)
-        there = set(self._btrfs.children(folder))
-        for path in folder.glob("*.json"):
-            if path.stem not in there or not readable(f"sha256:{path.stem}"):
-                log.error("an image is damaged and removed", extra={"image": path.stem})
+        """Keep the subvolumes that are described, and the descriptions of those there are.
+
+        What the disk does not let us read is not damaged for that: it raises, and all stays.
+        """
+        files, there = _listed(folder), set(self._btrfs.children(folder))
+        for path in files:
+            if path.name.startswith(".") and path.suffix == ".new":
                 self._remove(path)
-        complete = {p.stem for p in folder.glob("*.json")}
-        for name in there - complete:
+        described = {path for path in files if path.suffix == ".json" and path.name[0] != "."}
+        damaged = {
+            path for path in described if path.stem not in there or not _says(path, readable)
+        }
+        for path in damaged:
+            log.error("an image is damaged and removed", extra={"image": path.stem})
+            self._remove(path)
+        for name in there - {path.stem for path in described - damaged}:
             self._remove(folder / name)
 
     def _remove(self, path: Path) -> None:
@@ -158,7 +171,8 @@ class Images:
 
     def all(self) -> list[ImageInfo]:
         """Return all images, newest first."""
-        infos = [self.find("sha256:" + p.stem) for p in self.folder.glob("*.json")]
+        found = (p for p in _listed(self.folder) if p.suffix == ".json" and p.name[0] != ".")
+        infos = [self.find("sha256:" + p.stem) for p in found]
         return sorted((i for i in infos if i), key=lambda i: -i.created_at)
 
     def _lock(self, digest: str) -> asyncio.Lock:
@@ -353,6 +367,20 @@ class Images:
             await self._lanes.run("btrfs", self._btrfs.delete, self.folder / _hex(digest))
             passed("delete.removed")
         self._events.add("image", digest, "deleted")
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Return what is in a folder; `HostError` where the disk does not say, unlike a glob."""
+    try:
+        return [folder / name for name in sorted(os.listdir(folder))]
+    except OSError as e:
+        raise HostError(f"cannot list {folder}: {e.strerror}") from e
+
+
+def _says(path: Path, readable: Callable[[str], bool]) -> bool:
+    """Return whether a description can be understood; `OSError` where it cannot be read."""
+    path.read_bytes()
+    return readable(f"sha256:{path.stem}")
 
 
 def _new_file(path: Path) -> BinaryIO:

@@ -152,12 +152,15 @@ class Journal:
     def replay(self) -> Replay:
         """Return all records. Raises `ConfigError` for those of a newer release (F-07).
 
-        What can be read gets a copy where it has none: an agent of before made none.
+        What can be read gets a copy where it has none: an agent of before made none. Raises
+        `HostError` where the disk does not say which there are and no copy does: an agent that
+        knew of no task would take away what belongs to them.
         """
         found = Replay()
-        for unfinished in self._folder.glob(".*.new"):
+        paths = self._paths()
+        for unfinished in (p for p in paths if p.name.startswith(".") and p.suffix == ".new"):
             _remove(unfinished)
-        for path in sorted(self._folder.glob("*.json")):
+        for path in (p for p in paths if p.suffix == ".json" and p.name[0] != "."):
             task_id = path.stem
             try:
                 record = _decode(data := path.read_bytes())
@@ -176,6 +179,19 @@ class Journal:
                 _remove(path)
         self._read_copies(found)
         return found
+
+    def _paths(self) -> list[Path]:
+        try:
+            return [self._folder / name for name in sorted(os.listdir(self._folder))]
+        except OSError as e:
+            if self._copies is None or not any(self._copies.iterdir()):
+                raise HostError(
+                    f"cannot read which records there are: {e.strerror}",
+                    hint=f"is the disk of {self._folder} all right? tasks run on meanwhile",
+                ) from e
+            extra = {"path": str(self._folder), "why": e.strerror}
+            log.error("the records cannot be read; their copies are used", extra=extra)
+            return []
 
     def _read_copies(self, found: Replay) -> None:
         """Read the copies of tasks whose record was not read; drop those of nothing."""

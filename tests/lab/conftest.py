@@ -14,7 +14,10 @@ import pytest
 from tests.lab.the_lab import NAME, TheLab
 from vm_lab.image.app import VERSIONS, build_app
 
-collect_ignore = ["in_guest"]  # runs inside a guest, see test_0_host_profiles.py
+collect_ignore = [
+    "in_guest",
+    "bad_disks",
+]  # run inside guests: test_0_host_profiles.py, test_2_bad_disks.py
 
 
 @pytest.fixture(scope="session")

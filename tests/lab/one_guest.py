@@ -88,11 +88,11 @@ class OneGuest:
             "ssh", "m1", "--", f"mkdir -p $(dirname {path}); cat > {path}", stdin=text.encode()
         )
 
-    def pytest(self, *words: str, timeout_s: float = 3600.0) -> None:
-        """Run tests of `in_guest` there; theirs are the words if they fail."""
+    def pytest(self, *words: str, inside: Path = INSIDE, timeout_s: float = 3600.0) -> None:
+        """Run the tests of a folder there; theirs are the words if they fail."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-            for path in sorted(INSIDE.glob("*")):
+            for path in sorted(inside.glob("*")):
                 if path.is_file():
                     tar.add(path, arcname=path.name)
         unpack = f"rm -rf {FOLDER} && mkdir {FOLDER} && tar -xzf - -C {FOLDER}"

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from builders import IMAGE, FakeHost, a_spec, a_tar, chunks_of, digest_of, gone, running, unit
 from on_btrfs import machine, mounted, really
+from on_btrfs import run as run_program
 
 from agent.api import ImageFormat, TaskState
 from agent.errors import TwineError
+from agent.machine.btrfs import HostBtrfs
 
 pytestmark = pytest.mark.root
 DATA = a_tar(app="code")
@@ -71,3 +73,20 @@ async def test_on_a_full_disk_tasks_run_on_and_can_still_be_stopped(host: FakeHo
         assert (await client.get_machine()).problems == []
         await client.put_task("new", a_spec(image=DIGEST))
         await running(client, "new")
+
+
+def test_room_of_what_is_deleted_and_not_yet_cleaned_is_promised_to_nobody(host: FakeHost) -> None:
+    """F-39: the kernel cleans a subvolume some time after it is gone; until then it is in use."""
+    run_program("mount", "-o", "remount,commit=300", str(host.state))
+    btrfs, big, size = HostBtrfs(), host.state / "big", 64 << 20
+    btrfs.create(big)
+    (big / "file").write_bytes(os.urandom(size))
+    os.sync()
+    _, before = btrfs.free_bytes(host.state)
+
+    btrfs.delete(big)
+    assert not big.exists()
+    assert btrfs.free_bytes(host.state)[1] < before + size // 2
+    for what in ("filesystem", "subvolume", "filesystem"):  # told, cleaned, and told again
+        run_program("btrfs", what, "sync", str(host.state))
+    assert btrfs.free_bytes(host.state)[1] > before + size // 2

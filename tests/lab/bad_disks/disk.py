@@ -1,0 +1,103 @@
+"""A disk that stands still, fails or keeps a log of its writes, with the agent's state on it.
+
+Runs inside a booted guest as root: a file, a loop device, a device-mapper target, a btrfs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import TracebackType
+
+FOLDER = Path("/var/lib/bad-disks")
+STATE = Path("/var/lib/twine")
+SECTOR = 512
+SIZE = 3 << 30
+"""Of the disk, in bytes: above what the agent keeps free."""
+LOG = 2 << 30
+
+
+def shell(command: str, timeout_s: float = 900.0) -> str:
+    done = subprocess.run(
+        ["sh", "-c", command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout.strip()
+
+
+def loop_of(name: str, size: int) -> str:
+    """Return a loop device over an empty file of so many bytes."""
+    path = FOLDER / name
+    path.unlink(missing_ok=True)
+    path.touch()
+    shell(f"truncate -s {size} {path}")
+    return shell(f"losetup --find --show {path}")
+
+
+class BadDisk:
+    """A btrfs at the agent's state folder, whose device does what a test tells it."""
+
+    def __init__(self, *, logged: bool = False) -> None:
+        self.sectors = SIZE // SECTOR
+        self.logged = logged
+        self.loops: list[str] = []
+
+    def __enter__(self) -> BadDisk:
+        FOLDER.mkdir(exist_ok=True)
+        shell("systemctl stop twine-agent.service")
+        self.loops.append(loop_of("disk", SIZE))
+        table = f"linear {self.loops[0]} 0"
+        if self.logged:
+            self.loops.append(loop_of("log", LOG))
+            table = f"log-writes {self.loops[0]} {self.loops[1]}"
+        shell(f"dmsetup create bad --table '0 {self.sectors} {table}'")
+        shell("mkfs.btrfs -q /dev/mapper/bad")
+        self.mount()
+        return self
+
+    def mount(self) -> None:
+        shell(f"mount -o noatime,nodiscard /dev/mapper/bad {STATE}")
+
+    def behaves(self, table: str) -> None:
+        """Let the device do this from now on: `linear`, `error`, `flakey`, …"""
+        shell("dmsetup suspend --noflush --nolockfs bad")
+        shell(f"dmsetup load bad --table '0 {self.sectors} {table}'")
+        shell("dmsetup resume bad")
+
+    def works(self) -> None:
+        self.behaves(f"linear {self.loops[0]} 0")
+
+    def stands_still(self) -> None:
+        """Have everything that is read or written wait, until `goes_on`."""
+        shell("dmsetup suspend --noflush --nolockfs bad")
+
+    def goes_on(self) -> None:
+        shell("dmsetup resume bad")
+
+    def mark(self, word: str) -> None:
+        """Write a word into the log of writes, after all that is on the disk now."""
+        shell(f"dmsetup message bad 0 mark {word}")
+
+    def away(self) -> None:
+        """End tasks and agent, and take the disk away; its files stay."""
+        shell("systemctl stop twine-agent.service 'twine-task-*.service'")
+        shell(f"umount {STATE} && dmsetup remove --retry bad")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: object, __: TracebackType | None
+    ) -> None:
+        if Path("/dev/mapper/bad").exists():
+            self.goes_on()
+            if not self.logged:
+                self.works()
+            self.away()
+        for loop in self.loops:
+            shell(f"losetup --detach {loop}")
+        shell("rm -rf /run/twine/records")  # of tasks of another disk
+        if kind is None:
+            shell(f"rm -r {FOLDER}")

@@ -1,0 +1,207 @@
+"""The agent whose disk is slow, fails, or loses power between any two writes."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+from conftest import TheAgent
+from disk import FOLDER, STATE, BadDisk, shell
+from write_log import entries
+
+from agent.core.records import TaskRecord, Wanted
+from agent.services.journal import Journal
+
+IMAGE = "--image /root/image.tar --memory 16MiB"
+SLEEPS = "/bin/busybox sleep 1000000"
+END = "dm-log-writes-end"
+"""The last mark, by device-mapper itself."""
+WATCHDOG_S = 30.0
+"""Of the agent's unit: it must not be ended for a disk that stands still for longer."""
+
+
+def begun(command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+
+
+def test_health_is_answered_while_the_disk_stands_still(agent: TheAgent, disk: BadDisk) -> None:
+    """F-41: who answers waits for no write; an order is acknowledged once it is on the disk."""
+    pid, before = agent.pid(), agent.tasks()["old"]
+    disk.stands_still()
+    try:
+        asked = begun(f"twine-agent run new {IMAGE} -- {SLEEPS}")
+        began, answers = time.monotonic(), 0
+        while answers < 20 or time.monotonic() - began < 2 * WATCHDOG_S:
+            agent.health()
+            assert agent.tasks()["old"] == before
+            answers += 1
+        assert asked.poll() != 0, "it was acknowledged before its record was written"
+    finally:
+        disk.goes_on()
+    asked.wait(900)
+    agent.run("new")
+    assert agent.pid() == pid
+    assert agent.tasks()["new"]["state"] == "running"
+
+
+def test_a_disk_that_takes_half_a_second_for_each_write_delays_starts_alone(
+    agent: TheAgent, disk: BadDisk
+) -> None:
+    """F-41"""
+    pid = agent.pid()
+    disk.behaves(f"delay {disk.loops[0]} 0 0 {disk.loops[0]} 0 500")
+    agent.run("new")
+    assert agent.tasks()["new"]["state"] == "running"
+    assert agent.pid() == pid
+
+
+def test_reads_that_fail_are_told_and_end_with_the_fault(agent: TheAgent, disk: BadDisk) -> None:
+    """F-35: a start from an image that cannot be read fails in words; all else goes on."""
+    pid, before = agent.pid(), agent.tasks()["old"]["invocation_id"]
+    image = agent.tasks()["old"]["image"]
+    disk.behaves(f"flakey {disk.loops[0]} 0 0 3600 1 error_reads")
+    shell("sync; echo 3 > /proc/sys/vm/drop_caches")
+    words = f"--image {image} --memory 16MiB --no-wait -- {SLEEPS}"
+    failed = subprocess.run(
+        ["sh", "-c", f"twine-agent run new {words}"], capture_output=True, text=True, check=False
+    )
+    if failed.returncode == 0:
+        agent.until(
+            "its start has failed in words", lambda: agent.tasks()["new"].get("reason", "") != ""
+        )
+        print(agent.tasks()["new"]["reason"])
+    else:
+        assert "rror" in failed.stderr, failed.stderr
+        print(failed.stderr)
+    agent.health()
+    assert agent.tasks()["old"]["invocation_id"] == before
+    disk.works()
+    if failed.returncode:
+        shell(f"twine-agent run new {words}")
+    agent.until("it runs", lambda: agent.tasks()["new"]["state"] == "running")
+    assert (agent.pid(), agent.tasks()["old"]["invocation_id"]) == (pid, before)
+
+
+def test_a_file_system_that_the_kernel_made_read_only_is_told_and_tasks_run_on(
+    agent: TheAgent, disk: BadDisk
+) -> None:
+    """F-37, F-35: after writes that failed; nothing is promised on it, nothing runs in circles."""
+    pid, before = agent.pid(), agent.tasks()["old"]
+    disk.behaves(f"flakey {disk.loops[0]} 0 0 3600 1 error_writes")
+    subprocess.run(["sh", "-c", f"touch {STATE}/x; sync -f {STATE}"], check=False)
+    options = "findmnt -n -o OPTIONS --mountpoint /var/lib/twine"
+    agent.until("it is read-only", lambda: shell(options).splitlines()[-1].startswith("ro"))
+    run = f"twine-agent run new {IMAGE} -- {SLEEPS}"
+    refused = subprocess.run(["sh", "-c", run], capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "read-only" in refused.stderr, refused.stderr
+    agent.until("it says so", lambda: any("read-only" in p for p in agent.problems()))
+    agent.health()
+    assert agent.tasks() == {"old": before}
+    assert agent.pid() == pid
+    shell("systemctl restart twine-agent.service")
+    assert agent.tasks()["old"]["invocation_id"] == before["invocation_id"]
+
+    shell(f"systemctl stop twine-agent.service; umount -l {STATE}")
+    disk.works()
+    shell("systemctl stop 'twine-task-*.service'")
+    agent.until("nobody uses it", lambda: shell("dmsetup info -c --noheadings -o open bad") == "0")
+    disk.mount()
+    agent.start()
+    agent.until("it runs again", lambda: agent.tasks()["old"]["state"] == "running")
+    agent.run("new")
+
+
+class Promised:
+    """What was acknowledged at a moment: for each task what it must be, or may be."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, set[Wanted | None]] = {}
+
+    def hears(self, word: str) -> None:
+        """Take in a mark: `ask-run-NAME`, `done-run-NAME`, `ask-stop-NAME`, `done-stop-NAME`."""
+        when, what, name = word.split("-")
+        after = Wanted.RUN if what == "run" else None
+        if when == "ask":
+            self.known.setdefault(name, {None}).add(after)
+            if what == "stop":
+                self.known[name].add(Wanted.GONE)
+        else:
+            self.known[name] = {after} if what == "run" else {None, Wanted.GONE}
+
+    def broken(self, found: dict[str, TaskRecord]) -> list[str]:
+        return [
+            f"{name} is {held.wanted if (held := found.get(name)) else None}, not one of {may}"
+            for name, may in self.known.items()
+            if (held.wanted if (held := found.get(name)) else None) not in may
+        ]
+
+
+def recovered(disk: Path) -> tuple[dict[str, TaskRecord], dict[str, str]]:
+    """Return the records on a disk after its power went, and what cannot be read."""
+    copy, folder = FOLDER / "copy", FOLDER / "mnt"
+    folder.mkdir(exist_ok=True)
+    shell(f"cp --reflink=always {disk} {copy} && mount -o loop {copy} {folder}")
+    try:
+        if not (folder / "journal").exists():
+            return {}, {}
+        replay = Journal(folder / "journal").replay()
+        return replay.tasks, replay.unreadable
+    finally:
+        shell(f"umount {folder} && rm {copy}")
+
+
+def test_what_was_acknowledged_is_there_whenever_the_power_goes() -> None:
+    """F-36 P9: each flush of the disk is a moment at which it may; no record is ever torn."""
+    orders = [("run", "a"), ("run", "b"), ("stop", "a"), ("run", "c"), ("stop", "b"), ("run", "a")]
+    with BadDisk(logged=True) as disk:
+        agent = TheAgent()
+        agent.start()
+        for what, name in orders:
+            disk.mark(f"ask-{what}-{name}")
+            if what == "run":
+                agent.run(name)
+            else:
+                shell(f"twine-agent stop {name}")
+            disk.mark(f"done-{what}-{name}")
+        disk.away()
+        promised, flushes, wrong, marks = Promised(), 0, list[str](), 0
+        replayed = FOLDER / "replayed"
+        replayed.touch()
+        shell(f"truncate -s {disk.sectors * 512} {replayed}")
+        is_formatted = False
+        with replayed.open("r+b", buffering=0) as file:
+            for entry in entries(Path(disk.loops[1])):
+                if entry.word == END:
+                    break  # what follows is written by who reads
+                if entry.word:
+                    promised.hears(entry.word)
+                    marks += 1
+                    is_formatted = True
+                    continue
+                file.seek(entry.at)
+                file.write(entry.data)
+                if not (entry.is_flush and is_formatted):
+                    continue
+                flushes += 1
+                found, torn = recovered(replayed)
+                wrong += [f"flush {flushes}: {name}: {why}" for name, why in torn.items()]
+                wrong += [f"flush {flushes}: {why}" for why in promised.broken(found)]
+    print(f"{flushes} flushes, {marks} marks")
+    assert wrong == []
+    assert marks == 2 * len(orders)
+    assert flushes > 4 * len(orders)
+
+
+def test_an_agent_that_hangs_is_replaced_and_tasks_run_on(agent: TheAgent) -> None:
+    """F-04: the service manager's watchdog ends it, and starts another."""
+    pid, before = agent.pid(), agent.tasks()["old"]["invocation_id"]
+    shell(f"kill -STOP {pid}")
+    agent.until("there is another agent", lambda: agent.pid() not in (0, pid))
+    agent.until("it answers", lambda: subprocess.run(["twine-agent", "ps"]).returncode == 0)
+    assert agent.tasks()["old"]["invocation_id"] == before
+    why = shell("journalctl -u twine-agent.service --no-pager -o cat | grep -i watchdog | tail -1")
+    assert why
