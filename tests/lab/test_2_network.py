@@ -91,8 +91,8 @@ def test_tasks_of_a_private_job_find_each_other_by_the_addresses_of_discovery(
     assert len({e["host"] for e in listed}) == len({e["machine"] for e in listed}) == 2
     for one, other in (listed, listed[::-1]):
         url = f"http://[{one['host']}]:{one['ports']['http']}/"
-        get = f"busybox wget -q -T 20 -O - '{url}'"
-        by_its_host = web.ssh(one["machine"], get)
-        by_a_task = web.run("twinectl", "task", "exec", other["task"], "--", "sh", "-c", get)
+        by_its_host = web.ssh(one["machine"], f"curl --fail --silent --globoff {shlex.quote(url)}")
+        get = ("busybox", "wget", "-q", "-O", "-", url)
+        by_a_task = web.run("twinectl", "task", "exec", other["task"], "--", *get)
         assert by_its_host.strip() == by_a_task.strip() != ""
     web.run("twinectl", "job", "stop", "own", "--wait")
