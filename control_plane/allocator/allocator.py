@@ -306,7 +306,7 @@ class Allocator:
 
     def strays(self, machine: str) -> list[str]:
         """Return tasks of ours that run on a machine although no record places them there."""
-        tasks = self._sights.sight(machine).tasks
+        tasks = self._sights.look(machine).tasks
         if aside := self._jobs.set_aside:
             tasks = {name: status for name, status in tasks.items() if status.job not in aside}
         known = self.directory.tasks(machine).keys()
@@ -390,7 +390,7 @@ class Allocator:
             return f"is held for transaction {record.hold.transaction}"
         if record.unavailability and (planned := blocking(record, self._runtime.date())):
             return planned
-        sight = self._sights.sight(record.machine)
+        sight = self._sights.look(record.machine)
         if not sight.answering and not self._is_yet_to_answer(record.machine, sight):
             return "does not answer"
         degraded = sight.profile.state is ProfileState.DEGRADED

@@ -13,7 +13,7 @@ from fake_agents import Region
 from virtual_time import RUNTIME, run
 
 from agent.api import Health, TaskState, TaskStatus
-from control_plane.agents.sights import Sights
+from control_plane.agents.sights import UNSEEN, Sight, Sights
 from control_plane.broker.brokers import Brokers
 from control_plane.store.memory import MemoryStore
 
@@ -63,5 +63,21 @@ def test_an_answer_that_nothing_overtook_is_taken_in() -> None:
             sights.answered("m1", a_status(1, TaskState.STARTING))
             sights.answered("m1", a_status(2, TaskState.STOPPING), removed=True)
             assert sights.sight("m1").tasks["web-0"].generation == 2
+
+    run(body())
+
+
+def test_a_look_at_a_machine_that_nobody_asked_makes_nothing_of_it() -> None:
+    """AL16: an index of a million machines kept as many blank sights, a third of its memory."""
+
+    async def body() -> None:
+        async with looking() as sights:
+            blank = sights.look("m1")
+            assert (blank, sights.look("nowhere")) == (UNSEEN, UNSEEN)
+            assert len(sights._sights) == 0
+            sights.asked("m1")
+            sights.saw_task("m1", a_status(1, TaskState.RUNNING))
+            assert sights.look("m1") is sights.sight("m1")
+            assert blank == Sight()
 
     run(body())
