@@ -226,7 +226,7 @@ def cut(w: World, prefix: str, *, reachable: bool = False) -> None:
 
 
 def test_a_data_center_that_is_cut_off_is_not_taken_for_dead():
-    """BUG-CP16 F-49: a fifth of the region; nothing moves, and all of it is listed, and why."""
+    """AG11 AV4 BUG-CP16 F-49: a fifth of a region; nothing moves, all is listed, and why."""
 
     async def body(w: World) -> None:
         await w.deployed(quota=10)
