@@ -37,6 +37,8 @@ class Inside:
             properties = step_properties(self._whole(task) | guard, task.task_id, step)
             longest_s = START_TIMEOUT_S + step.timeout_s + _GRACE_S
             end = await self._units.run(unit, properties, timeout_s=longest_s)
+            # What it takes back as it ends (mounts) must not be what the next one has just made.
+            await self._units.clear(unit, timeout_s=_GRACE_S)
             if problem := _problem(end, step.timeout_s):
                 of = f"{number} of {len(task.spec.life.init)}"
                 raise StepFailed(f"init step {step.name} ({of}) failed: {problem}")
