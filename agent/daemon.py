@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from agent import api
 from agent.api.signing import SIGN_HINT, distrust
 from agent.config import AgentConfig
+from agent.core import own_init
 from agent.core.pressure import Waits, starts_at_once
 from agent.core.records import TASK_UNITS, TaskRecord
 from agent.core.retention import Room
@@ -94,7 +95,7 @@ def real_machine() -> Machine:
     from agent.machine.hardware import read_cores, read_hardware, read_hugepages
     from agent.machine.kernelfs import KernelFs
     from agent.machine.private_network import HostNetwork
-    from agent.machine.process import HostProcesses
+    from agent.machine.process import HostProcesses, has_program
     from agent.machine.systemd_apart import ApartSystemd
 
     return Machine(
@@ -106,6 +107,7 @@ def real_machine() -> Machine:
         network=HostNetwork(),
         hugepages=lambda: read_hugepages(KernelFs()),
         cores=lambda: read_cores(KernelFs()),
+        has_program=has_program,
         observe=lambda state, run: observe(KernelFs(), state, run),
     )
 
@@ -210,10 +212,17 @@ class Agent:
             controller="hugetlb" in hardware.cgroup_controllers,
         )
 
+        def as_machine(task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
+            if not own_init.asks(task.spec):
+                return unit
+            assert task.ids is not None, "given to it when it was admitted"
+            folders = config.state_dir, config.run_dir
+            return own_init.enclosed(task.task_id, task.spec, unit, task.ids, *folders)
+
         def whole(task: TaskRecord) -> dict[str, object]:
             unit = task_unit(roots, task) | credentials.properties(task.spec)
             unit |= identities.properties(task.task_id, task.spec)
-            return huge_pages.bounded(task.spec, unit)
+            return huge_pages.bounded(task.spec, as_machine(task, unit))
 
         host = Host(
             units=units,
@@ -240,6 +249,7 @@ class Agent:
                 Path(config.run_dir) / "own-cpus",
             ),
             huge_pages=huge_pages,
+            starts_machines=lambda: machine.has_program(own_init.NSPAWN),
             whole=whole,
         )
         self._host = host

@@ -24,17 +24,25 @@ class Relaxation(StrEnum):
     """Choose processors, priority and memory nodes of its own processes."""
     DEBUG = "debug"
     """Trace its own processes: debuggers and profilers."""
+    OWN_INIT = "own-init"
+    """Be a machine with the init of its image (systemd) and users of its own, which are nobody's
+    outside; only where its entitlement has it among its `relaxations` (docs/agent.md)."""
     RAW = "raw"
     """No sandbox: root on the machine, with all capabilities, in the folder of its image. Only for
     who has the role `host-admin`."""
 
 
+TO_BE_ALLOWED = (Relaxation.OWN_INIT,)
+"""Only jobs of entitlements that allow them have these (`EntitlementSpec.relaxations`)."""
 Relaxations = Annotated[list[Relaxation], Meta(max_length=8)]
 
 _BITS = (Relaxation.PROC, Relaxation.NETLINK, Relaxation.SCHEDULING, Relaxation.DEBUG)
 EXPOSURE = (1.2, 1.2, 1.2, 1.2, 1.3, 1.3, 1.4, 1.4, 1.4, 1.4, 1.4, 1.4, 1.5, 1.5, 1.5, 1.5)
 """The place of a set of relaxations is the sum of 1 for `proc`, 2 for `netlink`, 4 for `scheduling`
 and 8 for `debug`. It is the same in each kind of network, with and without unix sockets."""
+OWN_INIT_EXPOSURE = 5.5
+"""Of the unit of a task with `own-init`. It is that of systemd-nspawn, before what runs inside is
+given users, mounts and processes of its own, which systemd does not see."""
 RAW_EXPOSURE = 9.4
 """Of a task with `raw`, whatever else it asks for."""
 
@@ -43,4 +51,6 @@ def exposure_of(relaxations: Collection[Relaxation]) -> float:
     """Return how exposed a task with these is: from 0 to 10, 10 is worst."""
     if Relaxation.RAW in relaxations:
         return RAW_EXPOSURE
+    if Relaxation.OWN_INIT in relaxations:
+        return OWN_INIT_EXPOSURE
     return EXPOSURE[sum(1 << n for n, bit in enumerate(_BITS) if bit in relaxations)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from agent.api import Step
 from agent.core.huge_pages import bounded_inside
+from agent.core.own_init import entered, is_enclosed, step_command
 from agent.core.records import unit_of
 
 _S = 1_000_000
@@ -60,7 +61,9 @@ def step_properties(whole: Mapping[str, object], task_id: str, step: Step) -> di
     return {
         **whole,
         "Description": f"Twine task {task_id}: init step {step.name}",
-        "ExecStart": [list(step.command)],
+        "ExecStart": [
+            step_command(whole, step.command) if is_enclosed(whole) else list(step.command)
+        ],
         "RuntimeMaxUSec": round(step.timeout_s * _S),
     }
 
@@ -70,35 +73,50 @@ def inside_properties(
 ) -> dict[str, object]:
     """Return the unit of a command inside a task, whose processes are in `cgroup`."""
     task = unit_of(task_id)
+    if is_enclosed(whole):
+        properties = entered(whole, cgroup, unit, command.argv, command.environment)
+    else:
+        properties = {**_beside(whole, cgroup, unit, command), "JoinsNamespaceOf": [task]}
+    return {
+        **properties,
+        "Description": f"Twine task {task_id}: inside",
+        "RuntimeMaxUSec": round(command.timeout_s * _S),
+        "TimeoutStopUSec": 2 * _S,
+        "Requisite": [task],
+        "PartOf": [task],
+        "After": [task],
+        "CollectMode": "inactive",
+        **_streams(command),
+    }
+
+
+def _beside(
+    whole: Mapping[str, object], cgroup: str, unit: str, command: Command
+) -> dict[str, object]:
+    """Return what makes a unit run a command with the sandbox of a task, and moves it there."""
     environment = whole.get("Environment", ())
     assert isinstance(environment, list | tuple)
     properties = {
         **whole,
-        "Description": f"Twine task {task_id}: inside",
         "ExecStart": [list(command.argv)],
         "ExecStartPost": [["/bin/sh", "-c", _MOVE, "sh", cgroup, unit]],
         "RootDirectoryStartOnly": True,
-        "RuntimeMaxUSec": round(command.timeout_s * _S),
-        "TimeoutStopUSec": 2 * _S,
-        "JoinsNamespaceOf": [task],
-        "Requisite": [task],
-        "PartOf": [task],
-        "After": [task],
         "Environment": [*environment, *command.environment],
-        "CollectMode": "inactive",
     }
     for name in _TASKS_OWN:
         properties.pop(name, None)
     if bound := bounded_inside(whole.get("ExecStartPre", ())):
         properties["ExecStartPre"] = bound
+    return properties
+
+
+def _streams(command: Command) -> dict[str, object]:
     if command.terminal:
-        properties |= {
+        return {
             "TTYPath": command.terminal,
             **dict.fromkeys(("StandardInput", "StandardOutput", "StandardError"), "tty"),
         }
-    elif command.pipes is not None:
-        for name, path in zip(("Input", "Output", "Error"), command.pipes, strict=True):
-            properties[f"Standard{name}File"] = path
-    elif command.quiet:
-        properties |= {"StandardOutput": "null", "StandardError": "null"}
-    return properties
+    if command.pipes is not None:
+        names = ("Input", "Output", "Error")
+        return {f"Standard{n}File": path for n, path in zip(names, command.pipes, strict=True)}
+    return {"StandardOutput": "null", "StandardError": "null"} if command.quiet else {}

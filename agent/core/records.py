@@ -71,6 +71,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise, with the limits that they have; None: none."""
     own_cpus: list[int] = []
     """That its machine chose for it alone; kept while it is stopped, too, as its memory is."""
+    ids: int | None = None
+    """First of the users of its machine, where it has an init of its own (core.own_init)."""
     addresses: list[str] = []
     """Of its private network, IPv6 first; none in the host's."""
     cut_off: bool = False

@@ -309,5 +309,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     and has none of, too. All that `Hardware.hugepages_bytes` counts."""
     cores: Callable[[], tuple[Core, ...]]
     """The cores that are online now, with what of them tasks may use."""
+    has_program: Callable[[str], bool]
+    """Whether a program of the host is there, given its path."""
     observe: Callable[[Path, Path], Observed] = _nothing
     """Looks at the kernel for what is of ours, given the state folder and the run folder."""

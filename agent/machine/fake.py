@@ -341,6 +341,8 @@ class FakeMachine:
     observed: Observed = field(default_factory=Observed)
     """What a look at the kernel finds, the cgroups of running units aside."""
     network: FakeNetwork = field(default_factory=FakeNetwork)
+    lacking: set[str] = field(default_factory=set)
+    """Paths of programs that it does not have."""
     cores: tuple[Core, ...] = ()
     """Those that tasks may use; none: one with each CPU."""
 
@@ -390,6 +392,7 @@ class FakeMachine:
             boottime_s=self.boottime_s,
             hugepages=lambda: {1 << 30: 0, 2 << 20: self.hardware.hugepages_bytes >> 21},
             cores=lambda: self.cores or tuple(Core((n,)) for n in range(self.hardware.cpu.online)),
+            has_program=lambda path: path not in self.lacking,
             observe=self._observe,
         )
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, cast
 
 from agent.errors import ProgramError
 from agent.machine import Completed
+
+
+def has_program(path: str) -> bool:
+    """Return whether a program is there and can be run."""
+    return os.access(path, os.X_OK)
 
 
 class HostProcesses:

@@ -18,20 +18,29 @@ from agent.wire.server import Peer
 log = logging.getLogger(__name__)
 
 
+_FOR_ROOT = {
+    Relaxation.RAW: "has no sandbox",
+    Relaxation.OWN_INIT: "has an init of its own",
+}
+
+
 def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
     """Raise `Forbidden` where a task is to run, or to be entered, that somebody could be root by.
 
     Members of the socket's group are not root. The control plane has looked at its own callers
     (docs/adr/0092); each use is in this host's journal, too.
     """
-    if Relaxation.RAW not in spec.relaxations:
+    found = [name for name in _FOR_ROOT if name in spec.relaxations]
+    if not found:
         return
     if peer.role == "local" and peer.name != "local:0":
         raise Forbidden(
-            f"task {task_id} has no sandbox (`raw`): on this socket that is for root alone",
+            f"task {task_id} {_FOR_ROOT[found[0]]} (`{found[0]}`): on this socket that is for"
+            " root alone",
             hint="ask for other relaxations (docs/security.md), or call as root",
         )
-    log.warning("a task without a sandbox", extra={"task": task_id, "by": peer.name})
+    if Relaxation.RAW in found:
+        log.warning("a task without a sandbox", extra={"task": task_id, "by": peer.name})
 
 
 def authorize_with(

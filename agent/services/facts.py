@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from agent.api import MachineFacts
+from agent.api.own_init import CAPABILITY
+from agent.core.own_init import NSPAWN
 from agent.machine import Machine
 
 
@@ -46,6 +48,8 @@ def machine_facts(machine: Machine, name: str, state_dir: str, systemd: int) -> 
         capabilities += ["cgroup-v2", *(f"cgroup-{c}" for c in hardware.cgroup_controllers)]
     if systemd >= 257:
         capabilities.append("private-pids")
+    if machine.has_program(NSPAWN):
+        capabilities.append(CAPABILITY)
     return MachineFacts(
         machine_id=name or hardware.hostname,
         boot_id=hardware.boot_id,

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from agent.api import ImageInfo, OciConfig
+from agent.core.own_init import INITS
 from agent.errors import NotFound
 from agent.machine import Btrfs
 
@@ -35,6 +36,18 @@ class Roots:
     def has_image(self, digest: str) -> bool:
         """Return whether an image is complete on this machine."""
         return self._image(digest).with_suffix(".json").exists()
+
+    def has_init(self, digest: str) -> bool:
+        """Return whether an image has an init that can be started as a machine's.
+
+        No link is followed: an absolute one would lead out of the image.
+        """
+        image = self._image(digest)
+        return any(
+            (image / path).is_file()
+            and not any((image / part).is_symlink() for part in (path, *_above(path)))
+            for path in INITS
+        )
 
     def config(self, digest: str) -> OciConfig | None:
         """Return how an image wants to be run, None for one that says nothing about it.
@@ -82,3 +95,7 @@ class Roots:
     def all(self) -> list[str]:
         """Return the ids of all tasks that have a root."""
         return self._btrfs.children(self._folder)
+
+
+def _above(path: str) -> list[str]:
+    return [str(folder) for folder in Path(path).parents if folder.name]

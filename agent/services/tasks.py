@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.api import Digest, Health, Resize, TaskSpec, TaskState, TaskStatus
 from agent.api.network import contradiction as contradiction_of
+from agent.api.own_init import contradictions as odd_own_init
 from agent.api.resources import contradiction as odd_resources
 from agent.api.signing import SIGN_HINT, distrust
 from agent.api.volumes import contradiction as odd_volumes
@@ -26,6 +27,8 @@ from agent.core.census import KnownTask
 from agent.core.gate import with_gate
 from agent.core.limits import impossible, resized
 from agent.core.oci import as_run
+from agent.core.own_init import INITS, choose_ids
+from agent.core.own_init import asks as has_own_init
 from agent.core.reconcile import leftovers
 from agent.core.records import (
     TASK_UNITS,
@@ -167,10 +170,17 @@ class Tasks:
             return await self.put(task_id, spec)
 
     def _with_cpus(self, record: TaskRecord) -> TaskRecord:
-        """Return the record with the CPUs that its task gets for its own, as it was admitted."""
+        """Return the record with the CPUs that its task gets for its own, as it was admitted.
+
+        And with the users of its machine, if it is to be one.
+        """
         task_id = record.task_id
         own = self._host.own_cpus.choose(task_id, record.spec, self._others(task_id))
-        return record if own == record.own_cpus else replace(record, own_cpus=own)
+        record = record if own == record.own_cpus else replace(record, own_cpus=own)
+        if record.ids is not None or not has_own_init(record.spec):
+            return record
+        known = (loop.record.ids for loop in self._loops.values())
+        return replace(record, ids=choose_ids(task_id, {ids for ids in known if ids is not None}))
 
     async def _changed(
         self, loop: TaskLoop, make: Callable[[TaskRecord], TaskRecord]
@@ -212,7 +222,9 @@ class Tasks:
                 f"task {task_id} cannot run: image {spec.image} is not on this machine",
                 hint="pull or put the image first",
             )
-        if not as_run(spec, self._host.roots.config(spec.image)).command:
+        if has_own_init(spec):
+            self._admit_own_init(task_id, spec)
+        elif not as_run(spec, self._host.roots.config(spec.image)).command:
             raise Unprocessable(
                 f"task {task_id} cannot run: neither it nor image {spec.image} has a command",
                 hint="say which program to run",
@@ -236,6 +248,22 @@ class Tasks:
             raise Unprocessable(f"task {task_id} cannot run: {why}")
         if why := too_big(spec, usable, self._cpus, others):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
+
+    def _admit_own_init(self, task_id: str, spec: TaskSpec) -> None:
+        if not self._host.starts_machines():
+            raise Unprocessable(
+                f"task {task_id} cannot run: own-init needs systemd-nspawn, and this host has none",
+                hint="apt install systemd-container",
+            )
+        odd = odd_own_init(spec.relaxations, spec.command, spec.network, spec.resources)
+        if why := "; ".join(f"{field}: {reason}" for field, reason in odd):
+            raise Unprocessable(f"task {task_id} cannot run: {why}")
+        if not self._host.roots.has_init(spec.image):
+            raise Unprocessable(
+                f"task {task_id} cannot run: image {spec.image} has no init that own-init could"
+                f" start: no /{' and no /'.join(INITS)}",
+                hint="install systemd in the image, or leave own-init out",
+            )
 
     def wanted(self) -> dict[str, TaskSpec]:
         """Return the specifications of all tasks that are wanted, and of those about to be."""

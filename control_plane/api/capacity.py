@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.api import Name
+from agent.api import Name, Relaxations
 from agent.api.signing import PublicKeys
 from control_plane.api.people import Principal
 from control_plane.api.policy import Expression, Overcommit, Preference
@@ -44,6 +44,9 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     image_keys: PublicKeys = []
     """One of these must have signed each image that its jobs run (docs/security.md); none: no
     signature is asked for."""
+    relaxations: Relaxations = []
+    """Relaxations of the sandbox that its jobs may have though not every job may: `own-init`. More
+    of these is for who may decide requests to allow (docs/security.md)."""
     business_unit: Annotated[str, Meta(max_length=256)] = ""
     """A path in the accounting hierarchy: `ads/ranking`."""
     owners: Annotated[list[Principal], Meta(max_length=100)] = []

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any, TypeGuard
 
+from agent.api import Relaxation
+from agent.api.relaxations import TO_BE_ALLOWED
 from agent.errors import FieldError
 from control_plane.api.validate import preference_errors, requirement_errors
 
@@ -23,6 +25,7 @@ def entitlement_relations(document: Any, where: str = "") -> list[FieldError]:
     if not isinstance(document, dict):
         return []
     found = [*_quota_errors(document), *_unit_errors(document), *_value_errors(document)]
+    found += _relaxation_errors(document)
     found += requirement_errors(document.get("requires"), "requires")
     found += preference_errors(document.get("preferences"))
     return [FieldError(field=where + e.field, reason=e.reason) for e in found]
@@ -33,6 +36,19 @@ def wish_relations(document: Any) -> list[FieldError]:
     if not isinstance(document, dict):
         return []
     return entitlement_relations(document.get("spec"), "spec.")
+
+
+def _relaxation_errors(document: dict[Any, Any]) -> list[FieldError]:
+    """Only what has to be allowed can be."""
+    listed = document.get("relaxations")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    free = [name for name in Relaxation if name not in TO_BE_ALLOWED and name in names]
+    if not free:
+        return []
+    how = "raw takes the role host-admin" if "raw" in free else "every job may have these"
+    named, can = [_listed([str(name) for name in names]) for names in (free, TO_BE_ALLOWED)]
+    reason = f"{named} cannot be allowed here: {how}; {can} can"
+    return [_error("relaxations", reason)]
 
 
 def _quota_errors(document: dict[Any, Any]) -> list[FieldError]:

@@ -74,8 +74,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     """How many identical tasks; the paper's largest job has 15,000 (§6.1)."""
     image: DigestStr
     """Of the image store: `twinectl image push`."""
-    command: Annotated[list[Argument], Meta(min_length=1, max_length=4096)]
-    """`${port:NAME}`, `${task}` and `${machine}` are replaced in arguments and environment."""
+    command: Annotated[list[Argument], Meta(max_length=4096)] = []
+    """What is run; a job with the relaxation `own-init` has none, any other needs one.
+    `${port:NAME}`, `${task}` and `${machine}` are replaced in arguments and environment."""
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
     """What its tasks find in their environment."""
     ports: Annotated[list[Name], Meta(max_length=16)] = []

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from agent.api import Limits, Resources, VolumeMap
+from agent.api import Limits, Reach, Relaxation, Relaxations, Resources, VolumeMap
+from agent.api.own_init import contradictions as odd_own_init
 from agent.api.resources import contradiction as odd_resources
 from agent.api.volumes import contradiction as odd_volumes
 from agent.errors import FieldError
@@ -77,6 +78,7 @@ def job_relations(document: Any) -> list[FieldError]:
         ]
     found += _volume_errors(document)
     found += _own_cpu_errors(document)
+    found += _init_errors(document)
     known = frozenset(ports)
     for field, text in _texts(document):
         if len(found) >= MAX_ERRORS:
@@ -94,6 +96,22 @@ def _volume_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         return  # what is wrong in them is told by their types
     if odd := odd_volumes(volumes, limits.memory_max_bytes):
         yield FieldError(field=odd[0], reason=odd[1])
+
+
+def _init_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
+    """Yield what does not go with an init of its own, and that a job without one has no command."""
+    try:
+        relaxations = msgspec.convert(document.get("relaxations", []), Relaxations)
+        resources = msgspec.convert(document.get("resources", {}), Resources)
+        network = msgspec.convert(document.get("network", {}), Reach)
+        command = msgspec.convert(document.get("command", []), list[Any])
+    except msgspec.ValidationError:
+        return  # what is wrong in them is told by their types
+    for field, reason in odd_own_init(relaxations, command, network, resources):
+        yield FieldError(field=field, reason=reason)
+    if not command and Relaxation.OWN_INIT not in relaxations:
+        reason = "missing; without one a task runs the init of its image: relaxation own-init"
+        yield FieldError(field="command", reason=reason)
 
 
 def _own_cpu_errors(document: dict[Any, Any]) -> Iterator[FieldError]:

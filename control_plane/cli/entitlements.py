@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from agent.api.relaxations import TO_BE_ALLOWED
 from agent.wire.routes import invalid
 from agent.wire.violations import violations
 from agent.wire.written import plain
@@ -74,6 +75,13 @@ _OPTIONS = (
         metavar="KEY",
         multiple=True,
         help="Exactly these may vouch for images (twinectl image key); repeat.",
+    ),
+    click.option(
+        "--relaxation",
+        "relaxations",
+        multiple=True,
+        type=click.Choice([r.value for r in TO_BE_ALLOWED]),
+        help="Exactly these may its jobs have beyond those of every job; repeat.",
     ),
     click.option("--unset", metavar="FIELD", multiple=True, help="Back to its default; repeat."),
     click.option(
@@ -183,6 +191,7 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
         ("priority", spec.priority),
         ("stacks on", spec.materialization or "- (a pseudo cluster of its own)"),
         ("image keys", ", ".join(spec.image_keys) or "- (images need no signature)"),
+        ("relaxations", ", ".join(spec.relaxations) or "- (those that every job may have)"),
         ("overcommit", f"cpu {spec.overcommit.cpu:g}, memory {spec.overcommit.memory:g}"),
         ("jobs", ", ".join(found.jobs) or "-"),
         ("waiting", ", ".join(found.pending) or "-"),
@@ -283,7 +292,7 @@ def _wish(base: dict[str, Any], given: dict[str, Any], *, queue: bool = False) -
             document.pop(field, None)
         _put_owners(document, given)
         given["per_type"] = dict(given["per_type"])
-        for listed in ("machine_types", "image_keys"):
+        for listed in ("machine_types", "image_keys", "relaxations"):
             given[listed] = list(given[listed])
         document |= {field: value for field, value in given.items() if value not in (None, {}, [])}
     document = plain(document, EntitlementSpec)

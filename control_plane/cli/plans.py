@@ -115,7 +115,8 @@ def _exposure(found: JobPlan | JobExplanation) -> str:
         f" its relaxations: {', '.join(found.relaxations)}"
     )
     raw = "; `raw` is for who has the role host-admin" if "raw" in found.relaxations else ""
-    return words + raw
+    init = "; its entitlement has to allow `own-init`" if "own-init" in found.relaxations else ""
+    return words + raw + init
 
 
 def _some_of(lines: list[str]) -> list[str]:

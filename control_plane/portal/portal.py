@@ -26,7 +26,7 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.settings import Approval, Overgrant, PortalSettings
 from control_plane.portal.core.entitlement_check import check_entitlement, fixed_by_jobs
-from control_plane.portal.core.grants import Shortage, asks_for_more, shortage
+from control_plane.portal.core.grants import Shortage, asks_for_more, newly_allowed, shortage
 from control_plane.portal.request_book import RequestBook
 from control_plane.portal.supply import SupplyIndex
 from control_plane.runtime.runtime import Runtime
@@ -218,6 +218,9 @@ class Portal:
             return "left to somebody else to decide"
         if self._needs_approval(known, spec):
             return "more capacity has to be approved"
+        allowed = newly_allowed(known.spec if known else None, spec)
+        if allowed and not self.may_decide(who):
+            return f"that its jobs may have {', '.join(allowed)} has to be approved"
         if known is None and not who.may_create:
             return "a new entitlement has to be approved"
         return ""

@@ -19,6 +19,7 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from agent.api import Relaxation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.broker.core.capacity import MICRO, micro
@@ -145,6 +146,11 @@ def asks_for_more(before: EntitlementSpec | None, after: EntitlementSpec) -> boo
         or after.overcommit.cpu > before.overcommit.cpu
         or after.overcommit.memory > before.overcommit.memory
     )
+
+
+def newly_allowed(before: EntitlementSpec | None, after: EntitlementSpec) -> list[Relaxation]:
+    """Return the relaxations that jobs of an entitlement could not have before a change."""
+    return sorted({*after.relaxations} - {*(before.relaxations if before else ())})
 
 
 def _bounds_loosened(before: EntitlementSpec, after: EntitlementSpec) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from agent.api import ImageInfo, ImageTrust
+from agent.api.relaxations import TO_BE_ALLOWED
 from agent.api.signing import SIGN_HINT, distrust
 from agent.errors import FieldError
 from control_plane.allocator.core.demand import Demand, claiming_cpu, demand_for
@@ -44,6 +45,7 @@ def check_job(
         )
     else:
         errors += _check_capacity(spec, entitlement, machines)
+        errors += _check_relaxations(spec, entitlement)
     if known is not None and known.spec.entitlement != spec.entitlement and not moves:
         errors.append(
             _error(
@@ -174,6 +176,18 @@ def _check_text(spec: JobSpec) -> list[FieldError]:
         if key.startswith(RESERVED_PREFIX)
     ]
     return errors
+
+
+def _check_relaxations(spec: JobSpec, entitlement: EntitlementSpec) -> list[FieldError]:
+    lacking = sorted({*spec.relaxations} & {*TO_BE_ALLOWED} - {*entitlement.relaxations})
+    return [
+        _error(
+            "relaxations",
+            f"entitlement {spec.entitlement!r} does not allow {name}: twinectl entitlement update"
+            f" {spec.entitlement} --relaxation {name}, by who may decide requests",
+        )
+        for name in lacking
+    ]
 
 
 def _check_capacity(

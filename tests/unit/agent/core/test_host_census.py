@@ -20,7 +20,7 @@ WELL = Found(
     images=Store((IMAGE,), (IMAGE,)),
     namespaces=("web",),
     veths={"tw01234567890": "web"},
-    mounts=("/run/twine/netns/web",),
+    mounts=("/run/twine/netns/web", "/run/twine/machines/web/.root"),
     files=("images", "journal", "tasks"),
 )
 
@@ -57,6 +57,7 @@ STRAYS = {
     "veth": {"veths": {**WELL.veths, "tw1": "lost"}},
     "veth without a name": {"veths": {**WELL.veths, "tw1": ""}},
     "mount": {"mounts": ("/var/lib/twine/tasks/x",)},
+    "mount of a machine": {"mounts": ("/run/twine/machines/lost/.root",)},
     "staging": {"staging": ("x.stream",)},
     "image without a description": {"images": Store((IMAGE, "2"), (IMAGE,))},
     "description without an image": {"images": Store((IMAGE,), (IMAGE, "2"))},

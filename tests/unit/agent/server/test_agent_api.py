@@ -356,11 +356,14 @@ async def test_what_a_machine_has_is_told_while_systemd_does_not_answer(
 
 def test_a_task_without_a_sandbox_is_for_root_and_for_the_control_plane() -> None:
     """F-83: members of the socket's group would be root by it."""
-    raw = api.TaskSpec(image="sha256:" + "0" * 64, relaxations=[api.Relaxation.RAW])
+    image = "sha256:" + "0" * 64
+    raw = api.TaskSpec(image=image, relaxations=[api.Relaxation.RAW])
+    machine = api.TaskSpec(image=image, relaxations=[api.Relaxation.OWN_INIT])
     member, root = Peer(name="local:1000", role="local"), Peer(name="local:0", role="local")
     plane = Peer(name="twine.local/component/control-plane", role="component")
-    with pytest.raises(Forbidden, match="for root alone"):
-        callers.check_raw(member, "web", raw)
-    for peer in (root, plane):
-        callers.check_raw(peer, "web", raw)
+    for spec, why in ((raw, "has no sandbox"), (machine, "has an init of its own")):
+        with pytest.raises(Forbidden, match=f"{why} .*for root alone"):
+            callers.check_raw(member, "web", spec)
+        for peer in (root, plane):
+            callers.check_raw(peer, "web", spec)
     callers.check_raw(member, "web", api.TaskSpec(image=raw.image))

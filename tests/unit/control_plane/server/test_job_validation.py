@@ -186,9 +186,11 @@ def test_types_by_the_thousand_are_compared_once() -> None:
 
 
 def test_what_needs_a_private_network_is_named_without_one() -> None:
-    document = {"network": {"egress_mbps": 5, "allow_from": ["db"]}}
+    command = {"command": ["/bin/server"]}
+    document = command | {"network": {"egress_mbps": 5, "allow_from": ["db"]}}
 
     found = {e.field for e in job_relations(document)}
 
     assert found == {"network.egress_mbps", "network.allow_from"}
-    assert job_relations({"network": {"mode": "private", "egress_mbps": 5}}) == []
+    private = {"network": {"mode": "private", "egress_mbps": 5}}
+    assert job_relations(command | private) == []

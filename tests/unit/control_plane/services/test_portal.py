@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from virtual_time import clock, run
 
-from agent.api import Location
+from agent.api import Location, Relaxation
 from agent.errors import Conflict, Forbidden, InvalidInput, NotFound, TwineError, Unprocessable
 from control_plane.api.capacity import EntitlementSpec, EntitlementWish, RequestState
 from control_plane.api.machines import (
@@ -206,6 +206,24 @@ async def test_more_waits_for_approval_and_less_does_not(p: Portal):  # CP6 CP12
         await p.put("front", EntitlementSpec(machines=3), jobs=[])
     with pytest.raises(Conflict, match="is approved already"):
         await p.deny(asked.request_id, ROOT, "")
+
+
+@scenario()
+async def test_more_relaxations_are_never_granted_by_the_rules(p: Portal):  # F-83
+    """Whoever owns it may have anything else at once, and may give these back."""
+    given = [Relaxation.OWN_INIT]
+    new = await p.request("front", wish(machines=2, relaxations=given), ANN, NOTHING)
+    assert new.why_pending == "that its jobs may have own-init has to be approved"
+    await p.approve(new.request_id, ROOT, "", NOTHING)
+    assert p.specs()["front"].relaxations == given
+    kept = await p.request("front", wish(machines=3, relaxations=given), ANN, NOTHING)
+    assert kept.state is RequestState.APPROVED
+    less = await p.request("front", wish(machines=3), ANN, NOTHING)
+    assert less.state is RequestState.APPROVED
+    again = await p.request("front", wish(machines=3, relaxations=given), ANN, NOTHING)
+    assert again.state is RequestState.PENDING
+    by_root = await p.request("back", wish(machines=1, relaxations=given), ROOT, NOTHING)
+    assert by_root.state is RequestState.APPROVED
 
 
 @scenario(**MANUAL)

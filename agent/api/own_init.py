@@ -1,0 +1,34 @@
+"""What a task with an init of its own can be asked for (docs/agent.md, ADR 0106)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from agent.api.network import NetworkMode, Reach
+from agent.api.relaxations import Relaxation
+from agent.api.resources import Resources
+
+CAPABILITY = "own-init"
+"""Among the capabilities of a host that can start such tasks: it has systemd-nspawn."""
+
+
+def contradictions(
+    relaxations: Collection[Relaxation],
+    command: Sequence[str],
+    network: Reach,
+    resources: Resources,
+) -> Iterator[tuple[str, str]]:
+    """Yield field and reason of everything that cannot be had together with an own init."""
+    if Relaxation.OWN_INIT not in relaxations:
+        return
+    others = sorted({*relaxations} - {Relaxation.OWN_INIT})
+    if others:
+        also = "raw has no sandbox" if Relaxation.RAW in others else "it has what they allow"
+        yield "relaxations", f"own-init stands alone, without {', '.join(others)}: {also}"
+    if command:
+        yield "command", "a task with own-init has none: the init of its image is what is run"
+    if network.mode is not NetworkMode.PRIVATE:
+        yield "network.mode", "own-init needs a network of its own: private"
+    for field in ("hugepages_2mib", "hugepages_1gib"):
+        if getattr(resources, field):
+            yield f"resources.{field}", "a task with own-init cannot have huge pages of its own"

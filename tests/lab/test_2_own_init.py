@@ -1,0 +1,197 @@
+"""A task with systemd inside, on a real kernel: a machine with users of its own (docs/agent.md)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.core.own_init import FIRST_ID, ID_COUNT, SLOTS
+from agent.core.volumes import OWNER
+from tests.lab.one_guest import OneGuest, busybox_image
+
+MAKE = Path(__file__).with_name("machine_image.sh")
+UNIT = "twine-task-web.service"
+GROUP = f"/sys/fs/cgroup/workload.slice/workload-local.slice/{UNIT}"
+TASK = """
+stop_timeout_s = 300
+[volumes.data]
+kind = "persistent"
+path = "/srv/data"
+max_bytes = "16MiB"
+[probe]
+kind = "exec"
+command = ["systemctl", "is-active", "--quiet", "hello.service"]
+interval_s = 2
+timeout_s = 60
+[[life.init]]
+name = "make"
+command = ["sh", "-c", "echo $$ of $(id -u) >/srv/data/step"]
+timeout_s = 300
+"""
+RUN = "twine-agent run web --relax own-init --network private --file /root/task.toml"
+REACH = """
+for file in /proc/sys/kernel/panic /proc/sysrq-trigger /sys/kernel/uevent_helper; do
+    (echo 1 >$file) 2>/dev/null && echo open: $file
+done
+mknod /srv/data/disk b 254 0 2>/dev/null && echo open: mknod
+mount /dev/vda /mnt 2>/dev/null && echo open: disk
+kill -0 "$1" 2>/dev/null && echo open: processes
+date -s 2001-01-01 >/dev/null 2>&1 && echo open: clock
+ip link add x type dummy 2>/dev/null && echo open: network
+echo closed: the rest
+"""
+NESTED = "unshare --user --map-root-user --mount --pid --fork --mount-proc true"
+WRITE = (
+    "touch /srv/data/root /srv/data/user; chown 33:33 /srv/data/user;"
+    " stat -c '%n %u:%g' /srv/data/*; touch /kept && echo written"
+)
+LEFT = (
+    f"grep -c /run/twine/machines /proc/self/mountinfo; ls /run/twine/machines /run/systemd/nspawn;"
+    f" ls -d /tmp/nspawn* {GROUP}; pgrep -f systemd-nspawn"
+)
+
+
+@pytest.fixture(scope="module")
+def guest() -> Iterator[OneGuest]:
+    found = OneGuest(name="own-init")
+    found.up()
+    found.put("/root/machine_image.sh", MAKE.read_text())
+    found.ssh("[ -e machine.tar ] || bash /root/machine_image.sh /root/machine.tar", timeout_s=900)
+    found.lab("ssh", "m1", "--", "cat > /root/plain.tar", stdin=busybox_image())
+    found.put("/root/task.toml", TASK)
+    found.put("/root/reach", REACH)
+    found.ssh("systemctl start twine-network.socket twine-agent.service", timeout_s=900)
+    found.ssh(
+        "twine-agent run plain --image /root/plain.tar -- /bin/busybox sleep 100000", timeout_s=900
+    )
+    found.ssh(f"{RUN} --image /root/machine.tar", timeout_s=1800)
+    yield found
+    found.down()
+
+
+def inside(guest: OneGuest, command: str) -> str:
+    return guest.ssh(f"twine-agent exec web -- {command} 2>&1 || true").strip()
+
+
+def leader(guest: OneGuest) -> str:
+    """Return the init of the machine, as the host knows it."""
+    return guest.ssh(f"head -n 1 {GROUP}/payload/init.scope/cgroup.procs").strip()
+
+
+def invocation(guest: OneGuest, task: str) -> str:
+    return guest.find(f"systemctl show -P InvocationID twine-task-{task}.service")
+
+
+def up(guest: OneGuest) -> None:
+    shown = re.compile(r"^web +running +healthy ", re.MULTILINE)
+    guest.until("it is healthy", lambda: bool(shown.search(guest.find("twine-agent ps"))))
+
+
+@pytest.mark.long
+def test_systemd_is_up_inside_with_its_services_and_says_so_in_the_tasks_log(
+    guest: OneGuest,
+) -> None:
+    """AG4: a probe and a step inside, the log of a service, and what is run by hand."""
+    assert inside(guest, "systemctl is-system-running --wait") == "running"
+    guest.until("its log", lambda: "hello: daemon in web" in guest.ssh("twine-agent logs web"))
+    assert "healthy" in guest.ssh("twine-agent ps | grep '^web '")
+    assert re.fullmatch(r"\d+ of 0", inside(guest, "cat /srv/data/step"))
+    assert inside(guest, "hostname") == "web"
+    assert inside(guest, "nosuch").endswith("there is no such program in the task")
+    assert guest.ssh("twine-agent exec web -- sh -c 'exit 3'; echo $?").strip() == "3"
+    guest.ssh("twine-agent exec web -- sh -c 'sleep 98765 & echo left'")
+    guest.until("nothing is left", lambda: guest.find("pgrep -f 'sleep [9]8765' || echo") == "")
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+
+
+@pytest.mark.long
+def test_root_inside_is_nobody_outside_and_reaches_nothing_of_the_host(guest: OneGuest) -> None:
+    """AG8 F-83: by the kernel's map of users, and by whose a file on a volume is."""
+    first, base, count = guest.ssh(f"cat /proc/{leader(guest)}/uid_map").split()
+    assert (int(first), int(count)) == (0, ID_COUNT)
+    assert FIRST_ID <= int(base) < FIRST_ID + SLOTS * ID_COUNT
+    owners = guest.ssh(f"cat {GROUP}/payload/init.scope/cgroup.procs | xargs -n 1 ps -o uid= -p")
+    assert {int(uid) for uid in owners.split()} == {int(base)}
+
+    said = inside(guest, f'sh -c "{WRITE}"').splitlines()
+    assert {"/srv/data/root 0:0", "/srv/data/user 33:33", "written"} <= set(said)
+    files = guest.ssh("cd /var/lib/twine/volumes/local/web.data; stat -c '%n %u:%g' *").split("\n")
+    assert {f"root {OWNER}:{OWNER}", f"user {OWNER + 33}:{OWNER + 33}"} <= set(files)
+    assert not [line for line in files if line.endswith(":0")]
+
+    main = guest.ssh("systemctl show -P MainPID twine-agent").strip()
+    guest.ssh("cat /root/reach >/var/lib/twine/volumes/local/web.data/reach")
+    assert inside(guest, f"sh /srv/data/reach {main}") == "closed: the rest"
+    guest.ssh("rm /var/lib/twine/volumes/local/web.data/reach")
+    rights = "grep CapBnd: /proc/self/status /proc/1/status"
+    assert len({line.split()[-1] for line in inside(guest, rights).splitlines()}) == 1
+    assert "mount /proc failed" in inside(guest, NESTED), "no container inside has a /proc"
+
+
+@pytest.mark.long
+def test_it_outlives_its_agent_and_is_resized_while_it_runs(guest: OneGuest) -> None:
+    """AG4: neither a killed agent nor another limit touches what runs."""
+    before, main = leader(guest), guest.ssh("systemctl show -P MainPID twine-agent").strip()
+    guest.ssh("systemctl kill -s KILL twine-agent.service")
+    now = "systemctl show -P MainPID twine-agent"
+    guest.until("another agent", lambda: guest.find(now) not in ("", "0", main))
+    up(guest)
+    guest.ssh("twine-agent resize web --memory 240MiB", timeout_s=900)
+    limit = f"cat {GROUP}/memory.max"
+    guest.until("its limit", lambda: guest.find(limit) == str(240 << 20))
+    assert leader(guest) == before
+    assert inside(guest, "systemctl is-system-running") == "running"
+
+
+@pytest.mark.long
+def test_what_uses_too_much_inside_ends_the_task_and_no_neighbour(guest: OneGuest) -> None:
+    """AG8: the limit is the task's, whatever cgroups there are below."""
+    plain, before = invocation(guest, "plain"), invocation(guest, "web")
+    inside(guest, "sh -c 'head -c 1G /dev/zero | tail'")
+    guest.until("it began anew", lambda: invocation(guest, "web") not in ("", before))
+    guest.until("told why", lambda: "oom-kill" in guest.find("twine-agent show web"))
+    up(guest)
+    assert invocation(guest, "plain") == plain
+    assert "kept" not in inside(guest, "ls /"), "its root is as in the image again"
+    assert "root" in inside(guest, "ls /srv/data")
+
+
+@pytest.mark.long
+def test_it_starts_again_when_it_reboots_and_ends_in_order_when_it_is_told(
+    guest: OneGuest,
+) -> None:
+    """AG4 P9: its services are told; mounts, users, cgroups and folders go with it."""
+    before = invocation(guest, "web")
+    inside(guest, "systemctl --no-block reboot")
+    guest.until("it began anew", lambda: invocation(guest, "web") not in ("", before))
+    up(guest)
+    told = guest.ssh("twine-agent logs web").count("hello: told to end")
+    assert told >= 1
+    log = "journalctl --namespace=twine-local -o cat --no-pager | grep -c 'hello: told to end'"
+    told = int(guest.ssh(log))
+    guest.ssh("twine-agent stop web", timeout_s=1800)
+    assert int(guest.ssh(log)) == told + 1
+    assert guest.ssh(f"({LEFT}) 2>/dev/null || true").split() == ["0"]
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+
+
+@pytest.mark.long
+def test_what_cannot_be_a_machine_is_refused_with_the_reason(guest: OneGuest) -> None:
+    """AG4: an image without an init; a host without systemd-nspawn, which says so."""
+    facts = "twine-agent facts | grep ^capabilities"
+    run = f"{RUN} --image /root/plain.tar 2>&1 || true"
+    assert "has no init" in guest.ssh(run, timeout_s=900)
+    assert "own-init" in guest.ssh(facts)
+    guest.ssh("mv /usr/bin/systemd-nspawn /root/")
+    try:
+        assert "own-init" not in guest.ssh(facts)
+        assert "needs systemd-nspawn, and this host has none" in guest.ssh(run)
+    finally:
+        guest.ssh("mv /root/systemd-nspawn /usr/bin/")
+    assert "for root alone" in guest.ssh(
+        f"usermod -aG twine daemon; chmod 755 /root; setpriv --reuid daemon --regid daemon"
+        f" --init-groups {run}"
+    )

@@ -1,0 +1,91 @@
+"""A job with an init of its own: what its file may say, and that its entitlement allows it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from virtual_time import run
+from world import World, a_job, a_region
+
+from agent.api import NetworkMode, Reach, Relaxation
+from agent.errors import InvalidInput
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.entitlement_rules import entitlement_relations
+from control_plane.api.jobs import JobSpec
+from control_plane.api.validate import job_errors
+
+FILE: dict[str, Any] = {
+    "name": "web",
+    "entitlement": "front",
+    "tasks": 1,
+    "image": "sha256:" + "1" * 64,
+    "relaxations": ["own-init"],
+    "network": {"mode": "private"},
+}
+
+
+def a_machine() -> JobSpec:
+    private = Reach(mode=NetworkMode.PRIVATE)
+    given = [Relaxation.OWN_INIT]
+    return replace(a_job(), command=[], relaxations=given, network=private)
+
+
+def test_a_file_says_no_command_and_all_that_does_not_go_with_it_is_told_at_once() -> None:
+    assert job_errors(FILE) == []
+    bad = {
+        "command": ["/sbin/init"],
+        "relaxations": ["own-init", "proc"],
+        "network": {},
+        "resources": {"hugepages_2mib": 4},
+    }
+    found = {e.field: e.reason for e in job_errors(FILE | bad)}
+    assert {*found} == {*("command", "relaxations", "network.mode", "resources.hugepages_2mib")}
+    assert "private" in found["network.mode"]
+
+
+@pytest.mark.parametrize("command", [{}, {"command": []}])
+def test_any_other_job_needs_a_command(command: dict[str, Any]) -> None:
+    (error,) = job_errors(FILE | {"relaxations": []} | command)
+    assert error.field == "command"
+    assert error.reason.startswith("missing")
+
+
+@pytest.mark.parametrize(("name", "why"), [("raw", "host-admin"), ("proc", "every job may have")])
+def test_an_entitlement_allows_only_what_has_to_be_allowed(name: str, why: str) -> None:
+    assert entitlement_relations({"machines": 1, "relaxations": ["own-init"]}) == []
+    (error,) = entitlement_relations({"machines": 1, "relaxations": [name, "own-init"]})
+    assert error.field == "relaxations"
+    assert why in error.reason
+
+
+def test_a_job_has_it_only_where_its_entitlement_allows_it() -> None:
+    """F-83: and what runs stays when that is taken back; the next version needs it again."""
+
+    async def main() -> None:
+        w = World(a_region())
+        async with asyncio.timeout(20_000), w.running():
+            await w.set_up()
+            with pytest.raises(InvalidInput, match="does not allow own-init") as refused:
+                await w.cp.apply_job(a_machine())
+            assert [e.field for e in refused.value.errors] == ["relaxations"]
+
+            allowed = EntitlementSpec(
+                machines=3, host_profile="web", relaxations=[Relaxation.OWN_INIT]
+            )
+            await w.cp.put_entitlement("front", allowed)
+            await w.cp.apply_job(a_machine())
+            await w.stable()
+            specs = [s for m in w.region.machines.values() for s in m.specs.values()]
+            assert {(*spec.relaxations, *spec.command) for spec in specs} == {("own-init",)}
+            assert (await w.cp.job_planner.explain("web")).exposure == 5.5
+
+            await w.cp.put_entitlement("front", replace(allowed, relaxations=[]))
+            with pytest.raises(InvalidInput, match="does not allow own-init"):
+                await w.cp.apply_job(replace(a_machine(), stop_timeout_s=99.0))
+            assert sum(w.alive().values()) == 6
+        assert w.region.broken_rules == []
+
+    run(main())
