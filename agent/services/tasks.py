@@ -335,6 +335,8 @@ class Tasks:
             raise self._unknown(task_id)
         self._taken_bytes = await self._host.huge_pages.look()
         await self._host.own_cpus.look()
+        if loop.record.spec.volumes:
+            self._disk_bytes = await self._host.lanes.run("btrfs", self._host.volumes.disk_bytes)
 
         def changed(record: TaskRecord) -> TaskRecord:
             spec = resized(record.spec, resize)

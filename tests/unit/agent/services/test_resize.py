@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from builders import FakeHost, a_spec, running, unit
 
-from agent.api import Resize
+from agent.api import Resize, Volume
 from agent.core.limits import kernel_values
 from agent.core.unit_properties import cgroup_of
 from agent.errors import Conflict, NotFound, Unprocessable
@@ -71,3 +71,19 @@ async def test_what_does_not_fit_or_is_not_there_is_refused(tmp_path: Path) -> N
         with pytest.raises(Conflict, match="generation 3 is older than 5"):
             await client.resize_task("web", Resize(tasks_max=9, generation=3))
         assert (await client.get_task("web")).generation == 5
+
+
+async def test_an_agent_that_was_just_started_resizes_a_task_with_a_limited_volume(
+    tmp_path: Path,
+) -> None:
+    """AG9: the size of the disk is looked up, not remembered from the task's start."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    spec = a_spec(volumes={"data": Volume(path="/data", max_bytes=MIB)})
+    async with host.agent() as client:
+        await client.put_task("web", spec)
+        await running(client, "web")
+    async with host.agent() as client:
+        await running(client, "web")
+        status = await client.resize_task("web", Resize(memory_max_bytes=64 * MIB))
+        assert status.generation == 2
