@@ -47,6 +47,17 @@ class Inside:
         """Stop an init step that still runs; none is no error."""
         await self._units.clear(step_unit(task_id), timeout_s=_GRACE_S)
 
+    async def forget(self, task_id: str) -> None:
+        """Remove what commands inside a task left when it ended beside them.
+
+        They are ordered after its unit, so systemd keeps that one loaded for as long as one that
+        failed is, and no other unit of its name can be started.
+        """
+        for left in await self._units.all(inside_unit(task_id, "*")):
+            purpose = left.unit.removeprefix(f"twine-in-{task_id}.").removesuffix(".service")
+            if "." not in purpose:  # else it is another task's, whose name begins alike
+                await self._units.clear(left.unit, timeout_s=_GRACE_S)
+
     async def run(self, task: TaskRecord, purpose: str, command: Command) -> str:
         """Run a command inside a running task; return what is wrong, empty if it ended well."""
         unit = inside_unit(task.task_id, purpose)

@@ -332,6 +332,8 @@ class TaskLoop:
         async with host.starts.turn():
             if not self._is_to_start(task):
                 return
+            if task.invocation_id:
+                await host.inside.forget(task.task_id)
             await host.units.start(self._unit, host.whole(task) | guard)
             await self._until_up(task)
 

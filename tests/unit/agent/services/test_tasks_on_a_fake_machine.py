@@ -299,6 +299,26 @@ async def test_a_task_killed_for_want_of_memory_says_so(host: FakeHost) -> None:
     assert "more memory than its limit" in status.reason
 
 
+async def test_a_probe_that_was_killed_with_its_task_does_not_keep_it_from_starting(
+    host: FakeHost,
+) -> None:
+    """F-12: it stays as a failed unit after the task's, which systemd then keeps loaded."""
+    systemd = host.fake.systemd
+    systemd.programs["killed"] = ends_with(1)
+    probe = {"ExecStart": [["killed"]], "CollectMode": "inactive"}
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        for name in ("twine-in-web.ready.service", "twine-in-web.other.ready.service"):
+            systemd.start_transient(name, probe)
+        await client.get_machine()
+        assert len(systemd.units("twine-in-*")) == 2
+        systemd.oom(unit("web"))
+        await until(client, "web", lambda s: s.restarts == 1 and s.state is TaskState.RUNNING)
+        left = [one.unit for one in systemd.units("twine-in-*")]
+    assert left == ["twine-in-web.other.ready.service"]
+
+
 async def test_a_command_that_is_not_there_is_told_in_words(host: FakeHost) -> None:  # F-17
     host.fake.systemd.programs["/bin/server"] = ends_with(203)
     async with host.agent() as client:
