@@ -249,13 +249,13 @@ class Agent:
                 Path(config.run_dir) / "own-cpus",
             ),
             huge_pages=huge_pages,
-            starts_machines=lambda: machine.has_program(own_init.NSPAWN),
+            no_machines=lambda: own_init.missing(config.own_init, machine.has_program),
             whole=whole,
         )
         self._host = host
         sidekick_state = Path(config.sidekick_state_dir)
 
-        standing = Facts(machine, config.state_dir)
+        standing = Facts(machine, config.state_dir, own_init=config.own_init)
 
         async def facts() -> api.MachineFacts:
             found = await lanes.run("facts", standing.read, self._name())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from agent.api import Relaxation, TaskSpec
@@ -127,6 +127,15 @@ _LOGIN = (
 def asks(spec: TaskSpec) -> bool:
     """Return whether a task has an init of its own."""
     return Relaxation.OWN_INIT in spec.relaxations
+
+
+def missing(is_on: bool, has_program: Callable[[str], bool]) -> str:
+    """Return why a host starts no machines, in words; empty: it does."""
+    if not is_on:
+        return "own-init is on trial, and the agent of this host has no own_init = true"
+    if not has_program(NSPAWN):
+        return "own-init needs systemd-nspawn (Debian: systemd-container), and this host has none"
+    return ""
 
 
 def choose_ids(task_id: str, taken: Collection[int]) -> int:

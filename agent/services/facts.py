@@ -6,9 +6,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from agent.api import MachineFacts
 from agent.api.own_init import CAPABILITY
-from agent.core.own_init import NSPAWN
+from agent.core.own_init import missing
 from agent.machine import Machine
 
 
@@ -24,9 +26,9 @@ def agent_version() -> str:
 class Facts:
     """The facts of one machine, as they are when asked for. Blocking: call it through a lane."""
 
-    def __init__(self, machine: Machine, state_dir: str) -> None:
-        """Ask nothing yet."""
-        self._machine, self._state_dir = machine, state_dir
+    def __init__(self, machine: Machine, state_dir: str, *, own_init: bool = False) -> None:
+        """Ask nothing yet; `own_init`: tasks may have an init of their own, if the host can."""
+        self._machine, self._state_dir, self._own_init = machine, state_dir, own_init
         self._systemd = 0
 
     def read(self, name: str) -> MachineFacts:
@@ -36,7 +38,10 @@ class Facts:
         for facts wants to know whether this one does.
         """
         self._systemd = self._systemd or self._machine.systemd.version()
-        return machine_facts(self._machine, name, self._state_dir, self._systemd)
+        facts = machine_facts(self._machine, name, self._state_dir, self._systemd)
+        if missing(self._own_init, self._machine.has_program):
+            return facts
+        return replace(facts, capabilities=[*facts.capabilities, CAPABILITY])
 
 
 def machine_facts(machine: Machine, name: str, state_dir: str, systemd: int) -> MachineFacts:
@@ -48,8 +53,6 @@ def machine_facts(machine: Machine, name: str, state_dir: str, systemd: int) -> 
         capabilities += ["cgroup-v2", *(f"cgroup-{c}" for c in hardware.cgroup_controllers)]
     if systemd >= 257:
         capabilities.append("private-pids")
-    if machine.has_program(NSPAWN):
-        capabilities.append(CAPABILITY)
     return MachineFacts(
         machine_id=name or hardware.hostname,
         boot_id=hardware.boot_id,

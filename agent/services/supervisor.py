@@ -92,8 +92,8 @@ class Host:
     leaving: Leaving
     own_cpus: OwnCpus
     huge_pages: HugePages
-    starts_machines: Callable[[], bool]
-    """Whether tasks can have an init of their own here."""
+    no_machines: Callable[[], str]
+    """Returns why no task can have an init of its own here; empty: they can."""
     whole: Whole
     """Returns all properties of a task's unit."""
 

@@ -250,11 +250,9 @@ class Tasks:
             raise Unprocessable(f"task {task_id} cannot run: {why}")
 
     def _admit_own_init(self, task_id: str, spec: TaskSpec) -> None:
-        if not self._host.starts_machines():
-            raise Unprocessable(
-                f"task {task_id} cannot run: own-init needs systemd-nspawn, and this host has none",
-                hint="apt install systemd-container",
-            )
+        if why := self._host.no_machines():
+            hint = "docs/agent.md says what own-init needs"
+            raise Unprocessable(f"task {task_id} cannot run: {why}", hint=hint)
         odd = odd_own_init(spec.relaxations, spec.command, spec.network, spec.resources)
         if why := "; ".join(f"{field}: {reason}" for field, reason in odd):
             raise Unprocessable(f"task {task_id} cannot run: {why}")

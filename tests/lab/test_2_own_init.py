@@ -62,6 +62,7 @@ def guest() -> Iterator[OneGuest]:
     found.ssh("[ -e machine.tar ] || bash /root/machine_image.sh /root/machine.tar", timeout_s=900)
     found.lab("ssh", "m1", "--", "cat > /root/plain.tar", stdin=busybox_image())
     found.put("/root/task.toml", TASK)
+    found.put("/etc/twine/agent.toml.d/trial.toml", "own_init = true\n")
     found.put("/root/reach", REACH)
     found.ssh("systemctl start twine-network.socket twine-agent.service", timeout_s=900)
     found.ssh(

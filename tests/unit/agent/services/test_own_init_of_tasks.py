@@ -6,12 +6,19 @@ from typing import Any
 
 import pytest
 from builders import IMAGE, OTHER_IMAGE, FakeHost, a_spec, gone, running, unit
+from msgspec.structs import replace
 
 from agent.api import Network, NetworkMode, Relaxation, TaskSpec, TaskState
 from agent.core.own_init import FIRST_ID, ID_COUNT, NSPAWN, SLOTS
 from agent.errors import Unprocessable
 
 PRIVATE = Network(mode=NetworkMode.PRIVATE)
+
+
+@pytest.fixture(autouse=True)
+def on_trial(host: FakeHost) -> None:
+    """Have the host take part."""
+    host.config = replace(host.config, own_init=True)
 
 
 @pytest.fixture
@@ -82,6 +89,17 @@ async def test_an_init_that_is_a_link_out_of_the_image_is_none(host: FakeHost) -
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match="has no init"):
             await client.put_task("web", a_machine(image=OTHER_IMAGE))
+
+
+async def test_a_host_is_asked_first_whether_it_takes_part_in_the_trial(
+    host: FakeHost, image: str
+) -> None:
+    """AG4: off unless its configuration says so."""
+    host.config = replace(host.config, own_init=False)
+    async with host.agent() as client:
+        assert "own-init" not in (await client.get_machine()).capabilities
+        with pytest.raises(Unprocessable, match=r"own-init is on trial, .* no own_init = true"):
+            await client.put_task("web", a_machine(image=image))
 
 
 async def test_a_host_without_nspawn_says_so_and_takes_none(host: FakeHost, image: str) -> None:
