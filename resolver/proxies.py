@@ -96,9 +96,15 @@ def _serving(s: Service, known: Known) -> list[Endpoint]:
 
 
 def _at(endpoint: Endpoint, port: str) -> str:
-    """Return `host:port`; a host is an address or a name of letters, digits, dots and dashes."""
+    """Return `host:port`; a host is an address or a name of letters, digits, dots and dashes.
+
+    An address with a zone (`fe80::1%eth0`) is none: it means something on one machine alone, and
+    the zone may be any text.
+    """
     host = endpoint.host
     try:
+        if "%" in host:
+            raise ValueError("it has a zone")
         shown = f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     except ValueError:
         if not re.fullmatch(r"[A-Za-z0-9.-]+", host, re.ASCII):

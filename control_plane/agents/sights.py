@@ -120,7 +120,7 @@ class Sights:
 
     def look(self, machine: str) -> Sight:
         """Return what is known of a machine, to be read only: of one that was never seen nothing
-        is made, which in a region of a million machines would be a third of all memory.
+        is made, which at 100,000 machines was a quarter of what an allocator keeps.
         """
         known = self._sights.get(machine)
         return UNSEEN if known is None else known

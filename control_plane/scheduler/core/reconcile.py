@@ -437,11 +437,13 @@ def own_address(said: str) -> str:
     """Return an address of a task's private network as clients are told it; empty if it is none.
 
     What an agent says goes into the configuration of proxies, so it has to be an address that
-    can be another host's: not of a link, this host, or many.
+    can be another host's: not of a link, this host, or many; nor with a zone, which any text is.
     """
     try:
         found = ip_address(said)
     except ValueError:
+        return ""
+    if "%" in said:
         return ""
     no = found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified
     return "" if no else str(found)

@@ -76,11 +76,13 @@ def test_what_names_no_port_is_refused(text: str):
         proxies.service(text)
 
 
-def test_a_host_that_is_none_never_gets_into_a_file():
-    """A machine says itself where it answers; what it says is not copied blindly."""
-    evil = WEB[0].__class__(
-        task="web-0", machine="m0", host="h;\n} evil", ports={"http": 1}, version=1
-    )
+@pytest.mark.parametrize("host", ["h;\n} evil", "fd00::1%x\n} evil", "fe80::1%eth0"])
+def test_a_host_that_is_none_never_gets_into_a_file(host: str):
+    """A machine says itself where it answers; what it says is not copied blindly.
+
+    An IPv6 address may have a zone, and that may be any text.
+    """
+    evil = WEB[0].__class__(task="web-0", machine="m0", host=host, ports={"http": 1}, version=1)
     known = {"web": Endpoints(job="web", revision=1, endpoints=[evil])}
     for render in proxies.FORMATS.values():
         with pytest.raises(InvalidInput, match="web-0"):

@@ -142,7 +142,9 @@ async def test_what_cannot_be_the_address_of_a_task_is_not_told(w: World):
     await w.deployed(a_job(3))
     before = (await w.cp.endpoints("web")).endpoints
     agent = w.region.machines[before[0].machine]
-    for said in ("127.0.0.1", "::1", "fe80::1", "ff02::1", "::", "a.b", "1 {", "192.0.2.8"):
+    zones = ("fd00::1%eth0", "fd00::1%x\n  server evil 192.0.2.9:80")
+    none = ("127.0.0.1", "::1", "fe80::1", "ff02::1", "::", "a.b", "1 {", *zones)
+    for said in (*none, "192.0.2.8"):
         agent.report(before[0].task, addresses=[said])
         await asyncio.sleep(5)
         host = (await w.cp.endpoints("web")).endpoints[0].host
