@@ -179,10 +179,10 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     """What it keeps beside its root, by name (docs/volumes.md)."""
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
     """Files of its `$CREDENTIALS_DIRECTORY` and the credentials of its entitlement that are in
-    them (docs/agent.md)."""
+    them (docs/credentials.md)."""
     identity: bool = False
     """Whether it has a key and a certificate of its own, renewed while it runs, in
-    `/run/twine-identity` (docs/agent.md)."""
+    `/run/twine-identity` (docs/credentials.md)."""
     image_trust: ImageTrust = ImageTrust()
     """Whose signature the image needs, and those that it has; looked at when the specification
     is taken, and no part of what runs (docs/security.md)."""

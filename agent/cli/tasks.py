@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     "--credential",
     multiple=True,
     metavar="FILE[=NAME]",
-    help="Credential NAME as FILE in its $CREDENTIALS_DIRECTORY (docs/agent.md).",
+    help="Credential NAME as FILE in its $CREDENTIALS_DIRECTORY (docs/credentials.md).",
 )
 @click.option("--path", default="/", show_default=True, help="Path of the probe.")
 @click.option(

@@ -126,10 +126,10 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     task is placed elsewhere only once it has certainly ended: never more than one copy."""
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
     """Files of its tasks' `$CREDENTIALS_DIRECTORY` and the credentials of the entitlement that
-    are in them; the machines must hold these (docs/agent.md)."""
+    are in them; the machines must hold these (docs/credentials.md)."""
     identity: bool = False
     """Whether each task has a key and a certificate of its own to prove to others which task it
-    is, renewed while it runs (docs/agent.md)."""
+    is, renewed while it runs (docs/credentials.md)."""
     network: Reach = Reach()
     """Whose network its tasks live in, and who may reach them; see `ports` for theirs."""
     relaxations: Relaxations = []

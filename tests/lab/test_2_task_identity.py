@@ -1,4 +1,4 @@
-"""Two tasks that know each other by identities of their own, on a real systemd (docs/agent.md)."""
+"""Two tasks that know each other by identities of their own (docs/credentials.md)."""
 
 from __future__ import annotations
 
