@@ -12,6 +12,7 @@ import msgspec
 from agent import api
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.presence import Presence
 from agent.api.unit import UnitShown
 from agent.routes import ROUTES
 from agent.usage import Usages
@@ -178,6 +179,10 @@ class AgentClient(WireClient):
     async def renew_identity(self) -> None:
         """Have the host fetch its next certificate; returns before it has."""
         await self.call(_ROUTE["renew_identity"])
+
+    async def get_presence(self) -> Presence:
+        """Return which process of which boot answers."""
+        return _as(Presence, await self.call(_ROUTE["get_presence"]))
 
     async def get_usage(self) -> Usages:
         """Return what each task uses of the host."""

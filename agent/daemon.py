@@ -65,6 +65,7 @@ from agent.services.starts import Starts
 from agent.services.supervisor import Host, task_unit
 from agent.services.task_identities import TaskIdentities
 from agent.services.tasks import Tasks
+from agent.services.uniqueness import Uniqueness
 from agent.services.unit_view import UnitView
 from agent.services.units import Units
 from agent.services.usage import UsageReader
@@ -145,6 +146,7 @@ class Agent:
             await self._serve_socket(runner, stack)
             await self._adopt(services, lanes)
             group.create_task(self._serve_tls_forever(runner), name="tls")
+            group.create_task(self._uniqueness.watch(), name="uniqueness")
             yield services
 
     def _lock(self, stack: AsyncExitStack) -> None:
@@ -200,6 +202,9 @@ class Agent:
         )
         networks = Networks(machine.network, lanes, site)
         leaving = Leaving(units, events, machine.boottime_s)
+        self.identity.boot_id = hardware.boot_id
+        self._uniqueness = uniqueness = Uniqueness(self.identity, hardware.boot_id, events)
+        uniqueness.wake = units.wake_all
         credentials = CredentialHolder(Path(config.run_dir) / "credentials.sock")
         own = Path(config.run_dir) / "identities"
         identities = TaskIdentities(own, self.identity, lanes, events)
@@ -241,6 +246,7 @@ class Agent:
             credentials=credentials,
             identities=identities,
             leaving=leaving,
+            uniqueness=uniqueness,
             own_cpus=OwnCpus(
                 units,
                 machine.cgroups,
@@ -322,6 +328,7 @@ class Agent:
             volumes=VolumeDesk(host.volumes, tasks, lanes),
             spawn=spawn,
             renew=self.identity.renew_when_asked,
+            uniqueness=uniqueness,
             domain=self.identity.domain,
         )
 
@@ -388,6 +395,7 @@ class Agent:
         async with open_door(runner, listener, tls, limits, _http_log):
             at, own_port = listener.getsockname()[:2]
             log.info("serving", extra={"address": f"{at}:{own_port}"})
+            self._uniqueness.served.set()
             await self.identity.renew_forever()
 
     async def _pull(self, images: Images, request: api.ImagePull) -> api.ImageInfo:

@@ -27,6 +27,7 @@ from agent.api import (
 )
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.presence import Presence, PresenceAnswer
 from agent.api.task_identity import TaskCertificate, TaskIdentityRequest
 from agent.api.unit import UnitShown
 from agent.usage import Usages
@@ -221,6 +222,13 @@ ROUTES: tuple[Route, ...] = (
         summary="Fetch the next certificate now, and the authorities to trust",
     ),
     Route(
+        "get_presence",
+        "GET",
+        "/v1/presence",
+        response=Presence,
+        summary="Which process of which boot answers here",
+    ),
+    Route(
         "leave",
         "POST",
         "/v1/machine:leave",
@@ -258,6 +266,16 @@ JOIN_ROUTES: tuple[Route, ...] = (
         roles=("host",),
         changes=False,
         summary="The next certificate of a joined host",
+    ),
+    Route(
+        "show_presence",
+        "POST",
+        "/v1/presence",
+        request=Presence,
+        response=PresenceAnswer,
+        roles=("host",),
+        changes=False,
+        summary="Whether another host has the identity of the one that asks",
     ),
     Route(
         "certify_task",

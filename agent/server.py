@@ -13,6 +13,7 @@ from aiohttp import web
 from agent import api
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.presence import Presence
 from agent.api.unit import UnitShown
 from agent.api.volumes import VOLUME_PATTERN
 from agent.core.records import unit_of
@@ -40,6 +41,7 @@ from agent.services.logs import EVERYWHERE, Logs, Run
 from agent.services.metrics import Metrics
 from agent.services.networks import Networks
 from agent.services.tasks import Tasks
+from agent.services.uniqueness import Uniqueness
 from agent.services.unit_view import UnitView
 from agent.services.volume_desk import VolumeDesk
 from agent.usage import Usages
@@ -78,6 +80,8 @@ class Services:
     """Runs a coroutine beside the request, in the daemon's task group."""
     renew: Callable[[], Coroutine[Any, Any, None]]
     """Fetches this host's next certificate."""
+    uniqueness: Uniqueness
+    """Whether this host is the only one with its identity."""
     domain: Callable[[], str] = lambda: ""
     """Returns the trust domain of this host; empty: not known."""
     ready: bool = False
@@ -309,6 +313,9 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         s.spawn(s.renew())
         return api.Ack()
 
+    async def get_presence(_: Call) -> Presence:
+        return s.uniqueness.presence()
+
     async def leave(call: Call) -> api.Running:
         if call.peer.role != "local":
             raise Forbidden("only the host itself says that it goes down")
@@ -333,6 +340,7 @@ def _host_handlers(s: Services) -> dict[str, Handler]:
         "snapshot_volume": snapshot_volume,
         "remove_volume": remove_volume,
         "renew_identity": renew_identity,
+        "get_presence": get_presence,
         "leave": leave,
         "healthz": healthz,
         "readyz": readyz,

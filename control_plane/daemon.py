@@ -30,6 +30,7 @@ from control_plane.config import Config
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from agent.api.presence import Presence
     from control_plane.api.machines import MachineRecord
     from control_plane.api.people import IssuedCredential
     from control_plane.identity.authority import Authority, OwnIdentity
@@ -186,6 +187,15 @@ async def _build(
         return control_plane.inventory.known(identity.ending())
 
     rotation.issued = issued
+
+    async def who_answers(machine: str) -> Presence:
+        async with agent_client(control_plane.inventory.get(machine).record) as client:
+            return await client.get_presence()
+
+    duplicates = registrar.duplicates
+    await duplicates.load()
+    duplicates.ask, duplicates.tell = who_answers, trail.second_host
+    duplicates.disconnect, control_plane.duplicates = control_plane.disconnect, duplicates.known
     front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, ending)
     access = Access(os.getuid(), config.socket_group, config.cluster)
     return control_plane, front_end.app(access, version()), rotation

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from agent.wire.client import WireClient
 from agent.wire.routes import Route
 from control_plane.api.authority import AuthorityView, RotationStep, Step
+from control_plane.api.duplicates import Duplicates
 from control_plane.api.people import (
     AuditPage,
     Grant,
@@ -78,6 +79,14 @@ class PeopleClient(WireClient):
         """Let no certificate count that a host has now."""
         answer = await self.call(_ROUTE["revoke_machine_identity"], machine=machine)
         return _as(Revocation, answer)
+
+    async def list_duplicates(self) -> Duplicates:
+        """Return the hosts that have the identity of another one."""
+        return _as(Duplicates, await self.call(_ROUTE["list_duplicates"]))
+
+    async def forget_duplicate(self, machine: str) -> None:
+        """Have the hosts with a machine's identity looked at anew."""
+        await self.call(_ROUTE["forget_duplicate"], machine=machine)
 
     async def list_audit(self, **query: float | str | None) -> AuditPage:
         """Return a part of the audit log: `before`, `limit`, `since`, `who`, `object`."""

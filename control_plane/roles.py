@@ -16,6 +16,7 @@ from control_plane.agents.sights import Sights
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.pool_keeper import PoolKeeper
 from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
+from control_plane.api.duplicates import Duplicate
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord, Machines, MachineView
@@ -29,6 +30,7 @@ from control_plane.discovery.discovery import Discovery
 from control_plane.discovery.shard_maps import ShardMaps
 from control_plane.health.checker import HealthChecker
 from control_plane.health.desk import HealthDesk
+from control_plane.identity.core.duplicates import is_second, words
 from control_plane.images.store import FindImage
 from control_plane.ops_planner.planner import OpsPlanner
 from control_plane.portal.core.report import Used
@@ -99,7 +101,10 @@ class ControlPlane:
         self._jobs = JobTable(store, runtime.breathe)
         self._jobs.listen(self.census.job_heard)
         self._sights = Sights(self._broker, runtime)
-        region = Region(self._broker, self._sights, settings, runtime, self.limits)
+        region = Region(
+            *(self._broker, self._sights, settings, runtime, self.limits),
+            lambda machine, boot_id: is_second(self.duplicates.get(machine), boot_id),
+        )
         self._allocator = Allocator(region, self._portal, self._jobs, store)
         losses = Losses(region, self._jobs)
         placing = Placing(self._allocator)
@@ -154,6 +159,8 @@ class ControlPlane:
         self.capacity = CapacityDesk(self._portal, sources, runtime)
         self.identity_ends: Mapping[str, float] = {}
         """Machine → when the certificate of its agent ends, in seconds since 1970."""
+        self.duplicates: Mapping[str, Duplicate] = {}
+        """Machine → a second host that has its identity."""
         self.quarantined: list[str] = []
         """Stored records that cannot be used: an alarm while there are any."""
         self._loops: Loops | None = None
@@ -406,7 +413,7 @@ class ControlPlane:
 
     def _view(self, record: MachineRecord) -> MachineView:
         sight = self._sights.sight(record.machine)
-        now = self._runtime.now()
+        now, second = self._runtime.now(), self.duplicates.get(record.machine)
         return MachineView(
             record=record,
             tasks=sorted(self._allocator.directory.tasks(record.machine)),
@@ -414,4 +421,5 @@ class ControlPlane:
             last_seen_s=None if sight.heard_at is None else now - sight.heard_at,
             health=self._checker.note(record.machine),
             identity_not_after=self.identity_ends.get(record.machine),
+            duplicate=words(second) if second is not None else "",
         )

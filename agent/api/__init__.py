@@ -430,6 +430,8 @@ class RenewRequest(Reported, frozen=True, kw_only=True):
     csr_pem: Pem
     trusts: Pins = []
     """Pins of the authorities that the host trusts now; empty from an earlier release."""
+    boot_id: Id = ""
+    """Of the host that asks; empty from an earlier release."""
 
 
 class Authority(Reported, frozen=True, kw_only=True):

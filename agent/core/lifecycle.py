@@ -112,11 +112,18 @@ _JITTER = 0.25
 together."""
 
 
-def decide(task: TaskRecord, seen: Seen, now: Moment, *, leaving: bool = False) -> Decision:
-    """Return what to do next for a task; `leaving`: its host is about to go down."""
+def decide(
+    task: TaskRecord, seen: Seen, now: Moment, *, leaving: bool = False, barred: str = ""
+) -> Decision:
+    """Return what to do next for a task; `leaving`: its host is about to go down, `barred`: why
+    it starts no tasks.
+    """
     if task.wanted is Wanted.RUN:
         task = after_gate(task, now, seen.boot_id)
     decision = _decide(task, seen, now, leaving)
+    if barred and decision.action in (Action.PREPARE, Action.START):
+        waiting = replace(decision.task, state=TaskState.ACCEPTED, reason=barred)
+        decision = Decision(waiting, Action.REST)
     decision = with_(decision, task=passed_gate(decision.task))
     gate_s = decision.task.gate_boot_s
     if gate_s is None or decision.action is not Action.REST:

@@ -20,10 +20,11 @@ from pathlib import Path
 import msgspec
 
 from agent import api
+from agent.api.presence import Presence, PresenceAnswer
 from agent.api.task_identity import TaskCertificate, TaskIdentityRequest
 from agent.errors import ConfigError, Forbidden, InvalidInput, ProtocolError, TwineError
 from agent.routes import JOIN_ROUTES
-from agent.wire import pins, tls
+from agent.wire import durable, pins, tls
 from agent.wire.client import WireClient
 from agent.wire.tls import Credential
 
@@ -81,6 +82,8 @@ class HostIdentity:
     def __init__(self, folder: Path = DEFAULT_FOLDER, clock: Callable[[], float] = time.time):
         """Read nothing yet."""
         self._path = folder / "identity.json"
+        self._second = folder / "second-host"
+        self.boot_id = ""
         self._clock = clock
         self._domain: str | None = None
         self._contexts = tls.Followers()
@@ -128,6 +131,7 @@ class HostIdentity:
             cluster=answer.cluster,
         )
         self._keep(held)
+        self.note_second("")
         log.info("joined", extra={"machine": held.name, "url": held.url})
         return Identity(held.name, held.url, held.not_after)
 
@@ -175,7 +179,9 @@ class HostIdentity:
         context = tls.client_context(held, tls.CONTROL_PLANE)
         async with WireClient(held.url, context) as client:
             request = api.RenewRequest(
-                csr_pem=keys.signing_request(key_pem, held.name), trusts=pins.ca_hashes(held.ca_pem)
+                csr_pem=keys.signing_request(key_pem, held.name),
+                trusts=pins.ca_hashes(held.ca_pem),
+                boot_id=self.boot_id,
             )
             answer = await client.call(_ROUTE["renew"], request)
         fresh = msgspec.structs.replace(
@@ -195,6 +201,34 @@ class HostIdentity:
     def trusted(self) -> str:
         """Return the authorities that this host trusts now, as PEM."""
         return self._held().ca_pem
+
+    def has_joined(self) -> bool:
+        """Return whether this host has an identity."""
+        return self._path.exists()
+
+    def read_second(self) -> str:
+        """Return why this host is the second one with its identity; empty: it is not."""
+        try:
+            return self._second.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as e:
+            raise ConfigError(f"cannot read {self._second}: {e.strerror}") from e
+
+    def note_second(self, why: str) -> None:
+        """Note why this host is the second one, until it joins again or is told otherwise."""
+        if why:
+            durable.write(self._second, why.encode())
+        else:
+            self._second.unlink(missing_ok=True)
+
+    async def show_presence(self, presence: Presence) -> PresenceAnswer:
+        """Ask the control plane whether this host is the only one with its identity."""
+        held = self._held()
+        async with WireClient(held.url, self.client_context()) as client:
+            answer = await client.call(_ROUTE["show_presence"], presence)
+        assert isinstance(answer, PresenceAnswer)
+        return answer
 
     async def certify_task(self, task_id: str, csr_pem: str) -> TaskCertificate:
         """Return a certificate for a task's key; only for a task that this host was given."""

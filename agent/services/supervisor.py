@@ -51,6 +51,7 @@ from agent.services.probing import Probing
 from agent.services.roots import Roots
 from agent.services.starts import Starts
 from agent.services.task_identities import TaskIdentities
+from agent.services.uniqueness import Uniqueness
 from agent.services.units import Units, seen_unit
 from agent.services.volumes import Volumes
 
@@ -90,6 +91,7 @@ class Host:
     credentials: CredentialHolder
     identities: TaskIdentities
     leaving: Leaving
+    uniqueness: Uniqueness
     own_cpus: OwnCpus
     huge_pages: HugePages
     no_machines: Callable[[], str]
@@ -191,7 +193,8 @@ class TaskLoop:
         before = self.record
         seen = await self._look()
         moment = self._host.contact.moment(before.task_id)
-        decision = decide(before, seen, moment, leaving=self._host.leaving.now())
+        leaving, barred = self._host.leaving.now(), self._host.uniqueness.bars()
+        decision = decide(before, seen, moment, leaving=leaving, barred=barred)
         if not await self._keep(before, decision.task):
             return True
         passed(f"{decision.action}.decided")
@@ -342,7 +345,8 @@ class TaskLoop:
         host, now = self._host, self.record
         wanted = now.spec is task.spec and now.wanted is task.wanted
         moment = host.contact.moment(task.task_id)
-        return wanted and not host.leaving.now() and not is_cut_off(task.spec, moment)
+        may_start = not host.leaving.now() and not host.uniqueness.bars()
+        return wanted and may_start and not is_cut_off(task.spec, moment)
 
     async def _until_up(self, task: TaskRecord) -> None:
         """Keep the place until the unit is up, or ended: a start costs most before it is."""

@@ -133,6 +133,7 @@ class Tasks:
 
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Take a desired state; when this returns it survives any crash."""
+        self._host.uniqueness.check(f"task {task_id} is not changed")
         self._taken_bytes = await self._host.huge_pages.look()
         await self._host.own_cpus.look()
         if spec.volumes:
@@ -307,6 +308,7 @@ class Tasks:
 
     async def restart(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
         """Stop a task and start it again, without back-off."""
+        self._host.uniqueness.check(f"task {task_id} is not restarted")
         loop = self._loops.get(task_id)
         if loop is None:
             raise self._unknown(task_id)

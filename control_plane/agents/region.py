@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from control_plane.agents.siblings import Machines
@@ -20,3 +21,5 @@ class Region:
     settings: SchedulerSettings
     runtime: Runtime
     limits: Limits = field(default_factory=Limits)
+    is_second: Callable[[str, str], bool] = lambda _machine, _boot_id: False
+    """Whether the host of this boot only has the identity of this machine (docs/adr/0107)."""

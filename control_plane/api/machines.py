@@ -154,6 +154,8 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     """Why its silence has no consequence yet, or its answers: it is not trusted again yet."""
     identity_not_after: float | None = None
     """When the certificate that its agent showed last ends, in seconds since 1970."""
+    duplicate: str = ""
+    """That a second host has its identity, and which keeps it; empty: none has."""
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agent.api import Ack
 from agent.wire.routes import Route
 from control_plane.api.authority import AuthorityView, RotationStep
+from control_plane.api.duplicates import Duplicates
 from control_plane.api.people import (
     AuditPage,
     Grant,
@@ -119,6 +120,22 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         response=Revocation,
         needs=Needs.OPERATOR,
         summary="Let no certificate count that a host has now; it has to join again",
+    ),
+    Route(
+        "list_duplicates",
+        "GET",
+        "/v1/duplicates",
+        response=Duplicates,
+        needs=Needs.OPERATOR,
+        summary="Hosts that have the identity of another one",
+    ),
+    Route(
+        "forget_duplicate",
+        "POST",
+        "/v1/machines/{machine}:forget-duplicate",
+        response=Ack,
+        needs=Needs.OPERATOR,
+        summary="The second host with a machine's identity is gone, or is to be the one: look anew",
     ),
     Route(
         "get_roots",

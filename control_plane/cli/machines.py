@@ -134,7 +134,10 @@ def _identity(view: MachineView) -> str:
     """Return a warning where the certificate of a host is not renewed."""
     ends = view.identity_not_after
     left_s = float("inf") if ends is None else ends - time.time()
-    return f", identity ends in {max(0.0, left_s) / 86_400:.1f} d" if left_s < _SOON_S else ""
+    second = ", a second host has its identity" if view.duplicate else ""
+    if left_s < _SOON_S:
+        return f"{second}, identity ends in {max(0.0, left_s) / 86_400:.1f} d"
+    return second
 
 
 @machine.command("show")
@@ -153,6 +156,7 @@ def _print_machine(view: MachineView) -> None:
     rows: list[tuple[str, object]] = [
         ("state", record.state.value + ("" if view.ready else ", not ready")),
         *([("health", view.health)] if view.health else []),
+        *([("identity", view.duplicate)] if view.duplicate else []),
         ("last seen", show.duration(view.last_seen_s) + " ago"),
         ("address", record.address or "-"),
         ("type", record.machine_type),

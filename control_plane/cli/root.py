@@ -8,6 +8,7 @@ from control_plane.cli import task_inside as task_inside  # adds its commands to
 from control_plane.cli.audit import audit
 from control_plane.cli.authority import authority
 from control_plane.cli.capacity import capacity
+from control_plane.cli.duplicates import machine_duplicates, machine_forget_duplicate
 from control_plane.cli.entitlements import entitlement
 from control_plane.cli.events import events, task
 from control_plane.cli.images import image
@@ -48,6 +49,8 @@ machine.add_command(machine_label)
 machine.add_command(machine_held_back)
 machine.add_command(machine_confirm_down)
 machine.add_command(machine_revoke_identity)
+machine.add_command(machine_duplicates)
+machine.add_command(machine_forget_duplicate)
 job.add_command(plan)
 job.add_command(explain)
 job.add_command(events)

@@ -35,6 +35,7 @@ from control_plane.api.watch import EndpointsNews, WatchedJobs
 from control_plane.front_end.access import Access
 from control_plane.front_end.authority_handlers import AuthorityHandlers
 from control_plane.front_end.capacity_handlers import CapacityHandlers
+from control_plane.front_end.duplicate_handlers import DuplicateHandlers
 from control_plane.front_end.guard import Guard
 from control_plane.front_end.health_handlers import HealthHandlers
 from control_plane.front_end.limit_handlers import LimitHandlers
@@ -70,6 +71,7 @@ class FrontEnd(
     PeopleHandlers,
     TaskHandlers,
     AuthorityHandlers,
+    DuplicateHandlers,
 ):
     """A handler for each row of the table."""
 
@@ -98,6 +100,7 @@ class FrontEnd(
         MaintenanceHandlers.__init__(self, control_plane.maintenance)
         ProfileHandlers.__init__(self, control_plane.profiles)
         AuthorityHandlers.__init__(self, registrar.rotation)
+        DuplicateHandlers.__init__(self, registrar.duplicates)
         self._control_plane = control_plane
         self._registrar = registrar
         self._images = images
@@ -109,6 +112,7 @@ class FrontEnd(
             lambda: control_plane.limits.views(control_plane.clock()),
             control_plane.quarantined,
             ending,
+            registrar.duplicates.known,
         )
 
     def app(self, access: Access, version: str) -> web.Application:

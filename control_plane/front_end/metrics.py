@@ -6,7 +6,7 @@ region as in a small one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Sized
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -37,6 +37,7 @@ class Metrics:
         limits: Callable[[], LimitViews],
         quarantined: Sequence[str] = (),
         ending: Callable[[], Sequence[str]] = list,
+        duplicates: Sized = (),
     ) -> None:
         """Declare the metrics."""
         self._names = {(r.method, r.path): r.name for r in routes}
@@ -66,6 +67,11 @@ class Metrics:
             "Hosts whose certificates end within a week because they do not renew them.",
             registry=self._registry,
         ).set_function(lambda: len(ending()))
+        Gauge(
+            "twine_duplicate_identities",
+            "Machines whose identity a second host has, too (twinectl machine duplicates).",
+            registry=self._registry,
+        ).set_function(lambda: len(duplicates))
         self._registry.register(_AllocatorMetrics(allocations))
 
     @web.middleware

@@ -15,7 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.errors import Busy, TwineError
-from control_plane.api.people import AuditEntry, AuditPage
+from control_plane.api.duplicates import Duplicate
+from control_plane.api.people import AuditEntry, AuditPage, Outcome
+from control_plane.identity.core.duplicates import words
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Entry, Operation, Put, Store
 
@@ -139,6 +141,25 @@ class Trail:
         except Busy as e:
             fields = {"action": entry.action, "caller": entry.caller, "reason": str(e)}
             log.warning("a refused attempt is not in the audit log", extra=fields)
+
+    async def second_host(self, found: Duplicate) -> None:
+        """Write down that a host has the identity of another one; the finding stands anyway."""
+        entry = AuditEntry(
+            sequence=0,
+            at=0.0,
+            caller=f"host:{found.machine}",
+            address=found.address,
+            request_id="",
+            action="duplicate_identity",
+            object=f"machine/{found.machine}",
+            outcome=Outcome.REFUSED,
+            reason=words(found),
+        )
+        try:
+            await self.begin(entry)
+        except Busy as e:
+            fields = {"machine": found.machine, "reason": str(e)}
+            log.warning("a second host is not in the audit log", extra=fields)
 
     async def page(self, query: Query) -> AuditPage:
         """Return the newest entries that suit, and where to go on."""

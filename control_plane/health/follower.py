@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from agent.api import Event, Events, MachineFacts
-from agent.errors import NotFound, Refused, TwineError, Unreachable
+from agent.errors import Conflict, NotFound, Refused, TwineError, Unreachable
 from control_plane.agents.polled import KNOCK_S
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi, EventStream
@@ -38,6 +38,7 @@ class Follower:
         """Ask nobody yet."""
         self._broker, self._sights = region.broker, region.sights
         self._settings, self._runtime = region.settings, region.runtime
+        self._is_second = region.is_second
         self._pool = pool
         self._group: asyncio.TaskGroup | None = None
         self._followed: set[str] = set()
@@ -159,6 +160,8 @@ class Follower:
         """
         async with asyncio.timeout(self._settings.poll_patience_s + KNOCK_S):
             facts = await agent.get_machine()
+        if self._is_second(name, facts.boot_id):
+            raise Conflict(f"a second host with the identity of {name} answers at its address")
         self._sights.heard(name)
         latest = (await self._ask(name, lambda: agent.get_events(0, 0.0))).latest
         tasks = await self._ask(name, agent.list_tasks)

@@ -25,6 +25,7 @@ from agent.errors import Busy, Conflict, FieldError, Forbidden, InvalidInput, No
 from agent.wire.networks import network_of
 from control_plane.api.machines import MachineRecord, MachineView, Token, TokenRequest
 from control_plane.identity.authority import Authority, Subject, TaskSubject, public_key_of
+from control_plane.identity.duplicates import DuplicateHosts
 from control_plane.identity.rotation import Rotation
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Entry, Operation, Put, Store
@@ -83,6 +84,7 @@ class Registrar:
         self._inventory = inventory
         self._url = url
         self.rotation = Rotation(store, authority, runtime)
+        self.duplicates = DuplicateHosts(store, runtime)
         self._runtime = runtime
         self._failures = Failures(runtime)
         self._tidied_at = float("-inf")
@@ -133,12 +135,18 @@ class Registrar:
         leaf = self._authority.issue(public_key, Subject("host", request.machine, hosts))
         await self._inventory.joined(request)
         await self.rotation.heard(request.machine, [self._authority.ca_hash])
+        await self.duplicates.joined(request.machine)
         log.info("host joined", extra={"machine": request.machine, "address": request.address})
         return self._certificate(request.machine, leaf.pem, leaf.not_after)
 
     async def renew(self, machine: str, request: RenewRequest) -> Certificate:
         """Return the next certificate of a machine that proved to be it."""
         public_key = public_key_of(request.csr_pem)
+        if self.duplicates.is_second(machine, request.boot_id):
+            raise Forbidden(
+                self.duplicates.words(machine),
+                hint="join it under a name of its own: twinectl token create --host NAME",
+            )
         try:
             view = await self._inventory.get_machine(machine)
         except NotFound as e:

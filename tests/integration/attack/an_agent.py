@@ -12,8 +12,8 @@ from agent.daemon import Agent
 from agent.machine.fake import FakeMachine
 
 
-async def main(folder: Path, listen: str) -> None:
-    """Serve until killed; the identity is in the folder already."""
+async def main(folder: Path, listen: str, boots: int) -> None:
+    """Serve until killed; the identity is in the folder already. `boots`: of the host before."""
     logs.configure("twine-agent", "info")
     config = AgentConfig(
         state_dir=str(folder / "state"),
@@ -24,9 +24,12 @@ async def main(folder: Path, listen: str) -> None:
         sidekick="/opt/twine/bin/sidekick",
         sidekick_state_dir=str(folder / "sidekick"),
     )
-    async with Agent(config, FakeMachine(folder).machine).running():
+    fake = FakeMachine(folder)
+    for _ in range(boots):
+        fake.reboot()
+    async with Agent(config, fake.machine).running():
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], int((*sys.argv[3:], "0")[0])))

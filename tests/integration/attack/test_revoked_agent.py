@@ -42,10 +42,17 @@ def agent(face: Face, machine: str, port: int) -> Iterator[None]:
     there = folder / "state/identity/identity.json"
     there.parent.mkdir(parents=True, exist_ok=True)
     there.write_bytes(held.read_bytes())
+    with agent_in(folder, port):
+        yield
+
+
+@contextmanager
+def agent_in(folder: Path, port: int, boots: int = 0) -> Iterator[None]:
+    """Run the agent of a host whose state is in a folder, after so many boots, until left."""
     here = Path(__file__).parent
-    with (face.folder / f"{machine}.log").open("ab") as log:
+    with folder.with_suffix(".log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, str(here / "an_agent.py"), str(folder), f"{USER}:{port}"],
+            [sys.executable, str(here / "an_agent.py"), str(folder), f"{USER}:{port}", str(boots)],
             env=os.environ | {"PYTHONPATH": str(here.parents[2])},
             stderr=log,
         )

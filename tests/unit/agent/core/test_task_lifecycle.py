@@ -366,3 +366,17 @@ def test_a_start_that_failed_is_tried_again_only_where_it_may_succeed() -> None:
 
     assert (again.state, again.streak, again.restarts) == (S.BACKOFF, 1, 0)
     assert (never.state, never.next_start_at) == (S.FAILED, None)
+
+
+def test_a_host_that_is_barred_starts_nothing_and_ends_nothing() -> None:
+    """F-89: the second host with an identity; what runs there runs on."""
+    task = a_record(state=TaskState.ACCEPTED)
+    for there in (seen(), seen(root=True)):
+        decision = decide(task, there, AT, barred="it is the second one")
+        assert decision.action is Action.REST
+        assert (decision.task.state, decision.task.reason) == (
+            TaskState.ACCEPTED,
+            "it is the second one",
+        )
+    up = a_record(state=TaskState.RUNNING)
+    assert decide(up, seen(a_unit(up)), AT, barred="x") == decide(up, seen(a_unit(up)), AT)

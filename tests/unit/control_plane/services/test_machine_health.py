@@ -9,6 +9,7 @@ from virtual_time import clock, run
 from world import World, a_region, scenario
 
 from agent.errors import Conflict
+from control_plane.api.duplicates import Duplicate
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machines import EventKind, MachineState
 from control_plane.runtime.runtime import SteppedRuntime
@@ -90,6 +91,30 @@ async def test_a_machine_that_answers_is_up_whoever_marked_it_down(w: World):
     await w.cp.inventory._brokers.mark_down("m1", "a verdict that came too late")
     await w.until(lambda: is_state(w, "m1", MachineState.UP), within_s=15)
     await w.stable()
+
+
+@scenario()
+async def test_a_second_host_at_a_machines_address_is_told_nothing(w: World):
+    """F-89: it has the identity of m1 and took its address; once that is over, m1 is heard."""
+    await w.deployed()
+    m1 = w.region.machines["m1"]
+    boot_id = m1.facts().boot_id
+    second = Duplicate(machine="m1", boot_id=boot_id, address="", other_boot_id="other", at=0.0)
+    w.cp.duplicates = {"m1": second}
+    m1.reachable = False
+    await w.until(lambda: is_ready(w, "m1", ready=False), within_s=15)
+    m1.reachable = True
+    for _ in range(20):
+        await asyncio.sleep(0.5)
+        assert await is_ready(w, "m1", ready=False)
+    assert "keeps it" in (await w.cp.get_machine("m1")).duplicate
+    w.cp.duplicates = {}
+    await w.until(lambda: is_ready(w, "m1", ready=True), within_s=15)
+    await w.stable()
+
+
+async def is_ready(w: World, machine: str, *, ready: bool) -> bool:
+    return (await w.cp.get_machine(machine)).ready is ready
 
 
 async def is_state(w: World, machine: str, state: MachineState) -> bool:

@@ -1,0 +1,26 @@
+"""Hosts that have the identity of another one (docs/adr/0107)."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Duplicate(msgspec.Struct, frozen=True, kw_only=True):
+    """A second host with the identity of a machine, as it is stored and shown."""
+
+    schema: int = 1
+    machine: str
+    boot_id: str
+    """Of the second host."""
+    address: str
+    """Where the second host called from, or where it answers."""
+    other_boot_id: str
+    """Of the host that keeps the identity."""
+    at: float
+    """When it was found, in seconds since 1970."""
+
+
+class Duplicates(msgspec.Struct, frozen=True, kw_only=True):
+    """All second hosts, by the name of their machine."""
+
+    duplicates: list[Duplicate]

@@ -1,0 +1,80 @@
+"""Whether two hosts have one identity, from what they said of themselves (docs/adr/0107)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent.api.presence import Presence
+from control_plane.api.duplicates import Duplicate
+
+
+class Finding(StrEnum):
+    """What a round showed."""
+
+    NOTHING = "nothing"
+    """Nobody answers at the machine's address: it proves nothing."""
+    ALONE = "alone"
+    """Who asks is who answers."""
+    DOUBT = "doubt"
+    """Another process answers; who asks may have ended meanwhile."""
+    CALLER_SECOND = "caller-second"
+    CALLER_FIRST = "caller-first"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One time that a host asked."""
+
+    caller: Presence
+    there: Presence | None
+    """Who answered at the machine's address after the caller had asked; None: nobody."""
+    doubted: str
+    """The mark of the caller about whom there was doubt in the round before; empty: none."""
+    boots: Sequence[str]
+    """The boots that were seen alone at this address, the earliest first."""
+
+
+def found(one: Round) -> Finding:
+    """Return what a round shows.
+
+    A mark is in the memory of one process only. Who says it again after another process answered
+    was there all the while, so there are two: no reboot, no restart of the agent and no disk
+    that was set back ever says a mark again. Second is who asks, unless its boot was known before
+    that of the other one.
+    """
+    caller, there = one.caller, one.there
+    if there is None:
+        return Finding.NOTHING
+    if there.mark == caller.mark:
+        return Finding.ALONE
+    if not caller.mark or one.doubted != caller.mark:
+        return Finding.DOUBT
+    boots = list(one.boots)
+    if caller.boot_id not in boots or there.boot_id == caller.boot_id:
+        return Finding.CALLER_SECOND
+    later = there.boot_id not in boots or boots.index(there.boot_id) > boots.index(caller.boot_id)
+    return Finding.CALLER_FIRST if later else Finding.CALLER_SECOND
+
+
+def is_second(known: Duplicate | None, boot_id: str) -> bool:
+    """Return whether a host is the second host by its boot; two from one memory have the same."""
+    return known is not None and known.boot_id == boot_id != known.other_boot_id
+
+
+def stays_second(known: Duplicate | None, boot_id: str) -> bool:
+    """Return whether a host is held for the second one while nobody answers at the address.
+
+    It may be the second one after a reboot, and the other one may only be cut off.
+    """
+    return known is not None and boot_id != known.other_boot_id
+
+
+def words(known: Duplicate) -> str:
+    """Return why a host is the second one, for the people who look after it."""
+    return (
+        f"another host has the identity of {known.machine} and keeps it"
+        f" (boot {known.other_boot_id[:8] or '?'}); this one (boot {known.boot_id[:8] or '?'},"
+        f" {known.address or 'unknown address'}) starts no tasks"
+    )

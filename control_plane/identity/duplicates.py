@@ -1,0 +1,195 @@
+"""Finds hosts that have the identity of another one, and keeps what was found.
+
+Each agent asks when it starts and every ten minutes. Then who answers at the machine's address is
+asked which process it is; if that is another one, the caller has to say that it is still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from agent.api.presence import Presence, PresenceAnswer, Verdict
+from agent.errors import Busy, NotFound, TwineError, Unreachable
+from control_plane.api.duplicates import Duplicate, Duplicates
+from control_plane.identity.core.duplicates import (
+    Finding,
+    Round,
+    found,
+    is_second,
+    stays_second,
+    words,
+)
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Delete, Entry, Operation, Put, Store
+
+log = logging.getLogger(__name__)
+
+DUPLICATES = "duplicates/"
+LOOK_S = 4.0
+"""How long who is at a machine's address may take to answer; an agent's first start waits 10."""
+LOOKS = 32
+"""At once: hosts that all start together wait for each other, not for a flood of connections."""
+_BOOTS = 8
+"""Remembered of a machine."""
+
+
+async def _nobody(_machine: str) -> Presence:
+    raise Unreachable("nobody looks")
+
+
+async def _untold(_found: Duplicate) -> None:
+    return None
+
+
+async def _stays(_machine: str) -> None:
+    return None
+
+
+class DuplicateHosts:
+    """The only writer of duplicates. `load` comes before everything else."""
+
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        """Read nothing yet."""
+        self._store, self._runtime = store, runtime
+        self.known: dict[str, Duplicate] = {}
+        """By machine: the second host that was found last."""
+        self._revisions: dict[str, int] = {}
+        self._doubted: dict[str, str] = {}
+        self._boots: dict[str, list[str]] = {}
+        self._looking: set[str] = set()
+        self._places = asyncio.Semaphore(LOOKS)
+        self.ask: Callable[[str], Awaitable[Presence]] = _nobody
+        """Asks who is at a machine's address, on a new connection."""
+        self.tell: Callable[[Duplicate], Awaitable[None]] = _untold
+        """Writes into the audit log that one was found."""
+        self.disconnect: Callable[[str], Awaitable[None]] = _stays
+        """Closes the connections to a machine's address."""
+
+    async def load(self) -> None:
+        """Read what was found; what cannot be read is found again."""
+        for entry in (await self._store.list_prefix(DUPLICATES)).entries:
+            machine = entry.key.removeprefix(DUPLICATES)
+            self._revisions[machine] = entry.revision
+            if (known := _decoded(entry)) is not None:
+                self.known[machine] = known
+
+    def all(self) -> Duplicates:
+        """Return all that were found and not forgotten."""
+        return Duplicates(duplicates=[self.known[name] for name in sorted(self.known)])
+
+    def is_second(self, machine: str, boot_id: str) -> bool:
+        """Return whether the host of this boot has the identity of another one."""
+        return is_second(self.known.get(machine), boot_id)
+
+    def words(self, machine: str) -> str:
+        """Return what is wrong with a machine's identity; empty: nothing."""
+        return words(self.known[machine]) if machine in self.known else ""
+
+    async def check(self, machine: str, caller: Presence, address: str) -> PresenceAnswer:
+        """Return whether a host is the only one with its identity.
+
+        Raises `Busy` while another process asks for the same machine.
+        """
+        if self.is_second(machine, caller.boot_id):
+            return self._second(machine)
+        if machine in self._looking:
+            raise Busy(f"machine {machine} is being looked at already; ask again")
+        self._looking.add(machine)
+        try:
+            async with self._places:
+                there = await self._look(machine)
+            boots = self._boots.setdefault(machine, [])
+            one = Round(caller, there, self._doubted.get(machine, ""), boots)
+            return await self._conclude(machine, one, address)
+        finally:
+            self._looking.discard(machine)
+
+    async def forget(self, machine: str) -> None:
+        """Have a machine's hosts looked at anew: one of them is gone, or has joined again.
+
+        Raises `NotFound` where there is no second host.
+        """
+        if machine not in self.known:
+            raise NotFound(
+                f"no second host has the identity of {machine}", hint="twinectl machine duplicates"
+            )
+        await self._write(machine, None)
+        self._boots.pop(machine, None)
+        log.warning("a second host is forgotten", extra={"machine": machine})
+
+    async def joined(self, machine: str) -> None:
+        """Take note that a host became this machine by a token: it is the one."""
+        if machine in self.known:
+            await self.forget(machine)
+
+    async def _look(self, machine: str) -> Presence | None:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                return await self.ask(machine)
+        except (TwineError, TimeoutError) as e:
+            log.debug("nobody to compare with", extra={"machine": machine, "reason": str(e)})
+            return None
+
+    async def _conclude(self, machine: str, one: Round, address: str) -> PresenceAnswer:
+        finding = found(one)
+        if finding is Finding.DOUBT:
+            self._doubted[machine] = one.caller.mark
+            return PresenceAnswer(verdict=Verdict.AGAIN)
+        if one.doubted == one.caller.mark:
+            self._doubted.pop(machine, None)
+        if finding is Finding.NOTHING and stays_second(self.known.get(machine), one.caller.boot_id):
+            return self._second(machine)
+        if finding is Finding.ALONE and one.caller.boot_id not in one.boots:
+            self._boots[machine] = [*one.boots, one.caller.boot_id][-_BOOTS:]
+        if finding is Finding.CALLER_SECOND:
+            assert one.there is not None
+            await self._found(machine, one.caller.boot_id, address, one.there.boot_id)
+            return self._second(machine)
+        if finding is Finding.CALLER_FIRST:
+            assert one.there is not None
+            await self._found(machine, one.there.boot_id, "at its address", one.caller.boot_id)
+            await self.disconnect(machine)
+        return PresenceAnswer(verdict=Verdict.ALONE)
+
+    async def _found(self, machine: str, boot_id: str, address: str, other: str) -> None:
+        before = self.known.get(machine)
+        duplicate = Duplicate(
+            machine=machine,
+            boot_id=boot_id,
+            address=address,
+            other_boot_id=other,
+            at=self._runtime.wall(),
+        )
+        if before is not None and (before.boot_id, before.other_boot_id) == (boot_id, other):
+            return
+        await self._write(machine, duplicate)
+        fields = {"machine": machine, "reason": words(duplicate)}
+        log.error("two hosts have one identity", extra=fields)
+        await self.tell(duplicate)
+
+    def _second(self, machine: str) -> PresenceAnswer:
+        return PresenceAnswer(verdict=Verdict.SECOND, detail=self.words(machine))
+
+    async def _write(self, machine: str, duplicate: Duplicate | None) -> None:
+        key = DUPLICATES + machine
+        operation: Operation = (
+            Delete(key) if duplicate is None else Put(key, msgspec.json.encode(duplicate))
+        )
+        revision = await self._store.txn({key: self._revisions.get(machine, 0)}, [operation])
+        if duplicate is None:
+            self._revisions.pop(machine, None)
+            self.known.pop(machine, None)
+        else:
+            self._revisions[machine] = revision
+            self.known[machine] = duplicate
+
+
+def _decoded(entry: Entry) -> Duplicate | None:
+    try:
+        return msgspec.json.decode(entry.value, type=Duplicate)
+    except msgspec.DecodeError:
+        return None

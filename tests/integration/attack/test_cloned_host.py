@@ -1,0 +1,176 @@
+"""A disk of a host is copied, with its key and its records, and boots elsewhere (F-89)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from builders import a_spec, a_tar, chunks_of, digest_of
+from click.testing import CliRunner
+
+from agent.api import ImageFormat, TaskState, TaskStatus
+from agent.client import AgentClient
+from agent.errors import Busy, Conflict, Forbidden, Unreachable
+from agent.services.identity import HostIdentity
+from control_plane.cli.root import main
+
+from .face import USER, Face, running
+from .test_identity import ctl, joins
+from .test_revoked_agent import agent_in, answering, unused_port
+
+T = TypeVar("T")
+DATA = a_tar(app="code")
+WEB = a_spec(image=digest_of(DATA), offline_restart=True)
+
+
+@pytest.fixture
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
+    """A control plane with hosts of its own."""
+    with running("control plane", tmp_path_factory.mktemp("cloned")) as face:
+        yield face
+
+
+def on(folder: Path, ask: Callable[[AgentClient], Awaitable[T]]) -> T:
+    """Ask the agent of a host on its own socket."""
+
+    async def call() -> T:
+        async with AgentClient(f"unix:{folder / 'cp.sock'}") as client:
+            return await ask(client)
+
+    return asyncio.run(call())
+
+
+def task(folder: Path) -> TaskStatus | None:
+    """Return the state of the task on a host; None while its agent does not answer."""
+    with suppress(Unreachable, Busy):
+        return on(folder, lambda client: client.get_task("web"))
+    return None
+
+
+def runs(folder: Path) -> bool:
+    """Return whether the task runs on a host."""
+    found = task(folder)
+    return found is not None and found.state is TaskState.RUNNING
+
+
+def waits(folder: Path, why: str) -> bool:
+    """Return whether the task is not started on a host for this reason."""
+    found = task(folder)
+    return found is not None and found.state is TaskState.ACCEPTED and why in found.reason
+
+
+def is_tried(folder: Path) -> bool:
+    """Return whether a host starts the task, or tries to: the copy's image is gone."""
+    found = task(folder)
+    return found is not None and found.state in (TaskState.BACKOFF, TaskState.RUNNING)
+
+
+async def _gives(client: AgentClient) -> None:
+    await client.put_image(WEB.image, ImageFormat.TAR, chunks_of(DATA))
+    await client.put_task("web", WEB)
+
+
+def serves(folder: Path) -> bool:
+    """Return whether an agent is ready."""
+    with suppress(Unreachable, Busy):
+        return on(folder, lambda client: client.readyz()).ok
+    return False
+
+
+def joined(face: Face, machine: str, port: int, folder: Path) -> None:
+    """Let a host join whose state is in a folder."""
+    joins(face, machine, f"{USER}:{port}")
+    there = folder / "state/identity"
+    there.mkdir(parents=True, exist_ok=True)
+    shutil.copy(face.folder / machine / "identity.json", there)
+    (there / "second-host").unlink(missing_ok=True)
+
+
+def copied(face: Face, original: Path) -> Path:
+    """Copy the disk of a host; what is in its memory is not on it.
+
+    Subvolumes of the machine in memory are known to its process alone: a copy has no images.
+    """
+    copy = face.folder / "copy"
+    shutil.copytree(original / "state", copy / "state", symlinks=True)
+    return copy
+
+
+def test_a_copied_host_starts_nothing_and_the_other_one_goes_on(control_plane: Face) -> None:
+    """F-89: told by the marks of two processes that both answer; then the operator's ways out.
+
+    The copy has a task that starts again after a boot. The other host's runs on throughout, as the
+    same process, and its agent is restarted and asked again in between.
+    """
+    face, original = control_plane, control_plane.folder / "original"
+    port, other_port = unused_port(), unused_port()
+    joined(face, "vm1", port, original)
+    with agent_in(original, port):
+        face.until(lambda: serves(original) and answering(face, "vm1"), "vm1 is not heard")
+        on(original, _gives)
+        face.until(lambda: runs(original), "the task does not run")
+        before = task(original)
+        copy = copied(face, original)
+        with agent_in(copy, other_port, boots=1):
+            face.until(lambda: waits(copy, "another host has the identity of vm1"), "not told")
+            with pytest.raises(Conflict, match="starts no tasks"):
+                on(copy, lambda client: client.put_task("other", WEB))
+            (found,) = json.loads(ctl(face, "machine", "duplicates", "--output", "json"))[
+                "duplicates"
+            ]
+            assert (found["machine"], found["address"]) == ("vm1", USER)
+            assert "a second host has its identity" in ctl(face, "machine", "list")
+            assert found["boot_id"][:8] in ctl(face, "machine", "show", "vm1")
+            assert "duplicate_identity" in ctl(face, "audit", "--object", "machine/vm1")
+            host = HostIdentity(copy / "state/identity")
+            host.boot_id = found["boot_id"]
+            with pytest.raises(Forbidden, match="another host has the identity of vm1"):
+                asyncio.run(host.renew())
+        after = task(original)
+        assert before is not None
+        assert after is not None
+        assert (after.state, after.invocation_id) == (before.state, before.invocation_id)
+        assert answering(face, "vm1"), "the control plane goes on with it"
+
+        with agent_in(copy, other_port, boots=2):  # again, with what it was told on its disk
+            face.until(lambda: waits(copy, "another host has the identity of vm1"), "not held")
+        joined(face, "vm2", other_port, copy)
+        with agent_in(copy, other_port, boots=3):
+            face.until(lambda: answering(face, "vm2"), "it is no machine of its own")
+            face.until(lambda: answering(face, "vm1"), "the first one is not heard")
+            again = task(original)
+            assert again is not None
+            assert again.invocation_id == before.invocation_id
+    ctl(face, "machine", "forget-duplicate", "vm1")
+    assert "a second host" not in ctl(face, "machine", "list")
+    assert "Traceback" not in face.log.read_text()
+
+
+def test_the_second_host_becomes_the_machine_when_the_other_one_is_gone(
+    control_plane: Face,
+) -> None:
+    """F-89: by an operator's word, never by the other one's silence alone."""
+    face, original = control_plane, control_plane.folder / "original"
+    port, other_port = unused_port(), unused_port()
+    joined(face, "vm1", port, original)
+    with agent_in(original, port):
+        face.until(lambda: serves(original) and answering(face, "vm1"), "vm1 is not heard")
+        on(original, _gives)
+        face.until(lambda: runs(original), "the task does not run")
+        copy = copied(face, original)
+        with agent_in(copy, other_port, boots=1):
+            face.until(lambda: waits(copy, "another host has the identity of vm1"), "not told")
+    with agent_in(copy, other_port, boots=2):
+        face.until(lambda: waits(copy, "another host has the identity of vm1"), "silence is enough")
+    ctl(face, "machine", "forget-duplicate", "vm1")
+    with agent_in(copy, other_port, boots=2):
+        face.until(lambda: is_tried(copy), "nobody may start it any more")
+    words = ["--endpoint", f"unix:{face.socket}", "machine", "forget-duplicate", "vm1"]
+    nobody = CliRunner().invoke(main, words)
+    assert nobody.exit_code == 3, nobody.output

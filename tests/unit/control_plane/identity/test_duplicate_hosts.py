@@ -1,0 +1,272 @@
+"""Two hosts with one identity are told apart, and one host is never taken for two (F-89)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.api.presence import Presence, Verdict
+from agent.errors import Busy, NotFound, Unreachable
+from control_plane.api.duplicates import Duplicate
+from control_plane.front_end.trail import Query, Trail
+from control_plane.identity.core.duplicates import Finding, Round, found
+from control_plane.identity.duplicates import DUPLICATES, DuplicateHosts
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Put
+from control_plane.store.memory import MemoryStore
+
+
+class Host:
+    """A host whose agent asks as `agent.services.uniqueness` does."""
+
+    numbers = count()
+
+    def __init__(self, boot: str = "") -> None:
+        self.boot, self.mark = boot or f"boot{next(self.numbers)}", ""
+
+    def presence(self) -> Presence:
+        return Presence(mark=self.mark, boot_id=self.boot)
+
+    def agent_restarts(self) -> None:
+        self.mark = ""
+
+    def boots(self) -> None:
+        self.boot, self.mark = f"boot{next(self.numbers)}", ""
+
+
+class World:
+    """A control plane, and who answers at the address of machine vm1."""
+
+    def __init__(self, at_address: Host | None = None) -> None:
+        self.store, self.there = MemoryStore(), at_address
+        self.told: list[Duplicate] = []
+        self.cut: list[str] = []
+        self.happens: Callable[[], None] = lambda: None
+        self.desk = self.started()
+
+    def started(self) -> DuplicateHosts:
+        desk = DuplicateHosts(self.store, Runtime(lambda: 1_700_000_000.0))
+        desk.ask, desk.tell, desk.disconnect = self._ask, self._tell, self._disconnect
+        return desk
+
+    async def _ask(self, _machine: str) -> Presence:
+        self.happens()
+        if self.there is None:
+            raise Unreachable("nobody")
+        return self.there.presence()
+
+    async def _tell(self, duplicate: Duplicate) -> None:
+        self.told.append(duplicate)
+
+    async def _disconnect(self, machine: str) -> None:
+        self.cut.append(machine)
+
+    async def asks(self, host: Host, address: str = "10.0.0.9") -> Verdict:
+        """Make one round, as an agent does; one that ends in between says no more."""
+        host.mark = mark = secrets.token_hex(4)
+        said = host.presence()
+        for _ in range(3):
+            answer = await self.desk.check("vm1", said, address)
+            self.happens()
+            if answer.verdict is not Verdict.AGAIN or host.mark != mark:
+                break
+        return answer.verdict
+
+
+FAULTS = ("nothing", "agent", "reboot", "control plane", "cut", "back", "moved")
+
+
+@given(st.lists(st.sampled_from(FAULTS), max_size=30))
+def test_one_host_is_never_taken_for_two(faults: list[str]) -> None:
+    """F-89: reboots, a disk that is set back, restarts of either side, cuts and other addresses,
+    each between any two steps.
+
+    A disk that is set back is a boot: what tells processes apart is on no disk.
+    """
+    host = Host()
+    world, left = World(host), list(faults)
+
+    def happens() -> None:
+        match left.pop() if left else "nothing":
+            case "agent":
+                host.agent_restarts()
+            case "reboot":
+                host.boots()
+            case "control plane":
+                world.desk = world.started()
+            case "cut" | "moved":
+                world.there = None
+            case "back":
+                world.there = host
+
+    async def scenario() -> None:
+        world.happens = happens
+        async with world.store:
+            while left:
+                assert await world.asks(host) is not Verdict.SECOND
+            assert not world.desk.known
+
+    asyncio.run(scenario())
+    assert world.told == []
+
+
+@given(st.lists(st.sampled_from(["first", "second", "control plane", "agent"]), max_size=12))
+def test_two_hosts_are_found_whoever_asks_when(steps: list[str]) -> None:
+    """F-89: the one at the machine's address keeps the identity."""
+    first, second = Host(), Host()
+    world = World(first)
+
+    async def scenario() -> None:
+        async with world.store:
+            for step in steps:
+                if step == "control plane":
+                    world.desk = world.started()
+                    await world.desk.load()
+                elif step == "agent":
+                    second.agent_restarts()
+                elif step == "first":
+                    assert await world.asks(first) is Verdict.ALONE
+                else:
+                    assert await world.asks(second) is Verdict.SECOND
+            assert await world.asks(second) is Verdict.SECOND
+            assert world.desk.is_second("vm1", second.boot)
+            assert not world.desk.is_second("vm1", first.boot)
+
+    asyncio.run(scenario())
+    assert [(d.boot_id, d.other_boot_id) for d in world.told] == [(second.boot, first.boot)]
+
+
+def test_a_process_that_ended_after_it_asked_proves_nothing() -> None:
+    """F-89: a request of an agent that was restarted meanwhile, and whose host was, too."""
+    for again in (Host.agent_restarts, Host.boots):
+        host = Host()
+        old = Presence(mark="m1", boot_id=host.boot)
+        again(host)
+        assert found(Round(old, host.presence(), "", [])) is Finding.DOUBT
+        assert found(Round(host.presence(), old, "m1", [])) is Finding.DOUBT
+
+
+def test_who_takes_the_address_of_a_running_host_is_the_second() -> None:
+    """F-89: a copy with the same address may answer at it; the host that was known first stays."""
+    first, second = Host(), Host()
+    world = World(first)
+
+    async def scenario() -> None:
+        async with world.store:
+            assert await world.asks(first) is Verdict.ALONE
+            world.there = second
+            assert await world.asks(second) is Verdict.ALONE, "it is asked itself"
+            assert await world.asks(first) is Verdict.ALONE
+            assert world.desk.is_second("vm1", second.boot)
+            assert world.cut == ["vm1"], "nothing more is said to it"
+            assert await world.asks(second) is Verdict.SECOND
+
+    asyncio.run(scenario())
+
+
+def test_two_from_one_memory_are_told_apart() -> None:
+    """F-89: a virtual machine that was copied while it ran has the same boot id."""
+    first, second = Host("same"), Host("same")
+    world = World(first)
+
+    async def scenario() -> None:
+        async with world.store:
+            assert await world.asks(first) is Verdict.ALONE
+            assert await world.asks(second) is Verdict.SECOND
+            assert await world.asks(first) is Verdict.ALONE
+            assert not world.desk.is_second("vm1", "same"), "else the first one were cut off, too"
+
+    asyncio.run(scenario())
+
+
+def test_a_second_host_stays_one_over_its_reboot_until_an_operator_says_otherwise() -> None:
+    """F-89: also while the other one is cut off; then whoever is left is the machine."""
+    first, second = Host(), Host()
+    world = World(first)
+
+    async def scenario() -> None:
+        async with world.store:
+            await world.asks(second)
+            world.there = None
+            second.boots()
+            assert await world.asks(second) is Verdict.SECOND
+            assert await world.asks(first) is Verdict.ALONE
+            world.desk = world.started()
+            await world.desk.load()
+            assert await world.asks(second) is Verdict.SECOND
+            await world.desk.forget("vm1")
+            assert await world.asks(second) is Verdict.ALONE
+            world.there = first
+            assert await world.asks(second) is Verdict.SECOND, "both are there again"
+            await world.desk.joined("vm1")
+            assert world.desk.all().duplicates == []
+            with pytest.raises(NotFound, match="no second host"):
+                await world.desk.forget("vm1")
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_record_is_found_again() -> None:
+    """F-89: what was found hinders no start of the control plane."""
+    first, second = Host(), Host()
+    world = World(first)
+
+    async def scenario() -> None:
+        async with world.store:
+            await world.store.txn({}, [Put(DUPLICATES + "vm1", b"{")])
+            await world.desk.load()
+            assert world.desk.all().duplicates == []
+            assert await world.asks(second) is Verdict.SECOND
+
+    asyncio.run(scenario())
+
+
+def test_one_machine_is_looked_at_by_one_call_at_a_time() -> None:
+    """F-89: a host cannot have the control plane open connections without end."""
+    host = Host()
+    world = World(host)
+
+    async def scenario() -> None:
+        async with world.store:
+            going = asyncio.Event()
+
+            async def slow(_machine: str) -> Presence:
+                await going.wait()
+                return host.presence()
+
+            world.desk.ask = slow
+            first = asyncio.ensure_future(world.desk.check("vm1", host.presence(), ""))
+            await asyncio.sleep(0)
+            with pytest.raises(Busy):
+                await world.desk.check("vm1", host.presence(), "")
+            going.set()
+            assert (await first).verdict is Verdict.ALONE
+
+    asyncio.run(scenario())
+
+
+def test_the_audit_log_has_one_entry_of_it() -> None:
+    """F-89: with both boots and the address from which the second one called."""
+    first, second = Host(), Host()
+    world = World(first)
+
+    async def scenario() -> None:
+        async with world.store:
+            trail = Trail(world.store, Runtime())
+            await trail.load()
+            world.desk.tell = trail.second_host
+            for _ in range(3):
+                await world.asks(second)
+            (entry,) = (await trail.page(Query())).entries
+            assert (entry.action, entry.object) == ("duplicate_identity", "machine/vm1")
+            assert (entry.caller, entry.address) == ("host:vm1", "10.0.0.9")
+            assert first.boot[:8] in entry.reason
+            assert second.boot[:8] in entry.reason
+
+    asyncio.run(scenario())
