@@ -23,14 +23,14 @@ def run(*argv: str) -> None:
 
 
 @contextmanager
-def mounted(folder: Path, size: int = 1 << 30) -> Iterator[FakeHost]:
-    """Yield a machine in memory whose state folder is on a btrfs of its own."""
+def mounted(folder: Path, size: int = 1 << 30, *options: str) -> Iterator[FakeHost]:
+    """Yield a machine in memory whose state folder is on a btrfs of its own, made with options."""
     host = FakeHost(folder)
     host.state.mkdir()
     image = folder / "image"
     with image.open("wb") as file:
         file.truncate(size)
-    run("mkfs.btrfs", "-q", str(image))
+    run("mkfs.btrfs", "-q", *options, str(image))
     run("mount", "-o", "loop,commit=1", str(image), str(host.state))
     try:
         yield host
