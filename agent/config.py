@@ -47,8 +47,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """When less is free, images go that nobody used for an hour, the longest unused first."""
     crash_points: bool = False
     """For tests: `TWINE_CRASHPOINT=name` makes the agent die there. Never on a host in use."""
-    own_init: bool = False
-    """On trial: whether tasks may have an init of their own here (docs/agent.md)."""
+    own_init: bool = True
+    """Whether tasks may have an init of their own here, where the host has systemd-nspawn
+    (docs/agent.md)."""
     network_prefix6: Annotated[str, Meta(max_length=64)] = "fd74:7769::/32"
     """Of all private addresses of the region, the same on every host: a /32 of your own
     (RFC 4193). A host's are the 32 bits of its IPv4 address further (docs/network.md)."""

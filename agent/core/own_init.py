@@ -132,7 +132,7 @@ def asks(spec: TaskSpec) -> bool:
 def missing(is_on: bool, has_program: Callable[[str], bool]) -> str:
     """Return why a host starts no machines, in words; empty: it does."""
     if not is_on:
-        return "own-init is on trial, and the agent of this host has no own_init = true"
+        return "own-init is off on this host: its agent's configuration has own_init = false"
     if not has_program(NSPAWN):
         return "own-init needs systemd-nspawn (Debian: systemd-container), and this host has none"
     return ""

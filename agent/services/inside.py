@@ -51,7 +51,7 @@ class Inside:
         """Remove what commands inside a task left when it ended beside them.
 
         They are ordered after its unit, so systemd keeps that one loaded for as long as one that
-        failed is, and no other unit of its name can be started.
+        failed is: no other unit of its name can be started, and it would outlive a deleted task.
         """
         for left in await self._units.all(inside_unit(task_id, "*")):
             purpose = left.unit.removeprefix(f"twine-in-{task_id}.").removesuffix(".service")

@@ -274,7 +274,8 @@ class TaskLoop:
         try:
             await self._do(decision, seen)
             passed(f"{decision.action}.done")
-        except Conflict:
+        except Conflict:  # perhaps what was run inside an earlier one keeps the name
+            await self._host.inside.forget(task.task_id)
             await self._woken(CONFLICT_S)
         except TwineError as e:
             log.warning(
@@ -319,6 +320,7 @@ class TaskLoop:
             case Action.REMOVE_ROOT:
                 if task.spec.life.init:
                     await host.inside.end_steps(task.task_id)
+                await host.inside.forget(task.task_id)
                 await host.identities.remove(task.task_id)
                 await host.networks.remove(task.task_id)
                 await host.lanes.run("btrfs", host.volumes.drop_scratch, task.task_id)

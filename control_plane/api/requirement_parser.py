@@ -16,6 +16,7 @@ from agent.errors import InvalidInput
 from agent.wire.quantities import size
 from control_plane.api.policy import LABEL_NAME, MAX_EXPRESSION
 from control_plane.api.requirements import (
+    CAPABILITY,
     FOR_JOBS,
     LABEL,
     NUMBERS,
@@ -243,6 +244,9 @@ class _Reader:
         """Read what stands behind an operator."""
         if sign == "exists":
             return Exists(name)
+        if name.startswith(CAPABILITY):
+            reason = f"{name} is there or not: use exists or not exists"
+            raise self._stop(operator.at, reason)
         if sign == "in":
             values = self._list()
             if name in NUMBERS:
@@ -315,12 +319,17 @@ def why_unknown(name: str, known: frozenset[str] = FOR_JOBS, shown: str = "") ->
         if _LABEL_NAME.fullmatch(name.removeprefix(LABEL)):
             return ""
         return f"{name!r} is no label: label. and up to 63 of a-z, 0-9, - _ and dots"
+    if name.startswith(CAPABILITY):
+        if _LABEL_NAME.fullmatch(name.removeprefix(CAPABILITY)):
+            return ""
+        return f"{name!r} is no capability: `twinectl machine show` has those of a machine"
     if name in OF_RECORDS:
         return f"{name} changes while tasks run: only `machine list --where` may ask for it"
     near = get_close_matches(name, [*known, LABEL + name], 1)
     guess = f"did you mean {near[0]}? " if near else ""
     listed = ", ".join(sorted(known))
-    return f"{shown or repr(name)} is no property; {guess}known: {listed}, label.NAME"
+    named = "label.NAME, capability.NAME"
+    return f"{shown or repr(name)} is no property; {guess}known: {listed}, {named}"
 
 
 def _not(term: Term | None) -> Term | None:

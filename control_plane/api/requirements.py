@@ -16,6 +16,9 @@ from control_plane.api.policy import Property
 
 LABEL = "label."
 """What names of labels begin with."""
+CAPABILITY = "capability."
+"""What names of capabilities begin with: what works on a host, as its agent tells. Each is there or
+not, and nothing else can be asked of it."""
 
 TEXTS: dict[str, str] = {
     "region": "the region",

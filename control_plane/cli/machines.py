@@ -204,6 +204,7 @@ def _facts(facts: MachineFacts) -> list[tuple[str, object]]:
         ("disk", f"{about_size(facts.disk_bytes)}, {about_size(facts.disk_free_bytes)} free"),
         ("kernel", facts.kernel),
         ("agent", facts.agent_version),
+        ("capabilities", ", ".join(facts.capabilities) or "-"),
     ]
 
 

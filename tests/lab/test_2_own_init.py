@@ -26,6 +26,7 @@ kind = "exec"
 command = ["systemctl", "is-active", "--quiet", "hello.service"]
 interval_s = 2
 timeout_s = 60
+start_period_s = 900
 [[life.init]]
 name = "make"
 command = ["sh", "-c", "echo $$ of $(id -u) >/srv/data/step"]
@@ -48,6 +49,18 @@ WRITE = (
     "touch /srv/data/root /srv/data/user; chown 33:33 /srv/data/user;"
     " stat -c '%n %u:%g' /srv/data/*; touch /kept && echo written"
 )
+TYPED = """
+(echo 'stty size; test -t 0 && sleep 98764'
+until pgrep -f '[s]leep 98764' >/dev/null; do sleep 1; done
+printf '\\003'
+echo 'echo after $?; exit 7') | COLUMNS=100 LINES=30 twine-agent exec -t web -- bash --norc
+echo "ended with $?"
+"""
+DELETED = f"""
+twine-agent exec web -- sh -c 'head -c 1G /dev/zero | tail' >/dev/null 2>&1 &
+while grep -q '^oom_kill 0$' {GROUP}/memory.events; do sleep 0.2; done
+curl -sf -X DELETE --unix-socket /run/twine/agent.sock http://agent/v1/tasks/web >/dev/null
+"""
 LEFT = (
     "grep -c /run/twine/machines /proc/self/mountinfo;"
     " find /run/twine/machines /run/systemd/nspawn -mindepth 1;"
@@ -63,8 +76,9 @@ def guest() -> Iterator[OneGuest]:
     found.ssh("[ -e machine.tar ] || bash /root/machine_image.sh /root/machine.tar", timeout_s=900)
     found.lab("ssh", "m1", "--", "cat > /root/plain.tar", stdin=busybox_image())
     found.put("/root/task.toml", TASK)
-    found.put("/etc/twine/agent.toml.d/trial.toml", "own_init = true\n")
     found.put("/root/reach", REACH)
+    found.put("/root/typed", TYPED)
+    found.put("/root/deleted", DELETED)
     found.ssh("systemctl start twine-network.socket twine-agent.service", timeout_s=900)
     found.ssh(
         "twine-agent run plain --image /root/plain.tar -- /bin/busybox sleep 100000", timeout_s=900
@@ -134,6 +148,18 @@ def test_root_inside_is_nobody_outside_and_reaches_nothing_of_the_host(guest: On
 
 
 @pytest.mark.long
+def test_a_terminal_inside_has_a_size_and_an_interrupt_that_is_the_commands(
+    guest: OneGuest,
+) -> None:
+    """AG4: what is typed ends what runs in it, not the shell; nothing is left of either."""
+    said = guest.ssh("sh /root/typed", timeout_s=1800)
+    assert "30 100" in said, said
+    assert "after 130" in said, said
+    assert said.splitlines()[-1] == "ended with 7"
+    guest.until("nothing is left", lambda: guest.find("pgrep -f '[s]leep 98764' || echo") == "")
+
+
+@pytest.mark.long
 def test_it_outlives_its_agent_and_is_resized_while_it_runs(guest: OneGuest) -> None:
     """AG4: neither a killed agent nor another limit touches what runs."""
     before, main = leader(guest), guest.ssh("systemctl show -P MainPID twine-agent").strip()
@@ -181,8 +207,26 @@ def test_it_starts_again_when_it_reboots_and_ends_in_order_when_it_is_told(
 
 
 @pytest.mark.long
+def test_nothing_is_left_of_one_that_is_deleted_while_it_dies_for_want_of_memory(
+    guest: OneGuest,
+) -> None:
+    """AG4 AG8: neither mounts nor cgroups nor a unit, and another of its name starts at once."""
+    guest.ssh(f"{RUN} --image /root/machine.tar", timeout_s=1800)
+    up(guest)
+    guest.ssh("sh /root/deleted", timeout_s=1800)
+    guest.until("it is gone", lambda: "web" not in (guest.find("twine-agent ps") or "web"))
+    assert guest.ssh(f"({LEFT}) 2>/dev/null || true").split() == ["0"]
+    units = "systemctl list-units --all --plain --no-legend 'twine-*-web*'"
+    guest.until("its units are gone", lambda: guest.ssh(units).strip() == "")
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+    guest.ssh(f"{RUN} --image /root/machine.tar", timeout_s=1800)
+    up(guest)
+    guest.ssh("twine-agent stop web", timeout_s=1800)
+
+
+@pytest.mark.long
 def test_what_cannot_be_a_machine_is_refused_with_the_reason(guest: OneGuest) -> None:
-    """AG4: an image without an init; a host without systemd-nspawn, which says so."""
+    """AG4: no init in the image, no systemd-nspawn on the host, an operator who wants none."""
     facts = "twine-agent facts | grep ^capabilities"
     run = f"{RUN} --image /root/plain.tar 2>&1 || true"
     assert "has no init" in guest.ssh(run, timeout_s=900)
@@ -193,6 +237,15 @@ def test_what_cannot_be_a_machine_is_refused_with_the_reason(guest: OneGuest) ->
         assert "own-init needs systemd-nspawn" in guest.ssh(run)
     finally:
         guest.ssh("mv /root/systemd-nspawn /usr/bin/")
+    off = "/etc/twine/agent.toml.d/own-init.toml"
+    guest.put(off, "own_init = false\n")
+    try:
+        guest.ssh("systemctl restart twine-agent.service")
+        guest.until("it is known", lambda: "own-init" not in (guest.find(facts) or "own-init"))
+        assert "own-init is off on this host" in guest.ssh(run)
+    finally:
+        guest.ssh(f"rm {off}; systemctl restart twine-agent.service")
+    guest.until("it is known", lambda: "own-init" in guest.find(facts))
     assert "for root alone" in guest.ssh(
         f"usermod -aG twine daemon; chmod 755 /root; setpriv --reuid daemon --regid daemon"
         f" --init-groups {run}"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.one_guest import KEPT, busybox_image
-from tests.lab.the_lab import NAME, TheLab
+from tests.lab.one_guest import busybox_image
+from tests.lab.one_machine import OneMachine
 
 HERE = "/run/twine-identity"
 FILES = f"-cert {HERE}/identity.pem -key {HERE}/identity.pem -CAfile {HERE}/bundle.pem"
@@ -42,37 +42,17 @@ def with_openssl(image: bytes) -> bytes:
     return out.getvalue()
 
 
-class OneMachine(TheLab):
-    """A lab of its own, of one machine and a control plane."""
-
-    machines = ("m1",)
-    name = f"{NAME}-identity"
-    endpoint = f"unix:/run/twine-lab/{NAME}-identity/cp.sock"
-
-    def deploy(self, name: str, folder: Path, text: str) -> None:
-        file = folder / f"{name}.toml"
-        file.write_text(f'name = "{name}"\n{text}')
-        words = ("job", "apply", str(file), "--wait", "--timeout", "1200s")
-        self.run("twinectl", *words, timeout_s=1800)
-
-    def inside(self, task: str, command: str) -> str:
-        """Return what a shell inside a task says."""
-        return self.ssh("m1", f"twine-agent exec {task} -- /bin/sh -c '{command}' 2>&1 || true")
-
-    def serial(self, task: str) -> str:
-        found = self.inside(task, f"openssl x509 -noout -serial -in {HERE}/identity.pem")
-        return next((s for s in found.split() if s.startswith("serial=")), "")
+def serial(lab: OneMachine, task: str) -> str:
+    found = lab.inside(task, f"openssl x509 -noout -serial -in {HERE}/identity.pem")
+    return next((s for s in found.split() if s.startswith("serial=")), "")
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[OneMachine]:
-    found = OneMachine()
-    if not KEPT:
-        found.lab("down")
-        found.lab("up", "--count", "1", timeout_s=1800)
+    found = OneMachine("identity")
+    found.up()
     yield found
-    if not KEPT:
-        found.lab("down")  # fails by itself if a process, namespace or mount is left
+    found.down()
 
 
 @pytest.mark.long
@@ -106,10 +86,10 @@ def test_tasks_prove_to_each_other_who_they_are_and_get_the_next_key_while_they_
     on_disk = f'grep -ral -- "{line}" /var/lib/twine /etc /run/systemd /tmp || echo nowhere'
     assert lab.ssh("m1", on_disk).strip() == "nowhere"
 
-    first, before = lab.serial("web-0"), lab.invocations()["web-0"]
+    first, before = serial(lab, "web-0"), lab.invocations()["web-0"]
     due = """sed -i 's/"renew_at":[0-9.]*/"renew_at":1.0/' /run/twine/identities/web-0.json"""
     lab.ssh("m1", due)
-    lab.until("the task sees its next key", lambda: lab.serial("web-0") not in ("", first))
+    lab.until("the task sees its next key", lambda: serial(lab, "web-0") not in ("", first))
     assert lab.invocations()["web-0"] == before
     assert "HTTP/1.0 200 ok" in lab.inside("web-0", call)
 

@@ -8,12 +8,16 @@ from math import floor
 
 from msgspec.structs import replace
 
+from agent.api.own_init import CAPABILITY as OWN_INIT
+from agent.api.relaxations import Relaxation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Property
 from control_plane.api.requirement_parser import parse
-from control_plane.api.requirements import In, Term, is_pair
+from control_plane.api.requirements import CAPABILITY, Because, Exists, In, Term, is_pair
 from control_plane.broker.core.capacity import MICRO, Capacity, micro
+
+_OWN_INIT = Because(Exists(CAPABILITY + OWN_INIT), "its tasks have the relaxation own-init")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ def _requirements(spec: JobSpec, datacenter: str | None, requires: Iterable[str]
     if datacenter is not None:
         yield In(Property.DATACENTER, frozenset({datacenter}))
     yield from map(parse, requires)
+    if Relaxation.OWN_INIT in spec.relaxations:
+        yield _OWN_INIT
 
 
 def demand_for(spec: JobSpec, entitlement: EntitlementSpec | None) -> Demand:

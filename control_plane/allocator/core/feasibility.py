@@ -109,7 +109,7 @@ SHARED = frozenset(Property) - {Property.ROW, Property.RACK, Property.MACHINE}
 """Properties that all machines of one type in one MSB have in common."""
 _OF_BUCKETS = SHARED | {"rru"}
 _OF_KINDS = frozenset({*SHARED, *NUMBERS})
-"""What a kind of machine tells: not its row, rack and name, nor the labels of each."""
+"""What a kind of machine tells: not its row, rack and name, nor what each is called and can do."""
 
 
 def admits(demand: Demand, machine: Candidate) -> bool:

@@ -11,7 +11,7 @@ from control_plane.broker.core.capacity import Capacity, Place
 
 
 class KindCounts:
-    """Kinds of machines, without what only single ones have: labels, row and rack."""
+    """Kinds of machines, without what only single ones have: labels, capabilities, row and rack."""
 
     def __init__(self) -> None:
         """Know of no machine yet."""
@@ -30,8 +30,8 @@ class KindCounts:
 
     def count(self, capacity: Capacity, place: Place, number: int) -> None:
         """Note that the region has more or fewer machines like this."""
-        if capacity.labels:
-            capacity = replace(capacity, labels=())
+        if capacity.labels or capacity.capabilities:
+            capacity = replace(capacity, labels=(), capabilities=frozenset())
         key = (capacity, Place(place.region, place.datacenter, place.msb, "", ""))
         self._totals = None
         self._counts[key] += number

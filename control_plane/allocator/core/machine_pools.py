@@ -210,13 +210,14 @@ class Bucket:
         yield from self._on((EMPTY,))
 
     def cells(self, *, by_size: bool = False) -> list[Cell]:
-        """Return its machines by rack and labels, and `by_size` by all that they have."""
+        """Return its machines by rack, labels and capabilities, `by_size` by all that they have."""
         cells = self._cells.get(by_size)
         if cells is None:
             found: dict[object, list[Machine]] = {}
             for machine in self.machines():
                 capacity = machine.capacity
-                key = (machine.place.rack, capacity if by_size else capacity.labels)
+                words = capacity.labels, capacity.capabilities
+                key = (machine.place.rack, capacity if by_size else words)
                 found.setdefault(key, []).append(machine)
             cells = self._cells[by_size] = [Cell(self, machines) for machines in found.values()]
         return cells
@@ -256,7 +257,7 @@ _ORDERS_KEPT = 64
 
 
 class Cell:
-    """Some machines of a bucket that have more in common: their rack and labels, or a name."""
+    """Some machines of a bucket that have more in common: rack, labels …, or a name."""
 
     __slots__ = ("bucket", "capacity", "is_apart", "machines", "name", "place", "size")
     blocked = ""

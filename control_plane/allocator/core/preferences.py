@@ -3,7 +3,7 @@
 To add a strategy, add a member to `api.policy.Strategy` and its score here. To add a
 property, add it to `api.requirements` and to `matching.bin_of`; it belongs in
 `feasibility.SHARED` if all machines of one type in one MSB have it in common: then whole
-buckets are ordered by it. Labels, and numbers such as `memory`, are properties of single machines.
+buckets are ordered by it. Labels, capabilities and numbers such as `memory` are of single machines.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ class RegionIndex:
     def kinds(self) -> list[Machine]:
         """Return an empty, usable machine of each kind and MSB that the region has.
 
-        It is like the others in all properties of `SHARED`, and has no labels.
+        It is like the others in all properties of `SHARED`, without labels and capabilities.
         """
         return [Machine("", capacity, place, "") for capacity, place in self._kinds]
 

@@ -33,6 +33,8 @@ class Capacity:
     power_w: int = 0
     labels: tuple[tuple[str, str], ...] = ()
     """What operators call it, sorted by name."""
+    capabilities: frozenset[str] = frozenset()
+    """What works there, as its agent says; none before it has joined."""
     cpu_room: int = field(init=False, compare=False, repr=False)
     """All of its CPU in grains: so small that what a task claims in cores, and what another
     one claims in RRU, are both a whole number of them. Then no sum is ever rounded."""
@@ -124,6 +126,7 @@ def capacity_of(record: MachineRecord) -> Capacity:
         gpu_type=hardware.gpu_type if hardware else "",
         power_w=hardware.power_w if hardware else 0,
         labels=labels_of(record),
+        capabilities=frozenset(facts.capabilities) if facts else frozenset(),
     )
 
 

@@ -14,6 +14,7 @@ from agent.wire.quantities import size_text
 from control_plane.api.machines import MachineRecord
 from control_plane.api.policy import Property
 from control_plane.api.requirements import (
+    CAPABILITY,
     LABEL,
     SIZES,
     AllOf,
@@ -149,6 +150,9 @@ def _word(property_: str, machine: Subject) -> str:
     if property_.startswith(LABEL):
         name = property_.removeprefix(LABEL)
         return next((value for label, value in machine.capacity.labels if label == name), "")
+    if property_.startswith(CAPABILITY):
+        name = property_.removeprefix(CAPABILITY)
+        return name if name in machine.capacity.capabilities else ""
     if (word := _WORDS.get(property_)) is not None:
         return word(machine)
     if (number := _NUMBERS.get(property_)) is not None:

@@ -15,12 +15,6 @@ from agent.errors import Unprocessable
 PRIVATE = Network(mode=NetworkMode.PRIVATE)
 
 
-@pytest.fixture(autouse=True)
-def on_trial(host: FakeHost) -> None:
-    """Have the host take part."""
-    host.config = replace(host.config, own_init=True)
-
-
 @pytest.fixture
 def image(host: FakeHost) -> str:
     """Return the image that has an init."""
@@ -91,14 +85,12 @@ async def test_an_init_that_is_a_link_out_of_the_image_is_none(host: FakeHost) -
             await client.put_task("web", a_machine(image=OTHER_IMAGE))
 
 
-async def test_a_host_is_asked_first_whether_it_takes_part_in_the_trial(
-    host: FakeHost, image: str
-) -> None:
-    """AG4: off unless its configuration says so."""
+async def test_an_operator_switches_it_off_for_a_host(host: FakeHost, image: str) -> None:
+    """AG4: the capability goes, so no control plane sends one, and what is asked for is refused."""
     host.config = replace(host.config, own_init=False)
     async with host.agent() as client:
         assert "own-init" not in (await client.get_machine()).capabilities
-        with pytest.raises(Unprocessable, match=r"own-init is on trial, .* no own_init = true"):
+        with pytest.raises(Unprocessable, match=r"own-init is off .* own_init = false"):
             await client.put_task("web", a_machine(image=image))
 
 

@@ -319,6 +319,48 @@ async def test_a_probe_that_was_killed_with_its_task_does_not_keep_it_from_start
     assert left == ["twine-in-web.other.ready.service"]
 
 
+async def test_a_probe_that_was_killed_with_a_task_that_is_deleted_then_goes_with_it(
+    host: FakeHost,
+) -> None:
+    """F-12: else both units stayed loaded for as long as the host ran."""
+    systemd = host.fake.systemd
+    systemd.programs["killed"] = ends_with(1)
+    probe = {"ExecStart": [["killed"]], "CollectMode": "inactive"}
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        for name in ("twine-in-web.ready.service", "twine-in-web.other.ready.service"):
+            systemd.start_transient(name, probe)
+        await client.get_machine()
+        assert len(systemd.units("twine-in-*")) == 2
+        await client.delete_task("web")
+        await gone(client, "web")
+        left = [one.unit for one in systemd.units("twine-in-*")]
+    assert left == ["twine-in-web.other.ready.service"]
+
+
+async def test_a_probe_that_an_earlier_task_of_the_name_left_does_not_keep_it_from_starting(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-12: nobody remembers that one, and systemd says only that the name is taken."""
+    systemd = host.fake.systemd
+    systemd.programs["killed"] = ends_with(1)
+    start = systemd.start_transient
+
+    def start_transient(name: str, properties: Any) -> None:
+        if name == unit("web") and systemd.units("twine-in-web.*"):
+            raise Conflict(f"cannot start {name}: Unit {name} was already loaded")
+        start(name, properties)
+
+    monkeypatch.setattr(systemd, "start_transient", start_transient)
+    probe = {"ExecStart": [["killed"]], "CollectMode": "inactive"}
+    systemd.start_transient("twine-in-web.ready.service", probe)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+    assert systemd.units("twine-in-*") == []
+
+
 async def test_a_command_that_is_not_there_is_told_in_words(host: FakeHost) -> None:  # F-17
     host.fake.systemd.programs["/bin/server"] = ends_with(203)
     async with host.agent() as client:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.api import Location
+from agent.api import Location, MachineFacts
 from agent.errors import InvalidInput
 from control_plane.api.machines import Hardware, MachineRecord, MachineState
 from control_plane.api.requirement_parser import parse, parsed
@@ -43,6 +43,20 @@ MACHINE = MachineRecord(
     state=MachineState.DOWN,
     cluster="c9",
     labels={"disk": "nvme", "slots": "12"},
+    facts=MachineFacts(
+        machine_id="m1",
+        boot_id="b",
+        kernel="",
+        cpu_model="",
+        cpus=32,
+        sockets=1,
+        numa_nodes=1,
+        memory_bytes=64 * GIB,
+        disk_bytes=0,
+        disk_free_bytes=0,
+        agent_version="",
+        capabilities=["btrfs", "systemd-257"],
+    ),
 )
 HERE = Listed.of(MACHINE)
 
@@ -65,6 +79,7 @@ HERE = Listed.of(MACHINE)
         ("label.disk not exists", Not(Exists("label.disk"))),
         ("label.slots = 12", In("label.slots", frozenset({"12"}))),
         ("label.slots > 8", Compare("label.slots", ">", 8.0)),
+        ("capability.own-init exists", Exists("capability.own-init")),
         (
             'machine not in (m1, m2) because "disk errors, \\"see\\" 7"',
             Because(Not(In("machine", frozenset({"m1", "m2"}))), 'disk errors, "see" 7'),
@@ -119,6 +134,8 @@ def test_a_text_means_one_thing_and_is_written_so_that_it_reads_back(text, term)
         ("label.other != a", True),
         ("label.other < 5 or label.other >= 5", False),
         ("not label.other > 5", True),
+        ("capability.btrfs exists", True),
+        ("capability.own-init not exists", True),
         ('machine = m1 because "licence"', True),
         ("state = down and entitlement = ads and cluster = c9", True),
         ("profile exists", False),
@@ -152,6 +169,8 @@ def test_a_machine_meets_a_requirement(text, meets):
         ("rack ~ r1", ["at character 6: '~' means nothing here"]),
         ("rack not = r1", ["behind `rack not` comes in or exists, not '='"]),
         ("label.A = b", ["'label.A' is no label: label. and up to 63 of a-z"]),
+        ("capability.Nspawn exists", ["'capability.Nspawn' is no capability"]),
+        ("capability.x = yes", ["capability.x is there or not: use exists or not exists"]),
         ("state = up", ["state changes while tasks run: only `machine list --where`"]),
         ("rack = r because so", ["a reason in quotation marks is expected, not 'so'"]),
         ('(rack = r because "x")', ["the ( at character 1 is never closed"]),

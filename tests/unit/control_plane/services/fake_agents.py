@@ -103,6 +103,7 @@ class FakeMachine:
         self.epoch = 0
         self.images: set[str] = set()
         self.hugepages_bytes = 0
+        self.capabilities: list[str] = []
         self.profile = api.ProfileStatus()
         self.wanted = api.ProfileSpec(name="none")
         self.events: list[api.Event] = []
@@ -126,6 +127,7 @@ class FakeMachine:
             disk_bytes=1 << 34,
             disk_free_bytes=1 << 33,
             agent_version="0",
+            capabilities=self.capabilities,
             leaving=self.leaving,
         )
 

@@ -33,6 +33,19 @@ def a_machine() -> JobSpec:
     return replace(a_job(), command=[], relaxations=given, network=private)
 
 
+async def told(w: World, name: str, capabilities: list[str]) -> None:
+    """Have a host tell that it can do something else than before."""
+    machine = w.region.machines[name]
+    machine.capabilities = capabilities
+    machine.say("profile", "web")  # whereupon it is asked for its facts
+
+    async def is_known() -> bool:
+        facts = (await w.cp.get_machine(name)).record.facts
+        return facts is not None and facts.capabilities == capabilities
+
+    await w.until(is_known)
+
+
 def test_a_file_says_no_command_and_all_that_does_not_go_with_it_is_told_at_once() -> None:
     assert job_errors(FILE) == []
     bad = {
@@ -67,6 +80,8 @@ def test_a_job_has_it_only_where_its_entitlement_allows_it() -> None:
     async def main() -> None:
         w = World(a_region())
         async with asyncio.timeout(20_000), w.running():
+            for machine in w.region.machines.values():
+                machine.capabilities = ["own-init"]
             await w.set_up()
             with pytest.raises(InvalidInput, match="does not allow own-init") as refused:
                 await w.cp.apply_job(a_machine())
@@ -86,6 +101,34 @@ def test_a_job_has_it_only_where_its_entitlement_allows_it() -> None:
             with pytest.raises(InvalidInput, match="does not allow own-init"):
                 await w.cp.apply_job(replace(a_machine(), stop_timeout_s=99.0))
             assert sum(w.alive().values()) == 6
+        assert w.region.broken_rules == []
+
+    run(main())
+
+
+def test_its_tasks_go_only_to_hosts_that_say_they_can_start_them() -> None:
+    """AL4 AL6: a plan says why nothing fits; once a host can, what waited for one is placed."""
+
+    async def main() -> None:
+        w = World(a_region())
+        wanted = 'capability.own-init exists because "its tasks have the relaxation own-init"'
+        async with asyncio.timeout(20_000), w.running():
+            w.region.machines["m2"].capabilities = ["own-init"]
+            await w.set_up(relaxations=[Relaxation.OWN_INIT])
+            await w.cp.apply_job(replace(a_machine(), tasks=2))
+            await w.stable()
+            assert +w.alive() == {"m2": 2}
+
+            await told(w, "m2", [])
+            plan = await w.cp.job_planner.plan(replace(a_machine(), tasks=3))
+            assert plan.unplaced == [2]
+            assert any(f"not as required: {wanted}" in reason for reason in plan.reasons)
+            assert (plan.staying, plan.placed) == (2, [])
+
+            await w.cp.apply_job(replace(a_machine(), tasks=3))
+            await told(w, "m3", ["own-init"])
+            await w.stable()
+            assert +w.alive() == {"m2": 2, "m3": 1}
         assert w.region.broken_rules == []
 
     run(main())
