@@ -57,7 +57,6 @@ class DuplicateHosts:
         self._store, self._runtime = store, runtime
         self.known: dict[str, Duplicate] = {}
         """By machine: the second host that was found last."""
-        self._revisions: dict[str, int] = {}
         self._doubted: dict[str, str] = {}
         self._boots: dict[str, list[str]] = {}
         self._looking: set[str] = set()
@@ -73,7 +72,6 @@ class DuplicateHosts:
         """Read what was found; what cannot be read is found again."""
         for entry in (await self._store.list_prefix(DUPLICATES)).entries:
             machine = entry.key.removeprefix(DUPLICATES)
-            self._revisions[machine] = entry.revision
             if (known := _decoded(entry)) is not None:
                 self.known[machine] = known
 
@@ -179,12 +177,11 @@ class DuplicateHosts:
         operation: Operation = (
             Delete(key) if duplicate is None else Put(key, msgspec.json.encode(duplicate))
         )
-        revision = await self._store.txn({key: self._revisions.get(machine, 0)}, [operation])
+        entry = await self._store.get(key)  # the last write may have been made without an answer
+        await self._store.txn({key: entry.revision if entry else 0}, [operation])
         if duplicate is None:
-            self._revisions.pop(machine, None)
             self.known.pop(machine, None)
         else:
-            self._revisions[machine] = revision
             self.known[machine] = duplicate
 
 

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from agent.api.presence import Presence, Verdict
 from agent.errors import Busy, NotFound, Unreachable
 from control_plane.api.duplicates import Duplicate
+from control_plane.errors import UnknownOutcome
 from control_plane.front_end.trail import Query, Trail
 from control_plane.identity.core.duplicates import Finding, Round, found
 from control_plane.identity.duplicates import DUPLICATES, DuplicateHosts
@@ -270,3 +272,24 @@ def test_the_audit_log_has_one_entry_of_it() -> None:
             assert second.boot[:8] in entry.reason
 
     asyncio.run(scenario())
+
+
+async def test_a_write_without_an_answer_is_made_again() -> None:
+    """A store may make a write and not say so; the next one is no conflict with it."""
+    first, second = Host(), Host()
+    world = World(first)
+    real, answers = world.store.txn, iter([False])
+
+    async def txn(*asked: Any) -> int:
+        revision = await real(*asked)
+        if not next(answers, True):
+            raise UnknownOutcome("the store did not say what became of the write")
+        return revision
+
+    async with world.store:
+        world.store.txn = txn  # type: ignore[method-assign]
+        await world.asks(first)
+        with pytest.raises(UnknownOutcome):
+            await world.asks(second)
+        assert await world.asks(second) is Verdict.SECOND
+    assert [duplicate.boot_id for duplicate in world.told] == [second.boot]
