@@ -52,12 +52,14 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     """
     from control_plane.front_end.listen import serving, tcp_socket, unix_socket
     from control_plane.identity.authority import OwnIdentity, open_authority
+    from control_plane.identity.loss import refuse_if_lost
     from control_plane.store.sqlite import SqliteStore
 
     async with AsyncExitStack() as stack:
         _make_folder(config.state_path, "state folder")
         store = await stack.enter_async_context(SqliteStore(config.store_path))
         broker_stores = await _open_broker_stores(stack, config, store)
+        await refuse_if_lost(store, config.authority_path)
         authority = open_authority(
             config.authority_path,
             config.cluster,
@@ -377,6 +379,24 @@ def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
     from control_plane.check_store import check
 
     _run(check(config, aside, forget))
+
+
+@main.command("new-authority")
+@click.confirmation_option(
+    "--yes", prompt="Every host has to join again, every credential has to be written anew. Go on?"
+)
+@_CONFIG
+@_STATE
+def new_authority(**given: Any) -> None:
+    """Begin with a new authority: its key is lost for good; the control plane is stopped."""
+    try:
+        config = configuration.load(given["file"], {"state": given["state"]})
+    except TwineError as e:
+        _fail(e)
+        return
+    from control_plane.new_authority import begin
+
+    _run(begin(config))
 
 
 @main.group()

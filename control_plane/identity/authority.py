@@ -237,7 +237,8 @@ def open_authority(
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as e:
         raise ConfigError(
             f"cannot use the authority in {path}: {_why_not(e)}",
-            hint="restore the file from a backup; without it every host must join again",
+            hint="restore the file from a backup; if there is none: twine-control-plane "
+            "new-authority, then let each host join again (docs/security.md)",
         ) from e
     if any(root.certificate.subject != root_name(cluster) for root in roots.trusted()):
         raise ConfigError(

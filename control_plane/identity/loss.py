@@ -1,0 +1,53 @@
+"""The authority's file is gone or of no use: nobody makes another one unasked (docs/adr/0108).
+
+Hosts trust the root that is lost. A new one made in silence would lock them all out, and would do
+so as well where the file is only not mounted yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from agent.errors import ConfigError
+from agent.wire import durable
+from control_plane.identity.rotation import TRUST
+from control_plane.store import Delete, Operation, Store
+from control_plane.store.bounds import ROWS_MAX
+
+log = logging.getLogger(__name__)
+
+ASIDE = "authority.pem.lost"
+
+
+async def refuse_if_lost(store: Store, path: Path) -> None:
+    """Raise `ConfigError` where the authority's file is gone and hosts have joined it."""
+    if path.exists():
+        return
+    if hosts := await _joined(store):
+        raise ConfigError(
+            f"the authority is gone: there is no {path}, and {len(hosts)} hosts trust it",
+            hint="restore the file from a backup; if there is none: twine-control-plane "
+            "new-authority, then let each host join again (docs/security.md)",
+        )
+
+
+async def begin_anew(store: Store, path: Path) -> list[str]:
+    """Let the next start make a new authority; return the hosts that have to join again.
+
+    What is left of the old file is kept beside it.
+    """
+    hosts = await _joined(store)
+    if path.exists():
+        path.replace(path.with_name(ASIDE))
+        durable.sync_folder(path.parent)
+    for first in range(0, len(hosts), ROWS_MAX):
+        gone: list[Operation] = [Delete(TRUST + host) for host in hosts[first : first + ROWS_MAX]]
+        await store.txn({}, gone)
+    log.warning("the authority begins anew", extra={"hosts": len(hosts)})
+    return hosts
+
+
+async def _joined(store: Store) -> list[str]:
+    entries = (await store.list_prefix(TRUST)).entries
+    return [entry.key.removeprefix(TRUST) for entry in entries]
