@@ -161,11 +161,13 @@ class Scheduler:
 
     def _wake(self, name: str) -> None:
         if self._jobs.find(name) is not None:
+            self._calm.heard(name)
             self._workers.wake(name)
 
     def _wake_whole(self, name: str) -> None:
         """Wake a job once all of its machines were heard since the start, or after a while."""
         if self._arrivals.awaits(name):
+            self._calm.heard(name)
             self._workers.wake_at(name, self._runtime.now() + ARRIVING_S)
         else:
             self._wake(name)
@@ -306,8 +308,11 @@ class Scheduler:
     def _note_calm(self, record: JobRecord) -> None:
         pool, entitlement = self._placing.pool_of(record), self._placing.entitlement_of(record)
         standing = self._standing(record, pool)
-        is_even = self._evened.get(record.name) == standing
-        self._calm.found_nothing(record, entitlement, standing, is_even=is_even)
+        even_at = None
+        if self._evened.get(record.name) != standing:
+            quiet_since = self._quiet_since.get(record.name, 0.0)
+            even_at = quiet_since + self._settings.repair_after_s
+        self._calm.found_nothing(record, entitlement, standing, even_at)
 
     def _waits_for_power(self, made: Decision) -> bool:
         """Return whether tasks have yet to leave machines whose power is capped."""
@@ -325,7 +330,7 @@ class Scheduler:
         """Drop what is remembered of a job that is gone."""
         self._workers.forget(name)
         self._consultant.forget(name)
-        self._calm.forget(name)
+        self._calm.gone(name)
         self._allocator.waiting.drop(name)
         self._placing.forget(name)
         for known in (self._details, self._answers, self._evened, self._quiet_since):

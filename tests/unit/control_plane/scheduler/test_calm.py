@@ -12,6 +12,7 @@ from world import World, a_job, scenario
 
 from agent.api import Health
 from control_plane.api.inventory import Drain
+from control_plane.scheduler import calm as calm_jobs
 from control_plane.scheduler import scheduler
 
 
@@ -40,6 +41,29 @@ def test_news_of_machines_costs_a_calm_job_no_round(rounds: list[str]) -> None:
                 w.cp._sights.changed(machine)
             await asyncio.sleep(1.0)
         assert rounds == []
+
+    story()
+
+
+def test_the_clock_alone_looks_at_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 20,000 jobs its looks at every task were a quarter of a core, and nothing happened."""
+    looks, real = list[int](), calm_jobs.serves_as_seen
+
+    def serves_as_seen(job, task, there):
+        looks.append(task.index)
+        return real(job, task, there)
+
+    monkeypatch.setattr(calm_jobs, "serves_as_seen", serves_as_seen)
+
+    @scenario()
+    async def story(w: World) -> None:
+        machine = await calm(w)
+        looks.clear()
+        await asyncio.sleep(5 * w.settings.resync_s)
+        assert looks == []
+        w.cp._sights.changed(machine)
+        await asyncio.sleep(1.0)
+        assert sorted(looks) == [0, 1, 2]
 
     story()
 
