@@ -35,6 +35,7 @@ from control_plane.allocator.core.spread import (
     trying,
 )
 from control_plane.allocator.counted import CountedMachines
+from control_plane.allocator.giving_back import GivingBack
 from control_plane.allocator.neighbours import Neighbours
 from control_plane.allocator.quotas import Quotas
 from control_plane.allocator.siblings import Grants
@@ -91,8 +92,7 @@ class Allocator:
         """Machines whose agents are yet to answer for the first time."""
         self._seen: dict[str, int] = {}
         """Data center → the revision of its broker up to which nothing can be missed."""
-        self._given_back: dict[str, None] = {}
-        """Machines that are being given back: nothing is placed there, whatever is heard."""
+        self._giving_back = GivingBack(self.broker, self.index, self.refresh)
         self._away: dict[str, str] = {}
         """Data centers whose brokers did not answer, when that was looked at last."""
         self._quarantined: dict[str, float] = {}
@@ -323,23 +323,15 @@ class Allocator:
 
         What is heard of it meanwhile changes nothing about that.
         """
-        name = machine.name
-        if name in self._given_back:
-            return
-        self._given_back[name] = None
-        self.index.block(name, "is being given back")
-        try:
-            await self.broker.release(name, revision=self.broker.table.revision(name))
-        finally:
-            del self._given_back[name]
-            self.refresh([name])
+        await self._giving_back.give_back(machine)
 
     def must_be_left(self, machine: str) -> bool:
         """Return whether the tasks of a machine must leave it now."""
         return self._counted.leaves(machine)
 
     async def look_at_clock(self) -> None:
-        """Take in what time alone has changed about machines."""
+        """Take in what time alone has changed about machines, and what a store would not say."""
+        await self._giving_back.find_out()
         timed, self._timed = self._timed, {}
         await self._refresh_in_turns([*timed, *self._counted.special()])
         now = self._runtime.date()
@@ -384,7 +376,7 @@ class Allocator:
         """
         if record.state is not MachineState.UP:
             return "is down"
-        if record.machine in self._given_back:
+        if record.machine in self._giving_back:
             return "is being given back"
         if record.hold is not None and not self.allocations.is_taking(record.machine):
             return f"is held for transaction {record.hold.transaction}"

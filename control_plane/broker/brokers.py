@@ -235,6 +235,11 @@ class Brokers:
         """Give a machine back to the free pool, unless anything changed since `revision`."""
         return await self.of(machine).release(machine, revision=revision)
 
+    async def find_out(self, machine: str) -> None:
+        """Read a machine again if nobody knows whether its last write was made."""
+        async with self.of(machine).table.lock(machine):
+            pass  # whoever takes the lock asks first
+
     async def release_many(self, machines: Mapping[str, int]) -> list[MachineRecord]:
         """Free several, in one transaction per data center."""
         freed = []

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
+import pytest
 from fake_agents import find_image
 from virtual_time import RUNTIME, run
 from world import World, a_job, a_region, scenario
 
 from agent.errors import Busy
 from control_plane.api.settings import SchedulerSettings
+from control_plane.errors import UnknownOutcome
 from control_plane.roles import ControlPlane
 from control_plane.store import Operation, Store
 from control_plane.store.memory import MemoryStore
@@ -37,6 +39,65 @@ async def test_news_of_a_machine_that_is_given_back_lets_no_task_come_there(w):
     may_go.set()
     await giving
     assert (machine.pool, machine.blocked) == ("", "")
+
+
+class SilentStore:
+    """A store that does not say what became of writes, now and then, and makes none of them."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self._inner, self.is_silent = inner, False
+        self.heard: list[tuple[Mapping[str, int], Sequence[Operation]]] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+        if self.is_silent:
+            self.heard.append((compare, operations))
+            raise UnknownOutcome("the store did not say what became of the write")
+        return await self._inner.txn(compare, operations)
+
+    async def make_late(self) -> None:
+        """Make the first of these writes after all."""
+        await self._inner.txn(*self.heard[0])
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_nobody_gets_a_machine_of_which_nobody_knows_whether_it_was_given_back(is_made: bool):
+    """Seed 5230: a machine was given back, the answer was lost, and tasks were sent there while
+    the store had it as nobody's.
+    """
+
+    async def body(w: World, store: SilentStore) -> None:
+        await w.deployed(a_job(3))
+        allocator = w.cp._allocator
+        await w.cp.stop_job("web")
+        await w.until(lambda: not any(m.jobs for m in allocator.index.machines.values()))
+        machine = next(m for m in allocator.index.machines.values() if m.pool == "front")
+        store.is_silent = True
+        with pytest.raises(UnknownOutcome):
+            await allocator.give_back(machine)
+        if is_made:
+            await store.make_late()
+        w.cp._sights.changed(machine.name)
+        await asyncio.sleep(3)
+        assert (machine.pool, machine.blocked) == ("front", "is being given back")
+        store.is_silent = False
+        await asyncio.sleep(3)
+        assert (machine.pool, machine.blocked) == ("" if is_made else "front", "")
+
+    async def main() -> None:
+        w = World(a_region(6))
+        async with AsyncExitStack() as stack:
+            store = SilentStore(await stack.enter_async_context(MemoryStore()))
+            settings = SchedulerSettings(join_grace_s=0, give_back_after_s=600)
+            w.cp = await stack.enter_async_context(
+                ControlPlane(store, w.region.agent, RUNTIME, settings, find_image)
+            )
+            async with asyncio.timeout(3600):
+                await body(w, store)
+
+    run(main())
 
 
 class FailingStore:
