@@ -34,6 +34,8 @@ TALK_S = 8.0
 """So long without trouble does it take to be sure that a machine was heard."""
 DOUBLE_S = 120.0
 """So long may two copies last once both machines can be reached."""
+PAUSE_S = 2.5
+"""A process that stood still for less may take it for a busy host."""
 NEWS_S = 3.0
 """So long may it take to act on what was just stored."""
 
@@ -109,7 +111,9 @@ class Checker(Observer):
     undisturbed_since: float = 0.0
     """Since when the control plane has been running without a pause."""
     _before_pause: float = 0.0
-    """Since when it had been running when it last stood still."""
+    """Since when it had been running when it last stood still …"""
+    _paused_at: float = 0.0
+    """… and since when it does."""
     _seen: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -200,7 +204,10 @@ class Checker(Observer):
     def put_accepted(self, machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
         """A task starts on a machine whose profile is that of its entitlement, and verified."""
         wanted = self.region.clients.entitlements.get(spec.entitlement)
-        profile = machine.profile
+        profile, standing = machine.profile, self.standings[machine.name]
+        known_s = NEWS_S if standing.sound and self.now - standing.sound_since >= LAG_S else LAG_S
+        if profile.state is ProfileState.DRIFTED and self.now - machine.drifted_at < known_s:
+            return  # somebody changed it by hand while the task was on its way
         if profile.state is not ProfileState.VERIFIED or (
             wanted is not None and not is_profile_of(profile.name, wanted.host_profile)
         ):
@@ -309,8 +316,9 @@ class Checker(Observer):
     def plane_changed(self, what: str) -> None:
         """Note since when the control plane runs undisturbed; later look for what is lost."""
         if what == "frozen":
-            self._before_pause = self.undisturbed_since
-        self.undisturbed_since = self.now
+            self._before_pause, self._paused_at = self.undisturbed_since, self.now
+        is_short = what == "thawed" and self.now - self._paused_at < PAUSE_S
+        self.undisturbed_since = self._before_pause if is_short else self.now
         if what == "serves":
             self.endpoints.clear()
 

@@ -148,6 +148,14 @@ class Clients:
         if len(queue) == 1:
             self._ask(wish)
 
+    def has_settled(self, job: str) -> bool:
+        """Return whether the last wish about a job was acknowledged, and none is under way.
+
+        A job that is to stop and then to be as it was is wanted as it was granted, while the stop
+        may have been carried out already.
+        """
+        return self.jobs[job].settled and not self._queues.get(f"job {job}")
+
     def idle(self) -> bool:
         """Return whether every wish got its answer."""
         return not any(self._queues.values())

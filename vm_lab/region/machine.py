@@ -121,6 +121,7 @@ class Machine:
         self.images: set[str] = set()
         self.pulls: dict[str, list[Callable[[str], None]]] = {}
         self.profile = api.ProfileStatus()
+        self.drifted_at = float("-inf")
         self.wanted_profile: api.ProfileSpec | None = None
         self.booted_for = ""
         """The profile that was wanted at the last boot."""
@@ -451,6 +452,7 @@ class Machine:
     def drift(self) -> None:
         """Somebody changes a setting of the host by hand."""
         if self.profile.state is ProfileState.VERIFIED:
+            self.drifted_at = self.setting.timeline.now
             self._profile_is(ProfileState.DRIFTED)
 
     def _profile_is(self, state: ProfileState) -> None:

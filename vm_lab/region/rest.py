@@ -27,12 +27,12 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
     """Return what was acknowledged and is not there."""
     lost = []
     for name, owned in region.clients.jobs.items():
-        if owned.granted is None or owned.asked is None or not owned.settled:
+        if owned.granted is None or owned.asked is None or not region.clients.has_settled(name):
             continue
         record = await _record(control_plane, name)
         found = record.spec if record is not None else None
         wanted = expected(owned, record) if record is not None else owned.granted
-        if found != wanted and owned.settled:
+        if found != wanted and region.clients.has_settled(name):
             held = "nothing" if found is None else f"{found.tasks} tasks of {found.image[7:11]}"
             lost.append(
                 f"job {name}: {owned.granted.tasks} tasks of {owned.granted.image[7:11]} were"

@@ -17,6 +17,7 @@ from control_plane.api.jobs import (
     UpdatePolicy,
 )
 from control_plane.scheduler.core.rollout import summarize
+from control_plane.store import Put
 from vm_lab.region import agent, rest, scenario
 from vm_lab.region.clients import Owned
 from vm_lab.region.seed import SimulatedRegion
@@ -158,3 +159,42 @@ def test_a_release_waits_at_rest_while_tasks_without_room_use_up_the_budget(wait
     ]
     status = summarize(JobRecord(name="web", spec=spec, version=2, specs={}, tasks=tasks))
     assert rest.is_bound(status) is bound
+
+
+@pytest.mark.parametrize(("paused_s", "accused"), [(1.9, 0), (2.6, 1)])
+def test_a_short_pause_begins_no_silence_anew(world: World, paused_s: float, accused: int) -> None:
+    """Seed 4366: below two seconds a pause is taken for a busy host."""
+    checker = world.region.checker
+    world.region.machines["m01"].power_off()
+    world.wait(6)
+    checker.plane_changed("frozen")
+    world.wait(paused_s)
+    checker.plane_changed("thawed")
+    world.wait(4)
+    assert checker.standings["m01"].state == "up"
+    checker.stored("main", [Put("machines/dc0/m01", b'{"machine":"m01","state":"down"}')])
+    assert sum(v.rule == "verdict" for v in checker.violations) == accused
+
+
+@pytest.mark.parametrize(("later_s", "accused"), [(1.0, 0), (5.0, 1)])
+def test_a_task_may_be_on_its_way_to_a_host_that_is_changed_by_hand(
+    world: World, later_s: float, accused: int
+) -> None:
+    """Seed 5204: the news of a drift and the start of a task met on their ways."""
+    checker, machine = world.region.checker, world.region.machines["m05"]
+    checker.violations.clear()
+    machine.wanted_profile = api.ProfileSpec(name="soft")
+    machine.profile = api.ProfileStatus(name="soft", state=api.ProfileState.VERIFIED)
+    machine.drift()
+    world.wait(later_s)
+    world.put("other-0", "m05")
+    assert sum(v.rule == "profile" for v in checker.violations) == accused
+
+
+def test_a_job_that_is_to_stop_and_to_be_again_may_be_gone_meanwhile(world: World) -> None:
+    """Seeds 3771, 5308: the stop was carried out, its answer lost, and nothing was wrong."""
+    clients = world.region.clients
+    assert clients.has_settled("web")
+    clients.stop_job("web")
+    clients.apply_job(SPEC)
+    assert not clients.has_settled("web")
