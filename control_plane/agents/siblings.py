@@ -75,6 +75,9 @@ class Machines(Protocol):
     async def release(self, machine: str, *, revision: int) -> MachineRecord:
         """Give a machine back to the free pool, unless anything changed since `revision`."""
 
+    async def find_out(self, machine: str) -> None:
+        """Read a machine again if nobody knows whether its last write was made."""
+
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
         """Hold all these machines, or none and raise `Conflict`."""
 

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable, Iterable
 
 from agent.errors import Busy, Conflict, NotFound, TwineError
+from control_plane.agents.siblings import Machines
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.broker.brokers import Brokers
 
 log = logging.getLogger(__name__)
 _KNOWN = (Conflict, NotFound, Busy)
@@ -25,7 +25,7 @@ class GivingBack:
     """Which machines are being given back; an actor that only the allocator has."""
 
     def __init__(
-        self, broker: Brokers, index: RegionIndex, refresh: Callable[[Iterable[str]], None]
+        self, broker: Machines, index: RegionIndex, refresh: Callable[[Iterable[str]], None]
     ) -> None:
         """Give nothing back yet; `refresh(machines)` has the index look at them anew."""
         self._broker, self._index, self._refresh = broker, index, refresh
