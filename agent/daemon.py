@@ -31,6 +31,7 @@ from agent.core.records import TASK_UNITS, TaskRecord
 from agent.core.retention import Room
 from agent.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
 from agent.machine import Machine
+from agent.machine.acl import let_group
 from agent.machine.notify import notify, watchdog_s
 from agent.routes import JOIN_ROUTES
 from agent.server import Services, application
@@ -365,10 +366,10 @@ class Agent:
         finally:
             os.umask(before)
         try:
-            os.chown(path, 0, grp.getgrnam(self.config.socket_group).gr_gid)
-            path.chmod(0o660)
-        except (KeyError, PermissionError):
-            log.warning("the socket is for its owner only", extra={"socket": str(path)})
+            let_group(path, grp.getgrnam(self.config.socket_group).gr_gid)
+        except (KeyError, OSError) as e:
+            fields = {"socket": str(path), "why": str(e)}
+            log.warning("the socket is for its owner only", extra=fields)
         door = open_door(runner, listener, None, LOCAL, _http_log)
         await stack.enter_async_context(door)
         stack.callback(path.unlink, missing_ok=True)

@@ -14,6 +14,8 @@ CPUS = "/sys/devices/system/cpu"
 NODES = "/sys/devices/system/node"
 TASKS_SLICE = "/workload.slice"
 HUGEPAGES = "/sys/kernel/mm/hugepages"
+KEPT = "/run/twine-kernel"
+"""Where the agent's unit has the files of /proc that it reads (units/twine-agent.service)."""
 _MODEL_KEYS = ("model name", "Processor", "cpu model")
 """Lines of /proc/cpuinfo that name the processor: x86, old Arm, MIPS; arm64 has none."""
 
@@ -26,13 +28,20 @@ def read_hardware(fs: KernelFs) -> Hardware:
     return Hardware(
         cpu=_cpu(fs),
         memory_bytes=_memory_bytes(fs),
-        kernel=fs.read("/proc/sys/kernel/osrelease"),
-        boot_id=fs.read("/proc/sys/kernel/random/boot_id"),
-        hostname=fs.read("/proc/sys/kernel/hostname"),
+        kernel=_proc(fs, "/proc/sys/kernel/osrelease"),
+        boot_id=_proc(fs, "/proc/sys/kernel/random/boot_id"),
+        hostname=_proc(fs, "/proc/sys/kernel/hostname"),
         nics=tuple(name for name in fs.names("/sys/class/net") if _is_nic(fs, name)),
         hugepages_bytes=hugepages_bytes(fs),
         cgroup_controllers=tuple((fs.find("/sys/fs/cgroup/cgroup.controllers") or "").split()),
     )
+
+
+def _proc(fs: KernelFs, path: str) -> str:
+    """Return a file of /proc, also where the unit's has nothing but processes (ProcSubset=)."""
+    found = fs.find(path)
+    kept = fs.find(KEPT + path) if found is None else found
+    return fs.read(path) if kept is None else kept
 
 
 def _cpu(fs: KernelFs) -> Cpu:
@@ -81,7 +90,7 @@ def read_cores(fs: KernelFs) -> tuple[Core, ...]:
 
 
 def _cpu_model(fs: KernelFs) -> str:
-    text = fs.read("/proc/cpuinfo")
+    text = _proc(fs, "/proc/cpuinfo")
     for key in _MODEL_KEYS:
         found = re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE)
         if found:
@@ -90,7 +99,7 @@ def _cpu_model(fs: KernelFs) -> str:
 
 
 def _memory_bytes(fs: KernelFs) -> int:
-    found = re.search(r"^MemTotal:\s+(\d+) kB$", fs.read("/proc/meminfo"), re.MULTILINE)
+    found = re.search(r"^MemTotal:\s+(\d+) kB$", _proc(fs, "/proc/meminfo"), re.MULTILINE)
     if not found:
         raise KernelFileError("cannot read the memory size: /proc/meminfo has no MemTotal line")
     return int(found[1]) * 1024

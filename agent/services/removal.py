@@ -10,6 +10,7 @@ from agent.core.firewall import TABLE
 from agent.core.records import TASK_UNITS
 from agent.errors import Conflict
 from agent.machine import Machine
+from agent.machine.hardware import KEPT
 from agent.services.install import targets
 
 SERVICES = (
@@ -66,7 +67,7 @@ def _purge(root: Path, state: Path, run: Path, machine: Machine) -> list[str]:
         gone += _subvolumes(folder, machine) if folder.exists() else []
     journals = (root / "var/log/journal").glob("*.twine-*")
     kept = state.iterdir() if state.exists() else ()
-    for path in (*kept, *journals, root / "etc/twine", run):
+    for path in (*kept, *journals, root / "etc/twine", run, root / KEPT.lstrip("/")):
         gone += _remove(path)
     machine.processes.run(["groupdel", "twine"], check=False)
     return gone

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from agent.cpus import Core, listed, numbers
 from agent.errors import KernelFileError
-from agent.machine.hardware import hugepages_bytes, read_cores, read_hardware
+from agent.machine.hardware import KEPT, hugepages_bytes, read_cores, read_hardware
 from agent.machine.kernelfs import KernelFs
 
 
@@ -119,3 +120,26 @@ def test_a_kernel_without_topology_has_a_core_for_each_cpu(tmp_path: Path) -> No
     missing = ("online", "isolated", "cpu0/topology/thread_siblings_list")
     fs = a_host(tmp_path, {f"sys/devices/system/cpu/{name}": None for name in missing})
     assert read_cores(fs) == (Core((0,)),)
+
+
+def test_a_unit_that_sees_only_processes_reads_what_it_was_given(tmp_path: Path) -> None:
+    """F-84: the agent's `ProcSubset=pid`; the files that it reads are bound elsewhere."""
+    whole = read_hardware(a_host(tmp_path / "whole"))
+    fs = a_host(tmp_path / "apart")
+    (tmp_path / "apart/run/twine-kernel").mkdir(parents=True)
+    (tmp_path / "apart/proc").rename(tmp_path / "apart/run/twine-kernel/proc")
+    assert read_hardware(fs) == whole
+    (tmp_path / "apart/run/twine-kernel/proc/meminfo").unlink()
+    with pytest.raises(KernelFileError, match="cannot read /proc/meminfo"):
+        read_hardware(fs)
+
+
+def test_the_unit_is_given_every_file_of_proc_that_is_read() -> None:
+    """F-84: one that is forgotten would end the agent at its start."""
+    root = Path(__file__).parents[4] / "agent"
+    code = (root / "machine/hardware.py").read_text()
+    read = set(re.findall(r'_proc\(fs, "(/proc/\S+)"\)', code))
+    unit = (root / "units/twine-agent.service").read_text()
+    bound = dict(re.findall(r"^BindReadOnlyPaths=(\S+):(\S+)$", unit, re.MULTILINE))
+    assert len(read) == 5
+    assert bound == {path: KEPT + path for path in read}
