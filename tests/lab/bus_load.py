@@ -1,0 +1,144 @@
+"""Run in a guest: tasks come and go while the bus and process 1 are disturbed.
+
+Prints as JSON what came of it: how many came and went, what the agent's face answered meanwhile,
+and which of the tasks that were to stay are not what they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from agent import api
+from agent.client import AgentClient
+from agent.errors import NotFound
+
+SOCKET = "unix:/run/twine/agent.sock"
+STAYING = ("stay-1", "stay-2", "stay-3")
+AFTERWARDS = 2
+"""Tasks that have to come and go after each disturbance."""
+BLOCKED_S = 40.0
+"""How long nobody speaks on the bus: longer than a call on it waits (25 s)."""
+PAUSE_S = 0.2
+
+
+class Load:
+    """One task that comes and goes, again and again, and one who asks whether the agent lives."""
+
+    def __init__(self, image: str) -> None:
+        self.image, self.cycles, self.asked, self.slowest_s = image, 0, 0, 0.0
+
+    def spec(self, generation: int) -> api.TaskSpec:
+        return api.TaskSpec(
+            image=self.image,
+            command=["/bin/busybox", "sleep", "100000"],
+            generation=generation,
+            limits=api.Limits(memory_max_bytes=16 << 20),
+        )
+
+    async def running(self, client: AgentClient, task: str) -> api.TaskStatus:
+        while (found := await client.get_task(task)).state is not api.TaskState.RUNNING:
+            await asyncio.sleep(PAUSE_S)
+        return found
+
+    async def come_and_go(self) -> None:
+        async with AgentClient(SOCKET, timeout_s=300.0) as client:
+            while True:
+                await client.put_task("comes", self.spec(self.cycles + 1))
+                await self.running(client, "comes")
+                await client.delete_task("comes")
+                with contextlib.suppress(NotFound):
+                    while True:
+                        await client.get_task("comes")
+                        await asyncio.sleep(PAUSE_S)
+                self.cycles += 1
+
+    async def ask(self) -> None:
+        async with AgentClient(SOCKET, timeout_s=300.0) as client:
+            while True:
+                began = time.monotonic()
+                await client.readyz()
+                self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+                self.asked += 1
+                await asyncio.sleep(PAUSE_S)
+
+    async def more(self, cycles: int) -> None:
+        wanted = self.cycles + cycles
+        while self.cycles < wanted:
+            await asyncio.sleep(PAUSE_S)
+
+
+@contextlib.asynccontextmanager
+async def going(*work: object) -> AsyncIterator[None]:
+    """Let coroutines run; one that fails fails all."""
+    tasks = [asyncio.ensure_future(one) for one in work]  # type: ignore[arg-type]
+    try:
+        yield
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def blocked(load: Load) -> int:
+    """Let nobody speak on the bus for a while; return what the agent's face answered meanwhile."""
+    asking = await asyncio.create_subprocess_exec(
+        *("systemctl", "show", "-P", "MainPID", "dbus.service"), stdout=asyncio.subprocess.PIPE
+    )
+    pid, before = int((await asking.communicate())[0]), load.asked
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(BLOCKED_S)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    return load.asked - before
+
+
+async def main(image: str) -> None:
+    """Disturb, wait until things come and go as before, and tell."""
+    load = Load(image)
+    async with AgentClient(SOCKET, timeout_s=300.0) as client:
+        for name in STAYING:
+            await client.put_task(name, load.spec(1))
+        before = {name: await load.running(client, name) for name in STAYING}
+        async with going(load.come_and_go(), load.ask()):
+            await load.more(AFTERWARDS)
+            for verb in (["restart", "dbus.service"], ["daemon-reexec"], ["daemon-reload"]):
+                doing = await asyncio.create_subprocess_exec("systemctl", *verb)
+                assert await doing.wait() == 0, verb
+                await load.more(AFTERWARDS)
+            answered = await blocked(load)
+            await load.more(AFTERWARDS)
+        with contextlib.suppress(NotFound):
+            await client.delete_task("comes")
+            while True:
+                await client.get_task("comes")
+                await asyncio.sleep(PAUSE_S)
+        after = {name: await client.get_task(name) for name in STAYING}
+    changed = [
+        name
+        for name in STAYING
+        if (after[name].state, after[name].invocation_id, after[name].restarts)
+        != (api.TaskState.RUNNING, before[name].invocation_id, 0)
+    ]
+    found = {
+        "cycles": load.cycles,
+        "asked": load.asked,
+        "slowest_s": round(load.slowest_s, 2),
+        "answered_while_blocked": answered,
+        "changed": changed,
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
