@@ -74,7 +74,7 @@ def guest() -> Iterator[OneGuest]:
 def test_fifty_tasks_do_not_notice_an_upgrade_and_a_downgrade_by_package(
     guest: OneGuest, packages: tuple[Path, Path]
 ) -> None:
-    """F-05 P1: and what is removed afterwards leaves nothing on the host."""
+    """F-02 F-05 P1: nor six deaths of the agent; and what is removed leaves nothing on the host."""
     for package, name in zip(packages, ("ours", "later"), strict=True):
         put = f"cat > /root/{name}.deb"
         guest.lab("ssh", "m1", "--", put, stdin=package.read_bytes())
@@ -87,6 +87,11 @@ def test_fifty_tasks_do_not_notice_an_upgrade_and_a_downgrade_by_package(
     before = guest.ssh(SEEN.replace("TASKS", str(TASKS)))
     assert before.count("NRestarts=0") == TASKS
     assert "MainPID=0" not in before
+
+    for _ in range(6):
+        guest.ssh("systemctl kill -s KILL twine-agent.service")
+        guest.until("all are known to run", lambda: guest.find(RUNS) == str(TASKS))
+    assert guest.ssh(SEEN.replace("TASKS", str(TASKS))) == before
 
     for name, known in (("later", TASKS), ("ours", TASKS + 1)):
         print(guest.ssh(install.format(name), timeout_s=1800))
