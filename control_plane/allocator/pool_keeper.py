@@ -120,10 +120,13 @@ class PoolKeeper:
     def _still_runs(self, record: MachineRecord) -> bool:
         """Return whether tasks that moved away have yet to go: it is nobody's before that.
 
-        Of a machine that is down nobody knows, and it is needed elsewhere when it comes back.
+        Their claims may be elsewhere already while their records still have them here. Of a
+        machine that is down nobody knows, and it is needed elsewhere when it comes back.
         """
+        directory = self._allocator.directory
         return record.state is MachineState.UP and bool(
-            self._allocator.directory.leaving(record.machine)
+            directory.tasks(record.machine)
+            or directory.leaving(record.machine)
             or self._allocator.strays(record.machine)
         )
 
@@ -137,11 +140,13 @@ class PoolKeeper:
             quota = self._allocator.quotas.of(pool)
             if quota.machines is None or self._index.pool(pool).size < quota.machines:
                 continue
-            for record in self._broker.held(pool):
-                machine = self._index.machines.get(record.machine)
-                if machine is None or not self._is_lost(record) or not self._has_spare(pool):
+            for name in [record.machine for record in self._broker.held(pool)]:
+                record = self._broker.table.find(name)  # as it is now: others went meanwhile
+                machine = self._index.machines.get(name)
+                if record is None or machine is None or not self._is_lost(record):
                     continue
-                await self._release(machine)
+                if self._has_spare(pool):
+                    await self._release(machine)
 
     def _is_lost(self, record: MachineRecord) -> bool:
         placed = self._allocator.directory.tasks(record.machine).values()

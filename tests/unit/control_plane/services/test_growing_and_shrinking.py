@@ -15,7 +15,7 @@ from agent.errors import Busy, Conflict, InvalidInput
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke
 from control_plane.api.jobs import JobPhase, UpdatePolicy
-from control_plane.api.machines import EventKind, MachineRecord
+from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.api.policy import Admission, Property, Requirement
 from control_plane.api.settings import Overgrant
 from control_plane.broker.core.unavailability import leaving
@@ -338,6 +338,28 @@ async def test_a_broken_machine_is_exchanged_when_the_quota_is_used_up(w: World)
     await w.stable("a")
     assert broken not in held(w, "front")
     assert len(held(w, "front")) == 3
+
+
+@on(region_of(*(f"dc{n % 2}/msb{n}" for n in range(12))), brake_share=1.0)
+async def test_a_machine_that_comes_back_while_others_are_exchanged_stays(w: World):  # AL3
+    """What was judged by a list that was made before it came back is judged again."""
+    await entitle(w, "front", 6)
+    await deploy(w, job("a", 6))
+    first, second = broken = held(w, "front")[:2]
+    release, states = w.cp._broker.release, list[MachineState]()
+
+    async def slowly(name: str, *, revision: int) -> object:
+        states.append(w.cp._broker.table.get(name).state)
+        if len(states) == 1:
+            await w.cp._broker.mark_up(second if name == first else first)
+        return await release(name, revision=revision)
+
+    w.cp._broker.release = slowly
+    for name in broken:
+        w.region.machines[name].power_off()
+    await w.until(lambda: len(hosts(w, "a")) == 6)
+    assert len(states) >= 2
+    assert MachineState.UP not in states
 
 
 async def least_serving(w: World, name: str, seen: list[int]) -> None:
