@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from agent.api import Relaxation, TaskSpec
 from agent.api.volumes import VolumeKind
+from agent.core.system_calls import NO_RINGS
 from agent.core.task_identity import INSIDE as IDENTITY
 from agent.core.unit_properties import TASK_HARDENING
 from agent.core.volumes import OWNER, place_of
@@ -77,6 +78,7 @@ SANDBOX: Mapping[str, object] = MappingProxyType(
             "~kexec_file_load",
             "~kexec_load",
             "~perf_event_open",
+            *NO_RINGS,
         ),
         "UMask": 0o022,
     }

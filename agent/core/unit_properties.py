@@ -18,6 +18,7 @@ from agent.core.limits import limit_properties
 from agent.core.network import network_properties, port_variables
 from agent.core.records import key_of, unit_of, user_of
 from agent.core.relaxations import relaxed
+from agent.core.system_calls import NO_RINGS
 from agent.core.task_identity import INSIDE
 
 _S = 1_000_000
@@ -62,6 +63,7 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
             "~@reboot",
             "~@resources",
             "~@swap",
+            *NO_RINGS,
             "@setuid",
             "@chown",
         ),

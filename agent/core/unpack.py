@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from agent.api import ImageFormat
 from agent.core.oci import Layer
+from agent.core.system_calls import NO_RINGS
 
 _S = 1_000_000
 UNPACK_TIMEOUT_S = 900
@@ -35,7 +36,7 @@ _SANDBOX: dict[str, object] = {
     "RestrictAddressFamilies": ("AF_UNIX",),
     "LockPersonality": True,
     "SystemCallArchitectures": ("native",),
-    "SystemCallFilter": ("@system-service", "~@keyring", "~@memlock", "~@resources"),
+    "SystemCallFilter": ("@system-service", "~@keyring", "~@memlock", "~@resources", *NO_RINGS),
     "SystemCallErrorNumber": errno.EPERM,
     "UMask": 0o022,
     "MemoryMax": UNPACK_MEMORY_BYTES,

@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/io_uring.h>
 #include <linux/netlink.h>
 #include <sched.h>
 #include <signal.h>
@@ -16,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/klog.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -87,6 +89,35 @@ static int binds(int at) {
     close(fd);
     return done;
 }
+static int ring(struct io_uring_params *p) { return syscall(SYS_io_uring_setup, 4, p); }
+static int ringed(int fd, struct io_uring_params *p, struct io_uring_sqe what) {
+    /* one request that the kernel does in its own name, past any filter of system calls */
+    char *sq = mmap(0, p->sq_off.array + 16, PROT_READ | PROT_WRITE, MAP_SHARED, fd, IORING_OFF_SQ_RING);
+    char *cq = mmap(0, p->cq_off.cqes + 128, PROT_READ | PROT_WRITE, MAP_SHARED, fd, IORING_OFF_CQ_RING);
+    struct io_uring_sqe *asked = mmap(0, 4 * sizeof *asked, PROT_READ | PROT_WRITE, MAP_SHARED, fd, IORING_OFF_SQES);
+    if (sq == MAP_FAILED || cq == MAP_FAILED || asked == MAP_FAILED) return -1;
+    unsigned *tail = (void *)(sq + p->sq_off.tail), at = *tail & 3;
+    asked[at] = what;
+    ((unsigned *)(sq + p->sq_off.array))[at] = at;
+    __atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
+    if (syscall(SYS_io_uring_enter, fd, 1, 1, IORING_ENTER_GETEVENTS, 0, 0) != 1) return -1;
+    unsigned *head = (void *)(cq + p->cq_off.head);
+    int done = ((struct io_uring_cqe *)(cq + p->cq_off.cqes))[*head & 7].res;
+    __atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
+    if (done < 0) errno = -done;
+    return done;
+}
+static int ringed_unix(const char *path, int length) {
+    struct io_uring_params p = {0};
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    memcpy(to.sun_path, path, length);
+    int fd = ring(&p);
+    if (fd < 0) return -1;
+    int made = ringed(fd, &p, (struct io_uring_sqe){.opcode = 45 /* SOCKET, of 5.19 */, .fd = AF_UNIX, .off = SOCK_STREAM});
+    if (made < 0) return -1;
+    return ringed(fd, &p, (struct io_uring_sqe){.opcode = IORING_OP_CONNECT, .fd = made, .addr = (unsigned long)&to,
+                                                .off = sizeof(sa_family_t) + length});
+}
 static int signals_somebody(void) {
     for (int pid = 1; pid < 40000; pid++)
         if (pid != getpid() && kill(pid, 0) == 0) return 0;
@@ -151,6 +182,7 @@ static int capable(void) { return syscall(SYS_capset, (int[]){0x20080522, 0}, (i
     P("kernel: performance counters", closed(syscall(SYS_perf_event_open, (char[128]){0}, 0, -1, -1, 0))) \
     P("kernel: userfaultfd", closed(syscall(SYS_userfaultfd, 0))) \
     P("kernel: accounting of all processes", acct("/tmp/own")) \
+    P("kernel: a ring of requests", closed(ring(&(struct io_uring_params){0}))) \
     P("kernel: files by handle", handles()) \
     P("kernel: realtime priority", realtime()) \
     P("kernel: dump cores", dumps()) \
@@ -178,6 +210,7 @@ static int capable(void) { return syscall(SYS_capset, (int[]){0x20080522, 0}, (i
     P("network: the agent's socket", unix_to("/run/twine/agent.sock", 21)) \
     P("network: D-Bus", unix_to("/run/dbus/system_bus_socket", 27)) \
     P("network: an abstract socket", unix_to("\0twine-red-team", 15)) \
+    P("network: an abstract socket by a ring", ringed_unix("\0twine-red-team", 15)) \
     P("network: metadata service", inet_to("169.254.169.254", 80)) \
     P("network: the agent's port", inet_to("127.0.0.1", 7443)) \
     P("network: a port that it was not given", binds(port)) \

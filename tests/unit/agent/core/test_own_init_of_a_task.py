@@ -43,6 +43,11 @@ def words(unit: dict[str, object]) -> list[str]:
     return list(commands[0])
 
 
+def test_in_a_machine_there_are_no_rings_either() -> None:
+    """F-84: a family of sockets that its filter refuses would come through one."""
+    assert "~io_uring_setup" in a_machine()["SystemCallFilter"]  # type: ignore[operator]
+
+
 def test_the_machine_is_in_the_tasks_own_unit_with_all_that_bounds_a_task() -> None:
     """AG8: slice, limits, network, journal and times are those of any task."""
     plain = unit_properties("web", spec := a_spec(network=PRIVATE), "/r")

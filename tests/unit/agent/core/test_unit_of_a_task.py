@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.api import ImageFormat, Limits, Probe, RestartPolicy, TaskSpec
+from agent.api import ImageFormat, Limits, Probe, Relaxation, RestartPolicy, TaskSpec
 from agent.core.oci import Blob, Layer
 from agent.core.reconcile import leftovers
 from agent.core.records import key_of, task_of, unit_of
@@ -58,6 +58,18 @@ def test_the_properties_are_those_that_were_reviewed() -> None:  # AG2, AG8
         GOLDEN.write_text(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
 
     assert _as_json(found) == msgspec.json.decode(GOLDEN.read_bytes())
+
+
+def test_nobody_in_a_sandbox_has_the_kernel_do_what_its_filter_refuses() -> None:
+    """F-84: through a ring (io_uring) a task reached an abstract socket of its host."""
+    for properties in (
+        unit_properties("web", a_spec(), "/r"),
+        unit_properties("web", a_spec(relaxations=list(Relaxation)[:4]), "/r"),
+        unpack_properties("/s", "/t", ImageFormat.TAR, "/s"),
+        layer_properties("/py", "/s/oci-1", LAYER, "/s/c.layer"),
+        fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o"),
+    ):
+        assert "~io_uring_setup" in properties["SystemCallFilter"]  # type: ignore[operator]
 
 
 def test_systemd_takes_every_property() -> None:
