@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 
 from agent import api
 from agent.client import AgentClient
@@ -75,18 +75,13 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def going(*work: object) -> AsyncIterator[None]:
-    """Let coroutines run; one that fails fails all."""
-    tasks = [asyncio.ensure_future(one) for one in work]  # type: ignore[arg-type]
-    try:
+async def going(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Let coroutines run beside what is done here; one that fails ends that at once, and all."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
         yield
         for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def blocked(load: Load) -> int:

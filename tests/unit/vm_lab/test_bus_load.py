@@ -1,0 +1,35 @@
+"""The load of tests/lab/test_2_bus.py ends when a part of it fails, and does not wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.lab.bus_load import going
+
+
+async def fails() -> None:
+    raise RuntimeError("no such image")
+
+
+async def runs(seen: list[str]) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        seen.append("ended")
+
+
+async def test_a_part_that_fails_ends_what_waits_for_it_with_its_error() -> None:
+    seen: list[str] = []
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="no such image")):
+        async with asyncio.timeout(30), going(fails(), runs(seen)):
+            await asyncio.Event().wait()  # for cycles that never come
+    assert seen == ["ended"]
+
+
+async def test_what_goes_on_for_ever_ends_with_what_it_goes_on_beside() -> None:
+    seen: list[str] = []
+    async with going(runs(seen)):
+        await asyncio.sleep(0)
+    assert seen == ["ended"]
