@@ -45,10 +45,11 @@ from agent.services.exec import Sessions
 from agent.services.facts import Facts
 from agent.services.host_profile import HostProfile
 from agent.services.huge_pages import HugePages
-from agent.services.identity import HostIdentity
+from agent.services.identity import LAST_TERM, HostIdentity
 from agent.services.images import Images
 from agent.services.inside import Inside
 from agent.services.journal import Journal
+from agent.services.last_term import LastTerm
 from agent.services.leaving import Leaving
 from agent.services.logs import Logs
 from agent.services.metrics import Metrics
@@ -72,6 +73,7 @@ from agent.services.units import Units
 from agent.services.usage import UsageReader
 from agent.services.volume_desk import VolumeDesk
 from agent.services.volumes import Volumes
+from agent.wire import durable
 from agent.wire.client import WireClient
 from agent.wire.door import open_door
 from agent.wire.limits import LOCAL, Limits, raise_descriptor_limit
@@ -269,6 +271,12 @@ class Agent:
             problems = [p for p in (disk.problem, networks.problem) if p]
             return replace(found, problems=problems, leaving=leaving.now())
 
+        last_term = LastTerm(self._state / "identity" / LAST_TERM)
+
+        async def noted(path: Path, data: bytes) -> None:
+            await lanes.run("last-term", durable.write, path, data)
+
+        group.create_task(last_term.watch(noted), name="last term")
         group.create_task(disk.watch(), name="disk")
 
         def spawn(work: Coroutine[Any, Any, None]) -> None:
@@ -330,6 +338,7 @@ class Agent:
             spawn=spawn,
             renew=self.identity.renew_when_asked,
             uniqueness=uniqueness,
+            last_term=last_term,
             domain=self.identity.domain,
         )
 

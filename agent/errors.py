@@ -5,6 +5,7 @@ TwineError
 ├── Forbidden         the caller may not do this                        403
 ├── NotFound          no such task, image, job, …                       404
 ├── Conflict          stale generation or epoch, or still in use        409
+│   └── OlderStore    of a control plane whose store was put back       409
 ├── TooSlow           the request did not come in time                  408
 ├── TooLarge          over a limit of size                              413
 ├── Unprocessable     well-formed, but cannot be carried out            422
@@ -122,6 +123,12 @@ class Conflict(TwineError):
     code = "conflict"
     status = 409
     exit_code = 5
+
+
+class OlderStore(Conflict):
+    """The store of the control plane that asks is older than what the host was told before."""
+
+    code = "older_store"
 
 
 class TooSlow(TwineError):

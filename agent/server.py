@@ -36,6 +36,7 @@ from agent.services.exec import Sessions, wish_of
 from agent.services.facts import agent_version
 from agent.services.host_profile import HostProfile
 from agent.services.images import Images
+from agent.services.last_term import LastTerm
 from agent.services.leaving import Leaving
 from agent.services.logs import EVERYWHERE, Logs, Run
 from agent.services.metrics import Metrics
@@ -82,6 +83,8 @@ class Services:
     """Fetches this host's next certificate."""
     uniqueness: Uniqueness
     """Whether this host is the only one with its identity."""
+    last_term: LastTerm | None = None
+    """Which control plane spoke last; None: nobody is judged by that."""
     domain: Callable[[], str] = lambda: ""
     """Returns the trust domain of this host; empty: not known."""
     ready: bool = False
@@ -93,7 +96,7 @@ def application(services: Services, socket_group: str) -> web.Application:
         "Twine agent",
         ROUTES,
         handlers(services),
-        authorize_with(socket_group, services.domain),
+        authorize_with(socket_group, services.domain, services.last_term),
         version=agent_version(),
         metrics=lambda: services.metrics.scrape(ready=services.ready),
     )

@@ -125,6 +125,7 @@ async def _build(
     from control_plane.roles import ControlPlane
     from control_plane.runtime.garbage import heap_that_stays
     from control_plane.runtime.runtime import Runtime
+    from control_plane.store.term import OwnTerm
     from control_plane.task_control.caller import ControllerCaller
     from control_plane.task_control.core.addresses import rules_of
 
@@ -132,7 +133,7 @@ async def _build(
     runtime, settings = Runtime(), config.scheduler
     patience = Patience(settings.poll_wait_s, settings.poll_patience_s)
 
-    context = identity.agents_context()
+    context, term = identity.agents_context(), OwnTerm(store)
     rules = rules_of(config.controller_networks, config.reachable_at())
 
     def agent_client(machine: MachineRecord) -> PolledAgent:
@@ -143,7 +144,7 @@ async def _build(
             patience,
         )
         client.expected = f"/host/{machine.machine}"
-        client.epoch = store.epoch()
+        client.epoch, client.headers = store.epoch(), term.headers
         return client
 
     images = ImageStore(config.state_path / "images", time.time, config.image_max_bytes)

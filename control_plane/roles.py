@@ -216,6 +216,7 @@ class ControlPlane:
         loops.start("allocator", self._allocator.run)
         loops.start("pool keeper", self._keeper.run, Failing.BEGINS_ANEW)
         loops.start("health", self._checker.run)
+        loops.start("age of the store", self._checker.put_back.wait)
         loops.start("ops planner", self.maintenance.run, Failing.BEGINS_ANEW)
         loops.start("shard maps", self._shards.run, Failing.BEGINS_ANEW)
         loops.start("machines", self.inventory.run, Failing.BEGINS_ANEW)
@@ -395,7 +396,8 @@ class ControlPlane:
         if trouble := self._loops.trouble():
             return Liveness(ok=False, detail=trouble)
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
-        return Liveness(ok=True, detail="; ".join(filter(None, [self._checker.brake, alarm])))
+        told = [self._checker.put_back.words(), self._checker.brake, alarm]
+        return Liveness(ok=True, detail="; ".join(filter(None, told)))
 
     def _used(self, name: str) -> Used:
         machine = self._allocator.index.machines.get(name)

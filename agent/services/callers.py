@@ -10,7 +10,9 @@ from collections.abc import Callable
 from aiohttp import web
 
 from agent.api import Relaxation, TaskSpec
+from agent.api.term import HEADER
 from agent.errors import Forbidden, Unauthenticated
+from agent.services.last_term import LastTerm
 from agent.wire.peers import local_user, tls_peer
 from agent.wire.routes import Route
 from agent.wire.server import Peer
@@ -44,12 +46,15 @@ def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
 
 
 def authorize_with(
-    socket_group: str, domain: Callable[[], str] = lambda: ""
+    socket_group: str,
+    domain: Callable[[], str] = lambda: "",
+    last_term: LastTerm | None = None,
 ) -> Callable[[web.Request, Route], Peer]:
     """Return the rule of the agent: local root and group, or a component of the cluster.
 
     On the unix socket the kernel says who calls (SO_PEERCRED); on TCP only a certificate of
-    the role `component` may call, never another host or a user (trust F-79).
+    the role `component` may call, never another host or a user (trust F-79). One of a control
+    plane whose store is older than what this host was told is refused (docs/adr/0111).
     """
 
     def authorize(request: web.Request, route: Route) -> Peer:
@@ -67,6 +72,8 @@ def authorize_with(
             raise Unauthenticated("the connection proves no identity")
         if peer.role != "component":
             raise Forbidden(f"{peer.name} may not call {route.name} of an agent")
+        if last_term is not None:
+            last_term.hear(request.headers.get(HEADER), commands=route.method != "GET")
         return peer
 
     return authorize

@@ -30,6 +30,8 @@ from agent.wire.tls import Credential
 
 log = logging.getLogger(__name__)
 
+LAST_TERM = "last-term"
+"""Beside the identity: which control plane spoke last (`last_term`)."""
 DEFAULT_FOLDER = Path("/var/lib/twine/identity")
 RENEW_FROM, RENEW_TO = 0.5, 0.66
 """Share of a certificate's life after which the next one is fetched, drawn at random so that
@@ -83,6 +85,7 @@ class HostIdentity:
         """Read nothing yet."""
         self._path = folder / "identity.json"
         self._second = folder / "second-host"
+        self._last_term = folder / LAST_TERM
         self.boot_id = ""
         self._clock = clock
         self._domain: str | None = None
@@ -132,6 +135,7 @@ class HostIdentity:
         )
         self._keep(held)
         self.note_second("")
+        self._last_term.unlink(missing_ok=True)  # whom it joins now it takes, whatever was before
         log.info("joined", extra={"machine": held.name, "url": held.url})
         return Identity(held.name, held.url, held.not_after)
 

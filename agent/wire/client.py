@@ -7,7 +7,7 @@ the callers that know whether it makes sense; nothing is retried here.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from enum import Enum
 from types import TracebackType
@@ -66,6 +66,8 @@ class WireClient:
         self.endpoint = endpoint
         self.expected = ""
         """Who must answer, such as `/host/vm1`, if the context is for many peers."""
+        self.headers: Callable[[], Mapping[str, str]] = dict
+        """What each request says besides what it asks for."""
         self._timeout_s = timeout_s
         self._tls = tls
         self._sessions: dict[Lane, aiohttp.ClientSession] = {}
@@ -135,7 +137,12 @@ class WireClient:
         url = self._url(route, parameters)
         try:
             async with self._open(_lane(route)).request(
-                route.method, url, data=data, timeout=timeout, allow_redirects=False
+                route.method,
+                url,
+                data=data,
+                timeout=timeout,
+                allow_redirects=False,
+                headers=self.headers(),
             ) as response:
                 answer = await self._answer(route, response)
                 if response.status >= 300:
@@ -158,7 +165,11 @@ class WireClient:
         url = self._url(route, parameters)
         try:
             async with self._open(Lane.READER).request(
-                route.method, url, timeout=timeout, allow_redirects=False
+                route.method,
+                url,
+                timeout=timeout,
+                allow_redirects=False,
+                headers=self.headers(),
             ) as response:
                 if response.status >= 300:
                     raise _refusal(route, response.status, await self._answer(route, response))
@@ -176,6 +187,7 @@ class WireClient:
                 heartbeat=HEARTBEAT_S,
                 max_msg_size=MAX_FRAME_BYTES,
                 compress=0,
+                headers=self.headers(),
             ) as ws:
                 yield Socket(ws)
         except aiohttp.WSServerHandshakeError as e:

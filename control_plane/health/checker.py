@@ -54,6 +54,7 @@ class HealthChecker:
         self._broker, self._sights = region.broker, region.sights
         self._settings, self._runtime = region.settings, region.runtime
         self._follower = Follower(region, pool)
+        self.put_back = self._follower.put_back
         self._marker = Marker(marks, self._anew)
         self._brakes, self._graces, self._patience = _policies(region.settings)
         answers_lag_s = region.settings.poll_wait_s + TICK_S

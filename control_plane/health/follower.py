@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from agent.api import Event, Events, MachineFacts
-from agent.errors import Conflict, NotFound, Refused, TwineError, Unreachable
+from agent.errors import Conflict, NotFound, OlderStore, Refused, TwineError, Unreachable
 from control_plane.agents.polled import KNOCK_S
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi, EventStream
 from control_plane.agents.region import Region
 from control_plane.api.machines import MachineRecord
+from control_plane.health.put_back import PutBack
 from control_plane.runtime.table import ignore
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Follower:
         self._pool = pool
         self._group: asyncio.TaskGroup | None = None
         self._followed: set[str] = set()
+        self.put_back = PutBack(self._followed)
         self._waits: dict[str, asyncio.Timeout] = {}
         """Of those that wait for news, by machine: rescheduled to now, they look again."""
         region.broker.listen(self._record_changed, loaded=ignore)
@@ -55,6 +57,8 @@ class Follower:
                 for name in self._broker.table:
                     self._follow_soon(name)
                     await self._runtime.breathe()
+                self.put_back.all_are_asked = True
+                self.put_back.look()
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._group = None  # news may still come while everything ends
@@ -95,6 +99,7 @@ class Follower:
                     await self._runtime.sleep(chance * self._settings.poll_retry_s)
         finally:
             self._followed.discard(name)
+            self.put_back.taken(name)
 
     async def _attempt(self, name: str, record: MachineRecord) -> bool:
         """Talk to an agent once; return whether that ended because something failed."""
@@ -107,6 +112,8 @@ class Follower:
             self._sights.silent(name, alive=isinstance(e, Refused))
             log.debug("agent does not answer", extra={**fields, "reason": str(e)})
         except TwineError as e:  # it answered, and not what it should
+            if isinstance(e, OlderStore):
+                self.put_back.refused(name, str(e))
             if self._broker.table.find(name) is not None:
                 level = logging.WARNING if self._sights.sight(name).answering else logging.DEBUG
                 log.log(level, "agent is of no use", extra={**fields, "reason": str(e)})
@@ -170,6 +177,7 @@ class Follower:
         trouble = await self._store_facts(name, facts)
         digests = (image.digest for image in images.images)
         self._sights.listed(name, facts, tasks.tasks, profile, digests)
+        self.put_back.taken(name)
         if trouble is not None:
             raise _StoreTrouble(str(trouble))
         return latest, facts.boot_id

@@ -67,6 +67,10 @@ class FaultyStore:
         """Return the epoch of the inner one."""
         return self.inner.epoch()
 
+    def revision(self) -> int:
+        """Return the newest revision of the inner one."""
+        return self.inner.revision()
+
     async def get(self, key: str) -> Entry | None:
         """Return the entry of a key, if there is one."""
         await self._called()

@@ -63,6 +63,10 @@ class MemoryStore:
         """Return how often the store was opened."""
         return self._epoch
 
+    def revision(self) -> int:
+        """Return the newest revision."""
+        return self._revision
+
     async def get(self, key: str) -> Entry | None:
         """Return the entry of a key."""
         return self._entries.get(key)

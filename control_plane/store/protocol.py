@@ -109,6 +109,10 @@ class Store(Protocol):
         """Return the leadership term: it rises by one each time the store is opened."""
         ...
 
+    def revision(self) -> int:
+        """Return the newest revision that is known to be on disk."""
+        ...
+
     async def get(self, key: str) -> Entry | None:
         """Return the entry of a key, if there is one."""
         ...

@@ -111,6 +111,11 @@ class SqliteStore:
         """Return the term that began when the store was opened."""
         return self._epoch
 
+    def revision(self) -> int:
+        """Return the newest revision that is on disk."""
+        assert self._feed
+        return self._feed.revision
+
     async def get(self, key: str) -> Entry | None:
         """Return the entry of a key."""
         return await self._read(lambda db: statements.find(db, key))

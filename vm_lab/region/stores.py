@@ -98,6 +98,10 @@ class StoreFacade:
         """Return the leadership term."""
         return self._disk.engine.epoch()
 
+    def revision(self) -> int:
+        """Return the newest revision."""
+        return self._disk.engine.revision()
+
     async def get(self, key: str) -> Entry | None:
         """Return the entry of a key."""
         await self._read()

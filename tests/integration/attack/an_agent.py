@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from agent import log as logs
 from agent.config import AgentConfig
 from agent.daemon import Agent
 from agent.machine.fake import FakeMachine
+from agent.machine.fake_systemd import Program
 
 
-async def main(folder: Path, listen: str, boots: int) -> None:
+async def main(
+    folder: Path, listen: str, boots: int, programs: Mapping[str, Program] | None = None
+) -> None:
     """Serve until killed; the identity is in the folder already. `boots`: of the host before."""
     logs.configure("twine-agent", "info")
     config = AgentConfig(
@@ -25,6 +29,7 @@ async def main(folder: Path, listen: str, boots: int) -> None:
         sidekick_state_dir=str(folder / "sidekick"),
     )
     fake = FakeMachine(folder)
+    fake.systemd.programs.update(programs or {})
     for _ in range(boots):
         fake.reboot()
     async with Agent(config, fake.machine).running():

@@ -47,12 +47,14 @@ def agent(face: Face, machine: str, port: int) -> Iterator[None]:
 
 
 @contextmanager
-def agent_in(folder: Path, port: int, boots: int = 0) -> Iterator[None]:
+def agent_in(
+    folder: Path, port: int, boots: int = 0, program: str = "an_agent.py"
+) -> Iterator[None]:
     """Run the agent of a host whose state is in a folder, after so many boots, until left."""
     here = Path(__file__).parent
     with folder.with_suffix(".log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, str(here / "an_agent.py"), str(folder), f"{USER}:{port}", str(boots)],
+            [sys.executable, str(here / program), str(folder), f"{USER}:{port}", str(boots)],
             env=os.environ | {"PYTHONPATH": str(here.parents[2])},
             stderr=log,
         )

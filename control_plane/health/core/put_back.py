@@ -1,0 +1,12 @@
+"""Whether the store of this control plane was put back from an old copy, as hosts tell it."""
+
+from __future__ import annotations
+
+
+def is_put_back(refusing: int, followed: int) -> bool:
+    """Return whether so many hosts refuse us for an older store that all of us is in doubt.
+
+    Of a store that was put back nearly all hosts were told more than it knows. Half of them are
+    needed, for a host may lie: a few that are in other hands must not end a control plane.
+    """
+    return refusing * 2 > followed
