@@ -11,9 +11,8 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +24,9 @@ from agent import log as logs
 from agent.errors import ConfigError, InvalidInput, TwineError
 from agent.wire.options import seconds
 from control_plane import config as configuration
+from control_plane.commands import CONFIG, STATE, fail, run
 from control_plane.config import Config
+from control_plane.copy_commands import backup, restore_store
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -282,34 +283,15 @@ async def _serve_until_signal(config: Config) -> None:
         notify("STOPPING=1")
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run to the end; an expected failure is three lines and an exit code, no traceback."""
-    try:
-        asyncio.run(work)
-    except TwineError as e:
-        _fail(e)
-
-
-def _fail(error: TwineError) -> None:
-    click.echo(f"error: {error}", err=True)
-    if error.hint:
-        click.echo(f"hint:  {error.hint}", err=True)
-    sys.exit(error.exit_code)
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="twine-cluster")
 def main() -> None:
     """Decide what runs where, for a region."""
 
 
-_CONFIG = click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file.")
-_STATE = click.option("--state", help="Folder of the store, the authority and the images.")
-
-
 @main.command("serve")
-@_CONFIG
-@_STATE
+@CONFIG
+@STATE
 @click.option("--listen", metavar="HOST:PORT", help="For hosts and users, with TLS.")
 @click.option("--advertise", metavar="HOST", multiple=True, help="Where they reach it; repeat.")
 @click.option("--socket", "socket_", metavar="PATH", help="Unix socket for this host's operators.")
@@ -328,9 +310,9 @@ def serve_command(
         config.listen_on()
         logs.configure("twine-control-plane", config.log_level)
     except TwineError as e:
-        _fail(e)
+        fail(e)
         return
-    _run(_serve_until_signal(config))
+    run(_serve_until_signal(config))
 
 
 @main.command("forget-store")
@@ -339,16 +321,16 @@ def serve_command(
     "--yes",
     prompt="Its machines will not be known any more, and their tasks start elsewhere. Go on?",
 )
-@_CONFIG
-@_STATE
+@CONFIG
+@STATE
 def forget_store(datacenter: str, **given: Any) -> None:
     """Forget the store of a data center that is gone for good; the control plane is stopped."""
     try:
         config = configuration.load(given["file"], {"state": given["state"]})
     except TwineError as e:
-        _fail(e)
+        fail(e)
         return
-    _run(_forget_store(config, datacenter))
+    run(_forget_store(config, datacenter))
 
 
 async def _forget_store(config: Config, datacenter: str) -> None:
@@ -365,8 +347,8 @@ async def _forget_store(config: Config, datacenter: str) -> None:
 @main.command("check-store")
 @click.option("--quarantine", "aside", metavar="NAME", help="Set this record aside.")
 @click.option("--forget", metavar="NAME", help="Drop a record for good that was set aside.")
-@_CONFIG
-@_STATE
+@CONFIG
+@STATE
 def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
     """List stored records that cannot be used; the control plane is stopped.
 
@@ -375,29 +357,29 @@ def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
     try:
         config = configuration.load(given["file"], {"state": given["state"]})
     except TwineError as e:
-        _fail(e)
+        fail(e)
         return
     from control_plane.check_store import check
 
-    _run(check(config, aside, forget))
+    run(check(config, aside, forget))
 
 
 @main.command("new-authority")
 @click.confirmation_option(
     "--yes", prompt="Every host has to join again, every credential has to be written anew. Go on?"
 )
-@_CONFIG
-@_STATE
+@CONFIG
+@STATE
 def new_authority(**given: Any) -> None:
     """Begin with a new authority: its key is lost for good; the control plane is stopped."""
     try:
         config = configuration.load(given["file"], {"state": given["state"]})
     except TwineError as e:
-        _fail(e)
+        fail(e)
         return
     from control_plane.new_authority import begin
 
-    _run(begin(config))
+    run(begin(config))
 
 
 @main.group()
@@ -410,8 +392,8 @@ def user() -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
 @click.option("--ttl", type=seconds(), default="8h", show_default=True, help="30m, 8h, 30d, …")
 @click.option("--url", help="Where the user reaches the front end.")
-@_CONFIG
-@_STATE
+@CONFIG
+@STATE
 def user_add(name: str, out: Path, ttl: float, url: str | None, **given: Any) -> None:
     """Write a credential for `twinectl --credential FILE`: key, certificate, authority, URL."""
     try:
@@ -421,9 +403,9 @@ def user_add(name: str, out: Path, ttl: float, url: str | None, **given: Any) ->
         _write_credential(config, ("user", name, ()), out, ttl, url)
         click.echo(f"{out}: {name} may call {url} for {ttl / 3600:g} h")
     except TwineError as e:
-        _fail(e)
+        fail(e)
     except OSError as e:
-        _fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
+        fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
 
 
 @main.group()
@@ -436,8 +418,8 @@ def controller() -> None:
 @click.option("--host", "hosts", multiple=True, required=True, help="Where it serves; repeat.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, 0600.")
 @click.option("--ttl", type=seconds(), default="30d", show_default=True, help="8h, 30d, …")
-@_CONFIG
-@_STATE
+@CONFIG
+@STATE
 def controller_add(name: str, hosts: tuple[str, ...], out: Path, ttl: float, **given: Any) -> None:
     """Write a credential with which a controller can serve as NAME at these hosts.
 
@@ -449,9 +431,9 @@ def controller_add(name: str, hosts: tuple[str, ...], out: Path, ttl: float, **g
         where = ", ".join(hosts)
         click.echo(f"{out}: controller {name} may serve at {where} for {ttl / 86_400:g} d")
     except TwineError as e:
-        _fail(e)
+        fail(e)
     except OSError as e:
-        _fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
+        fail(ConfigError(f"cannot use {e.filename or out}: {e.strerror}"))
 
 
 def _write_credential(
@@ -492,6 +474,9 @@ def _write_credential(
     )
     note(config.state_path / FOLDER, issued)
 
+
+main.add_command(backup)
+main.add_command(restore_store)
 
 if __name__ == "__main__":
     main()

@@ -22,6 +22,7 @@ from control_plane.api.people import (
     Revocation,
     Users,
 )
+from control_plane.api.restored import Restored, RestoredView
 from control_plane.api.routes import ROUTES
 
 _T = TypeVar("_T")
@@ -87,6 +88,18 @@ class PeopleClient(WireClient):
     async def forget_duplicate(self, machine: str) -> None:
         """Have the hosts with a machine's identity looked at anew."""
         await self.call(_ROUTE["forget_duplicate"], machine=machine)
+
+    async def show_restored(self) -> RestoredView:
+        """Return how machines differ from the copy that the store was put back from."""
+        return _as(RestoredView, await self.call(_ROUTE["show_restored"]))
+
+    async def release_restored(self) -> Restored:
+        """Let what the restored store wants be done from now on."""
+        return _as(Restored, await self.call(_ROUTE["release_restored"]))
+
+    async def let_task_go(self, machine: str, task: str) -> None:
+        """Let a task be stopped that the restored store does not know."""
+        await self.call(_ROUTE["let_task_go"], machine=machine, unknown=task)
 
     async def list_audit(self, **query: float | str | None) -> AuditPage:
         """Return a part of the audit log: `before`, `limit`, `since`, `who`, `object`."""

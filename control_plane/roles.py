@@ -50,6 +50,7 @@ from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placing import Placing
+from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.scheduler import Scheduler
 from control_plane.scheduler.task_desk import TaskDesk
 from control_plane.store import Store
@@ -157,6 +158,7 @@ class ControlPlane:
             power=self._allocator.index.power_budgets,
         )
         self.capacity = CapacityDesk(self._portal, sources, runtime)
+        self.restored = RestoredStore(store, region, self._jobs, self._allocator.directory)
         self.identity_ends: Mapping[str, float] = {}
         """Machine → when the certificate of its agent ends, in seconds since 1970."""
         self.duplicates: Mapping[str, Duplicate] = {}
@@ -174,6 +176,8 @@ class ControlPlane:
         for one in self._stores:
             self.quarantined += await quarantined(one)
         await self._anchor.load()
+        await self.restored.load()
+        self._control.skipped_generations = self.restored.skipped_generations
         await self._broker.load()
         await self._portal.load()
         await self._jobs.load()
@@ -204,10 +208,23 @@ class ControlPlane:
         await self._loops.wait_failed()
 
     def _start(self, loops: Loops) -> None:
-        """Start every loop; those that only derive what to do may begin anew beside others."""
-        epoch = self._store.epoch()
+        """Start every loop; those that command wait until a restored store was looked at."""
         loops.start("clocks", self._runtime.watch_clocks)
         loops.start("date", self._anchor.run, Failing.BEGINS_ANEW)
+        self.restored.begin = lambda: self._start_commanding(loops)
+        if not self.restored.waits:
+            self._start_commanding(loops)
+        loops.start("health", self._checker.run)
+        loops.start("age of the store", self._checker.put_back.wait)
+        for number, store in enumerate(self._stores):
+            loops.start(f"store {number}" if number else "store", store.wait_failed)
+
+    def _start_commanding(self, loops: Loops) -> None:
+        """Start what tells agents to do something, or takes and gives machines.
+
+        Loops that only derive what to do may begin anew beside others.
+        """
+        epoch = self._store.epoch()
         loops.start("dispatcher", lambda: self._dispatcher.run(epoch))
         loops.start("scheduler", lambda: self._scheduler.run(epoch))
         loops.start("profiles", self._switcher.run, Failing.BEGINS_ANEW)
@@ -215,13 +232,9 @@ class ControlPlane:
         loops.start("controllers", self._controllers.run)
         loops.start("allocator", self._allocator.run)
         loops.start("pool keeper", self._keeper.run, Failing.BEGINS_ANEW)
-        loops.start("health", self._checker.run)
-        loops.start("age of the store", self._checker.put_back.wait)
         loops.start("ops planner", self.maintenance.run, Failing.BEGINS_ANEW)
         loops.start("shard maps", self._shards.run, Failing.BEGINS_ANEW)
         loops.start("machines", self.inventory.run, Failing.BEGINS_ANEW)
-        for number, store in enumerate(self._stores):
-            loops.start(f"store {number}" if number else "store", store.wait_failed)
 
     # -- jobs
 
@@ -396,7 +409,7 @@ class ControlPlane:
         if trouble := self._loops.trouble():
             return Liveness(ok=False, detail=trouble)
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
-        told = [self._checker.put_back.words(), self._checker.brake, alarm]
+        told = [self.restored.words(), self._checker.put_back.words(), self._checker.brake, alarm]
         return Liveness(ok=True, detail="; ".join(filter(None, told)))
 
     def _used(self, name: str) -> Used:

@@ -96,6 +96,10 @@ class Sights:
         self._runtime = runtime
         self._broker = broker
         self._sights: BigMap[Sight] = BigMap()
+        self.restored = 0
+        """The term in which the store was put back from a copy; 0: it never was."""
+        self.let_go: dict[str, set[str]] = {}
+        """Machine → tasks that only the store's copy does not know, and that may be stopped."""
         self._listeners: list[Changed] = []
         self._listeners_of_one: list[OneChanged] = []
         broker.listen(self._record_changed, loaded=ignore)
@@ -287,6 +291,7 @@ class Sights:
             tasks=sight.tasks,
             stopped=sight.stopped,
             refused=sight.refused,
+            restored=self.restored,
             unheard_s=0.0 if is_heard else sight.silent_s(steady),
         )
         plans = planned(record) if record.unavailability else ()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from agent.api import ProfileState
 from agent.errors import Unprocessable
 from control_plane.agents.core.commands import strays
+from control_plane.agents.core.restored import is_of_before
 from control_plane.agents.region import Region
 from control_plane.agents.sights import Sight
 from control_plane.allocator.core.claims import Claim
@@ -309,8 +310,23 @@ class Allocator:
         tasks = self._sights.look(machine).tasks
         if aside := self._jobs.set_aside:
             tasks = {name: status for name, status in tasks.items() if status.job not in aside}
-        known = self.directory.tasks(machine).keys()
-        return [stop.task for stop in strays(machine, tasks, known)]
+        known, sights = self.directory.tasks(machine).keys(), self._sights
+        let_go: set[str] = sights.let_go.get(machine, set())
+        return [s.task for s in strays(machine, tasks, known, sights.restored, let_go)]
+
+    def unclaimed(self, machine: str) -> set[str]:
+        """Return the pools of tasks that run there and that only the store's copy did not know."""
+        if not self._sights.restored:
+            return set()
+        known, restored = self.directory.tasks(machine).keys(), self._sights.restored
+        tasks = self._sights.look(machine).tasks
+        unknown = {
+            s.entitlement
+            for name, s in tasks.items()
+            if name not in known and is_of_before(s, restored)
+        }
+        found = {name: self._portal.table.find(name) for name in unknown}
+        return {pool_of(name, of.spec) if of is not None else name for name, of in found.items()}
 
     def jobs_of(self, entitlement: str) -> list[str]:
         """Return the jobs bound to an entitlement."""
@@ -390,6 +406,8 @@ class Allocator:
             return f"failed to reach profile {record.profile_wanted!r}"
         if self.directory.leaving(record.machine) or (sight.tasks and self.strays(record.machine)):
             return "still runs tasks that moved away"
+        if self.unclaimed(record.machine) - {record.entitlement}:
+            return "runs tasks that the restored store does not know: twinectl restored show"
         return ""
 
     def _is_yet_to_answer(self, machine: str, sight: Sight) -> bool:

@@ -128,6 +128,7 @@ class PoolKeeper:
             directory.tasks(record.machine)
             or directory.leaving(record.machine)
             or self._allocator.strays(record.machine)
+            or self._allocator.unclaimed(record.machine)
         )
 
     async def _let_broken_go(self) -> None:

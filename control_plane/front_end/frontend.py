@@ -45,6 +45,7 @@ from control_plane.front_end.metrics import Metrics
 from control_plane.front_end.people_handlers import Issued, PeopleHandlers
 from control_plane.front_end.profile_handlers import ProfileHandlers
 from control_plane.front_end.recorder import Recorder
+from control_plane.front_end.restored_handlers import RestoredHandlers
 from control_plane.front_end.task_handlers import TaskHandlers, index_of
 from control_plane.front_end.trail import Trail
 from control_plane.identity.people import KINDS, People
@@ -72,6 +73,7 @@ class FrontEnd(
     TaskHandlers,
     AuthorityHandlers,
     DuplicateHandlers,
+    RestoredHandlers,
 ):
     """A handler for each row of the table."""
 
@@ -101,6 +103,7 @@ class FrontEnd(
         ProfileHandlers.__init__(self, control_plane.profiles)
         AuthorityHandlers.__init__(self, registrar.rotation)
         DuplicateHandlers.__init__(self, registrar.duplicates)
+        RestoredHandlers.__init__(self, control_plane.restored)
         self._control_plane = control_plane
         self._registrar = registrar
         self._images = images

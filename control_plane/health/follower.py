@@ -99,7 +99,7 @@ class Follower:
                     await self._runtime.sleep(chance * self._settings.poll_retry_s)
         finally:
             self._followed.discard(name)
-            self.put_back.taken(name)
+            self.put_back.gone(name)
 
     async def _attempt(self, name: str, record: MachineRecord) -> bool:
         """Talk to an agent once; return whether that ended because something failed."""
@@ -177,7 +177,7 @@ class Follower:
         trouble = await self._store_facts(name, facts)
         digests = (image.digest for image in images.images)
         self._sights.listed(name, facts, tasks.tasks, profile, digests)
-        self.put_back.taken(name)
+        self.put_back.answered(name)
         if trouble is not None:
             raise _StoreTrouble(str(trouble))
         return latest, facts.boot_id

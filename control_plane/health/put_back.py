@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sized
+from contextlib import suppress
 
 from agent.errors import ConfigError
 from control_plane.health.core.put_back import is_put_back
@@ -17,6 +18,10 @@ HINT = (
 )
 
 
+SETTLES_S = 60.0
+"""After a start: who has not said anything by then is not waited for."""
+
+
 class PutBack:
     """Counts the hosts that refuse this control plane for the age of its store."""
 
@@ -24,7 +29,8 @@ class PutBack:
         """Take the machines that are asked at all."""
         self._followed = followed
         self._refusing: dict[str, str] = {}
-        self._found: asyncio.Event = asyncio.Event()
+        self._answered: set[str] = set()
+        self._found, self._settled = asyncio.Event(), False
         self.all_are_asked = False
         """Before that a few of many would be a majority."""
 
@@ -32,27 +38,40 @@ class PutBack:
         """Return what is known, for people; empty: no host says that our store is old."""
         if not self._refusing:
             return ""
-        name, why = next(iter(sorted(self._refusing.items())))
+        name = min(self._refusing)
         count = f"{len(self._refusing)} of {len(self._followed)} hosts"
-        return f"the store is older than what {count} were told ({name}: {why})"
+        return f"the store is older than what {count} were told ({name}: {self._refusing[name]})"
 
     def refused(self, machine: str, why: str) -> None:
         """Take in that a host refuses us."""
         if machine not in self._refusing:
             log.error("the store is older than a host", extra={"machine": machine, "reason": why})
         self._refusing[machine] = why
+        self._answered.discard(machine)
         self.look()
 
-    def taken(self, machine: str) -> None:
-        """Take in that a host answers us, or is followed no more."""
+    def answered(self, machine: str) -> None:
+        """Take in that a host takes us for what we are."""
         self._refusing.pop(machine, None)
+        self._answered.add(machine)
+
+    def gone(self, machine: str) -> None:
+        """Forget a machine that is followed no more."""
+        self._refusing.pop(machine, None)
+        self._answered.discard(machine)
 
     def look(self) -> None:
         """Find out whether enough hosts say so."""
-        if self.all_are_asked and is_put_back(len(self._refusing), len(self._followed)):
+        counts = len(self._refusing), len(self._answered), len(self._followed)
+        if self.all_are_asked and is_put_back(*counts, settled=self._settled):
             self._found.set()
 
     async def wait(self) -> None:
         """Return never, or raise `ConfigError` once most hosts know of a newer store."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLES_S):
+                await self._found.wait()
+        self._settled = True
+        self.look()
         await self._found.wait()
         raise ConfigError(self.words(), hint=HINT)

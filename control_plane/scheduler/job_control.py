@@ -64,6 +64,8 @@ class JobControl:
         self._find_image = find_image
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By entitlement: two jobs that fit its quota alone may not fit it together."""
+        self.skipped_generations = 0
+        """Of new jobs: what an earlier one of the name may have had that nobody knows of."""
 
     async def apply(
         self, spec: JobSpec, *, dry_run: bool, back_to: int = 0, moves: bool = False
@@ -261,7 +263,7 @@ class JobControl:
     async def _last_generation(self, name: str) -> int:
         """Return the last generation of an earlier job of this name; 0: there was none."""
         retired = await self._store.get(retired_key(name))
-        return int(retired.value) if retired is not None else 0
+        return (int(retired.value) if retired is not None else 0) + self.skipped_generations
 
     def _new(self, spec: JobSpec, generation: int) -> JobRecord:
         return JobRecord(

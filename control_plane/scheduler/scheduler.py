@@ -45,6 +45,7 @@ from control_plane.scheduler.core.rollout import is_quiet, summarize
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placing import Placing
+from control_plane.scheduler.unknown_copies import UnknownCopies
 from control_plane.store import Put
 from control_plane.store.records import retired_key
 from control_plane.task_control.controllers import Controllers
@@ -106,6 +107,8 @@ class Scheduler:
         self._log = event_log
         self._consultant = Consultant(controllers, jobs, event_log)
         self._losses = losses
+        self._unknown = UnknownCopies(region, placing.allocator.directory)
+        self._unknown.gone = lambda task: self._wake(task.rpartition("-")[0])
         self.ahead = Ahead(region, placing.allocator)
         self._capped = region.limits.of(
             LimitName.CAPPED_MOVES,
@@ -120,6 +123,8 @@ class Scheduler:
     async def run(self, epoch: int) -> None:
         """Schedule all jobs, in this term, until cancelled."""
         self._epoch = epoch
+        if self._sights.restored:
+            self._unknown.begin()
         ends = self._runtime.on_pause(lambda _: self._quiet_since.clear())
         async with asyncio.TaskGroup() as group:
             self._group = group
@@ -136,11 +141,9 @@ class Scheduler:
         status = summarize(self._jobs.get(name), self._details.get(name, ""))
         status = replace(status, update=self.update_note(status.record))
         copies = self.second_copies(status.record)
-        if not copies:
-            return status
         more = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
-        detail = "; ".join(filter(None, (status.detail, copies[0] + more)))
-        return replace(status, detail=detail)
+        told = (status.detail, "".join(copies[:1]) + more, self._unknown.waiting(status.record))
+        return replace(status, detail="; ".join(filter(None, told)))
 
     def controller_note(self, record: JobRecord) -> str:
         """Return how the conversation with a job's controller goes; empty: it has none."""
@@ -470,6 +473,8 @@ class Scheduler:
             view = self._sights.view(self._placing.pools_of(record), [machine, *left], now)
             command = command_about(record, int(index), machine, view)
             if isinstance(command, Start):
+                if self._unknown.elsewhere(task, machine):
+                    return None
                 spec = record.specs.get(command.version, record.spec)
                 return self._placing.told(spec, command, self._epoch)
             if command is not None:

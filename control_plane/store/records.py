@@ -20,6 +20,7 @@ from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.profiles import ProfileRollout, ProfileVersion
+from control_plane.api.restored import Restored
 from control_plane.api.shards import ShardPart
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
 
@@ -47,6 +48,7 @@ SCHEMAS: dict[type, int] = {
     ProfileVersion: 1,
     ProfileRollout: 1,
     ShardPart: 1,
+    Restored: 1,
 }
 """The newest schema of each kind that this release reads; it writes no `JobRecord` any more."""
 
@@ -73,6 +75,9 @@ USES = "entitlement-uses/"
 
 CLOCK = "clock"
 """One value: what is believed of the date, for the next process on this boot of the host."""
+RESTORED = "restored"
+"""One value: that the store was put back from a copy. One that is damaged ends the start: without
+it tasks that the copy does not know would be stopped."""
 GONE_JOBS = "gone-jobs"
 """One value: the jobs that are gone and whose logs are kept."""
 

@@ -13,6 +13,7 @@ import fcntl
 import os
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -70,7 +71,7 @@ class SqliteStore:
         self._loop = asyncio.get_running_loop()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _take_lock(self._path / "lock")
+        self._lock = take_lock(self._path / "lock")
         try:
             writer = self._connect()
             self._recover(writer)
@@ -174,6 +175,13 @@ class SqliteStore:
         if statements.must_be_brought_up(writer):
             self._keep_copy(writer)
         meta = statements.read_meta(writer)
+        if copied_at := meta.get("copied_at"):
+            made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(copied_at))
+            raise ConfigError(
+                f"{self._path / 'twine.db'} is a copy, made at {made}: a control plane that goes"
+                " on with it would end what runs since",
+                hint="twine-control-plane restore-store --from COPY (docs/operating.md)",
+            )
         revision, trimmed = statements.revision(writer), meta.get("compacted", 0)
         self._epoch = meta.get("epoch", 0) + 1
         statements.write_meta(
@@ -202,7 +210,8 @@ class SqliteStore:
             raise unusable(e) from e
 
 
-def _take_lock(path: Path) -> int:
+def take_lock(path: Path) -> int:
+    """Take sole ownership of a store's folder by its file `lock`, or raise `Busy`."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from agent.api import TaskStatus
+from control_plane.agents.core.restored import is_of_before
 from control_plane.api.jobs import Placement
 
 
@@ -35,14 +36,25 @@ class Stop:
 Command = Start | Stop
 
 
-def strays(machine: str, tasks: Mapping[str, TaskStatus], known: Set[str]) -> list[Stop]:
+def strays(
+    machine: str,
+    tasks: Mapping[str, TaskStatus],
+    known: Set[str],
+    restored: int = 0,
+    let_go: Set[str] = frozenset(),
+) -> list[Stop]:
     """Return stops for tasks of ours that no record places on this machine.
 
     `known` holds the ids that belong there, or that their job is already removing. Tasks
-    that a local operator started (no epoch, no job) are none of our business.
+    that a local operator started (no epoch, no job) are none of our business. What was told in
+    the term `restored` or before is none either, unless an operator let it go: the store was put
+    back then from a copy, which may only not know of it (docs/adr/0111).
     """
     return [
         Stop(machine, name, status.generation, urgent=True)
         for name, status in tasks.items()
-        if status.epoch and status.job and name not in known
+        if status.epoch
+        and status.job
+        and name not in known
+        and (name in let_go or not is_of_before(status, restored))
     ]

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from agent.api import DisconnectPolicy, Health, RestartWhen, TaskState, TaskStatus
 from control_plane.agents.core.commands import Command, Start, Stop
+from control_plane.agents.core.restored import is_of_before
 from control_plane.agents.core.seen import SeenMachine, View
 from control_plane.api.jobs import (
     JobRecord,
@@ -239,7 +240,10 @@ class _Fold:
             return replace(task, reason=refused) if refused and refused != task.reason else task
         if status.generation > task.generation:
             self.generation = max(self.generation, status.generation)
-            return self._again(task, "somebody else changed it on its machine")
+            if not is_of_before(status, machine.restored):
+                return self._again(task, "somebody else changed it on its machine")
+            # the store's copy is older than what runs: that stays until its owner says more
+            task = replace(task, generation=status.generation)
         task = _with_status(task, status)
         if status.state is TaskState.RUNNING and status.health is Health.HEALTHY:
             if task.phase is TaskPhase.RUNNING and task.listed:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,15 +13,23 @@ from typing import TypeVar
 
 import pytest
 from builders import a_tar, chunks_of, digest_of
+from click.testing import CliRunner
 
-from agent.api import ImageFormat, TaskState, TaskStatus
+from agent.api import ImageFormat, Location, TaskState, TaskStatus
+from agent.errors import Forbidden, Unauthenticated
+from agent.services.identity import Candidate, HostIdentity, Invitation
+from agent.wire import tls
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobSpec
+from control_plane.api.jobs import JobSpec, TaskPhase
+from control_plane.cli.root import main as twinectl
 from control_plane.client import ControlPlaneClient
+from control_plane.daemon import main as daemon
 
-from .face import Face, running
+from .face import USER, Face, running
 from .test_authority_lost import again, ends, starts
+from .test_authority_rotates import credential
 from .test_cloned_host import joined, on
+from .test_identity import FACTS, ctl
 from .test_revoked_agent import agent_in, answering, unused_port
 
 T = TypeVar("T")
@@ -70,15 +80,22 @@ class Hosts:
     def __init__(self, face: Face, stack: ExitStack) -> None:
         self.face, self._stack = face, stack
         self.folders: list[Path] = []
+        self._ports: dict[str, int] = {}
 
     def add(self, name: str) -> Path:
         """Let one more host join, and wait until it is heard."""
         folder, port = self.face.folder / f"runs-{name}", unused_port()
+        self._ports[name] = port
         joined(self.face, name, port, folder)
         self._stack.enter_context(agent_in(folder, port, program="a_host.py"))
         self.face.until(lambda: answering(self.face, name), f"{name} is not heard")
         self.folders.append(folder)
         return folder
+
+    def join_again(self, name: str) -> None:
+        """Let a host join that the control plane does not know any more; its agent runs on."""
+        joined(self.face, name, self._ports[name], self.face.folder / f"runs-{name}")
+        self.face.until(lambda: answering(self.face, name), f"{name} is not heard again")
 
     def run(self, *names: str) -> None:
         """Wait until exactly these tasks run."""
@@ -161,3 +178,146 @@ def test_an_old_copy_that_is_simply_put_back_is_noticed_by_the_hosts(
     apply(face, job("d"))
     hosts.run("a-0", "b-0", "c-0", "d-0")
     assert before.items() <= lives(*hosts.folders).items()
+
+
+def manages(face: Face, *words: str) -> str:
+    """Run a command of the control plane's own program, and return what it says."""
+    result = CliRunner().invoke(daemon, [*words, "--state", str(face.folder / "state")])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def jobs(face: Face) -> set[str]:
+    """Return the jobs that there are."""
+    listed = asks(face, lambda client: client.list_jobs())
+    return {status.record.name for status in listed.jobs}
+
+
+def running_as_stored(face: Face, name: str) -> bool:
+    """Return whether the only task of a job runs, as far as the control plane knows."""
+    (task,) = asks(face, lambda client: client.get_job(name)).record.tasks or [None]
+    return task is not None and task.phase is TaskPhase.RUNNING
+
+
+def whoami(file: Path) -> None:
+    """Ask the control plane who this credential is."""
+    held = tls.load(file)
+
+    async def ask() -> None:
+        context = tls.client_context(held, tls.CONTROL_PLANE)
+        async with ControlPlaneClient(held.url, context) as client:
+            await client.get_myself()
+
+    asyncio.run(ask())
+
+
+def join_with(face: Face, machine: str, token: dict[str, str]) -> None:
+    """Let a host join with a token that was made before."""
+    invited = Invitation(f"https://{USER}:{face.port}", token["token"], token["ca_hash"])
+    candidate = Candidate(machine, f"{USER}:1", FACTS, Location(), "small")
+    asyncio.run(HostIdentity(face.folder / "stranger").join(invited, candidate))
+
+
+def shown(face: Face) -> dict[tuple[str, str], str]:
+    """Return how the hosts differ from the restored store, by machine and task."""
+    view = json.loads(ctl(face, "restored", "show", "--output", "json"))
+    return {(t["machine"], t["task"]): t["difference"] for t in view["tasks"]}
+
+
+def test_the_drill_keeps_every_task_and_commands_nothing_before_an_operator_looked(
+    control_plane: Face, hosts: Hosts
+) -> None:
+    """F-88: a job of after the copy, one changed, one removed, a host that joined, one on it.
+
+    Throughout, the processes of what was not removed are the same, but for what an owner applied
+    anew; a naive start of the copy is refused without any host, for the copy says that it is one.
+    """
+    face = control_plane
+    for name in "ab":
+        apply(face, job(name))
+    hosts.run("a-0", "b-0")
+    held = credential(face, "ann")
+    token = json.loads(ctl(face, "token", "create", "--host", "vm3", "--output", "json"))
+    copy = Path(manages(face, "backup", "--to", str(face.folder / "copies")).strip())
+    assert [path.name for path in copy.iterdir()] == ["main.db"]
+    assert (copy / "main.db").stat().st_mode & 0o777 == 0o600
+
+    apply(face, job("c"))
+    hosts.run("a-0", "b-0", "c-0")
+    update(face, hosts)
+    asks(face, lambda client: client.stop_job("a"))
+    hosts.run("b-0", "c-0")
+    vm2 = hosts.add("vm2")
+    asks(face, lambda client: client.put_entitlement("front", EntitlementSpec(machines=2)))
+    apply(face, job("e", requires=["machine in (vm2)"]))
+    hosts.run("b-0", "c-0", "e-0")
+    before = lives(*hosts.folders)
+    ends(face)
+
+    state = face.folder / "state/store"
+    newest = face.folder / "newest"
+    copied(face, newest)
+    shutil.rmtree(state)
+    state.mkdir()
+    shutil.copy(copy / "main.db", state / "twine.db")
+    refused = starts(face)
+    assert refused.returncode == 78, refused.stderr
+    assert "is a copy, made at" in refused.stderr
+    (state / "twine.db").write_bytes(b"a disk that was lost")
+
+    said = manages(face, "restore-store", "--from", str(copy), "--yes")
+    assert "the credentials of ann" in said
+    again(face)
+    face.until(lambda: answering(face, "vm1"), "vm1 is not heard")
+    assert shown(face) == {
+        ("vm1", "a-0"): "missing",
+        ("vm1", "b-0"): "changed",
+        ("vm1", "c-0"): "unknown-job",
+    }
+    ready = asks(face, lambda client: client.readyz())
+    assert "twinectl restored release" in ready.detail
+    for _ in range(30):  # a control plane that commands starts a-0 again in the first of these
+        assert lives(*hosts.folders) == before
+        time.sleep(0.1)
+    with pytest.raises(Unauthenticated, match="was revoked"):
+        whoami(held)
+    with pytest.raises(Forbidden, match="the join token is refused"):
+        join_with(face, "vm3", token)
+
+    # what is known better is said before the store is obeyed
+    asks(face, lambda client: client.stop_job("a"))
+    ctl(face, "restored", "release", "--yes")
+    face.until(lambda: "a" not in jobs(face), "a is not gone")
+    hosts.run("b-0", "c-0", "e-0")
+    assert lives(*hosts.folders) == before
+
+    # the host that the copy does not know joins again, and its task is left alone
+    hosts.join_again("vm2")
+    assert shown(face)[("vm2", "e-0")] == "unknown-job"
+    assert lives(*hosts.folders) == before
+
+    # owners say again what they want: what is the same goes on, and the rest converges
+    old = before["b-0"]
+    apply(face, job("b", environment={"NEW": "2"}))
+    face.until(lambda: lives(*hosts.folders).get("b-0", old) != old, "b does not converge")
+    apply(face, job("c"))
+    face.until(lambda: running_as_stored(face, "c"), "c is not known again")
+    assert lives(*hosts.folders)["c-0"] == before["c-0"]
+
+    # one that would start elsewhere waits until what is unknown is let go
+    vm1 = hosts.folders[0]
+    apply(face, job("e"))
+    wanted = "twinectl restored let-go e-0 --machine vm2"
+    face.until(lambda: wanted in asks(face, lambda c: c.get_job("e")).detail, "e does not wait")
+    assert lives(vm2) == {"e-0": before["e-0"]}
+    assert "e-0" not in lives(vm1)
+    nobody = CliRunner().invoke(
+        twinectl,
+        ["--endpoint", f"unix:{face.socket}", "restored", "let-go", "c-0", "--machine", "vm1"],
+    )
+    assert nobody.exit_code == 3, nobody.output
+    ctl(face, "restored", "let-go", "e-0", "--machine", "vm2")
+    face.until(lambda: "e-0" in lives(vm1), "e-0 does not start")
+    assert lives(vm2) == {}
+    assert shown(face) == {}
+    assert "Traceback" not in face.log.read_text()

@@ -79,6 +79,7 @@ from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import Limits
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.census import Census
+from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.task_desk import TaskDesk
 from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
@@ -176,6 +177,8 @@ class CannedControlPlane(ControlPlane):
         self.maintenance = OpsPlanner(
             shared, allocator, table, self.inventory.outages, self.census, store
         )
+        self.sights, self.store = sights, store
+        self.restored = RestoredStore(store, shared, table, allocator.directory)
         keys = self.portal.settings.profile_keys
         self.profiles = ProfileRollouts(shared, self.portal, store, keys)
         self.task_desk = TaskDesk(table, _NoAgents())

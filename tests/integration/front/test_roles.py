@@ -91,6 +91,9 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "confirm_down": OPERATORS,
     "list_limits": USERS,
     "lift_limit": OPERATORS,
+    "show_restored": OPERATORS,
+    "release_restored": OPERATORS,
+    "let_task_go": OPERATORS,
     "list_plans": USERS,
     "get_plan": USERS,
     "preview_plan": USERS,
@@ -156,6 +159,7 @@ PATH = {
     "shard": "a",
     "limit": "no",
     "task": "web-0",
+    "unknown": "web-0",
 }
 ELSEWHERE = {"group": "new", "who": "user:new", "admin": "user:new", "user": "new"}
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from agent.errors import ConfigError
+from control_plane.health import put_back
 from control_plane.health.core.put_back import is_put_back
 from control_plane.health.put_back import PutBack
 from control_plane.store.memory import MemoryStore
@@ -15,14 +16,24 @@ from control_plane.store.term import OwnTerm
 
 
 @pytest.mark.parametrize(
-    ("refusing", "followed", "expected"),
-    [(0, 0, False), (1, 1, True), (1, 2, False), (2, 3, True), (50, 100, False), (51, 100, True)],
+    ("refusing", "answered", "followed", "at_first", "settled"),
+    [
+        (0, 0, 0, False, False),
+        (1, 0, 1, True, True),
+        (1, 1, 2, False, False),
+        (2, 1, 3, True, True),
+        (50, 50, 100, False, False),
+        (51, 49, 100, True, True),
+        (1, 0, 3, False, True),  # two are dead
+        (1, 9, 100, False, False),
+    ],
 )
 def test_more_than_half_of_the_hosts_are_believed(
-    refusing: int, followed: int, expected: bool
+    refusing: int, answered: int, followed: int, at_first: bool, settled: bool
 ) -> None:
-    """F-88: a few hosts in other hands must not end a control plane."""
-    assert is_put_back(refusing, followed) is expected
+    """F-88: a few hosts in other hands must not end a control plane, nor dead ones save it."""
+    assert is_put_back(refusing, answered, followed, settled=False) is at_first
+    assert is_put_back(refusing, answered, followed, settled=True) is settled
 
 
 async def test_the_first_hosts_that_answer_are_no_majority() -> None:
@@ -40,9 +51,24 @@ async def test_the_first_hosts_that_answer_are_no_majority() -> None:
     found.refused("b", "told more")
     with pytest.raises(ConfigError, match="2 of 3 hosts were told"):
         await waiting
-    for name in "ab":
-        found.taken(name)
+    found.answered("a")
+    found.gone("b")
     assert found.words() == ""
+
+
+async def test_who_stays_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F-88: a store that is put back in a region of which most is down is noticed as well."""
+    monkeypatch.setattr(put_back, "SETTLES_S", 0.01)
+    found = PutBack({"a", "b", "c"})
+    found.all_are_asked = True
+    found.answered("a")
+    found.refused("b", "told more")
+    waiting = asyncio.ensure_future(found.wait())
+    await asyncio.sleep(0.05)
+    assert not waiting.done(), "one of two"
+    found.refused("a", "told more")
+    with pytest.raises(ConfigError, match="2 of 3 hosts were told"):
+        await waiting
 
 
 async def test_a_term_says_where_it_began_and_how_far_it_is() -> None:

@@ -1,0 +1,82 @@
+"""What of the tasks on machines a restored store does not know, and how that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from agent.api import TaskStatus
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.restored import Difference, FoundTask
+
+_THERE = (TaskPhase.STARTING, TaskPhase.RUNNING, TaskPhase.DRAINING)
+
+
+def is_of_before(status: TaskStatus, epoch: int) -> bool:
+    """Return whether a task of ours was told in a term that a restored store may not know of.
+
+    `epoch` is the one in which the store was put back; 0: it never was.
+    """
+    return bool(status.job) and 0 < status.epoch <= epoch
+
+
+def differences(
+    machine: str,
+    seen: Mapping[str, TaskStatus],
+    wanted: Mapping[str, JobRecord],
+    jobs: Mapping[str, JobRecord],
+    epoch: int,
+) -> Iterator[FoundTask]:
+    """Yield what differs on one machine, by task.
+
+    `wanted` maps the tasks that the store has there to their jobs, `jobs` are all that tasks
+    seen there belong to, as far as the store has them.
+    """
+    for name in sorted(seen.keys() | wanted.keys()):
+        status, record = seen.get(name), wanted.get(name)
+        if status is None:
+            if record is not None and _is_there(record, name, machine):
+                yield FoundTask(
+                    machine=machine,
+                    task=name,
+                    job=record.name,
+                    entitlement=record.spec.entitlement,
+                    difference=Difference.MISSING,
+                )
+        elif is_of_before(status, epoch):
+            difference = _difference(status, record, jobs)
+            if difference is not None:
+                yield FoundTask(
+                    machine=machine,
+                    task=name,
+                    job=status.job,
+                    entitlement=status.entitlement,
+                    difference=difference,
+                    state=status.state,
+                    generation=status.generation,
+                    since=status.started_at,
+                )
+
+
+def _difference(
+    status: TaskStatus, record: JobRecord | None, jobs: Mapping[str, JobRecord]
+) -> Difference | None:
+    if record is None:
+        return Difference.NOT_PLACED if status.job in jobs else Difference.UNKNOWN_JOB
+    task = _task(record, status.task_id)
+    return Difference.CHANGED if task and status.generation > task.generation else None
+
+
+def _is_there(record: JobRecord, name: str, machine: str) -> bool:
+    task = _task(record, name)
+    if task is None or task.placement is None:
+        return False
+    return task.placement.machine == machine and task.phase in _THERE
+
+
+def _task(record: JobRecord, name: str) -> TaskRecord | None:
+    """Return a task of a job by its id; of a job with many it is mostly where its index says."""
+    index, tasks = int(name.rpartition("-")[2]), record.tasks
+    near = tasks[index : index + 1]
+    if not near or near[0].index != index:
+        near = [task for task in tasks if task.index == index]
+    return near[0] if near else None

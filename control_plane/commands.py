@@ -1,0 +1,32 @@
+"""What the commands of `twine-control-plane` share: options, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent.errors import TwineError
+
+CONFIG = click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file.")
+STATE = click.option("--state", help="Folder of the store, the authority and the images.")
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run to the end; an expected failure is three lines and an exit code, no traceback."""
+    try:
+        asyncio.run(work)
+    except TwineError as e:
+        fail(e)
+
+
+def fail(error: TwineError) -> None:
+    """End with what went wrong, what to try, and the exit code of such an error."""
+    click.echo(f"error: {error}", err=True)
+    if error.hint:
+        click.echo(f"hint:  {error.hint}", err=True)
+    sys.exit(error.exit_code)

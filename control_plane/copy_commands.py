@@ -1,0 +1,68 @@
+"""`twine-control-plane backup` and `restore-store`: what `restore_store` does, as commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent.errors import TwineError
+from control_plane import config as configuration
+from control_plane.commands import CONFIG, STATE, fail, run
+
+
+@click.command("backup")
+@click.option(
+    "--to",
+    "into",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder in which a folder for this copy is made.",
+)
+@CONFIG
+@STATE
+def backup(into: Path, **given: Any) -> None:
+    """Copy the store while the control plane runs, read the copy back, and print where it is.
+
+    With stores of data centers the control plane must be stopped: the copies have to agree.
+    """
+    from control_plane.restore_store import copy_all
+
+    try:
+        made = copy_all(configuration.load(given["file"], {"state": given["state"]}), into)
+    except TwineError as e:
+        fail(e)
+        return
+    click.echo(made)
+
+
+@click.command("restore-store")
+@click.option(
+    "--from",
+    "copy",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder that `backup` made, or a store's file.",
+)
+@click.option(
+    "--keep-credentials",
+    is_flag=True,
+    help="Let users' credentials count, though nobody knows which were revoked since the copy.",
+)
+@click.confirmation_option("--yes", prompt="What was written since the copy is forgotten. Go on?")
+@CONFIG
+@STATE
+def restore_store(copy: Path, keep_credentials: bool, **given: Any) -> None:
+    """Go on with a copy of the store; the control plane is stopped.
+
+    After its start nothing is commanded until `twinectl restored release`.
+    """
+    from control_plane.restore_store import restore
+
+    try:
+        config = configuration.load(given["file"], {"state": given["state"]})
+    except TwineError as e:
+        fail(e)
+        return
+    run(restore(config, copy, keep_credentials=keep_credentials))

@@ -1,0 +1,130 @@
+"""A store that was put back from a copy: nothing is commanded until an operator has looked.
+
+What runs on machines may be newer than the copy. So it is shown how the two differ; only once an
+operator has released it the loops begin that start, stop and move tasks. What the copy does not
+know is left alone after that, too, until it is let go, task by task (docs/adr/0111).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from agent.errors import Conflict, NotFound
+from control_plane.agents.core.restored import differences, is_of_before
+from control_plane.agents.region import Region
+from control_plane.api.jobs import JobRecord
+from control_plane.api.restored import Restored, RestoredView
+from control_plane.runtime.table import Table
+from control_plane.scheduler.siblings import Directory
+from control_plane.store import Put, Store
+from control_plane.store.records import RESTORED, decode, encode
+
+log = logging.getLogger(__name__)
+
+GENERATIONS_BETWEEN = 1 << 20
+"""A job that is made anew goes on above what its tasks had since the copy: a million changes. So
+its agents are told again what is wanted, and go on with the process where it is the same."""
+
+
+class RestoredStore:
+    """What is noted of the store's return, and what operators say about it."""
+
+    def __init__(
+        self, store: Store, region: Region, jobs: Table[JobRecord], directory: Directory
+    ) -> None:
+        """Read nothing yet."""
+        self._store, self._region, self._jobs = store, region, jobs
+        self._directory = directory
+        self._noted: Restored | None = None
+        self._revision = 0
+        self._lock = asyncio.Lock()
+        self.begin: Callable[[], None] = lambda: None
+        """Starts what commands; whoever has the loops says how."""
+
+    async def load(self) -> None:
+        """Read the note, before any agent is asked."""
+        entry = await self._store.get(RESTORED)
+        if entry is not None:
+            self._noted, self._revision = decode(entry.value, Restored, RESTORED), entry.revision
+            self._region.sights.restored = self._noted.epoch
+
+    @property
+    def skipped_generations(self) -> int:
+        """Return how many generations new jobs leave out."""
+        return GENERATIONS_BETWEEN if self._noted is not None else 0
+
+    @property
+    def waits(self) -> bool:
+        """Return whether an operator has yet to look."""
+        return self._noted is not None and not self._noted.released_at
+
+    def words(self) -> str:
+        """Return what that means, for people; empty: nobody has to look."""
+        if not self.waits:
+            return ""
+        return (
+            "the store was put back from a copy: nothing is commanded until `twinectl restored"
+            " show` was looked at and `twinectl restored release` said"
+        )
+
+    async def view(self) -> RestoredView:
+        """Return how machines and copy differ, by machine."""
+        view = RestoredView(restored=self._noted, tasks=[], unheard=[])
+        if self._noted is None:
+            return view
+        sights, table = self._region.sights, self._region.broker.table
+        for name in table:
+            record, sight = table.find(name), sights.look(name)
+            if record is None or record.facts is None:
+                continue
+            if not sight.answering:
+                view.unheard.append(name)
+                continue
+            placed = self._directory.tasks(name)
+            wanted = {task: self._jobs.find(entry.job) for task, entry in placed.items()}
+            seen_jobs = {status.job: self._jobs.find(status.job) for status in sight.tasks.values()}
+            view.tasks.extend(
+                differences(
+                    name,
+                    sight.tasks,
+                    {task: job for task, job in wanted.items() if job is not None},
+                    {job: record for job, record in seen_jobs.items() if record is not None},
+                    self._noted.epoch,
+                )
+            )
+            await self._region.runtime.breathe()
+        return view
+
+    async def release(self, by: str) -> Restored:
+        """Let what the store wants be done from now on; `Conflict` where nobody waits for that."""
+        async with self._lock:
+            if self._noted is None or not self.waits:
+                raise Conflict("nothing waits for a release: the store is obeyed")
+            noted = replace(self._noted, released_at=self._region.runtime.wall(), released_by=by)
+            compare = {RESTORED: self._revision}
+            self._revision = await self._store.txn(compare, [Put(RESTORED, encode(noted))])
+            self._noted = noted
+            log.warning("the restored store is obeyed from now on", extra={"by": by})
+            self.begin()
+            return noted
+
+    def let_go(self, machine: str, task: str) -> None:
+        """Let a task be stopped that the copy does not know.
+
+        It is forgotten with the process: a task that runs still is then shown as before.
+        """
+        status = self._region.sights.look(machine).tasks.get(task)
+        is_known = task in self._directory.tasks(machine)
+        epoch = self._noted.epoch if self._noted is not None else 0
+        if status is None or is_known or not is_of_before(status, epoch):
+            raise NotFound(
+                f"machine {machine} runs no task {task} that only the restored store does not know",
+                hint="twinectl restored show",
+            )
+        self._region.sights.let_go.setdefault(machine, set()).add(task)
+        log.warning("a task is let go", extra={"machine": machine, "task": task})
+        self._region.sights.changed(machine)

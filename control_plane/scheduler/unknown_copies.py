@@ -1,0 +1,72 @@
+"""Where tasks run that only the store's copy did not know: none of them starts a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from control_plane.agents.core.restored import is_of_before
+from control_plane.agents.region import Region
+from control_plane.api.jobs import JobRecord, TaskPhase, task_id
+from control_plane.api.machines import MachineState
+from control_plane.scheduler.siblings import Directory
+
+
+class UnknownCopies:
+    """Task → machines where it runs though no record has it there; empty for most stores."""
+
+    def __init__(self, region: Region, directory: Directory) -> None:
+        """Know nothing; `begin` once the store is found to have been put back."""
+        self._sights, self._machines = region.sights, region.broker
+        self._directory = directory
+        self._where: dict[str, set[str]] = {}
+        self._on: dict[str, set[str]] = {}
+        self.gone: Callable[[str], None] = lambda _task: None
+        """Called with a task that is where it was not known any more."""
+
+    def begin(self) -> None:
+        """Take in what hosts said, and follow what they say from now on."""
+        for machine in self._machines.table:
+            self._seen(machine)
+        self._sights.listen(self._seen)
+
+    def elsewhere(self, task: str, machine: str) -> str:
+        """Return another machine, not a dead one, where the task runs and no record has it."""
+        for other in sorted(self._where.get(task, ())):
+            record = self._machines.table.find(other)
+            is_up = record is not None and record.state is MachineState.UP
+            if other != machine and is_up and task not in self._directory.tasks(other):
+                return other
+        return ""
+
+    def waiting(self, record: JobRecord) -> str:
+        """Return which task of a job waits for such a copy to go; empty: none does."""
+        for task in record.tasks if self._where else ():
+            if task.phase is TaskPhase.STARTING and task.placement is not None:
+                name = task_id(record.name, task.index)
+                if other := self.elsewhere(name, task.placement.machine):
+                    return (
+                        f"task {name} runs on {other}, which the restored store does not know; it"
+                        f" starts once that is let go: twinectl restored let-go {name} --machine"
+                        f" {other}"
+                    )
+        return ""
+
+    def _seen(self, machine: str) -> None:
+        tasks, epoch = self._sights.look(machine).tasks, self._sights.restored
+        known = self._directory.tasks(machine)
+        now = {
+            name
+            for name, status in tasks.items()
+            if name not in known and is_of_before(status, epoch)
+        }
+        before = self._on.pop(machine, set())
+        if now:
+            self._on[machine] = now
+        for name in now - before:
+            self._where.setdefault(name, set()).add(machine)
+        for name in before - now:
+            left = self._where.get(name, set())
+            left.discard(machine)
+            if not left:
+                self._where.pop(name, None)
+            self.gone(name)

@@ -1,0 +1,82 @@
+"""`twinectl restored` against a front end: what people are shown, and what they may say (F-88)."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner, Result
+
+from agent.api import Health, JoinRequest, Location, ProfileStatus, TaskState, TaskStatus
+from control_plane.api.restored import Restored
+from control_plane.cli import main
+from control_plane.store import Put
+from control_plane.store.records import RESTORED, encode
+
+from .conftest import FACTS, Region
+
+STRANGER = TaskStatus(
+    task_id="c-0",
+    generation=3,
+    epoch=7,
+    state=TaskState.RUNNING,
+    health=Health.HEALTHY,
+    image="sha256:" + "1" * 64,
+    job="c",
+    entitlement="front",
+    started_at=1.0,
+)
+
+
+def ctl(region: Region, *arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, env={"TWINE_ENDPOINT": f"unix:{region.socket}"})
+
+
+async def _put_back(region: Region) -> None:
+    """Be a control plane of which the store was put back, and that hears one of two hosts."""
+    plane = region.control_plane
+    note = Restored(at=2.0, copied_at=1.0, epoch=9)
+    await plane.store.txn({}, [Put(RESTORED, encode(note))])
+    await plane.restored.load()
+    for name in ("vm1", "vm2"):
+        request = JoinRequest(
+            token="", machine=name, csr_pem="", address="a:1", location=Location(), facts=FACTS
+        )
+        await plane.brokers.join(request)
+    plane.sights.listed("vm1", FACTS, [STRANGER], ProfileStatus(), [])
+
+
+def test_a_store_that_was_never_put_back_waits_for_nobody(region: Region) -> None:
+    assert ctl(region, "restored", "show").output == "the store was never put back from a copy\n"
+    assert ctl(region, "restored", "release", "--yes").exit_code == 5
+    gone = ctl(region, "restored", "let-go", "c-0", "--machine", "vm1")
+    assert gone.exit_code == 3
+    assert "twinectl restored show" in gone.output
+
+
+def test_what_the_copy_does_not_know_is_shown_released_and_let_go(region: Region) -> None:
+    """F-88: the release is asked for, written down, and said once."""
+    region.run(_put_back(region))
+    shown = ctl(region, "restored", "show").output
+    assert "vm1      c-0   unknown-job  c    front        running" in shown
+    assert "not heard yet: 1 machines: vm2" in shown
+    assert "nothing is commanded before: twinectl restored release" in shown
+    begun: list[bool] = []
+    region.control_plane.restored.begin = lambda: begun.append(True)
+    asked = CliRunner().invoke(
+        main, ["restored", "release"], "n\n", env={"TWINE_ENDPOINT": f"unix:{region.socket}"}
+    )
+    assert asked.exit_code != 0
+    assert begun == []
+    assert ctl(region, "restored", "release", "--yes").exit_code == 0
+    assert begun == [True]
+    assert ctl(region, "restored", "release", "--yes").exit_code == 5
+    view = json.loads(ctl(region, "restored", "show", "--output", "json").output)
+    assert view["restored"]["released_by"] == "local:0"
+    assert "nothing is commanded" not in ctl(region, "restored", "show").output
+    assert ctl(region, "restored", "let-go", "c-0", "--machine", "vm2").exit_code == 3
+    let = ctl(region, "restored", "let-go", "c-0", "--machine", "vm1")
+    assert let.output == "task c-0 on vm1 is let go\n"
+    assert region.control_plane.sights.let_go == {"vm1": {"c-0"}}
+    audit = ctl(region, "audit").output
+    assert "release_restored" in audit
+    assert "let_task_go" in audit

@@ -1,0 +1,112 @@
+"""What a store that was put back takes for newer than itself, and leaves alone (F-88)."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.api import Health, TaskState, TaskStatus
+from control_plane.agents.core.commands import Stop, strays
+from control_plane.agents.core.restored import differences, is_of_before
+from control_plane.agents.core.seen import SeenMachine
+from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
+from control_plane.api.restored import Difference
+from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.reconcile import commands, observe
+
+IMAGE = "sha256:" + "1" * 64
+RESTORED = 50_000
+NOW = Moment(wall=1e9, steady=100.0)
+
+
+def a_job(name: str, *tasks: TaskRecord) -> JobRecord:
+    spec = JobSpec(name=name, entitlement="e", tasks=len(tasks), image=IMAGE, command=["/x"])
+    return JobRecord(name=name, spec=spec, version=1, specs={1: spec}, tasks=[*tasks], generation=5)
+
+
+def a_task(index: int = 0, phase: TaskPhase = TaskPhase.RUNNING, machine: str = "m1") -> TaskRecord:
+    return TaskRecord(
+        index=index,
+        version=1,
+        generation=5,
+        phase=phase,
+        placement=Placement(machine=machine),
+        listed=phase is TaskPhase.RUNNING,
+        begun=0.0,
+    )
+
+
+def a_status(task: str, generation: int = 5, epoch: int = 7) -> TaskStatus:
+    return TaskStatus(
+        task_id=task,
+        generation=generation,
+        epoch=epoch,
+        state=TaskState.RUNNING,
+        health=Health.HEALTHY,
+        image=IMAGE,
+        job=task.rpartition("-")[0],
+        entitlement="e",
+    )
+
+
+@pytest.mark.parametrize(
+    ("epoch", "restored", "expected"),
+    [(7, 0, False), (7, 7, True), (7, 6, False), (0, 7, False), (8, 7, False)],
+)
+def test_what_was_told_in_an_earlier_term_is_of_before(
+    epoch: int, restored: int, expected: bool
+) -> None:
+    """F-88: a task that somebody started on the host itself has no term, and is nobody's."""
+    assert is_of_before(a_status("c-0", epoch=epoch), restored) is expected
+
+
+def test_a_task_that_only_the_copy_does_not_know_is_no_stray_until_it_is_let_go() -> None:
+    """F-88: one that was told since the store was put back is a stray as ever."""
+    tasks = {s.task_id: s for s in (a_status("c-0"), a_status("d-0", epoch=RESTORED + 1))}
+    assert strays("m1", tasks, set()) == [Stop("m1", "c-0", 5), Stop("m1", "d-0", 5)]
+    assert strays("m1", tasks, set(), RESTORED) == [Stop("m1", "d-0", 5)]
+    assert strays("m1", tasks, set(), RESTORED, {"c-0"}) == [
+        Stop("m1", "c-0", 5),
+        Stop("m1", "d-0", 5),
+    ]
+
+
+@pytest.mark.parametrize("phase", [TaskPhase.STARTING, TaskPhase.RUNNING])
+def test_what_was_changed_since_the_copy_stays_as_it_is(phase: TaskPhase) -> None:
+    """F-88: without that all tasks of the job would have started anew at once, as they were."""
+    record, status = a_job("b", a_task(phase=phase)), a_status("b-0", generation=9)
+    for restored, expected in ((0, TaskPhase.STARTING), (RESTORED, TaskPhase.RUNNING)):
+        machine = SeenMachine(
+            up=True, answering=True, ready=True, tasks={"b-0": status}, restored=restored
+        )
+        after = observe(record, {"m1": machine}, NOW)
+        assert after.tasks[0].phase is expected
+        assert after.generation >= 9, "what comes next is above all that was told"
+        assert bool(commands(after, {"m1": machine})) is (not restored)
+
+
+def test_operators_are_shown_each_way_in_which_a_machine_differs() -> None:
+    """F-88: deployed, moved or added, changed, removed since the copy; and what is as it was."""
+    same, changed, gone = a_job("s", a_task()), a_job("b", a_task()), a_job("a", a_task())
+    moved = a_job("m", a_task(machine="m2"))
+    left = a_job("l", a_task(phase=TaskPhase.STOPPING))
+    seen = [
+        a_status("s-0"),
+        a_status("b-0", generation=6),
+        a_status("c-0"),
+        a_status("m-0", generation=8),
+        a_status("n-0", epoch=RESTORED + 2),
+        a_status("local", epoch=0),
+    ]
+    found = differences(
+        "m1",
+        {status.task_id: status for status in seen},
+        {"s-0": same, "b-0": changed, "a-0": gone, "l-0": left},
+        {"s": same, "b": changed, "m": moved},
+        RESTORED,
+    )
+    assert [(one.task, one.difference) for one in found] == [
+        ("a-0", Difference.MISSING),
+        ("b-0", Difference.CHANGED),
+        ("c-0", Difference.UNKNOWN_JOB),
+        ("m-0", Difference.NOT_PLACED),
+    ]

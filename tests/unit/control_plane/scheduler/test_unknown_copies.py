@@ -1,0 +1,102 @@
+"""No task starts while a copy of it runs elsewhere that a restored store does not know (F-88)."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.api import (
+    Health,
+    JoinRequest,
+    Location,
+    MachineFacts,
+    ProfileStatus,
+    TaskState,
+    TaskStatus,
+)
+from control_plane.agents.region import Region
+from control_plane.agents.sights import Sights
+from control_plane.allocator.task_directory import TaskDirectory
+from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
+from control_plane.api.settings import SchedulerSettings
+from control_plane.broker.brokers import Brokers
+from control_plane.runtime.runtime import Runtime
+from control_plane.scheduler.unknown_copies import UnknownCopies
+from control_plane.store.memory import MemoryStore
+
+IMAGE = "sha256:" + "1" * 64
+FACTS = MachineFacts(
+    machine_id="m",
+    boot_id="b",
+    kernel="6",
+    cpu_model="x",
+    cpus=1,
+    sockets=1,
+    numa_nodes=1,
+    memory_bytes=1 << 30,
+    disk_bytes=1 << 33,
+    disk_free_bytes=1 << 32,
+    agent_version="0",
+)
+STATUS = TaskStatus(
+    task_id="e-0",
+    generation=3,
+    epoch=7,
+    state=TaskState.RUNNING,
+    health=Health.HEALTHY,
+    image=IMAGE,
+    job="e",
+)
+
+
+def a_job(machine: str) -> JobRecord:
+    spec = JobSpec(name="e", entitlement="front", tasks=1, image=IMAGE, command=["/x"])
+    task = TaskRecord(
+        index=0,
+        version=1,
+        generation=9,
+        phase=TaskPhase.STARTING,
+        placement=Placement(machine=machine),
+    )
+    return JobRecord(name="e", spec=spec, version=1, specs={1: spec}, tasks=[task])
+
+
+@pytest.mark.parametrize("begins_late", [False, True])
+async def test_it_waits_until_the_copy_is_gone_known_or_its_machine_is(begins_late: bool) -> None:
+    """F-88: also what was heard before the store was released counts."""
+    async with MemoryStore() as store:
+        brokers = Brokers(store, Runtime())
+        await brokers.load()
+        for name in ("m1", "m2"):
+            await brokers.join(
+                JoinRequest(
+                    token="",
+                    machine=name,
+                    csr_pem="",
+                    address="a:1",
+                    location=Location(),
+                    facts=FACTS,
+                )
+            )
+        sights = Sights(brokers, Runtime())
+        sights.restored = 9
+        directory = TaskDirectory()
+        copies = UnknownCopies(Region(brokers, sights, SchedulerSettings(), Runtime()), directory)
+        gone: list[str] = []
+        copies.gone = gone.append
+        if not begins_late:
+            copies.begin()
+        sights.listed("m2", FACTS, [STATUS], ProfileStatus(), [])
+        if begins_late:
+            copies.begin()
+        assert copies.elsewhere("e-0", "m1") == "m2"
+        assert copies.elsewhere("e-0", "m2") == "", "there it goes on as it is"
+        assert copies.elsewhere("e-1", "m1") == ""
+        assert "restored let-go e-0 --machine m2" in copies.waiting(a_job("m1"))
+        assert copies.waiting(a_job("m2")) == ""
+        directory.settle("e", a_job("m2"))
+        assert copies.elsewhere("e-0", "m1") == "", "a record has it there now"
+        directory.settle("e", None)
+        assert gone == []
+        sights.listed("m2", FACTS, [], ProfileStatus(), [])
+        assert copies.elsewhere("e-0", "m1") == ""
+        assert gone == ["e-0"]
