@@ -14,8 +14,15 @@ class OneMachine(TheLab):
 
     machines = ("m1",)
 
-    def __init__(self, name: str) -> None:
-        """Boot nothing yet; `name` is what the lab is called, behind that of the suite's."""
+    def __init__(
+        self, name: str, *, cpus: int | None = None, memory_mib: int | None = None
+    ) -> None:
+        """Boot nothing yet; `name` is what the lab is called, behind that of the suite's.
+
+        None: as many CPUs, and as much memory, as the lab's machines have otherwise.
+        """
+        sizes = {"--cpus": cpus, "--memory-mib": memory_mib}
+        self.sizes = [w for k, v in sizes.items() if v is not None for w in (k, str(v))]
         self.name = f"{NAME}-{name}"
         self.endpoint = f"unix:/run/twine-lab/{self.name}/cp.sock"
 
@@ -23,7 +30,7 @@ class OneMachine(TheLab):
         """Boot it, unless `TWINE_KEEP_LAB` says that it stands."""
         if not KEPT:
             self.lab("down")
-            self.lab("up", "--count", "1", timeout_s=1800)
+            self.lab("up", "--count", "1", *self.sizes, timeout_s=1800)
 
     def down(self) -> None:
         """Take it away, and fail if a process, namespace or mount is left."""

@@ -1,0 +1,52 @@
+"""Run in a guest: answers on a unix socket, or asks there twice a second and notes each answer.
+
+    asked.py answer SOCKET
+    asked.py ask SOCKET FILE
+
+Each question has a connection of its own. FILE gets a line for each: the seconds it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+
+PAUSE_S = 0.5
+QUESTION = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+async def answer(path: str) -> None:
+    """Answer as little as can be: what takes longer here is the machine."""
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(ANSWER)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_unix_server(one, path) as server:
+        await server.serve_forever()
+
+
+def ask(path: str, file: str) -> None:
+    """Ask until ended."""
+    with open(file, "w") as out:
+        while True:
+            began = time.monotonic()
+            with socket.socket(socket.AF_UNIX) as s:
+                s.connect(path)
+                s.sendall(QUESTION)
+                said = s.recv(4096)
+            assert b" 200 " in said, said
+            print(f"{time.monotonic() - began:.3f}", file=out, flush=True)
+            time.sleep(PAUSE_S)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "answer":
+        asyncio.run(answer(sys.argv[2]))
+    else:
+        ask(*sys.argv[2:])
