@@ -356,6 +356,7 @@ class Agent:
         self._host.networks.expect(specs, replay.unreadable)
         await services.tasks.adopt(replay)
         services.spawn(self._host.networks.adopt())
+        services.spawn(self._host.networks.gates.keep())
         services.spawn(services.profile.adopt())
         services.spawn(services.profile.watch())
         services.spawn(services.accounts.watch())

@@ -1,7 +1,8 @@
-"""The one program of a host that may change its network: started by a call, gone when nobody calls.
+"""The one program of a host that may change its network, and say which task binds which port.
 
-The agent itself has no such right. All state is in the kernel, so this may end at any time. systemd
-holds the socket (`twine-network.socket`); one request a connection, a line of JSON each way.
+It is started by a call, and gone when nobody calls. The agent itself has no such right. All state
+is in the kernel, so this may end at any time. systemd holds the socket (`twine-network.socket`);
+one request a connection, a line of JSON each way.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,11 +20,13 @@ import msgspec
 from agent.core.addresses import VETH, alias_of, gateway4, host6, netns_of, read_alias, veth_of
 from agent.core.firewall import TABLE, table
 from agent.core.network import NAMESPACES
+from agent.core.unit_properties import TASKS_SLICE
 from agent.errors import HostError
-from agent.netplan import Answer, Ask, TaskNet
+from agent.netplan import Answer, Ask, Gates, TaskNet
 
 log = logging.getLogger(__name__)
 
+CGROUPS = Path("/sys/fs/cgroup")
 IDLE_S = 60.0
 """After so long without a request it ends; systemd starts it with the next one."""
 _REQUEST_MAX = 16 << 20
@@ -33,6 +37,10 @@ _KEEP_SOCKET: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= 
 
 async def answer(ask: Ask) -> Answer:
     """Do what is asked, and say what there is."""
+    if ask.gates is not None:
+        return gated(ask.gates)
+    if ask.site is None:
+        raise HostError("a request for networks has to say whose site it is")
     from agent.machine import netlink, nft
 
     site, lacks = ask.site, ""
@@ -56,6 +64,22 @@ async def answer(ask: Ask) -> Answer:
     halves = [t for t in netlink.namespaces(NAMESPACES) if t not in whole]
     networks += [_half(task_id) for task_id in halves]
     return Answer(networks=networks, lacks=lacks)
+
+
+def gated(gates: Gates) -> Answer:
+    """See to programs for ports, and hold cgroups of tasks to theirs."""
+    from agent.machine import port_gates
+
+    for cgroup in gates.hold:
+        if not cgroup.startswith(f"{TASKS_SLICE}/") or ".." in cgroup:
+            raise HostError(f"{cgroup} is no cgroup of a task: it is not touched")
+    port_gates.keep([*gates.wanted, *gates.hold.values()], alone=gates.alone)
+    held = [
+        cgroup
+        for cgroup, ports in gates.hold.items()
+        if port_gates.hold(CGROUPS / cgroup.lstrip("/"), ports)
+    ]
+    return Answer(held=held)
 
 
 def _half(task_id: str) -> TaskNet:

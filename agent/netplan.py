@@ -4,10 +4,17 @@ values.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
 
+GATES = "/sys/fs/bpf/twine-ports"
+"""Folder of the kernel's programs for ports, one folder for each set of them (ADR 0112)."""
+BOUND = ("bind4", "bind6")
+"""Where such a program is asked: at a `bind` of an IPv4 and of an IPv6 socket."""
+_NAME_MAX = 64
 TUNNEL = "twine6"
 """The link to private tasks of other hosts."""
 
@@ -41,10 +48,23 @@ class TaskNet(msgspec.Struct, frozen=True, kw_only=True):
     allow_from: list[str] = []
 
 
+class Gates(msgspec.Struct, frozen=True, kw_only=True):
+    """Which ports tasks in the host's network may bind (docs/adr/0112)."""
+
+    wanted: list[list[int]]
+    """Every set of ports that a task of this host has, rising."""
+    alone: bool
+    """Whether all others go."""
+    hold: dict[str, list[int]] = {}
+    """Cgroup of a task, below the root of the hierarchy → the ports it is held to."""
+
+
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One request: what is set is done, in this order; the answer has what there is after it."""
 
-    site: Site
+    gates: Gates | None = None
+    """With these it is a request for them alone."""
+    site: Site | None = None
     ensure: TaskNet | None = None
     remove: list[str] = []
     """Ids of tasks whose network goes."""
@@ -59,6 +79,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     networks: list[TaskNet] = []
     """Read back from the kernel; without rates and permissions."""
+    held: list[str] = []
+    """Cgroups that are held to their ports; those that are not there are not among them."""
     lacks: str = ""
     """What this host cannot do, in words: it goes on without."""
     error: str = ""
@@ -90,3 +112,9 @@ class Chain:
     kind: str
     priority: int
     rules: tuple[Rule, ...]
+
+
+def gate_of(ports: Collection[int]) -> str:
+    """Return the name of what lets a task bind these ports; tasks with the same ports share it."""
+    name = "-".join(map(str, sorted(ports))) or "none"
+    return name if len(name) <= _NAME_MAX else hashlib.sha256(name.encode()).hexdigest()[:32]

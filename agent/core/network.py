@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agent.api import NetworkMode, TaskSpec
 from agent.api.network import port_variable
+from agent.netplan import BOUND, GATES, gate_of
 
 NAMESPACES = "/run/twine/netns"
 """Folder of the network namespaces of tasks, each named by its task."""
@@ -35,8 +36,8 @@ def network_properties(task_id: str, spec: TaskSpec) -> dict[str, object]:
     if spec.network.mode is NetworkMode.PRIVATE:
         return {"NetworkNamespacePath": f"{NAMESPACES}/{task_id}"}
     unix = ("AF_UNIX",) if spec.network.unix_sockets else ()
+    gate = f"{GATES}/{gate_of(ports_of(spec))}"
     return {
         "RestrictAddressFamilies": (*INET, *unix),
-        "SocketBindDeny": ("any",),
-        "SocketBindAllow": tuple(str(port) for port in ports_of(spec)),
+        "BPFProgram": [f"{kind}:{gate}/{kind}" for kind in BOUND],
     }

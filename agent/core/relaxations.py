@@ -11,7 +11,7 @@ _CALLS: Mapping[Relaxation, str] = MappingProxyType(
     {Relaxation.SCHEDULING: "~@resources", Relaxation.DEBUG: "~@debug"}
 )
 """What of the filter of system calls goes."""
-_RAW_KEEPS = ("SocketBindDeny", "SocketBindAllow", "NetworkNamespacePath", "IPAddressDeny")
+_RAW_KEEPS = ("BPFProgram", "NetworkNamespacePath", "IPAddressDeny")
 """Not a sandbox: which ports and which network are this task's, and not another's."""
 
 

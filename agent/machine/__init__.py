@@ -285,6 +285,9 @@ class Network(Protocol):
     def ask(self, ask: Ask) -> Answer:
         """Have something done; return what there is afterwards. Raises `HostError`."""
 
+    def gates(self) -> set[str]:
+        """Return the names of the kernel's programs for ports that are there, and whole."""
+
     def address(self) -> str:
         """Return the IPv4 address by which other hosts reach this one; empty where none do."""
 

@@ -1,27 +1,23 @@
 """Values in pinned BPF maps: what programs in the kernel are configured by.
 
-The bpf(2) call, of whose structures the first fields have stayed as they are (Linux,
-include/uapi/linux/bpf.h: BPF_MAP_LOOKUP_ELEM 1, UPDATE 2, OBJ_GET 7, OBJ_GET_INFO_BY_FD 15; of
-bpf_map_info type, id, key_size, value_size). Below another root than `/` a map is a file of lines
-`KEY VALUE` in `/run/recorded/bpf`, so that a recorded host has them and nothing reaches this one.
+Of bpf_map_info these are type, id, key_size, value_size (`agent.machine.bpf`). Below another root
+than `/` a map is a file of lines `KEY VALUE` in `/run/recorded/bpf`, so that a recorded host has
+them and nothing reaches this one.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import struct
 from pathlib import Path
 
 from agent.errors import KernelFileError
+from agent.machine import bpf
+from agent.machine.bpf import PINNED
 from agent.machine.kernelfs import KernelFs
 
-PINNED = "/sys/fs/bpf"
 RECORDED = "/run/recorded/bpf"
-_NUMBER = {"x86_64": 321, "aarch64": 280}
-"""Of the call (Linux, syscall_64.tbl and asm-generic/unistd.h)."""
-_LOOKUP, _UPDATE, _GET, _INFO = 1, 2, 7, 15
 ARRAY = 2
 """The type with one value for each key (BPF_MAP_TYPE_ARRAY)."""
 WORDS = (1, 2, 4, 8)
@@ -43,7 +39,7 @@ def find_value(fs: KernelFs, name: str, key: int) -> int | None:
         kind, size, _ = _shape(fd)
         if kind != ARRAY or size not in WORDS:
             return None
-        return int.from_bytes(_element(_LOOKUP, fd, key, bytes(size)), "little")
+        return int.from_bytes(_element(bpf.Command.MAP_LOOKUP, fd, key, bytes(size)), "little")
     except OSError:
         return None
     finally:
@@ -59,7 +55,7 @@ def set_value(fs: KernelFs, name: str, key: int, value: int) -> None:
     try:
         fd = _opened(name)
         try:
-            _element(_UPDATE, fd, key, value.to_bytes(_shape(fd)[1], "little"))
+            _element(bpf.Command.MAP_UPDATE, fd, key, value.to_bytes(_shape(fd)[1], "little"))
         finally:
             os.close(fd)
     except (OSError, OverflowError) as e:
@@ -68,39 +64,21 @@ def set_value(fs: KernelFs, name: str, key: int, value: int) -> None:
 
 
 def _opened(name: str) -> int:
-    path = ctypes.create_string_buffer(f"{PINNED}/{name}".encode())
-    return _call(_GET, struct.pack("=QII", ctypes.addressof(path), 0, 0), path)
+    return bpf.opened(f"{PINNED}/{name}")
 
 
 def _shape(fd: int) -> tuple[int, int, int]:
     """Return type, size of a value and number of keys of a map."""
-    info = ctypes.create_string_buffer(24)
-    _call(_INFO, struct.pack("=IIQ", fd, len(info), ctypes.addressof(info)), info)
-    kind, _, _, size, keys, _ = struct.unpack("=6I", info.raw)
+    kind, _, _, size, keys, _ = struct.unpack("=6I", bpf.described(fd, 24))
     return kind, size, keys
 
 
-def _element(command: int, fd: int, key: int, value: bytes) -> bytes:
+def _element(command: bpf.Command, fd: int, key: int, value: bytes) -> bytes:
     keyed = ctypes.create_string_buffer(struct.pack("=I", key), 4)
     data = ctypes.create_string_buffer(value, len(value))
     attributes = struct.pack("=IIQQQ", fd, 0, ctypes.addressof(keyed), ctypes.addressof(data), 0)
-    _call(command, attributes, keyed, data)
+    bpf.call(command, attributes, keyed, data)
     return data.raw
-
-
-def _call(command: int, attributes: bytes, *_alive: object) -> int:
-    """Make the call. Raises `OSError`."""
-    number = _NUMBER.get(os.uname().machine)
-    if number is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    libc = ctypes.CDLL(None, use_errno=True)
-    data = ctypes.create_string_buffer(attributes, len(attributes))
-    found: int = libc.syscall(
-        ctypes.c_long(number), ctypes.c_int(command), data, ctypes.c_uint(len(attributes))
-    )
-    if found < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return found
 
 
 def _recorded(fs: KernelFs, name: str) -> dict[int, int]:

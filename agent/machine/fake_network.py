@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.errors import HostError
-from agent.netplan import Answer, Ask, TaskNet
+from agent.netplan import Answer, Ask, Gates, TaskNet, gate_of
 
 
 class FakeNetwork:
@@ -19,11 +19,19 @@ class FakeNetwork:
         self.strays: list[str] = []
         """Namespaces and links of no task, by name."""
         self.own = "10.77.0.11"
+        self.ports: dict[str, list[int]] = {}
+        """Programs for ports, by name."""
+        self.cgroups: set[str] | None = None
+        """Those that can be held to ports; None: any."""
+        self.held: dict[str, list[int]] = {}
+        """Cgroup → the ports that it is held to."""
 
     def ask(self, ask: Ask) -> Answer:
         """Do what is asked."""
         if self.broken:
             raise HostError(self.broken)
+        if ask.gates is not None:
+            return self._gated(ask.gates)
         for task_id in ask.remove:
             self.networks.pop(task_id, None)
         self.strays = [s for s in self.strays if s not in (*ask.remove, *ask.unlink)]
@@ -32,6 +40,18 @@ class FakeNetwork:
         if ask.ensure is not None:
             self.networks[ask.ensure.task_id] = ask.ensure
         return Answer(networks=sorted(self.networks.values(), key=lambda net: net.task_id))
+
+    def _gated(self, gates: Gates) -> Answer:
+        if gates.alone:
+            self.ports.clear()
+        self.ports |= {gate_of(p): p for p in [*gates.wanted, *gates.hold.values()]}
+        there = {c: p for c, p in gates.hold.items() if self.cgroups is None or c in self.cgroups}
+        self.held |= there
+        return Answer(held=sorted(there))
+
+    def gates(self) -> set[str]:
+        """Return the names of programs for ports."""
+        return set(self.ports)
 
     def address(self) -> str:
         """Return what tests set."""

@@ -10,6 +10,7 @@ import struct
 import msgspec
 
 from agent.errors import HostError
+from agent.machine import port_gates
 from agent.netplan import Answer, Ask
 
 SOCKET = "/run/twine/network.sock"
@@ -49,6 +50,10 @@ class HostNetwork:
         if answer.error:
             raise HostError(answer.error, hint="journalctl -u twine-network")
         return answer
+
+    def gates(self) -> set[str]:
+        """Return the names of the kernel's programs for ports that are there, and whole."""
+        return port_gates.gates()
 
     def address(self) -> str:
         """Return the IPv4 address by which other hosts reach this one; empty where none do."""

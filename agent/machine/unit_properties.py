@@ -65,7 +65,7 @@ _BY_SIGNATURE = {
     "a(sasas)": """
         ExecCondition ExecReload ExecStart ExecStartPost ExecStartPre ExecStop ExecStopPost""",
     "a(say)": "SetCredential",
-    "a(ss)": "DeviceAllow LoadCredential TemporaryFileSystem",
+    "a(ss)": "BPFProgram DeviceAllow LoadCredential TemporaryFileSystem",
     "a(ssbt)": "BindPaths BindReadOnlyPaths",
     "a(st)": """
         IODeviceLatencyTargetUSec IODeviceWeight IOReadBandwidthMax IOReadIOPSMax

@@ -18,6 +18,7 @@ from agent.errors import HostError
 from agent.machine import Network
 from agent.netplan import Answer, Ask, Site, TaskNet
 from agent.services.offload import Lanes
+from agent.services.port_gates import PortGates
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ class Networks:
         self._expected: dict[str, TaskSpec] = {}
         self._spared: set[str] = set()
         self._turn = asyncio.Lock()
+        self.gates = PortGates(network, lanes)
+        """Of tasks in the host's network."""
         self.in_force = asyncio.Event()
         """Set once the firewall is."""
         self.problem = ""
@@ -52,6 +55,7 @@ class Networks:
         What belongs to `spared` tasks, of which no record can be read, stays as it is.
         """
         self._expected, self._spared = dict(specs), set(spared)
+        self.gates.expect(specs, self._spared)
 
     async def adopt(self) -> None:
         """Put the firewall in force, and keep at it until it is; leftovers go."""
@@ -100,6 +104,7 @@ class Networks:
 
     async def remove(self, task_id: str) -> None:
         """Remove the network of a task; one that is not there is no error."""
+        self.gates.forget(task_id)
         async with self._turn:
             if task_id not in self._wanted and task_id not in self._known:
                 return

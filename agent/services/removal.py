@@ -11,6 +11,7 @@ from agent.core.records import TASK_UNITS
 from agent.errors import Conflict
 from agent.machine import Machine
 from agent.machine.hardware import KEPT
+from agent.netplan import GATES
 from agent.services.install import targets
 
 SERVICES = (
@@ -49,6 +50,7 @@ def uninstall(
         processes.run(argv, timeout_s=STOP_S, check=False)
     processes.run(["systemctl", "stop", *JOURNALS], timeout_s=STOP_S, check=False)
     processes.run(["nft", "delete", "table", "inet", TABLE], check=False)
+    gone += _remove(root / GATES.lstrip("/"))
     for path in (root / target for _, _, target in targets()):
         gone += _remove(path)
         if path.parent.name.endswith(_DROP_INS):

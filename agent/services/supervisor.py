@@ -268,6 +268,7 @@ class TaskLoop:
         extra |= {"why": task.reason} if task.reason else {}
         log.info(tell_change(self._told, status), extra=extra)
         self._told = status
+        self._host.networks.gates.told(task)
 
     async def _act(self, decision: Decision, seen: Seen) -> None:
         task = decision.task
@@ -417,6 +418,7 @@ class TaskLoop:
             addresses = await networks.ensure(task.task_id, task.spec)
         else:
             await networks.remove(task.task_id)
+            await networks.gates.ensure(task.task_id, task.spec)
         if addresses != task.addresses:
             await self._keep(self.record, replace(self.record, addresses=addresses))
 

@@ -126,7 +126,7 @@ def _place(setting: str) -> tuple[str, int]:
 
 def _path(setting: str) -> str:
     if _is_of_map(setting):
-        from agent.machine.bpf_maps import PINNED
+        from agent.machine.bpf import PINNED
 
         return f"{PINNED}/{setting.removeprefix(f'bpf.{MAPS}')}"
     return FILES[setting.removeprefix("bpf.")]

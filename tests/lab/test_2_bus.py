@@ -24,6 +24,36 @@ def guest() -> Iterator[OneGuest]:
     found.down()
 
 
+TRIES = """
+while :; do
+    for port in 0 28080 28081; do
+        busybox timeout 1 busybox nc -l -p $port >/dev/null 2>&1
+        [ $? = 1 ] && echo $port refused || echo $port bound
+    done
+    busybox sleep 1
+done
+"""
+PORTS = {"0 bound", "28080 bound", "28081 refused"}
+
+
+def test_what_happens_to_systemd_leaves_a_task_its_own_ports_and_no_others(guest: OneGuest) -> None:
+    """BUG-AG10 F-20: `daemon-reload` took the programs away that systemd has for ports."""
+    run = "twine-agent run binds --image /root/image.tar --memory 16MiB --listen http=28080"
+    guest.ssh(f"{run} -- /bin/busybox sh -c '{TRIES}'", timeout_s=900)
+
+    def told() -> list[str]:
+        return guest.ssh("twine-agent logs binds").splitlines()
+
+    for disturbance in ("true", "systemctl daemon-reload", "systemctl daemon-reexec"):
+        guest.ssh(disturbance, timeout_s=900)
+        before = len(told())
+        guest.until("three rounds more", lambda before=before: len(told()) > before + 9)  # type: ignore[misc]
+        fresh = set(told()[before + 1 :])
+        print(disturbance, sorted(fresh))
+        assert fresh == PORTS
+    guest.ssh("twine-agent stop binds", timeout_s=900)
+
+
 def test_what_happens_to_the_bus_loses_no_task_and_stalls_no_answer(guest: OneGuest) -> None:
     """F-19 F-20: under load; the agent's face answers while nobody speaks on the bus.
 

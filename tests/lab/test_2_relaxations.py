@@ -31,7 +31,7 @@ UNITS = [(row, names) for row in NETWORKS for names in SETS] + [("private", (Rel
 NOT_ASKED = frozenset(
     (
         *("Description", "Environment", "CollectMode", "LogNamespace", "MemoryMax"),
-        *("ExecStart", "ExecStartPre", "ExecStopPost"),
+        *("ExecStart", "ExecStartPre", "ExecStopPost", "BPFProgram"),
     )
 )
 """Properties whose words in a file differ, and that nobody judges; so do all that end in USec."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 import subprocess
@@ -12,18 +11,17 @@ from pathlib import Path
 import pytest
 
 from agent.errors import KernelFileError
-from agent.machine import bpf_maps
+from agent.machine import bpf, bpf_maps
 from agent.machine.bpf_maps import find_value, set_value
 from agent.machine.kernelfs import KernelFs
 
-CREATE, PIN, HASH = 0, 6, 1
+HASH = 1
 
 
 def make(folder: Path, name: str, kind: int, size: int) -> None:
     """Pin a map of four values of that size."""
-    fd = bpf_maps._call(CREATE, struct.pack("=5I", kind, 4, size, 4, 0))
-    path = ctypes.create_string_buffer(bytes(folder / name))
-    bpf_maps._call(PIN, struct.pack("=QI", ctypes.addressof(path), fd), path)
+    fd, _ = bpf.call(bpf.Command.MAP_CREATE, struct.pack("=5I", kind, 4, size, 4, 0))
+    bpf.pin(fd, str(folder / name))
     os.close(fd)
 
 

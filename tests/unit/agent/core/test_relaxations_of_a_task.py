@@ -49,7 +49,7 @@ def test_raw_is_root_without_a_sandbox_and_still_this_tasks_ports_network_and_li
 
     assert found["User"] == "root"
     assert not {*TASK_HARDENING} - {"IPAddressDeny"} & {*found}
-    for name in ("MemoryMax", "Slice", "SocketBindDeny", "SocketBindAllow", "RootDirectory"):
+    for name in ("MemoryMax", "Slice", "BPFProgram", "RootDirectory"):
         assert found[name] == before[name]
     private = properties(Relaxation.RAW, network=NETWORKS[2])
     assert private["NetworkNamespacePath"] == "/run/twine/netns/web"

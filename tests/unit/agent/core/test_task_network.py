@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 from builders import a_spec
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.api import Limits, Network, NetworkMode, Probe, TaskSpec
@@ -14,6 +16,7 @@ from agent.core.network import network_properties, ports_of
 from agent.core.records import key_of
 from agent.core.unit_properties import unit_properties
 from agent.machine.unit_properties import encode
+from agent.netplan import gate_of
 
 
 def test_a_task_in_the_hosts_network_binds_its_own_ports_and_no_other() -> None:
@@ -22,11 +25,24 @@ def test_a_task_in_the_hosts_network_binds_its_own_ports_and_no_other() -> None:
 
     found = unit_properties("web", spec, "/r")
 
-    assert found["SocketBindDeny"] == ("any",)
-    assert found["SocketBindAllow"] == ("81", "8080", "9000")
+    gate = "/sys/fs/bpf/twine-ports/81-8080-9000"
+    assert found["BPFProgram"] == [f"bind4:{gate}/bind4", f"bind6:{gate}/bind6"]
     assert "169.254.0.0/16" in found["IPAddressDeny"]  # type: ignore[operator]
-    assert unit_properties("web", a_spec(), "/r")["SocketBindAllow"] == ()
+    none = unit_properties("web", a_spec(), "/r")["BPFProgram"]
+    assert none == [f"{k}:/sys/fs/bpf/twine-ports/none/{k}" for k in ("bind4", "bind6")]
     assert encode(found)
+
+
+@given(st.sets(st.integers(1, 65535), max_size=67))
+def test_the_name_of_a_gate_says_its_ports_or_is_their_hash(ports: set[int]) -> None:
+    """No two sets share a name, and every name is one that a folder can have."""
+    name = gate_of(ports)
+
+    assert 0 < len(name) <= 64
+    assert "/" not in name
+    assert name == gate_of(sorted(ports, reverse=True))
+    if ports and len(name) != 32:
+        assert {int(word) for word in name.split("-")} == ports
 
 
 def test_abstract_sockets_of_the_host_are_out_of_reach_unless_asked_for() -> None:

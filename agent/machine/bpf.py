@@ -1,0 +1,64 @@
+"""The bpf(2) call: whose structures keep their first fields (Linux, include/uapi/linux/bpf.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from enum import IntEnum
+
+PINNED = "/sys/fs/bpf"
+_NUMBER = {"x86_64": 321, "aarch64": 280}
+"""Of the call (Linux, syscall_64.tbl and asm-generic/unistd.h)."""
+
+
+class Command(IntEnum):
+    """What is asked for (enum bpf_cmd)."""
+
+    MAP_CREATE = 0
+    MAP_LOOKUP = 1
+    MAP_UPDATE = 2
+    PROG_LOAD = 5
+    OBJ_PIN = 6
+    OBJ_GET = 7
+    PROG_ATTACH = 8
+    OBJ_INFO = 15
+    PROG_QUERY = 16
+
+
+def call(command: Command, attributes: bytes, *_alive: object) -> tuple[int, bytes]:
+    """Make the call; return its result, and the attributes as the kernel left them.
+
+    `_alive` are the buffers that the attributes have addresses of. Raises `OSError`.
+    """
+    number = _NUMBER.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    libc = ctypes.CDLL(None, use_errno=True)
+    data = ctypes.create_string_buffer(attributes, len(attributes))
+    found: int = libc.syscall(
+        ctypes.c_long(number), ctypes.c_int(command), data, ctypes.c_uint(len(attributes))
+    )
+    if found < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return found, data.raw
+
+
+def opened(path: str) -> int:
+    """Return a descriptor of what is pinned at a path. Raises `OSError`."""
+    name = ctypes.create_string_buffer(path.encode())
+    return call(Command.OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), name)[0]
+
+
+def pin(fd: int, path: str) -> None:
+    """Keep an object at a path until that is removed, or the host restarts. Raises `OSError`."""
+    name = ctypes.create_string_buffer(path.encode())
+    call(Command.OBJ_PIN, struct.pack("=QII", ctypes.addressof(name), fd, 0), name)
+
+
+def described(fd: int, size: int) -> bytes:
+    """Return the first bytes of what the kernel says of an object. Raises `OSError`."""
+    info = ctypes.create_string_buffer(size)
+    call(Command.OBJ_INFO, struct.pack("=IIQ", fd, size, ctypes.addressof(info)), info)
+    return info.raw

@@ -1,0 +1,145 @@
+"""Programs in the kernel that say which ports the processes of a cgroup may bind (ADR 0112).
+
+A gate is for one set of ports: four programs of a few instructions, pinned in a folder of its own
+below `/sys/fs/bpf/twine-ports`. Two are for systemd, which attaches them as it starts a unit
+(`BPFProgram=`, systemd.resource-control(5)), and lets go of them at `daemon-reload`; two are held
+at the cgroup by us, where they stay as long as it does.
+
+Of bpf_sock_addr `user_port` is at 24, in network order; 0 asks the kernel for any port, which no
+other is kept from by that. Types are those of Linux, include/uapi/linux/bpf.h:
+BPF_PROG_TYPE_CGROUP_SOCK_ADDR 18, BPF_CGROUP_INET4_BIND 8, BPF_CGROUP_INET6_BIND 9.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import socket
+import struct
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from agent.errors import HostError
+from agent.machine import bpf
+from agent.machine.bpf import Command
+from agent.netplan import BOUND, GATES, gate_of
+
+_PROGRAM = 18
+_ATTACH_TYPE = {"bind4": 8, "bind6": 9}
+_BY_SYSTEMD, _BY_US = "", "-held"
+_USER_PORT = 24
+_ALLOW_MULTI = 2
+"""Programs of others may be attached beside (BPF_F_ALLOW_MULTI): all of them have to allow."""
+_MOST = 64
+"""Programs at one cgroup that are read (the kernel's own limit, BPF_CGROUP_MAX_PROGS)."""
+
+
+def program(ports: Collection[int]) -> bytes:
+    """Return the instructions: 1 for a port of these and for 0, else 0 (EPERM)."""
+    known = [0, *ports]
+    lines = [_line(0x61, to=2, of=1, at=_USER_PORT), _line(0xB7, to=0, value=1)]
+    for n, port in enumerate(known):  # equal: on to the end, past those that follow
+        lines.append(_line(0x15, to=2, at=len(known) - n, value=socket.htons(port)))
+    return b"".join([*lines, _line(0xB7, to=0, value=0), _line(0x95)])
+
+
+def _line(code: int, *, to: int = 0, of: int = 0, at: int = 0, value: int = 0) -> bytes:
+    return struct.pack("=BBhi", code, of << 4 | to, at, value)
+
+
+def gates(folder: Path = Path(GATES)) -> set[str]:
+    """Return the names of all gates that are whole."""
+    whole = {f"{kind}{half}" for kind in BOUND for half in (_BY_SYSTEMD, _BY_US)}
+    try:
+        return {path.name for path in folder.iterdir() if whole <= set(os.listdir(path))}
+    except FileNotFoundError:
+        return set()
+
+
+def keep(wanted: Iterable[Collection[int]], *, alone: bool, folder: Path = Path(GATES)) -> None:
+    """See to it that there is a gate for each set of ports; with `alone`, and no others.
+
+    Raises `HostError`.
+    """
+    sets = {gate_of(ports): ports for ports in wanted}
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name in sets.keys() - gates(folder):
+            _make(folder / name, sets[name])
+        for path in folder.iterdir() if alone else ():
+            if path.name not in sets:
+                shutil.rmtree(path)
+    except OSError as e:
+        raise HostError(
+            f"cannot keep programs for ports in {folder}: {e.strerror}",
+            hint="is bpffs mounted at /sys/fs/bpf? may twine-network.service call bpf(2)?",
+        ) from e
+
+
+def _make(path: Path, ports: Collection[int]) -> None:
+    path.mkdir(exist_ok=True)
+    for kind in BOUND:
+        for half in (_BY_SYSTEMD, _BY_US):
+            if (path / f"{kind}{half}").exists():
+                continue
+            fd = _loaded(kind, ports)
+            try:
+                bpf.pin(fd, str(path / f"{kind}{half}"))
+            finally:
+                os.close(fd)
+
+
+def _loaded(kind: str, ports: Collection[int]) -> int:
+    text = program(ports)
+    code, license_ = (
+        ctypes.create_string_buffer(text, len(text)),
+        ctypes.create_string_buffer(b"GPL"),
+    )
+    attributes = struct.pack(
+        "=IIQQIIQII16sII",
+        *(_PROGRAM, len(text) // 8, ctypes.addressof(code), ctypes.addressof(license_)),
+        *(0, 0, 0),  # no log of the verifier
+        *(0, 0, b"twine_ports", 0, _ATTACH_TYPE[kind]),
+    )
+    return bpf.call(Command.PROG_LOAD, attributes, code, license_)[0]
+
+
+def hold(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> bool:
+    """Attach a gate to a cgroup for as long as that is there; False where it is not.
+
+    The gate has to be there. Again is no error. Raises `HostError`.
+    """
+    try:
+        fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return False
+    try:
+        for kind in BOUND:
+            _attach(fd, kind, folder / gate_of(ports) / f"{kind}{_BY_US}")
+    except OSError as e:
+        raise HostError(f"cannot hold {cgroup} to its ports: {e.strerror}") from e
+    finally:
+        os.close(fd)
+    return True
+
+
+def _attach(cgroup: int, kind: str, pinned: Path) -> None:
+    fd = bpf.opened(str(pinned))
+    try:
+        (own,) = struct.unpack_from("=4xI", bpf.described(fd, 8))  # type, id
+        if own not in attached(cgroup, kind):
+            attributes = struct.pack("=4I", cgroup, fd, _ATTACH_TYPE[kind], _ALLOW_MULTI)
+            bpf.call(Command.PROG_ATTACH, attributes)
+    finally:
+        os.close(fd)
+
+
+def attached(cgroup: int, kind: str) -> list[int]:
+    """Return the numbers of the programs at a cgroup, by its descriptor. Raises `OSError`."""
+    numbers = (ctypes.c_uint32 * _MOST)()
+    asked = struct.pack(
+        "=4IQII", cgroup, _ATTACH_TYPE[kind], 0, 0, ctypes.addressof(numbers), _MOST, 0
+    )
+    _, answer = bpf.call(Command.PROG_QUERY, asked, numbers)
+    return list(numbers)[: struct.unpack_from("=24xI", answer)[0]]

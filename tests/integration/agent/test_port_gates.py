@@ -1,0 +1,151 @@
+"""Programs for ports on this kernel: what a process of a cgroup that is held may bind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.errors import HostError
+from agent.machine.port_gates import attached, gates, hold, keep, program
+from agent.netplan import gate_of
+
+TRY = """
+import json, socket, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write("0")
+found = {}
+for port in map(int, sys.argv[2:]):
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            with socket.socket(family, kind) as s:
+                try:
+                    s.bind(("", port))
+                except OSError as e:
+                    found.setdefault(port, set()).add(e.errno)
+                else:
+                    found.setdefault(port, set()).add(0)
+print(json.dumps({port: sorted(errors) for port, errors in found.items()}))
+"""
+OK, EPERM = [0], [1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for programs, in a file system for them."""
+    there = tmp_path / "bpf"
+    there.mkdir()
+    if subprocess.run(["mount", "-t", "bpf", "bpf", str(there)], check=False).returncode:
+        pytest.skip("no bpf file system can be mounted here: needs root and a kernel with it")
+    try:
+        yield there / "ports"
+    finally:
+        subprocess.run(["umount", str(there)], check=True)
+
+
+@pytest.fixture
+def cgroup(tmp_path: Path) -> Iterator[Path]:
+    """An empty cgroup of its own."""
+    top = tmp_path / "cgroup"
+    top.mkdir()
+    subprocess.run(["mount", "-t", "cgroup2", "none", str(top)], check=True)
+    own = top / f"twine-test-{tmp_path.name}"
+    own.mkdir()
+    try:
+        yield own
+    finally:
+        own.rmdir()
+        subprocess.run(["umount", str(top)], check=True)
+
+
+def bound(cgroup: Path, *ports: int) -> dict[str, list[int]]:
+    """Return what a process in a cgroup is told for each port, in all families and kinds."""
+    argv = [sys.executable, "-I", "-c", TRY, str(cgroup), *map(str, ports)]
+    done = subprocess.run(argv, check=True, capture_output=True)
+    found: dict[str, list[int]] = json.loads(done.stdout)
+    return found
+
+
+def test_who_is_held_binds_the_given_ports_and_what_the_kernel_chooses(
+    folder: Path, cgroup: Path
+) -> None:
+    """BUG-AG10: IPv4 and IPv6, TCP and UDP alike."""
+    keep([[], [28080, 28081]], alone=True, folder=folder)
+    assert bound(cgroup, 29999) == {"29999": OK}, "nobody is held yet"
+
+    assert hold(cgroup, [28080, 28081], folder)
+
+    expected = {"0": OK, "28080": OK, "28081": OK, "28082": EPERM, "29999": EPERM}
+    assert bound(cgroup, 0, 28080, 28081, 28082, 29999) == expected
+
+
+def test_who_has_no_port_binds_none(folder: Path, cgroup: Path) -> None:
+    keep([[]], alone=True, folder=folder)
+    assert hold(cgroup, [], folder)
+
+    assert bound(cgroup, 0, 28080) == {"0": OK, "28080": EPERM}
+
+
+def test_being_held_outlasts_the_program_and_whoever_asked(folder: Path, cgroup: Path) -> None:
+    keep([[28080]], alone=True, folder=folder)
+    assert hold(cgroup, [28080], folder)
+    keep([[]], alone=True, folder=folder)
+
+    assert gates(folder) == {"none"}
+    assert bound(cgroup, 28080, 28081) == {"28080": OK, "28081": EPERM}
+
+
+def test_again_is_no_error_and_attaches_nothing_twice(folder: Path, cgroup: Path) -> None:
+    keep([[28080]], alone=True, folder=folder)
+    for _ in range(3):
+        keep([[28080]], alone=False, folder=folder)
+        assert hold(cgroup, [28080], folder)
+
+    fd = os.open(cgroup, os.O_RDONLY)
+    try:
+        assert [len(attached(fd, kind)) for kind in ("bind4", "bind6")] == [1, 1]
+    finally:
+        os.close(fd)
+
+
+def test_a_half_made_gate_is_made_whole(folder: Path, cgroup: Path) -> None:
+    """Whoever made it died between two of its programs."""
+    keep([[28080]], alone=True, folder=folder)
+    (folder / "28080" / "bind6-held").unlink()
+    assert gates(folder) == set()
+
+    keep([[28080]], alone=True, folder=folder)
+
+    assert gates(folder) == {"28080"}
+    assert hold(cgroup, [28080], folder)
+
+
+def test_the_most_ports_that_a_task_can_have_fit(folder: Path, cgroup: Path) -> None:
+    ports = list(range(20000, 20067))
+    keep([ports], alone=True, folder=folder)
+    assert gates(folder) == {gate_of(ports)}
+    assert hold(cgroup, ports, folder)
+
+    assert bound(cgroup, 20000, 20066, 20067) == {"20000": OK, "20066": OK, "20067": EPERM}
+    assert len(program(ports)) == 8 * (len(ports) + 5)
+
+
+def test_a_cgroup_that_is_gone_is_told_and_a_gate_that_is_not_there_is_an_error(
+    folder: Path, cgroup: Path
+) -> None:
+    keep([[]], alone=True, folder=folder)
+
+    assert not hold(cgroup / "gone", [], folder)
+    with pytest.raises(HostError, match=r"cannot hold .* to its ports: No such file"):
+        hold(cgroup, [1], folder)
+
+
+def test_without_a_file_system_for_programs_the_error_says_so(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="cannot keep programs for ports") as e:
+        keep([[]], alone=True, folder=tmp_path / "ports")
+
+    assert "bpffs" in e.value.hint
