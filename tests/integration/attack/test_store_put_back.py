@@ -160,6 +160,8 @@ def test_an_old_copy_that_is_simply_put_back_is_noticed_by_the_hosts(
     hosts.run("a-0", "b-0", "c-0")
     update(face, hosts)
     before = lives(*hosts.folders)
+    kept = hosts.folders[0] / "state/identity/last-term"
+    face.until(kept.exists, "the host keeps nothing for the agent after this one")
     ends(face)
 
     newest = face.folder / "newest"
@@ -321,3 +323,28 @@ def test_the_drill_keeps_every_task_and_commands_nothing_before_an_operator_look
     assert lives(vm2) == {}
     assert shown(face) == {}
     assert "Traceback" not in face.log.read_text()
+
+
+def test_a_host_of_which_the_agent_was_started_again_refuses_it_as_well(
+    control_plane: Face,
+) -> None:
+    """F-88: what the host was told is on its disk; it forgets that only when it joins anew."""
+    face, port = control_plane, unused_port()
+    folder = face.folder / "host"
+    joined(face, "vm1", port, folder)
+    kept = folder / "state/identity/last-term"
+    ends(face)
+    copied(face, face.folder / "copy")
+    again(face)
+    with agent_in(folder, port, program="a_host.py"):
+        face.until(lambda: answering(face, "vm1"), "vm1 is not heard")
+        asks(face, _prepare)
+        apply(face, job("a"))
+        face.until(lambda: "a-0" in lives(folder), "a-0 does not run")
+        face.until(kept.exists, "nothing is kept")
+    ends(face)
+    put_back(face, face.folder / "copy")
+    with agent_in(folder, port, program="a_host.py"):
+        refused = starts(face)
+        assert refused.returncode == 78, refused.stderr
+        assert "1 of 1 hosts were told" in refused.stderr
