@@ -1,7 +1,8 @@
-"""The agent's Debian package on a host with fifty tasks: another version, back, and away."""
+"""The agent's Debian package on a host with tasks: another version, back, and away."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,8 +35,32 @@ getent group twine; nft list tables; ip -o link | grep -E 'tw[0-9a-z]{6}|twine'
 btrfs subvolume list -o /var/lib/twine; ls -A /var/lib/twine; true"""
 
 
-def tree_of_the_next_version(into: Path) -> Path:
-    """Return a copy of this tree with another version, and a field in records that ours has not."""
+INSTALL = "DEBIAN_FRONTEND=noninteractive dpkg -i /root/{}.deb"
+REFUSED = (
+    "twine-agent: the agent does not start; tasks run on. Why:\n",
+    "twine-agent: a task record has schema 2, this agent knows up to 1\n",
+    "  try: it was written by a newer agent: install that one again; tasks run on\n",
+)
+AGENT = "systemctl show -p ActiveState,ExecMainStatus,NRestarts twine-agent.service"
+FAILED = {"ActiveState=failed", "ExecMainStatus=78", "NRestarts=0"}
+MORE = {  # what a later tree has, file → what of it is replaced by what
+    "later": {
+        "pyproject.toml": ('version = "0.1.0"', 'version = "0.2.0"'),
+        "agent/core/records.py": (
+            "    task_id: str\n",
+            '    task_id: str\n    later: str = "x"\n',
+        ),
+    },
+    "newer": {
+        "pyproject.toml": ('version = "0.1.0"', 'version = "0.3.0"'),
+        "agent/services/journal.py": ("\nSCHEMA = 1\n", "\nSCHEMA = 2\n"),
+    },
+}
+"""`later` writes a field that ours does not know, `newer` records that ours cannot read."""
+
+
+def changed_tree(into: Path, changes: dict[str, tuple[str, str]]) -> Path:
+    """Return a copy of this tree with other texts in some of its files."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     for name in listed.stdout.decode().rstrip("\0").split("\0"):
         source, there = ROOT / name, into / name
@@ -43,71 +68,133 @@ def tree_of_the_next_version(into: Path) -> Path:
             there.parent.mkdir(parents=True, exist_ok=True)
             there.write_bytes(source.read_bytes())
             there.chmod(source.stat().st_mode)
-    changed = {
-        "pyproject.toml": ('version = "0.1.0"', 'version = "0.2.0"'),
-        "agent/core/records.py": ("    task_id: str\n", '    task_id: str\n    later: str = "x"\n'),
-    }
-    for name, (old, new) in changed.items():
+    for name, (old, new) in changes.items():
         text = (into / name).read_text()
         assert old in text, name
         (into / name).write_text(text.replace(old, new, 1))
     return into
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The package of this tree, and that of a later one."""
-    folder = tmp_path_factory.mktemp("packages")
-    later = tree_of_the_next_version(folder / "later")
-    return build_package(folder, print), build_package(folder, print, later)
+class Packaged(OneGuest):
+    """A guest with packages of this tree, `ours`, and of others; built when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(name="package")
+        self.folder, self.there = folder, set[str]()
+
+    def install(self, name: str) -> str:
+        """Have dpkg install a package; return what it says, with its exit code as the last line."""
+        if name not in self.there:
+            into = self.folder / name
+            tree = changed_tree(into / "tree", MORE[name]) if name in MORE else ROOT
+            package = build_package(into, print, tree)
+            put = f"cat > /root/{name}.deb"
+            self.lab("ssh", "m1", "--", put, stdin=package.read_bytes())
+            self.there.add(name)
+        said = self.ssh(f"{INSTALL.format(name)} 2>&1; echo $?", timeout_s=1800)
+        print(said)
+        return said
+
+    def installed(self, name: str) -> None:
+        said = self.install(name)
+        assert said.endswith("\n0\n"), said
+
+    def seen(self, tasks: int) -> str:
+        """Return which processes t1, t2, … are, and since when."""
+        return self.ssh(SEEN.replace("TASKS", str(tasks)))
+
+    def all_run(self, tasks: int) -> None:
+        self.until("all are known to run", lambda: self.find(RUNS) == str(tasks))
+
+    def begin(self, tasks: int) -> str:
+        """Install our package and start that many tasks; return what `seen` says of them."""
+        self.installed("ours")
+        self.ssh("systemctl start twine-agent.service", timeout_s=900)
+        self.ssh(RUN.replace("TASKS", str(tasks)), timeout_s=3600)
+        self.all_run(tasks)
+        before = self.seen(tasks)
+        assert before.count("NRestarts=0") == tasks
+        assert "MainPID=0" not in before
+        return before
+
+    def run_later(self, name: str, tasks: int) -> None:
+        """Start one more task; `tasks` is how many there are then."""
+        self.ssh(f"{RUN_ONE} {name} --no-wait -- /bin/busybox sleep 1000000", timeout_s=900)
+        self.all_run(tasks)
+
+    def end(self, *names: str) -> None:
+        """Stop tasks, and have dpkg purge the package."""
+        stop = f"for n in {' '.join(names)}; do twine-agent stop --no-wait $n; done"
+        self.ssh(stop, timeout_s=3600)
+        self.all_run(0)
+        print(self.ssh("dpkg --purge twine-agent", timeout_s=1800))
 
 
 @pytest.fixture(scope="module")
-def guest() -> Iterator[OneGuest]:
-    found = OneGuest(name="package")
+def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Packaged]:
+    found = Packaged(tmp_path_factory.mktemp("packages"))
     found.up()
+    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
     yield found
     found.down()
 
 
 @pytest.mark.long
-def test_fifty_tasks_do_not_notice_an_upgrade_and_a_downgrade_by_package(
-    guest: OneGuest, packages: tuple[Path, Path]
+def test_records_that_an_older_package_cannot_read_stop_its_agent_and_no_task(
+    guest: Packaged,
 ) -> None:
+    """F-05 F-07: dpkg fails once, with what to do; the newer package brings all back."""
+    before = guest.begin(2)
+    guest.installed("newer")
+    guest.all_run(2)
+    guest.run_later("later", 3)
+    assert '{"schema": 2,' in guest.ssh("cat /var/lib/twine/journal/later.json")
+
+    said = guest.install("ours")
+    assert said.endswith("\n1\n"), said
+    assert [words for words in REFUSED if words not in said] == []
+    agent = set(guest.ssh(AGENT).split())
+    assert agent == FAILED
+    for words in ("systemctl status twine-agent.service", "journalctl -u twine-agent.service"):
+        assert "install that one again; tasks run on" in guest.ssh(f"{words} --no-pager || true")
+    assert guest.seen(2) == before
+    later = guest.ssh("systemctl show -p MainPID -p InvocationID twine-task-later")
+    again = guest.ssh("dpkg --configure twine-agent 2>&1; echo $?", timeout_s=1800)
+    assert [words for words in REFUSED if words not in again] == []
+    assert again.endswith("\n1\n"), again
+    assert set(guest.ssh(AGENT).split()) == FAILED  # nobody tries again by themselves
+
+    guest.installed("newer")
+    guest.all_run(3)
+    assert guest.seen(2) == before
+    assert guest.ssh("systemctl show -p MainPID -p InvocationID twine-task-later") == later
+    shown = json.loads(guest.ssh("twine-agent ps -o json"))["tasks"]
+    assert [t["restarts"] for t in shown] == [0] * 3
+    print(guest.ssh("twine-agent fsck", timeout_s=900))
+    guest.end("t1", "t2", "later")
+
+
+@pytest.mark.long
+def test_fifty_tasks_do_not_notice_an_upgrade_and_a_downgrade_by_package(guest: Packaged) -> None:
     """F-02 F-05 P1: nor six deaths of the agent; and what is removed leaves nothing on the host."""
-    for package, name in zip(packages, ("ours", "later"), strict=True):
-        put = f"cat > /root/{name}.deb"
-        guest.lab("ssh", "m1", "--", put, stdin=package.read_bytes())
-    guest.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
-    install = "DEBIAN_FRONTEND=noninteractive dpkg -i /root/{}.deb"
-    print(guest.ssh(install.format("ours"), timeout_s=1800))
-    guest.ssh("systemctl start twine-agent.service", timeout_s=900)
-    guest.ssh(RUN.replace("TASKS", str(TASKS)), timeout_s=3600)
-    guest.until("all run", lambda: guest.find(RUNS) == str(TASKS))
-    before = guest.ssh(SEEN.replace("TASKS", str(TASKS)))
-    assert before.count("NRestarts=0") == TASKS
-    assert "MainPID=0" not in before
+    before = guest.begin(TASKS)
 
     for _ in range(6):
         guest.ssh("systemctl kill -s KILL twine-agent.service")
-        guest.until("all are known to run", lambda: guest.find(RUNS) == str(TASKS))
-    assert guest.ssh(SEEN.replace("TASKS", str(TASKS))) == before
+        guest.all_run(TASKS)
+    assert guest.seen(TASKS) == before
 
     for name, known in (("later", TASKS), ("ours", TASKS + 1)):
-        print(guest.ssh(install.format(name), timeout_s=1800))
-        guest.until("all are known to run", lambda n=known: guest.find(RUNS) == str(n))
-        assert guest.ssh(SEEN.replace("TASKS", str(TASKS))) == before
+        guest.installed(name)
+        guest.all_run(known)
+        assert guest.seen(TASKS) == before
         if name == "later":  # whose record has a field that ours does not know
-            guest.ssh(f"{RUN_ONE} later --no-wait -- /bin/busybox sleep 1000000", timeout_s=900)
-            guest.until("the new one runs", lambda: guest.find(RUNS) == str(TASKS + 1))
+            guest.run_later("later", TASKS + 1)
             assert '"later":"x"' in guest.ssh("cat /var/lib/twine/journal/later.json")
     print(guest.ssh("twine-agent fsck", timeout_s=900))
 
     refused = guest.find("dpkg --remove twine-agent; echo $?")
     assert refused.endswith("1"), refused
-    assert guest.ssh(SEEN.replace("TASKS", str(TASKS))) == before
-    stop = f"for n in later $(seq -f t%g 1 {TASKS}); do twine-agent stop --no-wait $n; done"
-    guest.ssh(stop, timeout_s=3600)
-    guest.until("none is left", lambda: guest.find(RUNS) == "0")
-    print(guest.ssh("dpkg --purge twine-agent", timeout_s=1800))
+    assert guest.seen(TASKS) == before
+    guest.end("later", *(f"t{n}" for n in range(1, TASKS + 1)))
     assert guest.ssh(LEFT).strip() == ""
