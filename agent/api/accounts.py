@@ -14,7 +14,7 @@ class Account(Reported, frozen=True, kw_only=True):
 
     kind: Id
     """`unit`, `cgroup`, `root`, `volume`, `scratch`, `image`, `layer`, `staging`, `record`,
-    `namespace`, `veth`, `mount`, `file`."""
+    `namespace`, `veth`, `ports`, `mount`, `file`."""
     name: Words
     owner: Id = ""
     """`task web`, `image sha256:…`, `agent`; empty: nobody's."""

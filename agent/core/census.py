@@ -44,6 +44,8 @@ class KnownTask:
     image: str = ""
     volumes: tuple[str, ...] = ()
     """Those on disk that it has for itself, by where they are below the state folder."""
+    ports: str = ""
+    """Name of the program for the ports that it may bind; empty: its network is its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Found:
     taking_in: bool = False
     """Whether an image is being taken in right now."""
     namespaces: Collection[str] = ()
+    ports: Collection[str] = ()
+    """Programs for ports, by name (docs/adr/0112)."""
     veths: Mapping[str, str] = field(default_factory=dict)
     """Host end → the task it says it is for."""
     mounts: Collection[str] = ()
@@ -100,6 +104,7 @@ def judge(found: Found) -> list[Account]:
         *_volumes(found),
         *_of_tasks("namespace", {name: name for name in found.namespaces}, found),
         *_of_tasks("veth", dict(found.veths), found),
+        *_ports(found),
         *_missing(found),
         *_store("image", found.images, found),
         *_store("layer", found.layers, found),
@@ -270,6 +275,21 @@ def _records(found: Found) -> Iterator[Account]:
             why = "the task is here" if task_id in found.tasks else "the task is gone: a tombstone"
             account = Account(kind="record", name=name, owner=f"task {task_id}", why=why)
         yield account
+
+
+def _ports(found: Found) -> Iterator[Account]:
+    for name in found.ports:
+        of = sorted(task_id for task_id, task in found.tasks.items() if task.ports == name)
+        if of:
+            more = f" and {len(of) - 1} more" if len(of) > 1 else ""
+            why = f"the ports of its tasks: {of[0]}{more}"
+        elif name == "none":
+            why = "for tasks without ports"
+        else:
+            why = "of no task: it goes as soon as ports of another are asked for"
+        owner = f"task {of[0]}" if len(of) == 1 else "agent"
+        stays = bool(of) or name == "none"
+        yield Account(kind="ports", name=name, owner=owner, stays=stays, why=why)
 
 
 def _mount(path: str, found: Found) -> Account:

@@ -21,6 +21,11 @@ def ports_of(spec: TaskSpec) -> list[int]:
     return sorted(given | {p.port for p in probes if p is not None and p.port is not None})
 
 
+def gate_for(spec: TaskSpec) -> str:
+    """Return the name of the program for a task's ports; empty: its network is its own."""
+    return "" if spec.network.mode is NetworkMode.PRIVATE else gate_of(ports_of(spec))
+
+
 def port_variables(spec: TaskSpec) -> dict[str, str]:
     """Return the environment that names a task's ports."""
     return {port_variable(name): str(port) for name, port in spec.network.ports.items()}
@@ -36,7 +41,7 @@ def network_properties(task_id: str, spec: TaskSpec) -> dict[str, object]:
     if spec.network.mode is NetworkMode.PRIVATE:
         return {"NetworkNamespacePath": f"{NAMESPACES}/{task_id}"}
     unix = ("AF_UNIX",) if spec.network.unix_sockets else ()
-    gate = f"{GATES}/{gate_of(ports_of(spec))}"
+    gate = f"{GATES}/{gate_for(spec)}"
     return {
         "RestrictAddressFamilies": (*INET, *unix),
         "BPFProgram": [f"{kind}:{gate}/{kind}" for kind in BOUND],

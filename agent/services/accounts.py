@@ -70,6 +70,7 @@ class Ledger:
             "files", self._machine.observe, self._state, self._run
         )
         fates = await self._host.lanes.run("btrfs", self._fates)
+        ports = await self._host.lanes.run("ports", self._machine.network.gates)
         # A task that came or went during the look is judged by the state it has by now.
         return replace(
             seen,
@@ -80,6 +81,7 @@ class Ledger:
             cgroups=observed.cgroups,
             namespaces=observed.namespaces,
             veths=observed.veths,
+            ports=ports,
             mounts=observed.mounts,
             fates=fates,
         )

@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
-from agent.api import NetworkMode, TaskSpec, TaskState
-from agent.core.network import ports_of
+from agent.api import TaskSpec, TaskState
+from agent.core.network import gate_for, ports_of
 from agent.core.records import TaskRecord
 from agent.core.unit_properties import cgroup_of
 from agent.errors import HostError
 from agent.machine import Network
-from agent.netplan import Ask, Gates, gate_of
+from agent.netplan import Ask, Gates
 from agent.services.offload import Lanes
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class PortGates:
     async def ensure(self, task_id: str, spec: TaskSpec) -> None:
         """See to it that what a task's unit names is there. Raises `HostError`."""
         self._specs[task_id] = spec
-        name = gate_of(ports_of(spec))
+        name = gate_for(spec)
         if name in await self._lanes.run(_LANE, self._network.gates):
             return
         await self._ask({})
@@ -104,4 +104,4 @@ class PortGates:
 
 
 def _is_held(spec: TaskSpec) -> bool:
-    return spec.network.mode is not NetworkMode.PRIVATE
+    return bool(gate_for(spec))

@@ -26,6 +26,7 @@ from agent.core.admission import (
 from agent.core.census import KnownTask
 from agent.core.gate import with_gate
 from agent.core.limits import impossible, resized
+from agent.core.network import gate_for
 from agent.core.oci import as_run
 from agent.core.own_init import INITS, choose_ids
 from agent.core.own_init import asks as has_own_init
@@ -426,6 +427,7 @@ class Tasks:
                 loop.record.wanted is Wanted.GONE,
                 loop.record.spec.image,
                 tuple(places(task_id, loop.record.spec, *KEPT)),
+                gate_for(loop.record.spec),
             )
             for task_id, loop in self._loops.items()
         }

@@ -10,7 +10,7 @@ from agent.api import TaskState
 from agent.core.census import Found, KnownTask, Store, judge, lasting
 
 IMAGE = "1" * 64
-RUNNING = KnownTask(TaskState.RUNNING, image=f"sha256:{IMAGE}")
+RUNNING = KnownTask(TaskState.RUNNING, image=f"sha256:{IMAGE}", ports="80-8080")
 WELL = Found(
     tasks={"web": RUNNING},
     records=("web.json", "gone.json"),
@@ -20,6 +20,7 @@ WELL = Found(
     images=Store((IMAGE,), (IMAGE,)),
     namespaces=("web",),
     veths={"tw01234567890": "web"},
+    ports=("80-8080", "none"),
     mounts=("/run/twine/netns/web", "/run/twine/machines/web/.root"),
     files=("images", "journal", "tasks"),
 )
@@ -41,9 +42,20 @@ def test_on_a_host_that_is_well_everything_has_an_owner_and_a_reason() -> None:
         "record",
         "namespace",
         "veth",
+        "ports",
         "mount",
         "file",
     }
+
+
+def test_a_program_for_ports_is_of_all_tasks_that_may_bind_them_and_goes_with_the_last() -> None:
+    """It is no mistake that one is left: it goes with the next request for others."""
+    both = replace(WELL, tasks={"web": RUNNING, "also": RUNNING}, ports=("80-8080", "9"))
+    shared, left = [a for a in judge(both) if a.kind == "ports"]
+
+    assert (shared.owner, shared.stays) == ("agent", True)
+    assert "also and 1 more" in shared.why
+    assert (left.stays, left.wrong) == (False, False)
 
 
 STRAYS = {

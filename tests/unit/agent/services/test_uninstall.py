@@ -25,7 +25,7 @@ def root(host: FakeHost) -> Path:
     for name in ("systemctl", "nft", "groupdel", SIDEKICK):
         host.fake.processes.answers[(name,)] = Completed(0, "", "")
     found = host.folder / "root"
-    for folder in ("etc/systemd/system", "etc/sysusers.d", "run"):
+    for folder in ("etc/systemd/system", "etc/sysusers.d", "run", "sys/fs/bpf"):
         (found / folder).mkdir(parents=True)
     (found / "etc/systemd/system/other.service").write_text("stays")
     return found
@@ -47,6 +47,7 @@ async def test_after_a_purge_no_file_no_unit_and_no_subvolume_is_left(
         with pytest.raises(Conflict, match="1 tasks are on this host: twine-task-web"):
             take_away(host, root, purge=True)
         assert len(files(root)) > len(before)
+        (root / "sys/fs/bpf/twine-ports/none").mkdir(parents=True)
         (root / "run/twine-kernel/proc").mkdir(parents=True)  # systemd makes it for the unit
         host.fake.systemd.stop("twine-task-web.service")
     gone = take_away(host, root, purge=True)
