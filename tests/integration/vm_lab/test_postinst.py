@@ -1,0 +1,40 @@
+"""What dpkg tells of an agent that does not start; the programs of the host are stand-ins."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from vm_lab.package import RECIPE
+
+PROGRAMS = {
+    "systemctl": 'case "$*" in is-active*) echo failed ;; show*) echo 1d2e ;;'
+    " restart*agent*) exit 1 ;; esac",
+    "systemd-sysusers": "",
+    "journalctl": 'case "$*" in *_SYSTEMD_INVOCATION_ID=1d2e*) echo too new ;;'
+    " *) echo of before ;; esac",
+}
+
+
+def test_the_operator_reads_what_the_start_said_that_failed_and_nothing_of_before(
+    tmp_path: Path,
+) -> None:
+    """F-07: its predecessor's last line stood before the reason."""
+    for name, text in PROGRAMS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = (RECIPE / "postinst").read_text().replace("@REPLACED@", "")
+    script = script.replace("/run/systemd/system", str(tmp_path))
+    done = subprocess.run(
+        ["sh", "-c", script, "postinst", "configure", "0.3.0"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "twine-agent: the agent does not start; tasks run on. Why:",
+        "too new",
+        "twine-agent: mend that, then: dpkg --configure twine-agent",
+    ]
