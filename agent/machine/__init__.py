@@ -285,6 +285,9 @@ class Network(Protocol):
     def ask(self, ask: Ask) -> Answer:
         """Have something done; return what there is afterwards. Raises `HostError`."""
 
+    def has_gate(self, name: str) -> bool:
+        """Return whether a program of the kernel for ports is there, and whole."""
+
     def gates(self) -> set[str]:
         """Return the names of the kernel's programs for ports that are there, and whole."""
 

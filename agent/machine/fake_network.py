@@ -49,6 +49,10 @@ class FakeNetwork:
         self.held |= there
         return Answer(held=sorted(there))
 
+    def has_gate(self, name: str) -> bool:
+        """Return whether a program for ports is there."""
+        return name in self.ports
+
     def gates(self) -> set[str]:
         """Return the names of programs for ports."""
         return set(self.ports)

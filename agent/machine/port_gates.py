@@ -28,6 +28,7 @@ from agent.netplan import BOUND, GATES, gate_of
 _PROGRAM = 18
 _ATTACH_TYPE = {"bind4": 8, "bind6": 9}
 _BY_SYSTEMD, _BY_US = "", "-held"
+_WHOLE = frozenset(f"{kind}{half}" for kind in BOUND for half in (_BY_SYSTEMD, _BY_US))
 _USER_PORT = 24
 _ALLOW_MULTI = 2
 """Programs of others may be attached beside (BPF_F_ALLOW_MULTI): all of them have to allow."""
@@ -48,11 +49,18 @@ def _line(code: int, *, to: int = 0, of: int = 0, at: int = 0, value: int = 0) -
     return struct.pack("=BBhi", code, of << 4 | to, at, value)
 
 
+def is_whole(name: str, folder: Path = Path(GATES)) -> bool:
+    """Return whether a gate is there with all of its programs."""
+    try:
+        return set(os.listdir(folder / name)) >= _WHOLE
+    except FileNotFoundError:
+        return False
+
+
 def gates(folder: Path = Path(GATES)) -> set[str]:
     """Return the names of all gates that are whole."""
-    whole = {f"{kind}{half}" for kind in BOUND for half in (_BY_SYSTEMD, _BY_US)}
     try:
-        return {path.name for path in folder.iterdir() if whole <= set(os.listdir(path))}
+        return {name for name in os.listdir(folder) if is_whole(name, folder)}
     except FileNotFoundError:
         return set()
 

@@ -51,6 +51,10 @@ class HostNetwork:
             raise HostError(answer.error, hint="journalctl -u twine-network")
         return answer
 
+    def has_gate(self, name: str) -> bool:
+        """Return whether a program of the kernel for ports is there, and whole."""
+        return port_gates.is_whole(name)
+
     def gates(self) -> set[str]:
         """Return the names of the kernel's programs for ports that are there, and whole."""
         return port_gates.gates()

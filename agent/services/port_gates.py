@@ -55,10 +55,10 @@ class PortGates:
         """See to it that what a task's unit names is there. Raises `HostError`."""
         self._specs[task_id] = spec
         name = gate_for(spec)
-        if name in await self._lanes.run(_LANE, self._network.gates):
+        if await self._lanes.run(_LANE, self._network.has_gate, name):
             return
         await self._ask({})
-        if name not in await self._lanes.run(_LANE, self._network.gates):
+        if not await self._lanes.run(_LANE, self._network.has_gate, name):
             raise HostError(
                 f"the program for the ports of task {task_id} was made and is not there"
             )

@@ -105,8 +105,8 @@ async def test_a_task_with_a_network_of_its_own_binds_what_it_likes(tmp_path: Pa
 class Lying(FakeNetwork):
     """Says that it made programs, and made none."""
 
-    def gates(self) -> set[str]:
-        return set()
+    def has_gate(self, name: str) -> bool:
+        return False
 
 
 async def test_what_was_made_is_looked_for() -> None:
