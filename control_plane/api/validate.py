@@ -29,6 +29,10 @@ from control_plane.api.requirement_parser import parsed, why_unknown
 MAX_JOB_FILE_BYTES = 256 << 10
 _PLACEHOLDER = re.compile(r"\$\{([^}$]*)\}")
 """Without `$` inside, so that no text makes it start again and again (`${${${…`)."""
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+"""Half of a pair, as JSON and YAML can write it; no UTF-8 has it, and no program gets it."""
+_UNREADABLE = (msgspec.ValidationError, RecursionError, UnicodeError)
+"""What a value raises that is not what its field asks for."""
 MAX_LISTED = 16
 GPU_PARTS = (0.125, 0.25, 0.5)
 """Of each a whole number makes the next one, so parts on one machine waste nothing."""
@@ -83,6 +87,10 @@ def job_relations(document: Any) -> list[FieldError]:
     for field, text in _texts(document):
         if len(found) >= MAX_ERRORS:
             break
+        if _SURROGATE.search(text):
+            found.append(
+                FieldError(field=field, reason=f"{shown(text)} cannot be written as UTF-8")
+            )
         strays = dict.fromkeys(_strays(text, known))
         found += [FieldError(field=field, reason=_no_port(port, ports)) for port in strays]
     return found[:MAX_ERRORS]
@@ -92,7 +100,7 @@ def _volume_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
     try:
         volumes = msgspec.convert(document.get("volumes", {}), VolumeMap)
         limits = msgspec.convert(document.get("limits", {}), Limits)
-    except msgspec.ValidationError:
+    except _UNREADABLE:
         return  # what is wrong in them is told by their types
     if odd := odd_volumes(volumes, limits.memory_max_bytes):
         yield FieldError(field=odd[0], reason=odd[1])
@@ -105,7 +113,7 @@ def _init_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         resources = msgspec.convert(document.get("resources", {}), Resources)
         network = msgspec.convert(document.get("network", {}), Reach)
         command = msgspec.convert(document.get("command", []), list[Any])
-    except msgspec.ValidationError:
+    except _UNREADABLE:
         return  # what is wrong in them is told by their types
     for field, reason in odd_own_init(relaxations, command, network, resources):
         yield FieldError(field=field, reason=reason)
@@ -119,7 +127,7 @@ def _own_cpu_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
     try:
         resources = msgspec.convert(document.get("resources", {}), Resources)
         limits = msgspec.convert(document.get("limits", {}), Limits)
-    except msgspec.ValidationError:
+    except _UNREADABLE:
         return  # what is wrong in them is told by their types
     if odd := odd_resources(resources, limits.cpu_max_cores):
         yield FieldError(field=odd[0], reason=odd[1])
@@ -217,7 +225,8 @@ def _texts(document: dict[Any, Any]) -> list[tuple[str, str]]:
         if isinstance(command, list):
             texts += [(f"{field}[{i}]", text) for i, text in enumerate(command)]
     if isinstance(environment, dict):
-        texts += [(f"environment.{name}", text) for name, text in environment.items()]
+        named = ((str(name), text) for name, text in environment.items())
+        texts += [(f"environment.{_SURROGATE.sub('?', name)}", text) for name, text in named]
     return [(field, text) for field, text in texts if isinstance(text, str)]
 
 

@@ -157,6 +157,9 @@ def changed(draw: Callable[..., Any], good: bytes) -> bytes:
 @example("\ud800")
 @example(JOB | {"name": "\udc80"})
 @example(JOB | {"environment": {"\udc80": "\udc80"}})
+@example(JOB | {"environment": {"A": "\udc80"}})
+@example(JOB | {"command": "\ud800"})
+@example(JOB | {"command": ["\ud800"]})
 def test_fuzz_of_a_job_specification(document: Any) -> None:
     """F-76: it is a job, or there is a list of what keeps it from being one."""
     with in_time():

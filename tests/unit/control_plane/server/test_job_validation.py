@@ -33,6 +33,24 @@ def test_a_good_job_is_taken_as_it_is() -> None:
     assert job_spec(GOOD, "web.toml").tasks == 6
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {name: value}
+        for name in ("command", "environment", "limits", "network", "relaxations", "resources")
+        for value in ("\ud800", ["a\ud800"], {"\ud800": "\ud800"}, {"A": "\ud800"})
+    ]
+    + [{"volumes": "\ud800"}, {"life": {"pre_stop": {"command": ["/a\udfff"]}}}],
+    ids=ascii,
+)
+def test_text_that_no_utf8_has_is_refused_and_ends_nobody(bad: dict[str, Any]) -> None:
+    """F-76: found by new bytes; it got past the types, or ended who looked at the relations."""
+    found = job_errors(GOOD | bad)
+    assert {e.field.split(".")[0].split("[")[0] for e in found} >= {*bad}
+    with pytest.raises(InvalidInput):
+        job_spec(GOOD | bad, "web.toml")
+
+
 def test_every_mistake_in_requirements_is_listed_with_the_others() -> None:
     bad = GOOD | {
         "tasks": -1,
