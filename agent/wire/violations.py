@@ -113,7 +113,8 @@ def _of_parts(value: Any, kind: Any) -> str:
 
 
 def _join(where: str, key: Any) -> str:
-    return f"{where}.{key}" if where else str(key)
+    name = str(key).encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair
+    return f"{where}.{name}" if where else name
 
 
 def _last(where: str) -> str:

@@ -26,6 +26,14 @@ def test_a_good_document_has_no_violations() -> None:
     assert violations(GOOD, TaskSpec) == []
 
 
+def test_a_name_that_no_utf8_has_is_told_in_words_that_can_be_sent() -> None:
+    """F-24: half of a surrogate pair, as JSON and YAML files can have it."""
+    found = violations(GOOD | {"\ud800x": 1, "environment": {"A\udc00": "b"}}, TaskSpec)
+
+    assert [e.field for e in found] == ["\\ud800x", "environment.A\\udc00"]
+    assert msgspec.json.encode(found)
+
+
 def test_every_violation_is_listed_with_its_field() -> None:
     bad = {
         "command": "ls",
