@@ -116,8 +116,8 @@ _STAGE = (
 user of the root, and of files in volumes, is shown as the first user of the machine."""
 _UNSTAGE = (
     'at=$1; shift; for name in .root .below .memory "$@"; do '
-    'while umount -l "$at/$name" 2>/dev/null; do :; done; rmdir "$at/$name"; done; '
-    'rmdir "$at"; true'
+    'while umount -l "$at/$name" 2>/dev/null; do :; done; rmdir "$at/$name"; done 2>/dev/null; '
+    'rmdir "$at" 2>/dev/null; true'
 )
 _ENTER = (sys.executable, "-I", "-m", "agent.machine.enter")
 _LOGIN = (
@@ -259,6 +259,26 @@ def is_enclosed(whole: Mapping[str, object]) -> bool:
     """Return whether the unit of a task is one of systemd-nspawn."""
     commands = whole.get("ExecStart")
     return isinstance(commands, list) and bool(commands) and commands[0][0] == NSPAWN
+
+
+def unstaging(whole: Mapping[str, object], task_id: str) -> dict[str, object]:
+    """Return the unit that takes away what a machine had mounted, if its own could not.
+
+    That one does it as it ends, within the task's memory: where that is still full of what is being
+    killed, the command is killed with it. This one is outside of the task.
+    """
+    commands = whole["ExecStopPost"]
+    assert isinstance(commands, list)
+    return {
+        "Description": f"Twine task {task_id}: what it had mounted",
+        "Type": "exec",
+        "ExecStart": [[*_SHELL[-2:], *commands[0][len(_SHELL) :]]],
+        "RemainAfterExit": True,
+        "CollectMode": "inactive",
+        "Slice": "system.slice",
+        "CapabilityBoundingSet": ("CAP_SYS_ADMIN",),
+        "NoNewPrivileges": True,
+    }
 
 
 def step_command(whole: Mapping[str, object], command: Sequence[str]) -> list[str]:

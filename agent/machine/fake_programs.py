@@ -56,6 +56,11 @@ def python(argv: list[str], properties: Mapping[str, Property]) -> Ended | None:
     return Ended()
 
 
+def shell(argv: list[str], _properties: Mapping[str, Property]) -> Ended | None:
+    """End what takes mounts away, of which there are none; other scripts run until stopped."""
+    return Ended() if any("umount" in word for word in argv) else None
+
+
 def btrfs(create: Callable[[Path], None], finish: Callable[[Path, str], None]) -> Program:
     """Return a `btrfs receive -f FILE FOLDER` whose stream is played by a tar archive.
 
@@ -109,6 +114,7 @@ PROGRAMS: Mapping[str, Program] = {
     "find": ends_with(0),
     "python": python,
     "python3": python,
+    "sh": shell,
     "skopeo": ends_with(1),
     "tar": tar,
     "true": ends_with(0),

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from agent.api import Exit
 from agent.core.exits import START_TIMEOUT_S, describe
 from agent.core.inside import Command, inside_properties, inside_unit, step_properties, step_unit
+from agent.core.own_init import asks as is_own_init
+from agent.core.own_init import unstaging
 from agent.core.records import TaskRecord
 from agent.core.unit_properties import cgroup_of
 from agent.errors import StepFailed, SystemdError, TwineError
@@ -16,6 +18,8 @@ from agent.services.units import Units
 
 _GRACE_S = 30.0
 """systemd ends the command after its time; so long after that nobody answered at all."""
+_UNSTAGED_S = 300.0
+"""Mounts go in moments; a host that is so busy is waited for."""
 Whole = Callable[[TaskRecord], dict[str, object]]
 """Returns all properties of a task's unit."""
 
@@ -57,6 +61,15 @@ class Inside:
             purpose = left.unit.removeprefix(f"twine-in-{task_id}.").removesuffix(".service")
             if "." not in purpose:  # else it is another task's, whose name begins alike
                 await self._units.clear(left.unit, timeout_s=_GRACE_S)
+
+    async def unstage(self, task: TaskRecord) -> None:
+        """Take away what a machine mounted for itself, where its own unit could not; else nothing.
+
+        Raises `SystemdError`.
+        """
+        if is_own_init(task.spec):
+            whole, unit = self._whole(task), step_unit(task.task_id)
+            await self._units.run(unit, unstaging(whole, task.task_id), timeout_s=_UNSTAGED_S)
 
     async def run(self, task: TaskRecord, purpose: str, command: Command) -> str:
         """Run a command inside a running task; return what is wrong, empty if it ended well."""

@@ -322,6 +322,7 @@ class TaskLoop:
                 if task.spec.life.init:
                     await host.inside.end_steps(task.task_id)
                 await host.inside.forget(task.task_id)
+                await host.inside.unstage(task)
                 await host.identities.remove(task.task_id)
                 await host.networks.remove(task.task_id)
                 await host.lanes.run("btrfs", host.volumes.drop_scratch, task.task_id)

@@ -58,6 +58,38 @@ async def test_machines_have_users_of_their_own_which_a_restart_of_the_agent_kee
         await gone(client, "b")
 
 
+async def test_what_a_machine_mounted_is_taken_away_from_outside_before_its_root(
+    host: FakeHost, image: str
+) -> None:
+    """AG8: its own unit does so within its memory, and is killed there where that is full."""
+    started: list[tuple[str, Any, bool]] = []
+    start, root = host.fake.systemd.start_transient, host.state / "tasks" / "web"
+
+    def seen(unit: str, properties: Any) -> None:
+        started.append((unit, properties, root.exists()))
+        start(unit, properties)
+
+    host.fake.systemd.start_transient = seen  # type: ignore[method-assign]
+    async with host.agent() as client:
+        await client.put_task("web", a_machine(image=image))
+        await running(client, "web")
+        await client.delete_task("web")
+        await gone(client, "web")
+
+    (_, own, _), (name, properties, is_before) = started
+    (command,) = properties["ExecStart"]
+    (in_unit,) = own["ExecStopPost"]
+    assert (name, properties["Slice"], is_before) == (
+        "twine-step-web.service",
+        "system.slice",
+        True,
+    )
+    assert command == ["/bin/sh", "-c", *in_unit[5:]]
+    assert command[3:5] == ["sh", f"{host.config.run_dir}/machines/web"]
+    assert "MemoryMax" not in properties
+    assert host.fake.systemd.units("twine-step-*") == []
+
+
 async def test_what_cannot_be_a_machine_is_refused_with_every_reason(
     host: FakeHost, image: str
 ) -> None:
