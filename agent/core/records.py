@@ -244,3 +244,16 @@ def must_last(task: TaskRecord) -> bytes:
     if task.state in (TaskState.ACCEPTED, TaskState.PREPARING, TaskState.STARTING):
         return msgspec.json.encode(replace(task, **_TRANSIENT))
     return msgspec.json.encode(task)
+
+
+def only_came_up(before: TaskRecord, after: TaskRecord) -> bool:
+    """Return whether all that is new is that the task runs: an order's first start, as a rule.
+
+    An agent that dies finds that on the host. A power cut ends the task as well; then its next
+    start does not count as a restart, and its last end is not said to be lost. That is worth less
+    than two writes that wait for the disk in each start.
+    """
+    starting = before.state in (TaskState.ACCEPTED, TaskState.PREPARING, TaskState.STARTING)
+    same_order = after.spec is before.spec and after.previous is before.previous
+    first = before.invocation_id == "" and before.restarts == 0
+    return starting and first and same_order and after.state is TaskState.RUNNING

@@ -48,7 +48,7 @@ class UnitState(msgspec.Struct, frozen=True):
 
 
 UnitListener = Callable[[str], None]
-"""Called with a unit's name, from any thread, when its state may have changed."""
+"""Called with a service's name, from any thread, when its state may have changed."""
 
 
 class Systemd(Protocol):

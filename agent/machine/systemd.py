@@ -54,7 +54,7 @@ _MATCHES = (
     "type='signal',sender='org.freedesktop.systemd1',"
     "path_namespace='/org/freedesktop/systemd1/unit',"
     "interface='org.freedesktop.DBus.Properties',member='PropertiesChanged',"
-    "arg0='org.freedesktop.systemd1.Unit'",
+    "arg0='org.freedesktop.systemd1.Service'",
     "type='signal',sender='org.freedesktop.systemd1',"
     "interface='org.freedesktop.systemd1.Manager',member='JobNew'",
     "type='signal',sender='org.freedesktop.systemd1',"
@@ -62,7 +62,12 @@ _MATCHES = (
     "type='signal',sender='org.freedesktop.systemd1',"
     "interface='org.freedesktop.systemd1.Manager',member='UnitRemoved'",
 )
-"""The bus drops what we do not ask for, before it is copied to us."""
+"""The bus drops what we do not ask for, before it is copied to us. A start changes a dozen slices,
+mounts and targets that the unit depends on; only services have properties of `Service`, and systemd
+says them just before those of `Unit` (bus_unit_send_change_signal of systemd 257)."""
+JOB_SETTLES_S = 0.05
+"""So long after the end of a unit's job its own change is waited for, which follows at once: who is
+told at the first of the two would look twice."""
 
 _SIGNALS = (
     (PROPERTIES, b"PropertiesChanged"),
@@ -290,6 +295,8 @@ class _Watch:
         self._listeners: dict[int, UnitListener] = {}
         self._numbers = itertools.count()
         self._busy: set[str] = set()
+        self._due: dict[str, float] = {}
+        """Units whose job is over, of which no change was said yet → when that is told anyway."""
         self._wake_read, self._wake_write = os.pipe()
         try:
             bus = self._subscribed()
@@ -337,6 +344,7 @@ class _Watch:
                     return
                 bus = again
                 self._busy.clear()
+                self._due.clear()
                 log.info("connected to systemd again")
                 self._tell({""})
             bus.close()
@@ -361,8 +369,9 @@ class _Watch:
             while True:
                 # Replies to our own calls may have pulled signals into the library's queue,
                 # so look there first; each `process` takes one message at most.
-                self._tell({unit for m in _drained(bus, fd) if (unit := self._changed(m))})
-                ready, _, _ = select.select([fd, self._wake_read], [], [])
+                changed = {unit for m in _drained(bus, fd) if (unit := self._changed(m))}
+                self._tell(changed | self._overdue())
+                ready, _, _ = select.select([fd, self._wake_read], [], [], self._next_s())
                 if self._wake_read in ready:
                     return False
         except DBusBaseError:
@@ -372,20 +381,41 @@ class _Watch:
         """Return the unit that listeners should look at, "" where there is nothing to see.
 
         While a unit starts or stops its properties change a dozen times; looking each time
-        would take longer than the start. The end of the job says it all.
+        would take longer than the start. The end of the job says it all, and the change that
+        follows it is that one's (job_uninstall of systemd 257).
         """
         if message.is_signal(PROPERTIES, b"PropertiesChanged"):
             # Its body is of no use to us, and taking it apart would cost more than the rest.
             unit = path_decode(message.get_path(), UNITS).decode()
+            self._due.pop(unit, None)
             return "" if unit in self._busy else unit
         message.process_reply(False)
         body = cast(list[bytes], message.body)
-        if message.is_signal(MANAGER, b"JobNew"):
-            self._busy.add(body[2].decode())
+        removed = message.is_signal(MANAGER, b"UnitRemoved")
+        unit = body[0 if removed else 2].decode()
+        if not unit.endswith(".service"):
             return ""
-        unit = body[0 if message.is_signal(MANAGER, b"UnitRemoved") else 2].decode()
+        if message.is_signal(MANAGER, b"JobNew"):
+            self._busy.add(unit)
+            return ""
         self._busy.discard(unit)
-        return unit
+        if removed:
+            self._due.pop(unit, None)
+            return unit
+        self._due[unit] = time.monotonic() + JOB_SETTLES_S
+        return ""
+
+    def _overdue(self) -> set[str]:
+        """Return the units whose job is over for long enough, and forget them."""
+        now = time.monotonic()
+        found = {unit for unit, at in self._due.items() if at <= now}
+        for unit in found:
+            del self._due[unit]
+        return found
+
+    def _next_s(self) -> float | None:
+        """Return in how many seconds the next unit is overdue, None without any."""
+        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
 
     def _tell(self, units: set[str]) -> None:
         for unit in sorted(units):

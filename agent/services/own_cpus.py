@@ -75,6 +75,11 @@ class OwnCpus:
         """Read the cores that tasks may use now; a host's profile changes them."""
         self._cores = await self._lanes.run("usage", self._read_cores)
 
+    async def look_for(self, spec: TaskSpec) -> None:
+        """Read the cores if they matter for the admission of a task: some are somebody's own."""
+        if not self._cores or self._claims or spec.resources.exclusive_cpus:
+            await self.look()
+
     def refusal(
         self, task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], cpuset: bool
     ) -> str:

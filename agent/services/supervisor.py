@@ -21,6 +21,7 @@ from agent.core.pressure import evicted
 from agent.core.records import (
     TaskRecord,
     must_last,
+    only_came_up,
     status_of,
     tell_change,
     unit_of,
@@ -189,6 +190,8 @@ class TaskLoop:
         return True
 
     async def _step(self) -> bool:
+        if self._waker.is_set():
+            self._known = None  # what was seen then may be no longer so
         self._waker.clear()
         before = self.record
         seen = await self._look()
@@ -241,7 +244,7 @@ class TaskLoop:
             if status_of(task) != status_of(before) and task.state not in _IN_PASSING:
                 self._tell(task)
             if must_last(task) != self._on_disk:
-                await self._save(task)
+                await self._save(task, durable=not only_came_up(before, task))
         return True
 
     async def _save(self, task: TaskRecord, *, durable: bool = True) -> None:
@@ -359,6 +362,10 @@ class TaskLoop:
             await self._woken(2.0)
             self._waker.clear()
             unit = await self._host.units.find(self._unit)
+            if unit is not None and unit.active == "active":
+                boot_id = self._host.boot_id
+                self._known = Seen(seen_unit(unit), root=True, leftover=True, boot_id=boot_id)
+                return
             if unit is None or unit.active != "activating":
                 break
         self._waker.set()

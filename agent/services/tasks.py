@@ -136,7 +136,7 @@ class Tasks:
         """Take a desired state; when this returns it survives any crash."""
         self._host.uniqueness.check(f"task {task_id} is not changed")
         self._taken_bytes = await self._host.huge_pages.look()
-        await self._host.own_cpus.look()
+        await self._host.own_cpus.look_for(spec)
         if spec.volumes:
             await self._host.lanes.run("btrfs", self._host.volumes.admit, task_id, spec)
             self._disk_bytes = await self._host.lanes.run("btrfs", self._host.volumes.disk_bytes)

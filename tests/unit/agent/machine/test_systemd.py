@@ -300,6 +300,52 @@ def test_what_changes_while_a_unit_starts_is_told_once_it_has(connect: Connect) 
     assert heard.get(timeout=5) == "a.service"
 
 
+def test_the_end_of_a_job_and_the_change_that_follows_are_told_as_one(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.machine.systemd.JOB_SETTLES_S", 60.0)
+    bus = Bus({})
+    heard: queue.Queue[str] = queue.Queue()
+    connect(bus).listen(heard.put)
+
+    bus.tell(Signal(b"JobNew", body=[1, b"/job/1", b"a.service"]))
+    bus.tell(Signal(b"JobRemoved", body=[1, b"/job/1", b"a.service", b"done"]))
+    bus.tell(Signal(b"PropertiesChanged", b"/org/freedesktop/systemd1/unit/a_2eservice"))
+    bus.tell(Signal(b"UnitRemoved", body=[b"other.service", b"/unit/other"]))
+
+    told = [heard.get(timeout=5)]
+    while told[-1] != "other.service":
+        told.append(heard.get(timeout=5))
+    assert told == ["a.service", "other.service"]
+
+
+def test_a_unit_that_vanishes_with_its_job_is_told_at_once(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.machine.systemd.JOB_SETTLES_S", 60.0)
+    bus = Bus({})
+    heard: queue.Queue[str] = queue.Queue()
+    connect(bus).listen(heard.put)
+
+    bus.tell(Signal(b"JobRemoved", body=[1, b"/job/1", b"a.service", b"done"]))
+    bus.tell(Signal(b"UnitRemoved", body=[b"a.service", b"/unit/a"]))
+
+    assert heard.get(timeout=5) == "a.service"
+
+
+def test_what_is_no_service_wakes_nobody(connect: Connect) -> None:
+    """A start changes the slices, mounts and targets that the unit depends on."""
+    bus = Bus({})
+    heard: queue.Queue[str] = queue.Queue()
+    connect(bus).listen(heard.put)
+
+    bus.tell(Signal(b"JobRemoved", body=[1, b"/job/1", b"workload-web.slice", b"done"]))
+    bus.tell(Signal(b"UnitRemoved", body=[b"var.mount", b"/unit/v"]))
+    bus.tell(Signal(b"UnitRemoved", body=[b"d.service", b"/unit/d"]))
+
+    assert heard.get(timeout=5) == "d.service"
+
+
 def test_a_listener_hears_an_empty_name_after_the_bus_came_back(connect: Connect) -> None:
     first, second = Bus({}), Bus({})
     heard: queue.Queue[str] = queue.Queue()
