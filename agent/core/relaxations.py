@@ -30,6 +30,8 @@ def relaxed(
         return {**found, "User": "root"}
     if Relaxation.PROC in relaxations and "ProcSubset" in found:
         found["ProcSubset"] = "all"
+        found.pop("ReadOnlyPaths", None)
+        found["ProtectKernelTunables"] = True  # /proc/sys and its like are there now, and /sys
     if Relaxation.NETLINK in relaxations:
         families = _texts(found.get("RestrictAddressFamilies"))
         found["RestrictAddressFamilies"] = (*families, "AF_NETLINK")

@@ -35,7 +35,7 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
         "ProtectSystem": "strict",
         "ProtectHome": "yes",
         "ProtectKernelModules": True,
-        "ProtectKernelTunables": True,
+        "ReadOnlyPaths": ("-+/sys",),
         "ProtectKernelLogs": True,
         "ProtectControlGroups": True,
         "ProtectClock": True,
@@ -78,6 +78,8 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
 """What a task may not do (trust promise: a task sees neither host nor neighbours).
 
 `DynamicUser` implies PrivateTmp, a ProtectHome that reads, and RemoveIPC (systemd.exec(5)).
+`ReadOnlyPaths` with `ProcSubset=pid` is what `ProtectKernelTunables` comes to, for a tenth of its
+mounts; a task that may read all of /proc has that instead (core/relaxations.py, docs/adr/0115).
 
 A refused system call answers EPERM instead of killing the task, and the calls that change
 owner or user stay: daemons make them out of habit, and without capabilities the kernel

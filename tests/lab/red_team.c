@@ -170,6 +170,7 @@ static int capable(void) { return syscall(SYS_capset, (int[]){0x20080522, 0}, (i
     P("kernel: write a sysctl", writes("/proc/sys/vm/swappiness", "1")) \
     P("kernel: core_pattern", writes("/proc/sys/kernel/core_pattern", "|/x")) \
     P("kernel: sysrq", writes("/proc/sysrq-trigger", "h")) \
+    P("kernel: write below /sys", writes("/sys/kernel/mm/transparent_hugepage/enabled", "never")) \
     P("kernel: memory by /proc/kcore", reads("/proc/kcore")) \
     P("kernel: log", klogctl(3, (char[64]){0}, 64) < 0 ? -1 : 0) \
     P("kernel: load a module", syscall(SYS_init_module, "", 0, "")) \

@@ -1,4 +1,4 @@
-"""A task that attacks its host in 60 ways (F-84), and how exposed units are on a real systemd.
+"""A task that attacks its host in 61 ways (F-84), and how exposed units are on a real systemd.
 
 The table of docs/security.md is what this prints.
 """
@@ -19,7 +19,7 @@ from tests.lab.one_guest import OneGuest
 
 SOURCE = Path(__file__).with_name("red_team.c")
 GATES = {
-    "twine-task-neighbour.service": 1.2,
+    "twine-task-neighbour.service": 1.4,
     "twine-agent.service": 2.0,
     "twine-fence.service": 2.0,
     "twine-network.service": 4.6,
@@ -82,6 +82,10 @@ def test_f84_a_task_reaches_nothing_of_its_host(guest: OneGuest, tmp_path: Path)
     assert list(found) == names()
     assert {name for name, result in found.items() if result in ("REACHED", "0")} == set()
     assert {u for u, score in scores.items() if score > GATES[u]} == set()
+    mounts = guest.ssh(f"cat /proc/{pid}/mountinfo").splitlines()
+    below_sys = [m.split()[4:6] for m in mounts if re.match(r"/sys(/|$)", m.split()[4])]
+    assert [path for path, _ in below_sys][:1] == ["/sys"]
+    assert {path for path, how in below_sys if "ro" not in how.split(",")} == set()
     neighbour = json.loads(guest.ssh("twine-agent show neighbour -o json"))["task"]
     assert (neighbour["state"], neighbour["restarts"]) == ("running", 0)
 
