@@ -64,12 +64,12 @@ from agent.services.rebuilding import rebuild
 from agent.services.reserve import Reserve
 from agent.services.roots import Roots
 from agent.services.starts import Starts
-from agent.services.supervisor import Host, task_unit
+from agent.services.supervisor import Host
 from agent.services.task_identities import TaskIdentities
 from agent.services.tasks import Tasks
 from agent.services.uniqueness import Uniqueness
 from agent.services.unit_view import UnitView
-from agent.services.units import Units
+from agent.services.units import Units, task_unit
 from agent.services.usage import UsageReader
 from agent.services.volume_desk import VolumeDesk
 from agent.services.volumes import Volumes

@@ -15,8 +15,7 @@ from agent.core.inside import Command
 from agent.core.lease import is_bound, is_cut_off
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
 from agent.core.limits import kernel_values, lacking, live_properties, not_in_force
-from agent.core.oci import as_run, image_properties
-from agent.core.own_cpus import allowed_cpus, own_properties, own_values
+from agent.core.own_cpus import allowed_cpus, own_values
 from agent.core.pressure import evicted
 from agent.core.records import (
     TaskRecord,
@@ -29,11 +28,8 @@ from agent.core.records import (
 )
 from agent.core.unit_properties import (
     cgroup_of,
-    describe_unit,
     not_after,
-    unit_properties,
 )
-from agent.core.volumes import volume_properties
 from agent.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 from agent.machine import Cgroups
 from agent.services.contact import Contact
@@ -492,16 +488,3 @@ class TaskLoop:
                 self.record = task
                 self._tell(task)
                 self._waker.set()
-
-
-def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
-    """Return all properties of a task's unit: its steps and what runs inside are made from it."""
-    config = roots.config(task.spec.image)
-    spec = as_run(task.spec, config)
-    return {
-        **unit_properties(task.task_id, spec, str(roots.path(task.task_id))),
-        **image_properties(spec, config),
-        **volume_properties(task.task_id, spec, str(roots.state), str(roots.path(task.task_id))),
-        **own_properties(task.own_cpus),
-        "Description": describe_unit(task.task_id, task.spec),
-    }

@@ -10,10 +10,15 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from agent.core.lifecycle import SeenUnit
-from agent.core.unit_properties import key_in
+from agent.core.oci import as_run, image_properties
+from agent.core.own_cpus import own_properties
+from agent.core.records import TaskRecord
+from agent.core.unit_properties import describe_unit, key_in, unit_properties
+from agent.core.volumes import volume_properties
 from agent.errors import Conflict, SystemdError
 from agent.machine import Systemd, UnitState
 from agent.services.offload import Lanes
+from agent.services.roots import Roots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -236,3 +241,16 @@ def seen_unit(unit: UnitState) -> SeenUnit:
         exited_at=unit.exited_at,
         started_at=unit.started_at,
     )
+
+
+def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
+    """Return all properties of a task's unit: its steps and what runs inside are made from it."""
+    config = roots.config(task.spec.image)
+    spec = as_run(task.spec, config)
+    return {
+        **unit_properties(task.task_id, spec, str(roots.path(task.task_id))),
+        **image_properties(spec, config),
+        **volume_properties(task.task_id, spec, str(roots.state), str(roots.path(task.task_id))),
+        **own_properties(task.own_cpus),
+        "Description": describe_unit(task.task_id, task.spec),
+    }
