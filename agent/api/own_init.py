@@ -10,6 +10,9 @@ from agent.api.resources import Resources
 
 CAPABILITY = "own-init"
 """Among the capabilities of a host that can start such tasks: it has systemd-nspawn."""
+NESTED = "nested"
+"""Among the capabilities of a host whose machines can have containers inside; agents from before
+there were any tell only the other one."""
 
 
 def contradictions(
@@ -20,8 +23,10 @@ def contradictions(
 ) -> Iterator[tuple[str, str]]:
     """Yield field and reason of everything that cannot be had together with an own init."""
     if Relaxation.OWN_INIT not in relaxations:
+        if Relaxation.NESTED in relaxations:
+            yield "relaxations", "nested needs own-init beside it: containers are a machine's"
         return
-    others = sorted({*relaxations} - {Relaxation.OWN_INIT})
+    others = sorted({*relaxations} - {Relaxation.OWN_INIT, Relaxation.NESTED})
     if others:
         also = "raw has no sandbox" if Relaxation.RAW in others else "it has what they allow"
         yield "relaxations", f"own-init stands alone, without {', '.join(others)}: {also}"

@@ -27,12 +27,15 @@ class Relaxation(StrEnum):
     OWN_INIT = "own-init"
     """Be a machine with the init of its image (systemd) and users of its own, which are nobody's
     outside; only where its entitlement has it among its `relaxations` (docs/agent.md)."""
+    NESTED = "nested"
+    """Run containers inside such a machine; only beside `own-init`, and only where its entitlement
+    has it among its `relaxations`, too."""
     RAW = "raw"
     """No sandbox: root on the machine, with all capabilities, in the folder of its image. Only for
     who has the role `host-admin`."""
 
 
-TO_BE_ALLOWED = (Relaxation.OWN_INIT,)
+TO_BE_ALLOWED = (Relaxation.OWN_INIT, Relaxation.NESTED)
 """Only jobs of entitlements that allow them have these (`EntitlementSpec.relaxations`)."""
 Relaxations = Annotated[list[Relaxation], Meta(max_length=8)]
 
@@ -44,7 +47,8 @@ and 8 for `debug`. It is the same in each kind of network, with and without unix
 """
 OWN_INIT_EXPOSURE = 5.5
 """Of the unit of a task with `own-init`. It is that of systemd-nspawn, before what runs inside is
-given users, mounts and processes of its own, which systemd does not see."""
+given users, mounts and processes of its own, which systemd does not see. With `nested` it is the
+same unit: what that opens is inside (docs/adr/0113)."""
 RAW_EXPOSURE = 9.4
 """Of a task with `raw`, whatever else it asks for."""
 

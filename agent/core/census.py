@@ -298,8 +298,9 @@ def _mount(path: str, found: Found) -> Account:
         return Account(kind="mount", name=path, owner=f"task {name}", why="its network namespace")
     if name == "netns":
         return Account(kind="mount", name=path, owner="agent", why="the folder of namespaces")
-    of, machines, task = path.rpartition("/")[0].rpartition("/machines/")
-    if of and machines and task in found.tasks:
+    of, machines, below = path.rpartition("/machines/")
+    task, _, inner = below.partition("/")
+    if of and machines and inner and task in found.tasks:
         why = "of the machine that the task is: its root or a volume"
         return Account(kind="mount", name=path, owner=f"task {task}", why=why)
     of, volumes, task = path.rpartition("/")[0].rpartition("/volumes/")

@@ -31,6 +31,9 @@ SLOTS = 3_500
 are 1879048192 to 2147352575), and those of files in volumes (`volumes.OWNER`) lie below."""
 CREDENTIALS = "/run/host/credentials"
 """Where systemd-nspawn puts what was handed to the machine (Container Interface)."""
+VISIBLE = "/run/twine-nested"
+"""Where a machine with `nested` has a /proc and a /sys over which nothing is mounted: the kernel
+lets a namespace inside have its own only where it finds such (docs/adr/0113)."""
 
 _CAPABILITIES = (
     *("AUDIT_CONTROL", "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER"),
@@ -96,9 +99,10 @@ _WITHOUT = frozenset(
 """Properties of a plain unit that systemd-nspawn is told otherwise, or that are not its."""
 _OF_START = ("Delegate", "ExecCondition", "ExecStartPre", "ExecStopPost")
 _SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
-ROOT, BELOW, MEMORY = ".root", ".below", ".memory"
+ROOT, BELOW, MEMORY, NESTED = ".root", ".below", ".memory", ".nested"
 """What is mounted for the root of a machine, beside its volumes: no volume's name has a dot. What
-the machine writes to its root is in memory, over the task's root, which it cannot change."""
+the machine writes to its root is in memory, over the task's root, which it cannot change. The last
+is there for containers inside."""
 _STAGE = (
     "owner=$1; ids=$2; count=$3; at=$4; root=$5; size=$6; shift 6; "
     'off() { while umount -l "$1" 2>/dev/null; do :; done; mkdir -p -m 0700 "$1"; }; '
@@ -114,6 +118,15 @@ _STAGE = (
 )
 """Mounts the root of a machine below a folder, and there each second path at the first. The first
 user of the root, and of files in volumes, is shown as the first user of the machine."""
+_STAGE_NESTED = (
+    'at=$1/.nested; while umount -l "$at" 2>/dev/null; do :; done; mkdir -p -m 0700 "$at" && '
+    'mount -t tmpfs -o mode=0700,size=4k tmpfs "$at" && mkdir "$at/proc" "$at/sys" && '
+    'mount -o remount,ro "$at" && mount -t sysfs -o nosuid,nodev,noexec sysfs "$at/sys" && '
+    'exec unshare --pid --fork mount -t proc -o nosuid,nodev,noexec proc "$at/proc"'
+)
+"""Mounts a /proc of no process: the only one that it could show mounts it, and has ended then. It
+is in a folder that nobody in the machine may enter, for the kernel alone to find, and so is a /sys
+of the task's network."""
 _UNSTAGE = (
     'at=$1; shift; for name in .root .below .memory "$@"; do '
     'while umount -l "$at/$name" 2>/dev/null; do :; done; rmdir "$at/$name"; done 2>/dev/null; '
@@ -170,6 +183,7 @@ def enclosed(
     ]
     room = str(spec.limits.memory_max_bytes // 2)
     numbers = (str(OWNER), str(ids), str(ID_COUNT))
+    is_nested = Relaxation.NESTED in spec.relaxations
     found: dict[str, object] = {
         **kept,
         **SANDBOX,
@@ -183,18 +197,24 @@ def enclosed(
                 *_machine(task_id, f"{stage}/{ROOT}", ids),
                 *_mounts(spec, stage),
                 *_handed(spec, unit),
+                *([f"--bind={stage}/{NESTED}:{VISIBLE}"] if is_nested else []),
                 "--boot",
                 "--",
                 *_told(unit),
             ]
         ],
         "ExecStartPre": [
-            [*_SHELL, _STAGE, "sh", *numbers, stage, str(unit["RootDirectory"]), room, *mounted]
+            [*_SHELL, _STAGE, "sh", *numbers, stage, str(unit["RootDirectory"]), room, *mounted],
+            *([[*_SHELL, _STAGE_NESTED, "sh", stage]] if is_nested else []),
         ],
-        "ExecStopPost": [[*_SHELL, _UNSTAGE, "sh", stage, *on_disk]],
+        "ExecStopPost": [
+            [*_SHELL, _UNSTAGE, "sh", stage, *on_disk, *([NESTED] if is_nested else [])]
+        ],
     }
     if spec.credentials:
         found["LoadCredential"] = unit["LoadCredential"]
+    if is_nested:  # a container that is killed at a limit of its own is an affair of the machine's
+        found["OOMPolicy"] = "continue"
     return found
 
 

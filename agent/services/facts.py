@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from agent.api import MachineFacts
-from agent.api.own_init import CAPABILITY
+from agent.api.own_init import CAPABILITY, NESTED
 from agent.core.own_init import missing
 from agent.machine import Machine
 
@@ -41,7 +41,7 @@ class Facts:
         facts = machine_facts(self._machine, name, self._state_dir, self._systemd)
         if missing(self._own_init, self._machine.has_program):
             return facts
-        return replace(facts, capabilities=[*facts.capabilities, CAPABILITY])
+        return replace(facts, capabilities=[*facts.capabilities, CAPABILITY, NESTED])
 
 
 def machine_facts(machine: Machine, name: str, state_dir: str, systemd: int) -> MachineFacts:

@@ -224,6 +224,9 @@ class Tasks:
                 f"task {task_id} cannot run: image {spec.image} is not on this machine",
                 hint="pull or put the image first",
             )
+        against = odd_own_init(spec.relaxations, spec.command, spec.network, spec.resources)
+        if why := "; ".join(f"{field}: {reason}" for field, reason in against):
+            raise Unprocessable(f"task {task_id} cannot run: {why}")
         if has_own_init(spec):
             self._admit_own_init(task_id, spec)
         elif not as_run(spec, self._host.roots.config(spec.image)).command:
@@ -255,9 +258,6 @@ class Tasks:
         if why := self._host.no_machines():
             hint = "docs/agent.md says what own-init needs"
             raise Unprocessable(f"task {task_id} cannot run: {why}", hint=hint)
-        odd = odd_own_init(spec.relaxations, spec.command, spec.network, spec.resources)
-        if why := "; ".join(f"{field}: {reason}" for field, reason in odd):
-            raise Unprocessable(f"task {task_id} cannot run: {why}")
         if not self._host.roots.has_init(spec.image):
             raise Unprocessable(
                 f"task {task_id} cannot run: image {spec.image} has no init that own-init could"

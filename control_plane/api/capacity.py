@@ -45,8 +45,8 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """One of these must have signed each image that its jobs run (docs/security.md); none: no
     signature is asked for."""
     relaxations: Relaxations = []
-    """Relaxations of the sandbox that its jobs may have though not every job may: `own-init`. More
-    of these is for who may decide requests to allow (docs/security.md)."""
+    """Relaxations of the sandbox that its jobs may have though not every job may: `own-init`,
+    `nested`. More of these is for who may decide requests to allow (docs/security.md)."""
     business_unit: Annotated[str, Meta(max_length=256)] = ""
     """A path in the accounting hierarchy: `ads/ranking`."""
     owners: Annotated[list[Principal], Meta(max_length=100)] = []

@@ -117,7 +117,7 @@ def _init_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         return  # what is wrong in them is told by their types
     for field, reason in odd_own_init(relaxations, command, network, resources):
         yield FieldError(field=field, reason=reason)
-    if not command and Relaxation.OWN_INIT not in relaxations:
+    if not command and not {Relaxation.OWN_INIT, Relaxation.NESTED} & {*relaxations}:
         reason = "missing; without one a task runs the init of its image: relaxation own-init"
         yield FieldError(field="command", reason=reason)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from agent.api.relaxations import TO_BE_ALLOWED
 from control_plane.api.plans import JobExplanation, JobPlan, SpreadBin
 from control_plane.cli import show
 from control_plane.cli.program import Target
@@ -115,8 +116,8 @@ def _exposure(found: JobPlan | JobExplanation) -> str:
         f" its relaxations: {', '.join(found.relaxations)}"
     )
     raw = "; `raw` is for who has the role host-admin" if "raw" in found.relaxations else ""
-    init = "; its entitlement has to allow `own-init`" if "own-init" in found.relaxations else ""
-    return words + raw + init
+    allowed = " and ".join(f"`{name}`" for name in TO_BE_ALLOWED if name in found.relaxations)
+    return words + raw + (f"; its entitlement has to allow {allowed}" if allowed else "")
 
 
 def _some_of(lines: list[str]) -> list[str]:

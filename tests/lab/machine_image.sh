@@ -1,5 +1,6 @@
 # Makes $1, a tar of a small root file system with systemd as its init, from Debian packages that
 # are installed here. Its only service of its own says who it is, and that it is told to end.
+# If there is a $2, what that tar has is laid into it where nothing is yet.
 set -e
 at=$(mktemp -d -p /root)
 packages="base-files base-passwd bash coreutils dash dbus debianutils findutils grep hostname
@@ -29,5 +30,6 @@ User=daemon
 ExecStart=/bin/sh -c 'echo "hello: $(id -un) in $TWINE_TASK"; trap "echo hello: told to end; exit 0" TERM; while :; do sleep 1 & wait $!; done'
 UNIT
 ln -s ../hello.service "$wanted/hello.service"
+[ -z "$2" ] || tar -C "$at" --skip-old-files -xf "$2"
 tar -C "$at" -cf "$1" .
 rm -rf "$at" "$at.list"

@@ -1,6 +1,7 @@
 """Images of well-known servers from Debian's archive, with their own clients in them.
 
 Each listens on $PORT and keeps what it has in /data, or in /tmp where nothing is mounted there.
+Beside them is podman, with what it needs to run containers in the network that it is in.
 """
 
 from dataclasses import dataclass
@@ -67,6 +68,17 @@ PROGRAMS = {
         'echo "host all all all trust" >> "$DATA/pg/pg_hba.conf"\n'
         'exec $bin/postgres -D "$DATA/pg" -p "$PORT" -c listen_addresses="*"'
         " -c unix_socket_directories= -c shared_buffers=16MB -c fsync=off\n",
+    ),
+    "podman": Program(
+        (
+            *("podman", "crun", "conmon", "netavark"),
+            *("golang-github-containers-common", "golang-github-containers-image"),
+        ),
+        (
+            *(f"/usr/bin/{name}" for name in ("podman", "crun", "conmon")),
+            *("/usr/lib/podman/netavark", "/usr/share/containers", "/etc/containers"),
+        ),
+        'exec podman "$@"\n',
     ),
 }
 """Name → how its image is made. The clients are in the same image, and run from it."""

@@ -9,6 +9,7 @@ from math import floor
 from msgspec.structs import replace
 
 from agent.api.own_init import CAPABILITY as OWN_INIT
+from agent.api.own_init import NESTED
 from agent.api.relaxations import Relaxation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
@@ -17,7 +18,13 @@ from control_plane.api.requirement_parser import parse
 from control_plane.api.requirements import CAPABILITY, Because, Exists, In, Term, is_pair
 from control_plane.broker.core.capacity import MICRO, Capacity, micro
 
-_OWN_INIT = Because(Exists(CAPABILITY + OWN_INIT), "its tasks have the relaxation own-init")
+_OF_RELAXATIONS = {
+    Relaxation.OWN_INIT: Because(
+        Exists(CAPABILITY + OWN_INIT), "its tasks have the relaxation own-init"
+    ),
+    Relaxation.NESTED: Because(Exists(CAPABILITY + NESTED), "its tasks have the relaxation nested"),
+}
+"""What is required of machines by jobs that have these, as if their owners had written it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +117,7 @@ def _requirements(spec: JobSpec, datacenter: str | None, requires: Iterable[str]
     if datacenter is not None:
         yield In(Property.DATACENTER, frozenset({datacenter}))
     yield from map(parse, requires)
-    if Relaxation.OWN_INIT in spec.relaxations:
-        yield _OWN_INIT
+    yield from (term for name, term in _OF_RELAXATIONS.items() if name in spec.relaxations)
 
 
 def demand_for(spec: JobSpec, entitlement: EntitlementSpec | None) -> Demand:

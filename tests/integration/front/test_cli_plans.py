@@ -123,6 +123,14 @@ def test_an_explanation_names_all_reasons(ctl: Ctl, planner: CannedPlanner) -> N
     assert "there is no job none" in missing.stderr
 
 
+def test_what_an_entitlement_has_to_allow_is_named(ctl: Ctl, planner: CannedPlanner) -> None:
+    planner.explained["db"] = JobExplanation(
+        job="db", wanted=1, placed=1, relaxations=["nested", "own-init"], exposure=5.5
+    )
+    (line,) = [x for x in ctl("job", "explain", "db").stdout.splitlines() if "sandbox" in x]
+    assert line.endswith("; its entitlement has to allow `own-init` and `nested`")
+
+
 def test_programs_read_both_as_json(ctl: Ctl, planner: CannedPlanner, jobfile: str) -> None:
     plan = json.loads(ctl("job", "plan", jobfile, "-o", "json").stdout)
     assert plan["placed"][0]["machine"] == "m7"

@@ -21,7 +21,11 @@ WELL = Found(
     namespaces=("web",),
     veths={"tw01234567890": "web"},
     ports=("80-8080", "none"),
-    mounts=("/run/twine/netns/web", "/run/twine/machines/web/.root"),
+    mounts=(
+        "/run/twine/netns/web",
+        "/run/twine/machines/web/.root",
+        "/run/twine/machines/web/.nested/proc",
+    ),
     files=("images", "journal", "tasks"),
 )
 
@@ -70,6 +74,7 @@ STRAYS = {
     "veth without a name": {"veths": {**WELL.veths, "tw1": ""}},
     "mount": {"mounts": ("/var/lib/twine/tasks/x",)},
     "mount of a machine": {"mounts": ("/run/twine/machines/lost/.root",)},
+    "mount below one of a machine": {"mounts": ("/run/twine/machines/lost/.nested/proc",)},
     "staging": {"staging": ("x.stream",)},
     "image without a description": {"images": Store((IMAGE, "2"), (IMAGE,))},
     "description without an image": {"images": Store((IMAGE,), (IMAGE, "2"))},

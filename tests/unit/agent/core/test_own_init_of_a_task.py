@@ -162,6 +162,40 @@ def test_where_all_ranges_are_taken_one_is_shared() -> None:
     assert own_init.choose_ids("web", every) in every
 
 
+def test_what_containers_inside_need_is_there_only_where_it_is_asked_for() -> None:
+    """AG8 F-83: one folder more that the host mounts, and takes away; no right and no filter.
+
+    And what dies at a limit of its own in there does not end the machine.
+    """
+    data = {"data": {"path": "/data", "kind": "persistent"}}
+    plain = a_machine(volumes=data)
+    found = a_machine(volumes=data, relaxations=[Relaxation.OWN_INIT, Relaxation.NESTED])
+    changed = {name for name in found if found[name] != plain[name]} - {"Description"}
+    assert changed == {"ExecStart", "ExecStartPre", "ExecStopPost", "OOMPolicy"}
+    assert (found["OOMPolicy"], plain["OOMPolicy"]) == ("continue", "kill")
+    assert {*found} == {*plain}
+    assert [w for w in words(found) if w not in words(plain)] == [
+        f"--bind=/run/twine/machines/web/.nested:{own_init.VISIBLE}"
+    ]
+    first, second = found["ExecStartPre"]  # type: ignore[misc]
+    assert [first] == plain["ExecStartPre"]
+    assert second[-1] == "/run/twine/machines/web"
+    assert found["ExecStopPost"][0] == [*plain["ExecStopPost"][0], ".nested"]  # type: ignore[index]
+    step = Step(name="make", command=["/bin/make"], timeout_s=7.0)
+    assert step_properties(found, "web", step)["ExecStartPre"] == [first, second]
+    assert encode(found)
+
+
+def test_nested_is_refused_without_a_machine_and_goes_with_nothing_else() -> None:
+    nested = [Relaxation.NESTED]
+    ((field, why),) = contradictions(nested, ["/bin/x"], Network(), Resources())
+    assert (field, why.partition(":")[0]) == ("relaxations", "nested needs own-init beside it")
+    assert not [*contradictions([Relaxation.OWN_INIT, *nested], [], PRIVATE, Resources())]
+    mixture = [Relaxation.OWN_INIT, Relaxation.PROC, *nested]
+    ((field, why),) = contradictions(mixture, [], PRIVATE, Resources())
+    assert "without proc:" in why
+
+
 def test_everything_that_does_not_go_with_an_own_init_is_told_at_once() -> None:
     both = [Relaxation.OWN_INIT, Relaxation.RAW, Relaxation.PROC]
     pages = Resources(hugepages_2mib=1, hugepages_1gib=1)
@@ -176,8 +210,10 @@ def test_everything_that_does_not_go_with_an_own_init_is_told_at_once() -> None:
 
 
 def test_a_machine_is_dearer_than_any_sandbox_and_cheaper_than_none() -> None:
-    small = [r for r in Relaxation if r not in (Relaxation.RAW, Relaxation.OWN_INIT)]
-    assert exposure_of(small) < OWN_INIT_EXPOSURE == exposure_of([Relaxation.OWN_INIT])
+    machine = [Relaxation.OWN_INIT, Relaxation.NESTED]
+    small = [r for r in Relaxation if r not in (Relaxation.RAW, *machine)]
+    assert exposure_of(small) < OWN_INIT_EXPOSURE == exposure_of(machine[:1])
+    assert exposure_of(machine) == OWN_INIT_EXPOSURE
     assert OWN_INIT_EXPOSURE < RAW_EXPOSURE == exposure_of(Relaxation)
 
 

@@ -16,8 +16,8 @@ from agent.core.unit_properties import TASK_HARDENING, unit_properties
 from agent.machine.unit_properties import encode
 
 NETWORKS = (Network(), Network(unix_sockets=True), Network(mode=NetworkMode.PRIVATE))
-WHOLE = (Relaxation.RAW, Relaxation.OWN_INIT)
-"""What is another unit altogether; of the second see test_own_init_of_a_task."""
+WHOLE = (Relaxation.RAW, Relaxation.OWN_INIT, Relaxation.NESTED)
+"""What is another unit altogether; of the last two see test_own_init_of_a_task."""
 SETS = st.sets(st.sampled_from(Relaxation))
 
 

@@ -105,6 +105,20 @@ async def test_what_cannot_be_a_machine_is_refused_with_every_reason(
         assert (await client.list_tasks()).tasks == []
 
 
+async def test_containers_inside_are_a_machines_alone(host: FakeHost, image: str) -> None:
+    """AG4: refused by name elsewhere; and what is mounted for them is looked for in no other."""
+    both = [Relaxation.OWN_INIT, Relaxation.NESTED]
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match="relaxations: nested needs own-init beside it"):
+            await client.put_task("web", a_spec(relaxations=[Relaxation.NESTED]))
+        await client.put_task("web", a_machine(image=image))
+        await running(client, "web")
+        assert ".nested" not in str(host.fake.systemd.properties(unit("web")))
+        await client.put_task("web", a_machine(image=image, relaxations=both, generation=2))
+        assert (await running(client, "web")).generation == 2
+        assert "/.nested:/run/twine-nested" in str(host.fake.systemd.properties(unit("web")))
+
+
 async def test_an_init_that_is_a_link_out_of_the_image_is_none(host: FakeHost) -> None:
     """F-84: the host's own would be found there."""
     host.give_image(OTHER_IMAGE)
@@ -121,7 +135,7 @@ async def test_an_operator_switches_it_off_for_a_host(host: FakeHost, image: str
     """AG4: the capability goes, so no control plane sends one, and what is asked for is refused."""
     host.config = replace(host.config, own_init=False)
     async with host.agent() as client:
-        assert "own-init" not in (await client.get_machine()).capabilities
+        assert not {"own-init", "nested"} & {*(await client.get_machine()).capabilities}
         with pytest.raises(Unprocessable, match=r"own-init is off .* own_init = false"):
             await client.put_task("web", a_machine(image=image))
 
@@ -129,7 +143,7 @@ async def test_an_operator_switches_it_off_for_a_host(host: FakeHost, image: str
 async def test_a_host_without_nspawn_says_so_and_takes_none(host: FakeHost, image: str) -> None:
     """AG4: it is no reason to refuse other tasks."""
     async with host.agent() as client:
-        assert "own-init" in (await client.get_machine()).capabilities
+        assert {"own-init", "nested"} < {*(await client.get_machine()).capabilities}
         host.fake.lacking.add(NSPAWN)
         assert "own-init" not in (await client.get_machine()).capabilities
         with pytest.raises(Unprocessable, match="this host has none"):

@@ -59,6 +59,16 @@ def test_a_file_says_no_command_and_all_that_does_not_go_with_it_is_told_at_once
     assert "private" in found["network.mode"]
 
 
+@pytest.mark.parametrize("command", [{}, {"command": ["/bin/x"]}])
+def test_containers_inside_of_what_is_no_machine_are_one_mistake(command: dict[str, Any]) -> None:
+    assert job_errors(FILE | {"relaxations": ["nested", "own-init"]}) == []
+    (error,) = job_errors(FILE | {"relaxations": ["nested"]} | command)
+    assert error.field == "relaxations"
+    assert error.reason.startswith("nested needs own-init beside it")
+    others = {"relaxations": ["nested"], "tasks": -1, "network": {"mode": "none"}}
+    assert {e.field for e in job_errors(FILE | others)} >= {"tasks", "network.mode"}
+
+
 @pytest.mark.parametrize("command", [{}, {"command": []}])
 def test_any_other_job_needs_a_command(command: dict[str, Any]) -> None:
     (error,) = job_errors(FILE | {"relaxations": []} | command)
@@ -68,7 +78,7 @@ def test_any_other_job_needs_a_command(command: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("name", "why"), [("raw", "host-admin"), ("proc", "every job may have")])
 def test_an_entitlement_allows_only_what_has_to_be_allowed(name: str, why: str) -> None:
-    assert entitlement_relations({"machines": 1, "relaxations": ["own-init"]}) == []
+    assert entitlement_relations({"machines": 1, "relaxations": ["own-init", "nested"]}) == []
     (error,) = entitlement_relations({"machines": 1, "relaxations": [name, "own-init"]})
     assert error.field == "relaxations"
     assert why in error.reason
@@ -129,6 +139,37 @@ def test_its_tasks_go_only_to_hosts_that_say_they_can_start_them() -> None:
             await told(w, "m3", ["own-init"])
             await w.stable()
             assert +w.alive() == {"m2": 2, "m3": 1}
+        assert w.region.broken_rules == []
+
+    run(main())
+
+
+def test_containers_inside_are_allowed_by_themselves_and_need_a_host_that_knows_them() -> None:
+    """AL4 F-83: a host with an agent from before has no machines that could have any."""
+
+    async def main() -> None:
+        w = World(a_region())
+        nested = replace(a_machine(), tasks=1, relaxations=[Relaxation.OWN_INIT, Relaxation.NESTED])
+        async with asyncio.timeout(20_000), w.running():
+            w.region.machines["m2"].capabilities = ["own-init"]
+            await w.set_up(relaxations=[Relaxation.OWN_INIT])
+            with pytest.raises(InvalidInput, match="does not allow nested") as refused:
+                await w.cp.apply_job(nested)
+            assert [e.field for e in refused.value.errors] == ["relaxations"]
+
+            allowed = EntitlementSpec(
+                machines=3, host_profile="web", relaxations=[*nested.relaxations]
+            )
+            await w.cp.put_entitlement("front", allowed)
+            plan = await w.cp.job_planner.plan(nested)
+            assert plan.unplaced == [0]
+            lacking = 'capability.nested exists because "its tasks have the relaxation nested"'
+            assert any(lacking in reason for reason in plan.reasons), plan.reasons
+
+            await w.cp.apply_job(nested)
+            await told(w, "m2", ["own-init", "nested"])
+            await w.stable()
+            assert +w.alive() == {"m2": 1}
         assert w.region.broken_rules == []
 
     run(main())

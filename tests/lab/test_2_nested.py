@@ -1,0 +1,172 @@
+"""Containers inside a task that is a machine, by podman of Debian (docs/agent.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.one_guest import OneGuest, busybox_image
+from vm_lab.image.programs import build_program
+
+MAKE = Path(__file__).with_name("machine_image.sh")
+GROUP = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-web.service"
+VOLUMES = "/var/lib/twine/volumes/local"
+TASK = """
+stop_timeout_s = 20
+[volumes.data]
+kind = "persistent"
+path = "/srv/data"
+max_bytes = "64MiB"
+[probe]
+kind = "exec"
+command = ["systemctl", "is-active", "--quiet", "hello.service"]
+interval_s = 2
+timeout_s = 60
+start_period_s = 900
+"""
+LIMIT = 288 << 20
+RUN = f"--relax own-init --network private --memory {LIMIT} --file /root/task.toml"
+IMAGE = "--image /root/machine.tar"
+PODMAN = """
+exec systemd-run --quiet --wait --pipe --expand-environment=no -p Delegate=yes \\
+    -E CONTAINERS_CONF=/srv/data/containers.conf \\
+    podman --root /srv/data/podman --runroot /run/podman "$@"
+"""
+CONF = "[containers]\nkeyring = false\ndefault_sysctls = []\n"
+USERS = "--uidmap 0:10000:5000 --gidmap 0:10000:5000"
+CONTAINER = f"sh /srv/data/podman.sh run --rm --network=host {USERS}"
+OWN_PROC = "unshare --user --map-root-user --mount --pid --fork --mount-proc"
+SEEN = "echo me: /proc/[0-9]*; cat /proc/self/uid_map"
+DAEMON = "setpriv --reuid daemon --regid daemon --clear-groups"
+SAYS = "/bin/busybox sh -c 'busybox echo hello from $((6 * 7)); busybox cat /proc/self/uid_map'"
+EATS = "/bin/busybox tail /dev/zero"
+LEFT = (
+    "grep -c /run/twine/machines /proc/self/mountinfo;"
+    " find /run/twine/machines /run/systemd/nspawn -mindepth 1;"
+    f" ls -d /tmp/nspawn* {GROUP}; pgrep -f 'con[m]on|98[7]65'"
+)
+
+
+@pytest.fixture(scope="module")
+def guest() -> Iterator[OneGuest]:
+    found = OneGuest(name="nested")
+    found.up()
+    found.put("/root/machine_image.sh", MAKE.read_text())
+    podman = build_program("podman", print).read_bytes()
+    for name, tar in (("podman", podman), ("plain", busybox_image())):
+        found.lab("ssh", "m1", "--", f"cat > /root/{name}.tar", stdin=tar, timeout_s=900)
+    make = "bash /root/machine_image.sh /root/machine.tar /root/podman.tar"
+    found.ssh(f"[ -e machine.tar ] || {make}", timeout_s=900)
+    found.put("/root/task.toml", TASK)
+    found.ssh("systemctl start twine-network.socket twine-agent.service", timeout_s=900)
+    for name, relax in (("web", "--relax nested"), ("bare", "")):
+        found.ssh(f"twine-agent run {name} {relax} {RUN} {IMAGE}", timeout_s=1800)
+        found.put(f"{VOLUMES}/{name}.data/podman.sh", PODMAN)
+        found.put(f"{VOLUMES}/{name}.data/containers.conf", CONF)
+        found.ssh(f"cp /root/plain.tar {VOLUMES}/{name}.data/")
+        inside(found, "sh /srv/data/podman.sh import --quiet /srv/data/plain.tar inner:1", name)
+    yield found
+    found.down()
+
+
+def inside(guest: OneGuest, command: str, task: str = "web") -> str:
+    return guest.ssh(f"twine-agent exec {task} -- {command} 2>&1 || true", timeout_s=900).strip()
+
+
+def events(guest: OneGuest, name: str) -> int:
+    """Return how often the kernel told this of the memory of the task, and of all below."""
+    return int(guest.ssh(f"sed -n 's/^{name} //p' {GROUP}/memory.events"))
+
+
+def invocation(guest: OneGuest, task: str) -> str:
+    return guest.find(f"systemctl show -P InvocationID twine-task-{task}.service")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("who", ["", DAEMON, OWN_PROC])
+def test_a_namespace_inside_has_a_proc_of_its_own_where_that_is_allowed(
+    guest: OneGuest, who: str
+) -> None:
+    """AG8 F-83: for root, for others, and in another such namespace; elsewhere it has none."""
+    command = f'{who} {OWN_PROC} sh -c "{SEEN}"'
+    first, *users = inside(guest, command).splitlines()
+    assert first == "me: /proc/1"
+    assert len(users) == 1
+    assert "mount /proc failed" in inside(guest, command, "bare")
+
+
+@pytest.mark.long
+def test_what_the_kernel_finds_nobody_inside_can_look_at_or_take_away(guest: OneGuest) -> None:
+    """AG8: the host's, of no process, and no way into it."""
+    assert "Permission denied" in inside(guest, "ls /run/twine-nested")
+    assert "Permission denied" in inside(guest, "cat /run/twine-nested/proc/kallsyms")
+    for place in ("", "/proc", "/sys"):
+        assert "umount: /run/twine-nested" in inside(guest, f"umount -l /run/twine-nested{place}")
+    assert inside(guest, "grep -c twine-nested /proc/self/mountinfo") == "3"
+    assert inside(guest, "grep -c twine-nested /proc/self/mountinfo", "bare") == "0"
+    same = "grep -E '^Cap(Bnd|Eff)' /proc/1/status"
+    assert inside(guest, same) == inside(guest, same, "bare"), "no right more"
+    there = "ls -A /run/twine/machines/web/.nested/proc | grep -c '^[0-9]'; true"
+    assert guest.ssh(there).strip() == "0"
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+
+
+@pytest.mark.long
+def test_podman_runs_a_container_with_users_of_its_own_where_that_is_allowed(
+    guest: OneGuest,
+) -> None:
+    """AG4: of an image in its store, in the machine's network and in one of its own."""
+    for network in ("host", "none"):
+        command = f"sh /srv/data/podman.sh run --rm --network={network} {USERS} inner:1 {SAYS}"
+        said, users = inside(guest, command).splitlines()
+        assert said == "hello from 42"
+        assert users.split() == ["0", "10000", "5000"]
+    refused = inside(guest, f"{CONTAINER} inner:1 {SAYS}", "bare")
+    assert "mount `proc` to `proc`: Operation not permitted" in refused
+
+
+@pytest.mark.long
+def test_a_container_inside_is_within_the_limits_of_its_task(guest: OneGuest) -> None:
+    """AG8: at a limit of its own, and at the task's; neither the machine nor a neighbour ends."""
+    limit = "--memory=40m inner:1 /bin/busybox cat /sys/fs/cgroup/memory.max"
+    assert inside(guest, f"{CONTAINER} {limit}") == str(40 << 20)
+    tasks = ("web", "bare")
+    before = [invocation(guest, task) for task in tasks]
+    for its_own in ("--memory=40m", ""):
+        killed, full = events(guest, "oom_kill"), events(guest, "max")
+        eats = f"sh -c '{CONTAINER} {its_own} inner:1 {EATS}; echo ended with $?'"
+        assert inside(guest, eats) == "ended with 137"
+        assert events(guest, "oom_kill") > killed
+    assert events(guest, "max") > full, "the last one came as far as the task's limit"
+    assert int(guest.ssh(f"cat {GROUP}/memory.peak")) <= LIMIT
+    assert inside(guest, "systemctl is-active hello.service") == "active"
+    assert [invocation(guest, task) for task in tasks] == before
+
+
+@pytest.mark.long
+def test_nothing_is_left_of_a_container_whose_task_is_deleted(guest: OneGuest) -> None:
+    """AG4 AG8: neither processes nor cgroups nor mounts, on the host nor in its accounts.
+
+    It does not end when it is told to, and systemd inside would wait for longer than the task may.
+    """
+    guest.until(
+        "it is up", lambda: "running" in guest.find("twine-agent ps | grep '^web .*healthy'")
+    )
+    inside(guest, f"{CONTAINER} --detach inner:1 /bin/busybox sleep 98765")
+    (pid,) = guest.ssh("pgrep -f '^/bin/busybox sleep 98[7]65'").split()
+    assert GROUP.removeprefix("/sys/fs/cgroup") in guest.ssh(f"cat /proc/{pid}/cgroup")
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+    for task in ("web", "bare"):
+        guest.ssh(f"twine-agent stop {task}", timeout_s=1800)
+    assert guest.ssh(f"({LEFT}) 2>/dev/null || true").split() == ["0"]
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+
+
+@pytest.mark.long
+def test_nested_by_itself_is_refused_with_the_reason(guest: OneGuest) -> None:
+    """AG4"""
+    run = "twine-agent run alone --relax nested --image /root/plain.tar -- /bin/sh 2>&1 || true"
+    assert "nested needs own-init beside it" in guest.ssh(run, timeout_s=900)
+    assert "nested" in guest.ssh("twine-agent facts | grep ^capabilities")
