@@ -31,8 +31,9 @@ SWITCH_TIMEOUT_S = 600.0
 BELIEVED_S = 600.0
 """How long a report is taken for how the host is: `sidekick-verify.timer` looks every two
 minutes, and one that does not must not vouch for a host for ever (HP15)."""
-WATCH_S = 5.0
-"""How often it is looked whether there is another report: one stat of a small file."""
+WATCH_S = 10.0
+"""How often it is looked whether there is another report: one stat of a small file. Whoever makes
+one, `sidekick-verify.timer`, does so every two minutes."""
 _SETTLED_S = 2.0
 """After so long a file that says that it is as it was, is: its times are no finer than a tick."""
 

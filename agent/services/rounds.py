@@ -21,8 +21,7 @@ def next_round(now_s: float, every_s: float) -> float:
 
 async def pause(every_s: float) -> None:
     """Wait until the next round of so many seconds begins."""
-    loop = asyncio.get_running_loop()
-    await asyncio.sleep(next_round(loop.time(), every_s) - loop.time())
+    await Rest().until_round(every_s)
 
 
 class Rest:
@@ -39,7 +38,8 @@ class Rest:
 
     async def until_round(self, every_s: float) -> None:
         """Wait until the next round of so many seconds begins, or somebody ends it."""
-        # Without asyncio.timeout: that ends by an exception, which costs more than the look.
+        # Not asyncio.sleep: that reads the clock once more, and what is due a microsecond later
+        # is a wake-up of its own. Nor asyncio.timeout: its exception costs more than a look.
         loop = asyncio.get_running_loop()
         self._over = loop.create_future()
         timer = loop.call_at(next_round(loop.time(), every_s), self.end)

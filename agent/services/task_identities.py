@@ -129,7 +129,7 @@ class TaskIdentities:
 
     async def look(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
         """Do once what is to be done now. `wanted` returns the tasks that are to run."""
-        if self._is_empty and not any(spec.identity for spec in wanted().values()):
+        if self._is_empty:
             return
         for task_id in await self._lanes.run(_LANE, self._known):
             if not _has(wanted(), task_id):
