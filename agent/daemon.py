@@ -99,12 +99,12 @@ def real_machine() -> Machine:
     from agent.machine.cgroups import HostCgroups
     from agent.machine.hardware import read_cores, read_hardware, read_hugepages
     from agent.machine.kernelfs import KernelFs
+    from agent.machine.patient_systemd import PatientSystemd
     from agent.machine.private_network import HostNetwork
     from agent.machine.process import HostProcesses, has_program
-    from agent.machine.systemd_apart import ApartSystemd
 
     return Machine(
-        systemd=ApartSystemd(),
+        systemd=PatientSystemd(),
         btrfs=HostBtrfs(),
         processes=HostProcesses(),
         hardware=lambda: read_hardware(KernelFs()),
