@@ -63,6 +63,7 @@ from agent.services.prober import Prober
 from agent.services.rebuilding import rebuild
 from agent.services.reserve import Reserve
 from agent.services.roots import Roots
+from agent.services.rounds import next_round, pause
 from agent.services.starts import Starts
 from agent.services.supervisor import Host
 from agent.services.task_identities import TaskIdentities
@@ -86,8 +87,8 @@ _BACKLOG = 4096
 _LIMITS = Limits(connections=512, strangers=128, strangers_per_address=64, per_peer=384)
 """An agent is called by the control plane alone, and has little memory to give."""
 TLS_RETRY_S = 10.0
-JOIN_POLL_S = 2.0
-"""How soon after `twine-agent join` the TLS port opens."""
+JOIN_POLL_S = 5.0
+"""How soon after `twine-agent join` the TLS port opens; with the other looks of an idle agent."""
 _FETCH = next(r for r in JOIN_ROUTES if r.name == "fetch_image")
 
 
@@ -98,12 +99,12 @@ def real_machine() -> Machine:
     from agent.machine.cgroups import HostCgroups
     from agent.machine.hardware import read_cores, read_hardware, read_hugepages
     from agent.machine.kernelfs import KernelFs
+    from agent.machine.patient_systemd import PatientSystemd
     from agent.machine.private_network import HostNetwork
     from agent.machine.process import HostProcesses, has_program
-    from agent.machine.systemd_apart import ApartSystemd
 
     return Machine(
-        systemd=ApartSystemd(),
+        systemd=PatientSystemd(),
         btrfs=HostBtrfs(),
         processes=HostProcesses(),
         hardware=lambda: read_hardware(KernelFs()),
@@ -304,7 +305,6 @@ class Agent:
             tasks,
             reader,
             host.starts,
-            lanes,
             (hardware.cpu.online, machine.boottime_s),
         )
         group.create_task(pressure.watch(), name="pressure")
@@ -398,7 +398,7 @@ class Agent:
     async def _serve_tls(self, runner: web.AppRunner) -> None:
         """Open the TCP port once the host has an identity, and keep that identity fresh."""
         while self.identity.find() is None:
-            await asyncio.sleep(JOIN_POLL_S)
+            await pause(JOIN_POLL_S)
         host, port = self.config.address()
         tls = self.identity.server_context()
         listener = listen((host, port), _BACKLOG)
@@ -466,12 +466,21 @@ async def serve(config: AgentConfig) -> None:
 
 
 async def _heartbeat(services: Services, stop: asyncio.Event) -> None:
-    """Tell systemd's watchdog, from the event loop itself, that we are alive."""
-    interval_s = (watchdog_s() or 30.0) / 3
-    while not stop.is_set():
-        notify("WATCHDOG=1", f"STATUS={len(services.tasks.all())} tasks")
-        try:
-            async with asyncio.timeout(interval_s):
-                await stop.wait()
-        except TimeoutError:
-            continue
+    """Tell systemd's watchdog, from the event loop itself, that we are alive, until `stop`."""
+    loop = asyncio.get_running_loop()
+    every_s = (watchdog_s() or 30.0) / 3
+    told = 0
+    timer: asyncio.TimerHandle
+
+    def beat() -> None:
+        nonlocal told, timer
+        timer = loop.call_at(next_round(loop.time(), every_s), beat)
+        # Where nothing happened there is nothing new to count, and systemd knows the number.
+        changed, told = services.events.latest != told, services.events.latest
+        notify("WATCHDOG=1", *([f"STATUS={len(services.tasks.all())} tasks"] if changed else []))
+
+    beat()
+    try:
+        await stop.wait()
+    finally:
+        timer.cancel()

@@ -1,5 +1,5 @@
 """`twine-agent`: serve, and drive the agent of this host without any control plane."""
 
-from agent.cli.root import main
+from agent.cli.entry import main
 
 __all__ = ["main"]

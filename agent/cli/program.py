@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import click
 
@@ -30,14 +30,19 @@ def run_program(cli: click.Command) -> None:
         e.show()
         sys.exit(64)
     except TwineError as e:
-        click.echo(f"twine-agent: {printable(str(e))}", err=True)
-        for error in e.errors:
-            click.echo(f"  {error.field}: {error.reason}", err=True)
-        if e.hint:
-            click.echo(f"  try: {printable(e.hint)}", err=True)
-        sys.exit(e.exit_code)
+        fail(e)
     except BrokenPipeError:
         sys.exit(0)
+
+
+def fail(error: TwineError) -> NoReturn:
+    """End the program: say what failed and what to try."""
+    click.echo(f"twine-agent: {printable(str(error))}", err=True)
+    for one in error.errors:
+        click.echo(f"  {one.field}: {one.reason}", err=True)
+    if error.hint:
+        click.echo(f"  try: {printable(error.hint)}", err=True)
+    sys.exit(error.exit_code)
 
 
 def call(config_path: Path | None, ask: Callable[[AgentClient], Awaitable[T]]) -> T:

@@ -14,25 +14,15 @@ from agent import api
 from agent.cli import show
 from agent.cli.program import call
 from agent.config import load, load_with_origins
-from agent.errors import TwineError
 
 
 @click.command()
 @click.pass_obj
 def serve(config_path: Path | None) -> None:
     """Run the agent (systemd does this: twine-agent.service)."""
-    from agent import daemon
-    from agent.log import configure
+    from agent.cli.serving import serve as run
 
-    config = load(config_path)
-    configure("twine-agent", config.log_level)
-    try:
-        asyncio.run(daemon.serve(config))
-    except BaseExceptionGroup as group:
-        for error in group.exceptions:
-            if isinstance(error, TwineError):
-                raise error from group
-        raise
+    run(config_path)
 
 
 @click.command()

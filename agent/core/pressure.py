@@ -23,6 +23,9 @@ SHORT = 0.4
 """Share of time in which no task at all got on for want of memory: the host mostly waits."""
 LOOKS = 3
 """So many looks in a row find it short before a task goes; a peak passes by itself."""
+CALM = 0.05
+"""Below that a host is calm. From there it takes 4.6 s in which nothing gets on until the average
+over ten seconds is at `SHORT`."""
 PAUSE_S = 30.0
 """After one went, so long none does: its end takes time, and PSI tells of the last ten seconds."""
 
@@ -35,6 +38,11 @@ class Waits:
     """Share of time in which something of the agent's slice waited for a CPU."""
     tasks: float = 0.0
     """Share of time in which all that tasks run waited for memory, and nothing got on."""
+
+
+def is_calm(waits: Waits) -> bool:
+    """Return whether nothing is to be decided on this host for some seconds."""
+    return waits.agent < CALM and waits.tasks < CALM
 
 
 def starts_at_once(cpus: int, waits: Waits) -> int:

@@ -82,7 +82,6 @@ class HostCgroups:
     def _pressure(self, path: str, wanted: str = "some") -> float:
         """Return the share of the last 10 s in which some process, or all, waited (psi.rst)."""
         for line in (self._fs.find(path) or "").splitlines():
-            kind, *fields = line.split()
-            if kind == wanted:
-                return float(dict(f.split("=", 1) for f in fields)["avg10"]) / 100
+            if line.startswith(wanted):
+                return float(line.partition("avg10=")[2].split(" ", 1)[0]) / 100
         return 0.0

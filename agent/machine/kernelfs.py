@@ -9,6 +9,9 @@ import msgspec
 
 from agent.errors import KernelFileError
 
+_MOST = 16_384
+"""Bytes of one read: nearly every file of the kernel's is whole with the first."""
+
 
 class KernelFs(msgspec.Struct, frozen=True):
     """A view of the kernel's files below `root`: "/" on a host, tmp_path in tests."""
@@ -31,8 +34,14 @@ class KernelFs(msgspec.Struct, frozen=True):
     def read(self, path: str) -> str:
         """Return the attribute without surrounding white space."""
         try:
-            with open(self._place(path), "rb", buffering=0) as file:
-                return file.read().decode(errors="replace").strip()
+            fd = os.open(self._place(path), os.O_RDONLY)
+            try:
+                data = bytearray()
+                while piece := os.read(fd, _MOST):
+                    data += piece
+            finally:
+                os.close(fd)
+            return data.decode(errors="replace").strip()
         except OSError as e:
             raise KernelFileError(f"cannot read {path}: {e.strerror}") from e
 

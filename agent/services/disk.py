@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import logging
 import os
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from agent.services.events import EventLog
 from agent.services.offload import Lanes
 from agent.services.reserve import Reserve
+from agent.services.rounds import pause
 from agent.wire.quantities import about_size
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,9 @@ FREE_RESERVE_BYTES = 128 << 20
 record of a stop could be kept."""
 LOOK_S = 10.0
 """How often the disk is looked at; what is refused meanwhile says why by itself."""
+_LOOKS_TO_FILL = 60
+"""After so many looks it is seen to the reserve although it is held: somebody may have removed it.
+"""
 
 
 class StateDisk:
@@ -46,14 +50,15 @@ class StateDisk:
 
     async def watch(self) -> None:
         """Look again and again."""
-        while True:
+        for looks in itertools.count():
             self.look()
-            if not self.problem:
+            due = not self._reserve.is_held or looks % _LOOKS_TO_FILL == 0
+            if due and not self.problem:
                 try:
                     await self._lanes.run("journal", self._reserve.fill)
                 except OSError as e:
                     log.warning("no room can be kept for records", extra={"why": str(e)})
-            await asyncio.sleep(LOOK_S)
+            await pause(LOOK_S)
 
 
 def _problem(state: Path) -> str:

@@ -27,6 +27,11 @@ class EventLog:
         self._boot_id = boot_id
         self._closed = False
 
+    @property
+    def latest(self) -> int:
+        """Return the number of the newest event."""
+        return self._latest
+
     def close(self) -> None:
         """Let nobody wait any longer: the agent is about to end."""
         self._closed = True

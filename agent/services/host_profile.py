@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import msgspec
 from agent.api import ProfileSpec, ProfileState, ProfileStatus
 from agent.errors import Conflict, HostError, TwineError, Unprocessable
 from agent.services.events import EventLog
+from agent.services.rounds import pause
 from agent.services.units import Units
 
 log = logging.getLogger(__name__)
@@ -29,8 +31,11 @@ SWITCH_TIMEOUT_S = 600.0
 BELIEVED_S = 600.0
 """How long a report is taken for how the host is: `sidekick-verify.timer` looks every two
 minutes, and one that does not must not vouch for a host for ever (HP15)."""
-WATCH_S = 5.0
-"""How often it is looked whether there is another report: one stat of a small file."""
+WATCH_S = 10.0
+"""How often it is looked whether there is another report: one stat of a small file. Whoever makes
+one, `sidekick-verify.timer`, does so every two minutes."""
+_SETTLED_S = 2.0
+"""After so long a file that says that it is as it was, is: its times are no finer than a tick."""
 
 
 class HostProfile:
@@ -56,6 +61,8 @@ class HostProfile:
         self._events = events
         self._sidekick = sidekick
         self._state = state
+        self._read: tuple[tuple[int, ...], ProfileStatus] | None = None
+        """The report as it was read last, and of which file: inode, size, time."""
         self._asked: ProfileSpec | None = None
         self._pending = False
         """Whether what was asked for last has still to be given to sidekick."""
@@ -81,8 +88,7 @@ class HostProfile:
 
     def _reported(self) -> ProfileStatus:
         try:
-            data = (self._state / "status.json").read_bytes()
-            report = msgspec.json.decode(data, type=ProfileStatus)
+            report = self._report(self._state / "status.json")
             return _believable(report, self._boot_id, self._uptime_s(), running=self._running)
         except FileNotFoundError:
             return ProfileStatus()
@@ -90,6 +96,17 @@ class HostProfile:
             return ProfileStatus(
                 state=ProfileState.DEGRADED, detail=f"sidekick's report cannot be read: {e}"
             )
+
+    def _report(self, path: Path) -> ProfileStatus:
+        """Return what the file says; it is not read again while it is the same."""
+        at = path.stat()
+        which = (at.st_ino, at.st_size, at.st_mtime_ns)
+        if self._read is not None and self._read[0] == which:
+            return self._read[1]
+        report = msgspec.json.decode(path.read_bytes(), type=ProfileStatus)
+        settled = time.time() - at.st_mtime > _SETTLED_S
+        self._read = (which, report) if settled else None
+        return report
 
     def ask(self, spec: ProfileSpec) -> bool:
         """Take a request; return whether there is anything to `apply`.
@@ -161,7 +178,7 @@ class HostProfile:
         while True:
             if not self._running and self._key() != self._told:
                 self._tell()
-            await asyncio.sleep(WATCH_S)
+            await pause(WATCH_S)
 
     def _tell(self) -> None:
         status = self.status()

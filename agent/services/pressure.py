@@ -10,6 +10,7 @@ from agent.core.pressure import (
     Load,
     Waits,
     Watch,
+    is_calm,
     kept_bytes,
     starts_at_once,
     victim,
@@ -18,7 +19,7 @@ from agent.core.pressure import (
 )
 from agent.errors import TwineError
 from agent.machine import Cgroups
-from agent.services.offload import Lanes
+from agent.services.rounds import Rest
 from agent.services.starts import Starts
 from agent.services.tasks import Tasks
 from agent.services.usage import UsageReader
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """The kernel renews its averages every two seconds (psi.rst)."""
+CALM_S = 5.0
+"""From one look to the next on a host that is calm while no task starts: however bad it gets
+meanwhile, no look that finds memory short is missed (`core.pressure.CALM`)."""
 AGENT_SLICE = "/hostcritical.slice"
 TASKS_SLICE = "/workload.slice"
 
@@ -40,27 +44,38 @@ class Pressure:
         tasks: Tasks,
         usage: UsageReader,
         starts: Starts,
-        lanes: Lanes,
         host: tuple[int, Callable[[], float]],
     ) -> None:
         """Take what is read and told; `host` is its CPUs and its clock (seconds since boot)."""
         self._cgroups, self._tasks, self._usage = cgroups, tasks, usage
-        self._starts, self._lanes = starts, lanes
+        self._starts = starts
         self._cpus, self._boottime_s = host
         self._watch = Watch()
+        self._waits = Waits()
+        self._rest = Rest()
+        starts.asked = self._rest.end
 
     async def watch(self) -> None:
-        """Look every two seconds, for ever."""
+        """Look every two seconds, for ever; less often while there is nothing to see."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await self._pause()
             try:
                 await self.look()
             except (TwineError, OSError) as e:
                 log.warning("cannot look at the host's pressure", extra={"why": str(e)})
 
+    async def _pause(self) -> None:
+        """Wait until the next look; a task that is to start ends the rest of a calm host."""
+        if self._starts.under_way or not is_calm(self._waits):
+            await asyncio.sleep(LOOK_S)
+        else:
+            await self._rest.until_round(CALM_S)
+
     async def look(self) -> None:
         """Let as many start as the pressure allows; have a task go where memory stays short."""
-        waits = await self._lanes.run("usage", self._read)
+        # Here and now: these files are the kernel's own, none waits for a disk, and the way to a
+        # thread and back costs more than both.
+        waits = self._waits = self._read()
         self._starts.allow(starts_at_once(self._cpus, waits))
         self._watch, goes = watched(self._watch, waits, self._boottime_s())
         if not goes:

@@ -25,10 +25,13 @@ class Reserve:
         """Keep it in `file`; `sync` makes the file system give back what was removed."""
         self._file = file
         self._sync = sync
+        self.is_held = False
+        """Whether the room is taken, as far as was seen."""
 
     def fill(self) -> None:
         """Take the room unless it is held; an `OSError` says that there is none."""
-        if self._file.exists():
+        self.is_held = self._file.exists()
+        if self.is_held:
             return
         partial = self._file.with_suffix(".new")
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -37,9 +40,11 @@ class Reserve:
         finally:
             os.close(fd)
         partial.replace(self._file)
+        self.is_held = True
 
     def release(self) -> bool:
         """Give the room back for what matters more; False where there is none."""
+        self.is_held = False
         try:
             self._file.unlink()
         except FileNotFoundError:

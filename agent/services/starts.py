@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+
+
+def _nothing() -> None:
+    """Do nothing: nobody wants to know."""
 
 
 class Starts:
@@ -15,6 +19,8 @@ class Starts:
         """Begin with so many places."""
         self.allowed = allowed
         self.under_way = 0
+        self.asked: Callable[[], None] = _nothing
+        """Called whenever somebody asks for a place."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def allow(self, number: int) -> None:
@@ -27,6 +33,7 @@ class Starts:
         """Hold a place while a task starts."""
         mine = asyncio.get_running_loop().create_future()
         self._waiting.append(mine)
+        self.asked()
         self._admit()
         try:
             await mine

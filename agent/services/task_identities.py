@@ -40,6 +40,7 @@ from agent.core.task_identity import (
 from agent.errors import HostError, TwineError, Unreachable
 from agent.services.events import EventLog
 from agent.services.offload import Lanes
+from agent.services.rounds import pause
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,8 @@ class TaskIdentities:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._not_before: dict[str, float] = {}
         """Task → when a renewal that failed is tried again."""
+        self._is_empty = False
+        """Whether nothing is in the folder, as was seen there; nobody else puts anything in it."""
         self._warned: set[str] = set()
 
     def properties(self, task_id: str, spec: TaskSpec) -> dict[str, object]:
@@ -118,7 +121,7 @@ class TaskIdentities:
     async def watch(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
         """Renew for ever what tasks have that are to run, and remove what nobody has."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await pause(LOOK_S)
             try:
                 await self.look(wanted)
             except (TwineError, OSError) as e:
@@ -126,6 +129,8 @@ class TaskIdentities:
 
     async def look(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
         """Do once what is to be done now. `wanted` returns the tasks that are to run."""
+        if self._is_empty:
+            return
         for task_id in await self._lanes.run(_LANE, self._known):
             if not _has(wanted(), task_id):
                 await self.remove(task_id)
@@ -182,9 +187,8 @@ class TaskIdentities:
         return self._locks.setdefault(task_id, asyncio.Lock())
 
     def _known(self) -> list[str]:
-        if not self._folder.is_dir():
-            return []
-        names = {path.stem for path in self._folder.iterdir()}
+        names = {path.stem for path in self._folder.iterdir()} if self._folder.is_dir() else set()
+        self._is_empty = not names
         return sorted(name for name in names if not name.startswith("."))
 
     def _find(self, task_id: str) -> Held | None:
@@ -196,6 +200,7 @@ class TaskIdentities:
         return held if (self._folder / task_id / IDENTITY).exists() else None
 
     def _keep(self, task_id: str, pem: str, held: Held) -> None:
+        self._is_empty = False
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._folder.chmod(0o700)

@@ -4,8 +4,8 @@ A connection costs a descriptor and nothing else until its first byte came; TLS,
 third of a megabyte, begins then. Whoever proved no identity yet is a stranger. When there are
 too many strangers the oldest one goes, or that of the newcomer's own address if it has its share,
 so that a newcomer always has its chance and one address cannot keep out another; those who proved
-who they are are not touched by that. Each step has a deadline, and one sweep a second ends what is
-past it.
+who they are are not touched by that. Each step has a deadline. A sweep ends what is past one: once
+a second at most, and only while there is a deadline to come (docs/adr/0114).
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ _BEGUN_AT_ONCE = 4
 _BEGIN_S = 0.002
 """From one handshake to the next, on average: they take half of the loop's time at most."""
 _SWEEP_S = 1.0
+"""From what happens at the door to the next sweep, and between two of them at least."""
+_CALM_S = 30.0
+"""Between two sweeps at most while somebody is in: a clock that was set moves the end of a
+certificate."""
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -80,7 +84,7 @@ class Door:
         tls: ssl.SSLContext | None,
         limits: Limits,
         logger: logging.Logger,
-        is_void: IsVoid = lambda _name, _valid_from: False,
+        is_void: IsVoid | None = None,
     ) -> None:
         """Let nobody in yet; the socket listens already and becomes the door's."""
         self.limits = limits
@@ -105,13 +109,14 @@ class Door:
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         """Given up for a moment where no descriptor is left, so as to close who knocks."""
         self._ended: Counter[str] = Counter()
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._is_soon = False
+        """Whether that is within a second anyway."""
 
     def open(self) -> None:
         """Let people in from now on."""
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener.fileno(), self._accept)
-        self._sweeping = self._loop.create_task(self._sweep_forever())
 
     async def close(self) -> None:
         """Let nobody in any more; visitors are the runner's to send away."""
@@ -120,12 +125,12 @@ class Door:
         self._listener.close()
         os.close(self._spare)
         tasks = [guest.task for guest in self._guests if guest.task is not None]
-        if self._sweeping is not None:
-            tasks.append(self._sweeping)
         for guest in list(self._guests):
             self._end(guest, "")
-        if self._beginning is not None:
-            self._beginning.cancel()
+        for timer in (self._beginning, self._sweeping):
+            if timer is not None:
+                timer.cancel()
+        self._is_soon = True  # whoever leaves from now on is not swept after
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -154,7 +159,7 @@ class Door:
 
         Left alone, the listening socket would be readable for ever: a loop at full speed.
         """
-        self._ended["no descriptor is left"] += 1
+        self._count("no descriptor is left")
         if not self._make_room(""):
             os.close(self._spare)
             try:
@@ -179,12 +184,13 @@ class Door:
         else:
             room = True
         if not room:
-            self._ended["there are too many"] += 1
+            self._count("there are too many")
             sock.close()
             return
         guest = _Guest(sock, address, network, self._loop.time())
         self._guests[guest] = self._silent[guest] = None
         self._note(guest, network)
+        self._stir()
         if self._is_silent(guest):
             self._loop.add_reader(sock.fileno(), self._is_silent, guest)
 
@@ -304,10 +310,12 @@ class Door:
         )
         visitor.valid_from, visitor.not_after = begins_at(certificate), ends_at(certificate)
         if name and self._of_peer[name] >= self.limits.per_peer:
-            self._ended["one identity has too many"] += 1
+            self._count("one identity has too many")
             transport.abort()
             return
         self._visitors[visitor] = None
+        visitor.stir = self._stir
+        self._stir()
         if name:
             self._of_peer[name] += 1
             self._suspects.proved(guest.network, self._loop.time())
@@ -331,7 +339,7 @@ class Door:
     def _end(self, one: _Guest | Visitor, why: str) -> None:
         """Close a connection at once; `why` is counted for the log."""
         if why:
-            self._ended[why] += 1
+            self._count(why)
         if isinstance(one, Visitor):
             one.abort()
             self._left(one)
@@ -359,26 +367,61 @@ class Door:
 
     # -- deadlines
 
-    async def _sweep_forever(self) -> None:
-        while True:
-            await asyncio.sleep(_SWEEP_S)
-            self.sweep()
+    def _count(self, why: str) -> None:
+        """Take note of a connection that was ended, for the log."""
+        self._ended[why] += 1
+        self._stir()
 
-    def sweep(self) -> None:
-        """End all connections that are past a deadline, and say once what was ended and why."""
+    def _stir(self) -> None:
+        """Have a sweep soon: somebody may have a deadline now that had none, or a later one."""
+        if not self._is_soon:
+            self._is_soon = True
+            self._sweep_in(_SWEEP_S)
+
+    def _sweep_in(self, pause_s: float) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._sweeping = self._loop.call_later(pause_s, self._sweep_once)
+
+    def _sweep_once(self) -> None:
+        self._sweeping, self._is_soon = None, False
+        try:
+            next_s = self.sweep()
+        except Exception:
+            log.exception("sweeping connections failed; this is a bug")
+            next_s = _SWEEP_S
+        if next_s is not None and not self._is_soon:
+            self._sweep_in(next_s)
+
+    def sweep(self) -> float | None:
+        """End all connections that are past a deadline, and say once what was ended and why.
+
+        Returns after how many seconds to look again although nothing happens; None: nobody is in.
+        """
         now, wall, limits = self._loop.time(), time.time(), self.limits
+        next_s = _CALM_S
         for guest in list(self._guests):
-            if guest.task is None and now - guest.since > limits.first_byte_s:
+            left_s = guest.since + limits.first_byte_s - now
+            if guest.task is None and left_s <= 0:
                 self._end(guest, "nothing was said")
+            elif guest.task is None:
+                next_s = min(next_s, left_s)
         for visitor in list(self._visitors):
-            if visitor.name and self._is_void(visitor.name, visitor.valid_from):
+            if visitor.name and self._is_void and self._is_void(visitor.name, visitor.valid_from):
                 self._end(visitor, "the identity was revoked")
-            elif why := visitor.overdue(now, wall, limits.header_s, limits.idle_s, limits.write_s):
+                continue
+            at, why = visitor.deadline(now, wall, limits)
+            if at <= now:
                 self._end(visitor, why)
+            else:
+                next_s = min(next_s, at - now)
         if self._ended:
             fields = {"connections": self.count()[0], "strangers": self._stranger_count}
             log.warning("connections were closed", extra={**fields, "why": dict(self._ended)})
             self._ended.clear()
+        if self._visitors and self._is_void is not None:
+            return _SWEEP_S  # nobody says here when an identity is revoked
+        return max(_SWEEP_S, next_s) if self._guests or self._visitors else None
 
 
 @asynccontextmanager
@@ -388,11 +431,12 @@ async def open_door(
     tls: ssl.SSLContext | None,
     limits: Limits,
     logger: logging.Logger,
-    is_void: IsVoid = lambda _name, _valid_from: False,
+    is_void: IsVoid | None = None,
 ) -> AsyncIterator[Door]:
     """Serve the runner's application on a listening socket until left.
 
-    `is_void` says of a certificate's name and beginning whether it was revoked.
+    `is_void` says of a certificate's name and beginning whether it was revoked; it is asked once
+    a second. None: no certificate is revoked here.
     """
     door = Door(runner, listener, tls, limits, logger, is_void)
     door.open()

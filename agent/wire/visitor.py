@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from agent.errors import Problem
+from agent.wire.limits import Limits
 
 MAX_LINE_BYTES = 8190
 """Of a request line and of a header; more is answered with 400."""
@@ -24,6 +25,10 @@ SERVER = "Twine"
 """What `Server` says: no versions of anything."""
 _NO_ACCESS_LOG: Any = None
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _nothing() -> None:
+    """Do nothing: who is no door's visitor has no deadlines."""
 
 
 class Visitor(web.RequestHandler):
@@ -41,6 +46,7 @@ class Visitor(web.RequestHandler):
         "name",
         "network",
         "not_after",
+        "stir",
         "valid_from",
     )
 
@@ -69,6 +75,8 @@ class Visitor(web.RequestHandler):
         self.valid_from, self.not_after = 0.0, float("inf")
         """When its certificate begins and ends, in seconds since 1970."""
         self._left = left
+        self.stir: Callable[[], None] = _nothing
+        """Called where a deadline begins, which may be sooner than the one before."""
         self._request: web.Request | None = None
         self._rested_at = loop.time()
         """Since when it is not being served."""
@@ -83,27 +91,29 @@ class Visitor(web.RequestHandler):
         """Return whether a request of it is being answered."""
         return self._request is not None
 
-    def overdue(
-        self, now: float, wall: float, header_s: float, idle_s: float, write_s: float
-    ) -> str:
-        """Return why the connection has to end now; empty: it may go on."""
-        if wall >= self.not_after:
-            return "the certificate ended"
-        if self._blocked_at is not None and now - self._blocked_at > write_s:
-            return "answers were not taken"
+    def deadline(self, now: float, wall: float, limits: Limits) -> tuple[float, str]:
+        """Return when the connection has to end if nothing changes, and why; infinity: it may stay.
+
+        Times are those of the event loop. What is served may go on, however long it takes.
+        """
+        known = [(now + self.not_after - wall, "the certificate ended")]
+        if self._blocked_at is not None:
+            known.append((self._blocked_at + limits.write_s, "answers were not taken"))
         if self.transport is None or self.transport.is_closing():
             self._closing_at = self._closing_at or now
-            return "it did not close" if now - self._closing_at > _CLOSING_S else ""
+            known.append((self._closing_at + _CLOSING_S, "it did not close"))
+            return min(known)
         if self._half_closed_at is not None:
-            most = _HALF_CLOSED_S if self._request is None else header_s
-            if now - self._half_closed_at > most:
-                return "nothing more was to come"
+            most = _HALF_CLOSED_S if self._request is None else limits.header_s
+            known.append((self._half_closed_at + most, "nothing more was to come"))
         if self._request is not None:
-            return ""
+            return min(known)
         if self._heard_at is not None:
-            return "a header was not finished" if now - self._heard_at > header_s else ""
-        most = idle_s if self.name or not self.address else header_s
-        return "nothing was asked" if now - self._rested_at > most else ""
+            known.append((self._heard_at + limits.header_s, "a header was not finished"))
+        else:
+            most = limits.idle_s if self.name or not self.address else limits.header_s
+            known.append((self._rested_at + most, "nothing was asked"))
+        return min(known)
 
     def abort(self) -> None:
         """Close the connection without waiting for anything."""
@@ -119,6 +129,7 @@ class Visitor(web.RequestHandler):
     def rest(self) -> None:
         """Take note that the request is answered, as far as its handler goes."""
         self._request, self._rested_at = None, self._loop.time()
+        self.stir()
 
     @property
     def is_half_closed(self) -> bool:
@@ -131,6 +142,7 @@ class Visitor(web.RequestHandler):
         """Take bytes in."""
         if self._request is None and self._heard_at is None:
             self._heard_at = self._loop.time()
+            self.stir()
         super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -139,6 +151,7 @@ class Visitor(web.RequestHandler):
         if self._request is None and self._heard_at is None:
             return False  # it asked nothing
         self._half_closed_at = self._loop.time()
+        self.stir()
         if self._request is not None:
             self._no_more_body()
         return not isinstance(self._get_ssl(), ssl.SSLObject)  # TLS cannot be half closed here
@@ -155,6 +168,7 @@ class Visitor(web.RequestHandler):
     def pause_writing(self) -> None:
         """Take note that nobody takes what is written."""
         self._blocked_at = self._loop.time()
+        self.stir()
         super().pause_writing()
 
     def resume_writing(self) -> None:
@@ -188,6 +202,7 @@ class Visitor(web.RequestHandler):
             content_type="application/problem+json",
         )
         response.force_close()
+        self.stir()
         return response
 
 

@@ -34,7 +34,7 @@ async def serving(
     tls: ssl.SSLContext,
     local: socket.socket | None,
     limits: Limits | None = None,
-    is_void: IsVoid = lambda _name, _valid_from: False,
+    is_void: IsVoid | None = None,
 ) -> AsyncIterator[list[Door]]:
     """Serve an application on a TCP socket with TLS and on a unix socket, until left.
 

@@ -181,9 +181,10 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
         fake.systemd.programs["sh"] = _shell
         yield Host(fake.systemd, tmp_path, real=False, cgroups=fake.cgroups)
         return
-    from agent.machine.systemd_apart import ApartSystemd
+    from agent.machine.bus import open_bus
+    from agent.machine.systemd import HostSystemd
 
-    systemd = ApartSystemd()
+    systemd = HostSystemd(open_bus)
     root = request.getfixturevalue("real_root")
     yield Host(systemd, root, real=True, cgroups=HostCgroups(KernelFs()))
     for state in systemd.units("twine-contract-*"):

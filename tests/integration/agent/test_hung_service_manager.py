@@ -1,48 +1,39 @@
-"""An agent whose service manager answers nothing: the helper that speaks to it is stopped."""
+"""An agent whose service manager answers nothing; that waiting for it lets others go on is seen in
+`unit/agent/machine/test_bus.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from builders import FakeHost, a_spec, running, until
 from msgspec.structs import replace
 
 from agent import daemon
 from agent.api import Health, Probe, TaskState
-from agent.machine.systemd_apart import ApartSystemd
-
-HELPER = (
-    "import socket, sys; from agent.machine.fake_systemd import FakeSystemd; "
-    "from agent.machine.systemd_apart import serve; "
-    "serve(FakeSystemd(), *(socket.socket(fileno=int(fd)) for fd in sys.argv[1:]))"
-)
+from agent.machine.fake_systemd import FakeSystemd
 
 
-class Helper:
-    """A real process that answers for a service manager in its memory."""
+class Hung:
+    """A service manager that can stop answering; who asks waits, in a lane of the agent."""
 
-    pid = 0
+    def __init__(self, systemd: FakeSystemd) -> None:
+        self._systemd, self.answers = systemd, threading.Event()
+        self.answers.set()
 
-    def __call__(self, calls: socket.socket, signals: socket.socket) -> Callable[[], None]:
-        ends = [str(end.fileno()) for end in (calls, signals)]
-        for end in (calls, signals):
-            os.set_inheritable(end.fileno(), True)
-        self.pid = pid = os.posix_spawn(
-            sys.executable, [sys.executable, "-c", HELPER, *ends], os.environ
-        )
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._systemd, name)
 
-        def reap() -> None:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        def call(*args: Any) -> Any:
+            assert self.answers.wait(60)
+            return found(*args)
 
-        return reap
+        return call
 
 
 @asynccontextmanager
@@ -64,36 +55,33 @@ async def test_a_service_manager_that_hangs_costs_starts_and_nothing_else(
     told: list[str] = []
     monkeypatch.setattr(daemon, "notify", lambda *words: told.extend(words))
     monkeypatch.setattr(daemon, "watchdog_s", lambda: 0.03)
-    host, helper, answer = FakeHost(tmp_path), Helper(), ["200"]
+    host, answer = FakeHost(tmp_path), ["200"]
     host.give_image()
     host.fake.processes.answers[("journalctl",)] = [b"said\n"]
-    systemd = ApartSystemd(helper)
+    systemd = Hung(host.fake.systemd)
     machine = replace(host.fake.machine, systemd=systemd)
     stop = asyncio.Event()
-    try:
-        async with a_server(answer) as port, host.serving(machine) as (services, client):
-            beating = asyncio.ensure_future(daemon._heartbeat(services, stop))
-            probe = Probe(port=port, interval_s=0.01, failures=1, start_period_s=0)
-            await client.put_task("web", a_spec(probe=probe))
+    async with a_server(answer) as port, host.serving(machine) as (services, client):
+        beating = asyncio.ensure_future(daemon._heartbeat(services, stop))
+        probe = Probe(port=port, interval_s=0.01, failures=1, start_period_s=0)
+        await client.put_task("web", a_spec(probe=probe))
+        await until(client, "web", lambda s: s.health is Health.HEALTHY)
+        systemd.answers.clear()
+        try:
+            told.clear()
+            assert (await client.readyz()).ok
+            await client.put_task("late", a_spec())
+            answer[0] = "500"
+            await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
+            answer[0] = "200"  # the task's own loop waits for its unit by now
             await until(client, "web", lambda s: s.health is Health.HEALTHY)
-            os.kill(helper.pid, signal.SIGSTOP)
-            try:
-                told.clear()
-                assert (await client.readyz()).ok
-                await client.put_task("late", a_spec())
-                answer[0] = "500"
-                await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
-                answer[0] = "200"  # the task's own loop waits for its unit by now
-                await until(client, "web", lambda s: s.health is Health.HEALTHY)
-                assert [line async for line in client.task_logs("web")] == [b"said\n"]
-                assert [t.task_id for t in (await client.list_tasks()).tasks] == ["late", "web"]
-                while told.count("WATCHDOG=1") < 3:
-                    await asyncio.sleep(0.01)
-                assert (await client.get_task("late")).state is not TaskState.RUNNING
-            finally:
-                os.kill(helper.pid, signal.SIGCONT)
-            await running(client, "late")
-            stop.set()
-            await beating
-    finally:
-        systemd.close()
+            assert [line async for line in client.task_logs("web")] == [b"said\n"]
+            assert [t.task_id for t in (await client.list_tasks()).tasks] == ["late", "web"]
+            while told.count("WATCHDOG=1") < 3:
+                await asyncio.sleep(0.01)
+            assert (await client.get_task("late")).state is not TaskState.RUNNING
+        finally:
+            systemd.answers.set()
+        await running(client, "late")
+        stop.set()
+        await beating

@@ -74,6 +74,7 @@ async def test_the_task_with_most_goes_and_the_event_says_why(
 ) -> None:
     """F-14: it is restarted with a pause; what is within its promise is left alone."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CALM_S", 0.01)
     slow = RestartPolicy(backoff_s=3600.0, backoff_max_s=3600.0)
     kept = Resources(memory_min_bytes=128 * MIB)
     async with host.agent() as client:
@@ -104,6 +105,7 @@ async def test_a_host_under_pressure_lets_one_task_start_at_a_time(
 ) -> None:
     """F-11: all that were asked for at once start all the same."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CALM_S", 0.01)
     host.fake.cgroups.waits["/hostcritical.slice", "cpu"] = 0.9
     async with host.serving() as (services, client):
         starts = services.tasks._host.starts

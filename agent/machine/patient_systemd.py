@@ -1,0 +1,56 @@
+"""The service manager for who must not wait: an agent begins although the bus stands still."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import cast
+
+from agent.errors import SystemdError
+from agent.machine import UnitListener
+from agent.machine.bus import open_bus
+from agent.machine.systemd import HostSystemd, Opener
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Until it is tried again to listen on a bus that could not be had."""
+
+
+class PatientSystemd(HostSystemd):
+    """Units of the host. A call lets other threads run while it waits; `listen` does not wait."""
+
+    def __init__(self, opener: Opener | None = None) -> None:
+        """Connect on the first call, not before; None: to the system bus."""
+        super().__init__(opener or cast("Opener", open_bus))
+
+    def listen(self, listener: UnitListener) -> Callable[[], None]:
+        """Call `listener` on changes from soon on; returns what ends it.
+
+        The first call is with "", once it listens: anything may have changed before.
+        """
+        over = threading.Event()
+        ends = list[Callable[[], None]]()
+
+        def begin() -> None:
+            while not over.is_set():
+                try:
+                    ends.append(super(PatientSystemd, self).listen(listener))
+                except SystemdError as e:
+                    log.warning("cannot listen to systemd yet", extra={"why": str(e)})
+                    over.wait(RETRY_S)
+                else:
+                    break
+            if over.is_set():
+                end()
+            else:
+                listener("")
+
+        def end() -> None:
+            over.set()
+            while ends:
+                ends.pop()()
+
+        threading.Thread(target=begin, name="systemd-listen", daemon=True).start()
+        return end

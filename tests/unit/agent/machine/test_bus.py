@@ -1,0 +1,121 @@
+"""The bus by libsystemd: who waits for it holds up nobody, and what is said is what is heard."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pystemd.dbusexc import DBusBaseError
+
+from agent.machine.bus import CLOSE, Bus, Message, _append, _library, _Reader, open_bus
+from agent.machine.unit_properties import encode
+
+NAMES = b"org.example", b"/org/example", b"org.example.A", b"Ask"
+
+NUMBERS = (255, -1, 9, -5, 7, -9, 2**64 - 1, 1.5)
+
+
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Yield a system bus that takes connections and says nothing."""
+    path = tmp_path / "bus"
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={path}")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        yield listener
+
+
+def test_other_threads_go_on_while_one_waits_for_an_answer(silent: socket.socket) -> None:
+    """BUG-AG2: pystemd keeps the interpreter's lock, and the whole agent stood still."""
+    failed = list[DBusBaseError]()
+    bus = open_bus()
+    near, _ = silent.accept()
+
+    def ask() -> None:
+        try:
+            bus.call_method(*NAMES, [])
+        except DBusBaseError as e:
+            failed.append(e)
+
+    asking = threading.Thread(target=ask)
+    with near:
+        asking.start()
+        assert near.recv(64)  # it is there, and waits
+        asking.join(0.05)
+        assert asking.is_alive()
+    asking.join(60)
+
+    assert not asking.is_alive()
+    assert len(failed) == 1
+    bus.close()
+
+
+def test_a_bus_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/none")
+    with pytest.raises(DBusBaseError):
+        open_bus()
+
+
+def test_where_nothing_came_there_is_nothing_to_see(silent: socket.socket) -> None:
+    bus = open_bus()
+    message = bus.process()
+    assert os.fstat(bus.get_fd())
+    assert not message.is_signal(b"a.b", b"C")
+    assert message.body is None
+    bus.close()
+
+
+def again(bus: Bus, args: list[tuple[int, object]]) -> object:
+    """Return what the other side reads of a message with these values."""
+    held, message = _library().held, Message()
+    held.sd_bus_message_new_method_call(bus._bus, ctypes.byref(message.pointer), *NAMES)
+    for kind, value in args:
+        _append(held, message.pointer, kind, value)
+    assert held.sd_bus_message_seal(message.pointer, ctypes.c_uint64(1), ctypes.c_uint64(0)) >= 0
+    assert held.sd_bus_message_rewind(message.pointer, 1) >= 0
+    return _Reader(message.pointer).values()
+
+
+def test_values_arrive_as_they_were_said(silent: socket.socket) -> None:
+    bus = open_bus()
+    number = [(ord(k), v) for k, v in zip("ynqiuxtd", NUMBERS, strict=True)]
+    texts = [(ord("s"), "ä".encode()), (ord("o"), b"/a"), (ord("g"), b"as"), (ord("b"), True)]
+    rows = [(ord("a"), b"(su)")]
+    for name in (b"a", b"b"):
+        rows += [(ord("r"), b"su"), (ord("s"), name), (ord("u"), 4), (CLOSE, None)]
+    pair = [(ord("a"), b"{sv}"), (ord("e"), b"sv"), (ord("s"), b"k"), (ord("v"), b"ay")]
+    pair += [(ord("a"), b"y"), (ord("y"), 1), (ord("y"), 2), *[(CLOSE, None)] * 4]
+    nested = [(ord("a"), b"(bas)"), (ord("r"), b"bas"), (ord("b"), False), (ord("a"), b"s")]
+    nested += [(ord("s"), b"x"), *[(CLOSE, None)] * 3]
+
+    assert again(bus, number) == list(NUMBERS)
+    assert again(bus, texts) == ["ä".encode(), b"/a", b"as", True]
+    assert again(bus, [*rows, (CLOSE, None)]) == [[(b"a", 4), (b"b", 4)]]
+    assert again(bus, [(ord("a"), b"(su)"), (CLOSE, None)]) == [[]]
+    assert again(bus, pair) == [{b"k": b"\1\2"}]
+    assert again(bus, nested) == [[(False, [b"x"])]]
+    assert again(bus, []) == []
+    bus.close()
+
+
+def test_properties_of_a_unit_can_be_said(silent: socket.socket) -> None:
+    bus = open_bus()
+    properties = {"ExecStart": [["/bin/sleep", "1"]], "MemoryMax": None, "Description": "a"}
+    (found,) = again(bus, encode(properties))  # type: ignore[misc]
+    assert dict(found)[b"MemoryMax"] == 2**64 - 1
+    assert dict(found)[b"Description"] == b"a"
+    assert dict(found)[b"ExecStartEx"][0][:2] == (b"/bin/sleep", [b"/bin/sleep", b"1"])
+    bus.close()
+
+
+def test_a_value_that_does_not_fit_is_refused(silent: socket.socket) -> None:
+    bus = open_bus()
+    with pytest.raises(DBusBaseError):
+        bus.call_method(*NAMES, [(CLOSE, None)])
+    bus.close()

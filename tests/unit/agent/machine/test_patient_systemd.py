@@ -1,0 +1,66 @@
+"""A bus that cannot be had, or stands still, holds up nobody who only wants to listen."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import threading
+from typing import Any
+
+import pytest
+from pystemd.dbusexc import DBusBaseError
+
+from agent.machine import patient_systemd
+from agent.machine.patient_systemd import PatientSystemd
+
+AWAY = DBusBaseError(-errno.ECONNREFUSED, None, "Connection refused")
+
+
+def test_who_listens_is_told_once_there_is_a_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F-20: an agent that starts meanwhile answers, and looks at everything afterwards."""
+    monkeypatch.setattr(patient_systemd, "RETRY_S", 0.01)
+    tries, heard, may_go = list[int](), queue.Queue[str](), threading.Event()
+
+    def opener() -> Any:
+        tries.append(1)
+        assert may_go.wait(60)
+        raise AWAY
+
+    systemd = PatientSystemd(opener)
+    end = systemd.listen(heard.put)  # returns, although the bus stands still
+    may_go.set()
+    while len(tries) < 3:
+        threading.Event().wait(0.01)
+    assert heard.empty()
+
+    class Watch:
+        def add(self, listener: Any) -> Any:
+            return lambda: heard.put("ended")
+
+        def close(self) -> None:
+            pass
+
+    systemd._watch = Watch()  # type: ignore[assignment]
+    assert heard.get(timeout=60) == ""
+    end()
+    assert heard.get(timeout=60) == "ended"
+    systemd.close()
+
+
+def test_who_stopped_listening_before_there_was_a_bus_hears_nothing() -> None:
+    opened, may_go, heard = threading.Event(), threading.Event(), list[str]()
+
+    def opener() -> Any:
+        opened.set()
+        assert may_go.wait(60)
+        raise AWAY
+
+    systemd = PatientSystemd(opener)
+    end = systemd.listen(heard.append)
+    assert opened.wait(60)
+    end()
+    may_go.set()
+    for thread in threading.enumerate():
+        if thread.name == "systemd-listen":
+            thread.join(60)
+    assert heard == []
