@@ -3,7 +3,7 @@
 pystemd speaks to the same library and keeps the interpreter's lock while it waits, so that one
 slow answer of PID 1 stops a whole program. Here that lock is let go of for as long as the library
 waits, and only then: to build a message takes hundreds of calls of microseconds, after each of
-which other threads would be let in (docs/adr/0115).
+which other threads would be let in (docs/adr/0116).
 
 Values are those of pystemd: text is bytes, an array is a list, a structure a tuple. Only an array
 of bytes is bytes.
