@@ -9,11 +9,15 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from agent.errors import TwineError
 from agent.machine import Property
 from agent.machine.fake_systemd import Ended, Program
 from agent.machine.layer import apply
+
+_FILTER: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+"""The Python of Debian 12 (3.11.2) has no filters yet."""
 
 
 def ends_with(code: int = 0, signal: str | None = None) -> Program:
@@ -89,10 +93,17 @@ def _unpack(archive: str, folder: Path, excluded: Iterable[str]) -> bool:
                 for member in file.getmembers()
                 if not any(fnmatch.fnmatch(member.name, glob) for glob in excluded)
             ]
-            file.extractall(folder, members, filter="data")
+            if any(member.isdev() or _leads_out(member) for member in members):
+                return False
+            file.extractall(folder, members, **_FILTER)
     except (tarfile.TarError, OSError, EOFError):
         return False
     return True
+
+
+def _leads_out(member: tarfile.TarInfo) -> bool:
+    """Return whether a member would be written outside of the folder that it is unpacked into."""
+    return os.path.isabs(member.name) or ".." in member.name.split("/")
 
 
 def _host_path(path: str, properties: Mapping[str, Property]) -> Path:

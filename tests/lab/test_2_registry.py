@@ -1,0 +1,145 @@
+"""OCI images from a real registry onto a booted guest, run as their configuration says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from oci import Layout, entry, folder, layer
+
+from tests.lab.one_guest import BUSYBOX, FOLDERS, OneGuest
+from tests.lab.the_lab import BIN
+
+pytestmark = pytest.mark.long
+REGISTRY = "10.77.0.1:5000"
+"""In the lab's own network, where its machines reach it."""
+BIG = 8 << 20
+OWN = "one line of its own\n"
+SCRIPT = b"""#!/bin/busybox sh
+busybox trap 'busybox echo told to stop; exit 0' USR1
+busybox echo "$GREETING from $(busybox pwd) by $*"
+while :; do busybox sleep 1; done
+"""
+CONFIG = {
+    "Entrypoint": ["/bin/start"],
+    "Cmd": ["its", "command"],
+    "Env": ["GREETING=hello", "PATH=/bin"],
+    "WorkingDir": "/srv/work",
+    "StopSignal": "SIGUSR1",
+}
+BASE = layer(
+    *(folder(name) for name in FOLDERS),
+    entry("bin/busybox", data=BUSYBOX.read_bytes(), mode=0o755),
+    entry("big", data=os.urandom(BIG)),
+)
+
+
+def own(text: str) -> bytes:
+    """Return a layer that goes on top: a program, a folder to work in, and a line."""
+    script = entry("bin/start", data=SCRIPT.replace(b"busybox trap", b"trap"), mode=0o755)
+    return layer(folder("srv"), folder("srv/work"), script, entry("own", data=text.encode()))
+
+
+@pytest.fixture(scope="module")
+def guest() -> Iterator[OneGuest]:
+    found = OneGuest(name="registry")
+    found.up()
+    found.ssh("sed -i '1i registry_tls_verify = false' /etc/twine/agent.toml")
+    found.ssh("systemctl start twine-agent.service", timeout_s=900)
+    yield found
+    found.down()
+
+
+@pytest.fixture(scope="module")
+def digests(guest: OneGuest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Yield the digests of two images on one base, which a registry in the lab has."""
+    top = tmp_path_factory.mktemp("registry")
+    (top / "config.yml").write_text(
+        "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
+        f"storage: {{filesystem: {{rootdirectory: {top}/data}}}}\n"
+        f"http: {{addr: '{REGISTRY}'}}\n"
+    )
+    inside = [str(BIN / "twine-lab"), "exec", "--name", guest.name, "--"]
+    serve = ["docker-registry", "serve", str(top / "config.yml")]
+    with (top / "log").open("wb") as log:
+        child = subprocess.Popen([*inside, *serve], stdout=log, stderr=log)
+    try:
+        found = {}
+        for name in ("first", "second"):
+            layout = Layout(top / name)
+            found[name] = layout.image(BASE, own(OWN + name), config=CONFIG)
+            copy = ["skopeo", "--insecure-policy", "copy", "-q", "--preserve-digests"]
+            copy += ["--retry-times=10", "--dest-tls-verify=false", f"oci:{layout.path}"]
+            subprocess.run([*inside, *copy, f"docker://{REGISTRY}/shop/{name}:1"], check=True)
+        yield found
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def held_bytes(guest: OneGuest) -> int:
+    """Return what the file system holds, once what was deleted is gone."""
+    usage = "btrfs filesystem usage --raw /var/lib/twine | sed -n 's/.*Used:[^0-9]*//p' | head -1"
+    return int(guest.ssh(f"btrfs subvolume sync /var/lib/twine; sync; {usage}", timeout_s=600))
+
+
+def test_an_image_of_a_registry_runs_as_its_configuration_says(
+    guest: OneGuest, digests: dict[str, str]
+) -> None:
+    """AG4: entry point, command, variables, working directory and stop signal."""
+    said = guest.ssh(f"twine-agent image pull {REGISTRY}/shop/first:1 2>&1", timeout_s=900)
+    assert said.split()[-1] == digests["first"]
+    assert "layer" in said, "who waits is told how far it is"
+    run = f"twine-agent run web --image oci:{REGISTRY}/shop/first:1 --memory 32MiB"
+    guest.ssh(run, timeout_s=900)
+    logs = "twine-agent logs web"
+    guest.until("it says who it is", lambda: "hello from" in guest.find(logs))
+    assert "hello from /srv/work by its command" in guest.ssh(logs)
+    guest.ssh("twine-agent stop web", timeout_s=900)
+    assert "told to stop" in guest.ssh(logs), "by the image's own signal"
+
+
+def test_a_second_image_on_the_same_base_costs_its_own_layer(
+    guest: OneGuest, digests: dict[str, str]
+) -> None:
+    guest.ssh(f"twine-agent image pull {REGISTRY}/shop/first:1 2>&1", timeout_s=900)
+    before = held_bytes(guest)
+    said = guest.ssh(f"twine-agent image pull {REGISTRY}/shop/second:1 2>&1", timeout_s=900)
+    assert said.split()[-1] == digests["second"]
+    assert held_bytes(guest) - before < BIG // 2, "the base is not there twice"
+    images = json.loads(guest.ssh("twine-agent images -o json"))["images"]
+    assert {image["digest"] for image in images} == set(digests.values())
+    shared = [set(image["layers"]) for image in images]
+    assert len(set.intersection(*shared)) == 1
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+
+
+def test_an_image_under_another_digest_is_refused_and_nothing_of_it_stays(
+    guest: OneGuest, digests: dict[str, str]
+) -> None:
+    wrong = "sha256:" + "0" * 64
+    pull = f"twine-agent image pull {REGISTRY}/shop/second:1@{wrong} 2>&1; true"
+    before = guest.ssh("ls /var/lib/twine/images /var/lib/twine/layers")
+    assert wrong[:19] in guest.ssh(pull, timeout_s=900)
+    assert guest.ssh("ls /var/lib/twine/images /var/lib/twine/layers") == before
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+
+
+def test_a_registry_that_is_gone_is_told_in_words(guest: OneGuest) -> None:
+    said = guest.ssh("twine-agent image pull 10.77.0.1:5999/shop/x:1 2>&1; true", timeout_s=900)
+    assert "10.77.0.1:5999/shop/x" in said
+    assert "Traceback" not in said
+
+
+def test_nothing_is_left_of_images_that_are_removed(
+    guest: OneGuest, digests: dict[str, str]
+) -> None:
+    for digest in digests.values():
+        guest.ssh(f"twine-agent image rm {digest}")
+    assert json.loads(guest.ssh("twine-agent images -o json"))["images"] == []
+    left = Path("/var/lib/twine/layers")
+    guest.until("the layers went with them", lambda: not guest.find(f"ls {left}").split())
