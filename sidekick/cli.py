@@ -335,11 +335,13 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = 
     call = PROGRAM.read(line)
     try:
         if call is None:
-            return _by_click(line, make_host)
-        context = _context(make_host, **call.program)
-        call.command.function(context, **call.values)
+            code = _by_click(line, make_host)
+        else:
+            context = _context(make_host, **call.program)
+            call.command.function(context, **call.values)
+            code = context.code
         sys.stdout.flush()
-        return context.code
+        return code
     except BrokenPipeError:  # `| head`: nobody reads on, so there is nothing to say at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -6,13 +6,22 @@ import os
 import subprocess
 import sys
 
+import pytest
 
-def test_nobody_who_reads_only_the_first_lines_is_told_of_it() -> None:
-    command = [sys.executable, "-m", "sidekick", "list"]
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("words", [["list"], ["facts"], ["plan", "web"], ["list", "--help"]])
+def test_nobody_who_reads_only_the_first_lines_is_told_of_it(
+    words: list[str], buffered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text that is kept until the end fails there, text that is not at its first line."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "" if buffered else "1")
+    command = [sys.executable, "-m", "sidekick", *words]
     reader, writer = os.pipe()
     os.close(reader)
     try:
         done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     finally:
         os.close(writer)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stderr == b""
+    assert done.returncode == 0
