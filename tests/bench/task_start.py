@@ -169,6 +169,28 @@ class Inside:
         return self._first_line([*command, "/bin/echo", "started"], time.perf_counter())
 
 
+def idle_share(before: list[int], after: list[int]) -> float:
+    """Return the share of a machine's time without work between two looks at /proc/stat."""
+    passed = [b - a for a, b in zip(before, after, strict=True)]
+    return (passed[3] + passed[4]) / (sum(passed[:8]) or 1)
+
+
+async def settled() -> None:
+    """Wait until the machine has nothing left to do of the way before, for half a minute at most.
+
+    podman cleans up after its container by another podman, which would be charged to who is next.
+    """
+
+    def look() -> list[int]:
+        return [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
+
+    for _ in range(60):
+        before = look()
+        await asyncio.sleep(0.5)
+        if idle_share(before, look()) >= 0.9:
+            return
+
+
 async def measure(tar: Path, n: int) -> dict[str, list[float]]:
     inside = Inside(tar)
     await inside.prepare()
@@ -176,6 +198,7 @@ async def measure(tar: Path, n: int) -> dict[str, list[float]]:
     figures: dict[str, list[float]] = {k: [] for k in KINDS}
     for turn in range(n + 1):
         for kind, way in ways.items():
+            await settled()
             took = await way(turn)
             if turn:
                 figures[kind].append(round(took, 1))
