@@ -199,7 +199,7 @@ def in_guest(name: str) -> dict[str, object]:
     from tests.bench.guest import PYTHON, lab, put
 
     script = put(name, "images.py", HERE.read_bytes())
-    trust = "grep -qs registry_tls_verify /etc/twine/agent.toml || "
+    trust = "grep -qs ^registry_tls_verify /etc/twine/agent.toml || "
     trust += (
         "{ mkdir -p /etc/twine; sed -i '1i registry_tls_verify = false' /etc/twine/agent.toml; }"
     )
