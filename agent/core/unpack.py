@@ -8,6 +8,7 @@ OCI images by `agent.machine.layer`. What fetches has a network and no capabilit
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Sequence
 
 from agent.api import ImageFormat
@@ -115,7 +116,8 @@ def fetch_properties(
 ) -> dict[str, object]:
     """Return the properties of a unit that runs skopeo: it writes to `target` alone.
 
-    It has a network, so it must not see `secrets`. What it prints goes to the file `output`.
+    It has a network, so it must not see `secrets`. What it prints goes to the file `output`, what
+    it complains of to the journal all the same, from where whoever asked is told.
     """
     command = ["/usr/bin/skopeo", "--insecure-policy", *arguments]
     return {
@@ -124,8 +126,19 @@ def fetch_properties(
         "RestrictAddressFamilies": ("AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"),
         "InaccessiblePaths": [f"-{path}" for path in secrets],
         "Environment": [f"TMPDIR={target}", "HOME=/nonexistent"],
+        "StandardError": "journal",  # else it follows the output (systemd.exec(5))
         **({"StandardOutput": "file", "StandardOutputFile": output} if output else {}),
     }
+
+
+_LOGGED = re.compile(r'\blevel=\w+ msg="((?:[^"\\]|\\.)*)"')
+"""How skopeo complains where it has no terminal: a line of key=value pairs."""
+
+
+def complaint(line: str) -> str:
+    """Return what a program complained of, without time and level around it."""
+    found = _LOGGED.search(line)
+    return line if found is None else re.sub(r"\\(.)", r"\1", found[1])
 
 
 def _sandbox(

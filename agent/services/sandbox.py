@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from agent.core.unpack import UNPACK_TIMEOUT_S
+from agent.core.unpack import UNPACK_TIMEOUT_S, complaint
 from agent.errors import SystemdError, TwineError, Unprocessable
 from agent.machine import Btrfs, Processes, UnitState
 from agent.services.disk import FREE_RESERVE_BYTES
@@ -94,4 +94,4 @@ class Sandbox:
             words = self._processes.run(command, timeout_s=10.0).stdout
         except TwineError:
             words = ""
-        return "; ".join(words.strip().splitlines()) or end.result
+        return "; ".join(map(complaint, words.strip().splitlines())) or end.result

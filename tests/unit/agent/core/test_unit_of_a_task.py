@@ -19,6 +19,7 @@ from agent.core.reconcile import leftovers
 from agent.core.records import key_of, task_of, unit_of
 from agent.core.unit_properties import describe_unit, key_in, slice_of, unit_properties
 from agent.core.unpack import (
+    complaint,
     drop_setuid_properties,
     fetch_properties,
     layer_properties,
@@ -208,3 +209,26 @@ def test_the_root_of_a_task_is_read_only_and_the_docs_say_so() -> None:
     assert properties["ProtectSystem"] == "strict"
     assert not properties.get("ReadWritePaths")
     assert "The root is read-only for its task" in page
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            r'time="2026-11-24T15:44:19Z" level=fatal msg="no \"v2\": dial tcp: refused"',
+            'no "v2": dial tcp: refused',
+        ),
+        ("tar: x: Cannot open: Permission denied", "tar: x: Cannot open: Permission denied"),
+        ('level=fatal msg="torn', 'level=fatal msg="torn'),
+        ("", ""),
+    ],
+)
+def test_what_a_program_complains_of_is_told_without_its_dress(line: str, said: str) -> None:
+    """BUG-AG17"""
+    assert complaint(line) == said
+
+
+def test_complaints_of_who_fetches_do_not_go_where_its_answer_goes() -> None:
+    """BUG-AG17: a refused image was told as `exit-code`."""
+    unit = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
+    assert (unit["StandardOutput"], unit["StandardError"]) == ("file", "journal")
