@@ -4,6 +4,9 @@ Beside it a shell loop of `systemd-run` over the same root: plain units, one aft
 somebody would do it by hand. The loop's units have no snapshot, no hardening, no limits, no record
 on disk and nobody who looks after them; `ratio` is the agent's rate over the loop's. Meanwhile
 `/readyz` is asked every tenth of a second over the unix socket, by the program that asks for tasks.
+
+On one CPU the ratio says how much computing a start of each kind takes. With more of them the agent
+starts several at once, which a loop does not: hosts have many.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -136,6 +140,7 @@ async def measure(tar: Path, n: int) -> dict[str, float]:
     shell_s = by_shell(STATE / "images" / digest.removeprefix("sha256:"), n)
     agent_s = await by_agent(client, digest, [f"many-{i}" for i in range(n)], busy)
     figures = {
+        "cpus": os.cpu_count() or 1,
         "tasks": n,
         "agent_per_s": round(n / agent_s, 2),
         "shell_per_s": round(n / shell_s, 2),
@@ -159,6 +164,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("-n", type=int, default=200, help="tasks")
     parser.add_argument("--lab", default="", help="a running lab with memory for them")
+    parser.add_argument("--cpus", type=int, default=1, help="of a guest that is booted for this")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
@@ -179,6 +185,8 @@ def _outside(options: argparse.Namespace) -> None:
         options.lab,
         "--memory-mib",
         str(MEMORY_MIB),
+        "--cpus",
+        str(options.cpus),
         as_json=options.json,
     )
 
