@@ -19,6 +19,7 @@ LISTS = ("etc/passwd", "etc/group")
 LIST_MAX_BYTES = 1 << 20
 NUMBER_MAX = (1 << 31) - 1
 """Of users and groups, as in other engines; higher ones are negative somewhere."""
+PATH_MAX = 4096
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}\$?")
 
 
@@ -121,4 +122,9 @@ def _number(word: str) -> int | None:
 def _path(line: list[str] | None, field: int) -> str:
     """Return a path of a line, empty where there is none that could be passed on."""
     path = line[field] if line and len(line) > field else ""
-    return path if path.startswith("/") and path.isprintable() and "\ufffd" not in path else ""
+    return path if path.startswith("/") and is_plain(path) else ""
+
+
+def is_plain(path: str) -> bool:
+    """Return whether a path can be written down and passed on letter by letter."""
+    return len(path) <= PATH_MAX and path.isprintable() and "\ufffd" not in path

@@ -10,6 +10,7 @@ or where a layer is applied: skopeo is not believed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import platform
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from agent.api import OciConfig
-from agent.core.image_user import LIST_MAX_BYTES, LISTS, Listed, asks, resolve
+from agent.core.image_user import LIST_MAX_BYTES, LISTS, Listed, asks, is_plain, resolve
 from agent.core.oci import (
     DOCUMENT_MAX_BYTES,
     Blob,
@@ -229,6 +230,8 @@ def _with_user(config: OciConfig, tree: Path) -> OciConfig:
 def _list(tree: Path, place: str) -> Listed:
     try:
         really = find_place(str(tree), place)
+        if not is_plain(really):
+            raise OSError(errno.EINVAL, "a link leads to a name that is no plain text")
         return Listed(really, read_file(str(tree), really, LIST_MAX_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return Listed()

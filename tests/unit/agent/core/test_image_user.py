@@ -98,6 +98,14 @@ def test_a_program_is_told_who_it_is_if_the_image_says_so() -> None:
     assert login(resolve("1234", USERS, GROUPS)) == login(None) == {}
 
 
+@pytest.mark.parametrize("home", ["relative", "/a\tb", "/" + "x" * 5000, "/\udc80", ""])
+def test_a_home_that_cannot_be_passed_on_is_the_top(home: str) -> None:
+    line = f"app:x:1:1::{home}:{home}".encode(errors="surrogateescape")
+    found = resolve("app", Listed("etc/passwd", line), Listed())
+    assert found
+    assert (found.home, found.shell) == ("/", "")
+
+
 def test_the_root_is_shown_before_volumes_and_let_go_after_them_by_one_shell_each() -> None:
     """AG3: the user keeps the sandbox; its home is not hidden from it."""
     assert resolve("app", USERS, GROUPS) == APP

@@ -266,6 +266,13 @@ async def test_a_machine_of_such_an_image_is_root_as_its_init_is(
             "its /etc/passwd cannot be read: Too many levels of symbolic links",
         ),
         (layer(entry("etc/passwd", tarfile.FIFOTYPE)), "cannot be read"),
+        (
+            layer(
+                entry("etc/passwd", tarfile.SYMTYPE, linkname="us\ners"),
+                entry("etc/us\ners", data=b"www:x:1:1\n"),
+            ),
+            "a link leads to a name that is no plain text",
+        ),
         (layer(entry("etc/passwd", data=b"\n" * ((1 << 20) + 1))), "cannot be read"),
     ],
 )
