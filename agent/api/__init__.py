@@ -19,6 +19,7 @@ from agent.api.network import Network as Network
 from agent.api.network import NetworkMode as NetworkMode
 from agent.api.network import Reach as Reach
 from agent.api.oci import REFERENCE_PATTERN as REFERENCE_PATTERN
+from agent.api.oci import ImageUser as ImageUser
 from agent.api.oci import OciConfig as OciConfig
 from agent.api.oci import OciPull as OciPull
 from agent.api.oci import Reference as Reference

@@ -31,6 +31,22 @@ class OciPull(Written, frozen=True, kw_only=True):
     reference: Reference
 
 
+class ImageUser(Reported, frozen=True, kw_only=True):
+    """The user that an image names, who is not root: what the image's own lists say of it."""
+
+    uid: Annotated[int, Meta(ge=1, lt=1 << 31)]
+    """Whose files in the image the task has as its own."""
+    gid: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    name: Id = ""
+    """Empty for a number that the image does not list."""
+    home: Annotated[str, Meta(max_length=4096)] = ""
+    shell: Annotated[str, Meta(max_length=4096)] = ""
+    group: Id = ""
+    users: Annotated[str, Meta(max_length=4096)] = ""
+    """Where the list with the name is, below the image's top and without links."""
+    groups: Annotated[str, Meta(max_length=4096)] = ""
+
+
 class OciConfig(Reported, frozen=True, kw_only=True):
     """What an image says about how it is run; a task's specification overrides it."""
 
@@ -39,6 +55,8 @@ class OciConfig(Reported, frozen=True, kw_only=True):
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
     user: Id = ""
     """As the image has it. A task's processes have a user of their own all the same."""
+    runs_as: ImageUser | None = None
+    """Who that is; None for root. The files of this user are shown as the task's own."""
     working_dir: Annotated[str, Meta(max_length=4096)] = ""
     stop_signal: Id = ""
     """Its name, such as SIGQUIT; empty: SIGTERM."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from agent.api import TaskState
 from agent.api.accounts import Account
@@ -293,6 +294,14 @@ def _ports(found: Found) -> Iterator[Account]:
 
 
 def _mount(path: str, found: Found) -> Account:
+    parts = path.split("/")
+    for number, (folder, of_task) in enumerate(pairwise(parts), start=2):
+        if folder == "tasks" and (of_task in found.tasks or of_task in found.spared):
+            is_root = number == len(parts)  # a volume may be anywhere in it
+            why = (
+                "its root, as the user of its image sees it" if is_root else "a volume of the task"
+            )
+            return Account(kind="mount", name=path, owner=f"task {of_task}", why=why)
     name = path.rpartition("/")[2]
     if name in found.namespaces and name in found.tasks:
         return Account(kind="mount", name=path, owner=f"task {name}", why="its network namespace")
@@ -303,9 +312,6 @@ def _mount(path: str, found: Found) -> Account:
     if of and machines and inner and task in found.tasks:
         why = "of the machine that the task is: its root or a volume"
         return Account(kind="mount", name=path, owner=f"task {task}", why=why)
-    of, volumes, task = path.rpartition("/")[0].rpartition("/volumes/")
-    if of and volumes and task in found.tasks:
-        return Account(kind="mount", name=path, owner=f"task {task}", why="a volume of the task")
     why = "nobody here mounts anything there"
     return Account(kind="mount", name=path, stays=False, why=why, wrong=True)
 

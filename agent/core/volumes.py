@@ -1,4 +1,4 @@
-"""A task's volumes → where they are on the host, and properties of its unit (docs/volumes.md)."""
+"""A task's volumes → where they are on the host, and what they may take (docs/volumes.md)."""
 
 from __future__ import annotations
 
@@ -7,29 +7,10 @@ from dataclasses import dataclass
 
 from agent.api import TaskSpec
 from agent.api.volumes import Volume, VolumeKind
-from agent.core.records import user_of
 
 OWNER = 1_900_000_000
 """User and group of all files in volumes, on disk; systemd gives this number to nobody
 (UIDS-GIDS.md: 1879048192 to 2147352575 are unused)."""
-_SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
-_MOUNT = (
-    'uid=$(readlink "/run/systemd/dynamic-uid/direct:$1") && root=$(readlink -f "$3") || exit 1; '
-    "owner=$2; shift 3; "
-    'while [ $# -gt 0 ]; do at=$root$2; [ "$(readlink -m "$at")" = "$at" ] || '
-    '{ echo "the image has a link on the way to $2: no volume can be there" >&2; exit 1; }; '
-    'while umount -l "$at" 2>/dev/null; do :; done; mkdir -p "$at" || exit 1; '
-    'if [ "$1" = tmpfs ]; then mount -t tmpfs -o "$3,mode=1777,nosuid,nodev" tmpfs "$at"; else '
-    'chown "$owner:$owner" "$1" && mount --bind -o "X-mount.idmap=b:$owner:$uid:1" "$1" "$at"; '
-    "fi || exit 1; shift 3; done"
-)
-"""Mounts each first path at the second below the root, files of the owner shown as a dynamic
-user's. Nothing but the agent changes a root, so no link comes after the look for one. The top
-folder of a volume is given to the owner here: the agent has no right to (docs/adr/0084)."""
-_UNMOUNT = (
-    'root=$(readlink -f "$1") || exit 0; shift; '
-    'for at; do while umount -l "$root$at" 2>/dev/null; do :; done; done; true'
-)
 KEPT = (VolumeKind.SCRATCH, VolumeKind.PERSISTENT)
 """What a task has on disk for itself."""
 FOLDERS = ("scratch", "volumes")
@@ -79,36 +60,6 @@ def places(task_id: str, spec: TaskSpec, *kinds: VolumeKind) -> dict[str, Volume
         place_of(task_id, spec.entitlement, name, volume): volume
         for name, volume in spec.volumes.items()
         if volume.kind in kinds
-    }
-
-
-def volume_properties(task_id: str, spec: TaskSpec, state: str, root: str) -> dict[str, object]:
-    """Return what a unit needs for its volumes; it goes on top of the hardening.
-
-    A dynamic user has another number with each start, and files keep theirs. So what is on disk
-    is mounted, right before the start, in a way that shows `OWNER` as the task's user and back
-    (docs/adr/0076). It is mounted into the task's root, which the unit takes with all mounts in
-    it: `BindPaths=` would be done for the host's own commands of the unit, too, in the host's
-    root. What is not named in `ReadWritePaths=` is read only (`ProtectSystem=strict`).
-    """
-    if not spec.volumes:
-        return {}
-    words = [
-        word
-        for name, volume in spec.volumes.items()
-        for word in (
-            ("tmpfs", volume.path, f"size={volume.max_bytes}")
-            if volume.kind is VolumeKind.TMPFS
-            else (f"{state}/{place_of(task_id, spec.entitlement, name, volume)}", volume.path, "")
-        )
-    ]
-    paths = [volume.path for volume in spec.volumes.values()]
-    own = [f"-+{v.path}" for v in spec.volumes.values() if v.kind is not VolumeKind.SHARED]
-    return {
-        **({"ReadWritePaths": own} if own else {}),
-        "ExecStartPre": [[*_SHELL, _MOUNT, "sh", user_of(task_id), str(OWNER), root, *words]],
-        "ExecStopPost": [[*_SHELL, _UNMOUNT, "sh", root, *paths]],
-        "RootDirectoryStartOnly": True,
     }
 
 

@@ -16,6 +16,8 @@ _NO_XDEV, _NO_MAGICLINKS, _IN_ROOT = 0x01, 0x02, 0x10
 """From include/uapi/linux/openat2.h."""
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | _SAFE
+_LINKS_MAX = 40
+"""As many as the kernel follows (path_resolution(7))."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -56,6 +58,36 @@ def read_file(folder: str, path: str, most_bytes: int) -> bytes:
         if os.fstat(fd).st_size > most_bytes:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
         return file.read(most_bytes)
+
+
+def find_place(folder: str, path: str) -> str:
+    """Return where a path of a tree leads by the tree's own links, as a path without any.
+
+    The tree must not change meanwhile. No link leads above its top. Raises `OSError` where there
+    is nothing, or no end to the links.
+    """
+    left, found, links = path.split("/")[::-1], list[str](), 0
+    while left:
+        part = left.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            found = found[:-1]
+            continue
+        try:
+            link = os.readlink("/".join([folder, *found, part]))
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+            found.append(part)
+            continue
+        links += 1
+        if links > _LINKS_MAX:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        if link.startswith("/"):
+            found = []
+        left.extend(link.split("/")[::-1])
+    return "/".join(found)
 
 
 def open_file(folder: str, path: str) -> int:

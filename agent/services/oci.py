@@ -10,6 +10,7 @@ or where a layer is applied: skopeo is not believed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import platform
 from collections.abc import Sequence
@@ -17,7 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
 from agent.api import OciConfig
+from agent.core.image_user import LIST_MAX_BYTES, LISTS, Listed, asks, is_plain, resolve
 from agent.core.oci import (
     DOCUMENT_MAX_BYTES,
     Blob,
@@ -34,7 +38,7 @@ from agent.core.oci import (
 from agent.core.unpack import fetch_properties
 from agent.errors import Unprocessable
 from agent.machine import Btrfs
-from agent.machine.beneath import read_file
+from agent.machine.beneath import find_place, read_file
 from agent.services.crashpoints import passed
 from agent.services.disk import FREE_RESERVE_BYTES
 from agent.services.events import EventLog
@@ -162,6 +166,8 @@ class Oci:
                 if await self._layers.have(layer, layout, keep_blob=again):
                     said = f"layer {number} of {len(layers)} is here"
                     self._events.add("image", manifest.digest, said)
+            tree = self._layers.path(layers[-1].chain)
+            config = await self._lanes.run("files", _with_user, config, tree)
         return Assembled(manifest, tuple(layers), config)
 
     def _admit(self, manifest: Manifest, missing: Sequence[Blob]) -> None:
@@ -211,6 +217,29 @@ def _stand_in(stage: Path, blobs: Sequence[Blob]) -> None:
     for blob in blobs:
         with (stage / blob.path).open("wb") as file:
             file.truncate(blob.size)
+
+
+def _with_user(config: OciConfig, tree: Path) -> OciConfig:
+    """Return the configuration with who its user is, by the lists of an image that is here."""
+    if not asks(config.user):
+        return config
+    users, groups = (_list(tree, place) for place in LISTS)
+    return replace(config, runs_as=resolve(config.user, users, groups))
+
+
+def _list(tree: Path, place: str) -> Listed:
+    try:
+        really = find_place(str(tree), place)
+        if not is_plain(really):
+            raise OSError(errno.EINVAL, "a link leads to a name that is no plain text")
+        return Listed(really, read_file(str(tree), really, LIST_MAX_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        return Listed()
+    except OSError as e:
+        raise Unprocessable(
+            f"the image names a user, and its /{place} cannot be read: {e.strerror}",
+            hint=f"it is a file of at most {LIST_MAX_BYTES >> 20} MiB in any image that works",
+        ) from e
 
 
 def _document(layout: Path, path: str) -> bytes:

@@ -9,12 +9,16 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from agent.core.image_user import login
 from agent.core.lifecycle import SeenUnit
+from agent.core.mounts import mount_properties
 from agent.core.oci import as_run, image_properties
 from agent.core.own_cpus import own_properties
+from agent.core.own_init import asks as own_init
 from agent.core.records import TaskRecord
 from agent.core.unit_properties import describe_unit, key_in, unit_properties
-from agent.core.volumes import volume_properties
 from agent.errors import Conflict, SystemdError
 from agent.machine import Systemd, UnitState
 from agent.services.offload import Lanes
@@ -245,12 +249,14 @@ def seen_unit(unit: UnitState) -> SeenUnit:
 
 def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
     """Return all properties of a task's unit: its steps and what runs inside are made from it."""
-    config = roots.config(task.spec.image)
+    config, root = roots.config(task.spec.image), str(roots.path(task.task_id))
+    user = None if config is None or own_init(task.spec) else config.runs_as
     spec = as_run(task.spec, config)
+    spec = replace(spec, environment={**login(user), **spec.environment})
     return {
-        **unit_properties(task.task_id, spec, str(roots.path(task.task_id))),
+        **unit_properties(task.task_id, spec, root),
         **image_properties(spec, config),
-        **volume_properties(task.task_id, spec, str(roots.state), str(roots.path(task.task_id))),
+        **mount_properties(task.task_id, spec, str(roots.state), root, user),
         **own_properties(task.own_cpus),
         "Description": describe_unit(task.task_id, task.spec),
     }

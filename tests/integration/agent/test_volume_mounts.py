@@ -1,4 +1,4 @@
-"""What is run before the start of a task with volumes, with the real shell."""
+"""What is run before the start of a task with volumes or an image's user, by the real shell."""
 
 from __future__ import annotations
 
@@ -11,16 +11,29 @@ import msgspec
 import pytest
 from builders import a_spec
 
-from agent.api import TaskSpec, Volume, VolumeKind
-from agent.core.volumes import volume_properties
+from agent.api import ImageUser, TaskSpec, Volume, VolumeKind
+from agent.core.mounts import mount_properties
 
 MIB = 1 << 20
 DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=64 * MIB)
 CACHE = Volume(kind=VolumeKind.TMPFS, path="/cache", max_bytes=8 * MIB)
+APP = ImageUser(
+    uid=1000,
+    gid=7,
+    name="app",
+    home="/home/app",
+    shell="/bin/sh",
+    users="usr/etc/passwd",
+    group="staff",
+    groups="etc/group",
+)
+OF_APP = "nosuid,X-mount.idmap=u:0:0:1 g:0:0:1 u:1000:64957:1 g:7:64957:1"
 SHELL = shutil.which("sh") or ""
 
 
-def mounted(tmp_path: Path, spec: TaskSpec) -> tuple[int, str, list[str]]:
+def mounted(
+    tmp_path: Path, spec: TaskSpec, user: ImageUser | None = None
+) -> tuple[int, str, list[str]]:
     """Run what is run before the start with commands that only note what they are asked for."""
     (tmp_path / "bin").mkdir()
     for name in ("mount", "chown"):
@@ -29,13 +42,13 @@ def mounted(tmp_path: Path, spec: TaskSpec) -> tuple[int, str, list[str]]:
         tool.chmod(0o755)
     (tmp_path / "bin/umount").write_text(f"#!{SHELL}\nexit 1\n")
     (tmp_path / "bin/umount").chmod(0o755)
-    found = volume_properties("web", spec, str(tmp_path), str(tmp_path / "root"))
-    ((_, _, _, _, _, script, name, user, *words),) = found["ExecStartPre"]  # type: ignore[misc]
-    uid = tmp_path / f"direct:{user}"
+    found = mount_properties("web", spec, str(tmp_path), str(tmp_path / "root"), user)
+    ((_, _, _, _, _, script, name, login, *words),) = found["ExecStartPre"]  # type: ignore[misc]
+    uid = tmp_path / f"direct:{login}"
     uid.symlink_to("64957")
     script = script.replace("/run/systemd/dynamic-uid", str(tmp_path))
     done = subprocess.run(
-        [SHELL, "-c", script, name, user, *words],
+        [SHELL, "-c", script, name, login, *words],
         env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
@@ -73,3 +86,67 @@ def test_an_image_with_a_link_where_a_volume_is_to_be_is_refused(tmp_path: Path,
     assert code == 1
     assert "the image has a link on the way to" in err
     assert said == []
+
+
+def an_image(tmp_path: Path, spec: TaskSpec) -> Path:
+    """Make an image and a root of it, with lists of users; return the root."""
+    image = tmp_path / "images" / spec.image.removeprefix("sha256:")
+    for top in (image, tmp_path / "root"):
+        for name, text in (("usr/etc/passwd", "root:x:0:0\n"), ("etc/group", "root:x:0:\n")):
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).write_text(text)
+    return tmp_path / "root"
+
+
+def test_a_root_is_shown_to_its_images_user_before_volumes_are_put_into_it(tmp_path: Path) -> None:
+    """AG3: every start writes the lists anew from those of the image."""
+    spec = a_spec(volumes={"data": DATA})
+    root = an_image(tmp_path, spec)
+    outside = tmp_path / "outside"
+    outside.write_text("nobody's business")
+    (root / "etc/group").unlink()
+    (root / "etc/group").hardlink_to(outside)  # what is there is replaced, never written into
+    (root / "usr/etc/passwd").write_text("of an earlier start")
+    code, err, said = mounted(tmp_path, spec, APP)
+    assert (code, err) == (0, "")
+    place = f"{tmp_path}/volumes/local/web.data"
+    assert said == [
+        f"mount --bind --make-private -o {OF_APP} {root} {root}",
+        f"chown 1900000000:1900000000 {place}",
+        f"mount --bind -o X-mount.idmap=b:1900000000:64957:1 {place} {root}/data",
+    ]
+    assert (root / "data").is_dir()
+    users, groups = root / "usr/etc/passwd", root / "etc/group"
+    assert users.read_text() == "app:x:64957:64957::/home/app:/bin/sh\nroot:x:0:0\n"
+    assert groups.read_text() == "staff:x:64957:\nroot:x:0:\n"
+    assert (users.stat().st_mode & 0o777, groups.stat().st_mode & 0o777) == (0o644, 0o644)
+    assert outside.read_text() == "nobody's business"
+
+
+def test_a_user_without_a_name_has_the_lists_as_they_are(tmp_path: Path) -> None:
+    """AG3: of the group of root, too, which is then shown as the task's own."""
+    root = an_image(tmp_path, a_spec())
+    code, err, said = mounted(tmp_path, a_spec(), ImageUser(uid=1000, gid=0))
+    assert (code, err) == (0, "")
+    assert said == [
+        "mount --bind --make-private -o nosuid,X-mount.idmap=u:0:0:1 u:1000:64957:1 g:0:64957:1"
+        f" {root} {root}"
+    ]
+    assert (root / "etc/group").read_text() == "root:x:0:\n"
+
+
+@pytest.mark.parametrize("link", ["usr/etc/passwd", "etc"])
+def test_a_list_is_not_written_through_a_link(tmp_path: Path, link: str) -> None:
+    """AG8, F-84: it would be a file of the host's."""
+    root = an_image(tmp_path, a_spec())
+    host = tmp_path / "host"
+    host.mkdir()
+    (host / "group").write_text("the host's")
+    at = root / link
+    shutil.rmtree(at) if at.is_dir() else at.unlink()
+    at.symlink_to(host if link == "etc" else host / "group")
+    code, err, said = mounted(tmp_path, a_spec(), APP)
+    assert code == 1
+    assert "there is a link on the way to" in err
+    assert said == []
+    assert (host / "group").read_text() == "the host's"

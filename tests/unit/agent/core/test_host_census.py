@@ -25,6 +25,8 @@ WELL = Found(
         "/run/twine/netns/web",
         "/run/twine/machines/web/.root",
         "/run/twine/machines/web/.nested/proc",
+        "/var/lib/twine/tasks/web",
+        "/var/lib/twine/tasks/web/data",
     ),
     files=("images", "journal", "tasks"),
 )
@@ -118,6 +120,18 @@ def test_what_is_under_way_is_not_wrong() -> None:
 def test_a_task_whose_record_cannot_be_read_keeps_all_it_has_and_is_told() -> None:  # F-06
     spared = replace(WELL, tasks={}, spared=("web",), mounts=())
     assert wrong(spared) == [("record", "web.json")]
+
+
+def test_mounts_in_a_root_are_of_its_task_whether_or_not_its_record_can_be_read() -> None:
+    """F-06: a root that is shown to its image's user, and volumes in it."""
+    at = ("/tasks/state/tasks/web", "/tasks/state/tasks/web/srv/tasks/x")
+    for here in (replace(WELL, mounts=at), replace(WELL, tasks={}, spared=("web",), mounts=at)):
+        root, volume = [a for a in judge(here) if a.kind == "mount"]
+        assert (root.owner, volume.owner) == ("task web", "task web")
+        assert "user of its image" in root.why
+        assert "volume" in volume.why
+    gone = replace(WELL, tasks={}, records=(), mounts=("/state/tasks/web", "/web"))
+    assert [n for k, n in wrong(gone) if k == "mount"] == ["/state/tasks/web", "/web"]
 
 
 def test_only_what_is_wrong_twice_is_wrong() -> None:

@@ -8,13 +8,13 @@ from builders import a_spec
 from agent.api import Volume, VolumeKind
 from agent.api.volumes import contradiction
 from agent.core.inside import Command, inside_properties
+from agent.core.mounts import mount_properties
 from agent.core.records import key_of, user_of
 from agent.core.volumes import (
     name_of,
     read_name,
     stray_scratch,
     too_large,
-    volume_properties,
 )
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ def test_other_names_are_nobodys(name: str) -> None:
 def test_volumes_are_mounted_for_the_tasks_user_before_the_start_and_let_go_after_the_end() -> None:
     """AG9: those of others are read only; the dynamic user stays what it is."""
     spec = a_spec(volumes={"data": DATA, "tmp": TMP, "cache": CACHE, "theirs": THEIRS})
-    found = volume_properties("web", spec, "/state", "/root")
+    found = mount_properties("web", spec, "/state", "/root")
 
     assert found["ReadWritePaths"] == ["-+/data", "-+/work", "-+/cache"]
     ((*_, script, _, user, owner, root, a, at_a, _, b, at_b, _, tmpfs, at_c, size, d, at_d, _),) = (
@@ -62,7 +62,7 @@ def test_volumes_are_mounted_for_the_tasks_user_before_the_start_and_let_go_afte
 
 
 def test_a_task_without_volumes_runs_no_command_for_them() -> None:
-    assert volume_properties("web", a_spec(), "/state", "/root") == {}
+    assert mount_properties("web", a_spec(), "/state", "/root") == {}
 
 
 def test_a_limit_on_disk_changes_without_a_restart_and_the_rest_with_one() -> None:
@@ -121,5 +121,5 @@ def test_scratch_goes_once_it_is_not_named() -> None:
 
 def test_a_volume_of_another_task_is_not_opened_for_writing() -> None:
     """AG9: under ProtectSystem=strict what is not named is read only."""
-    found = volume_properties("web", a_spec(volumes={"t": THEIRS}), "/s", "/root")
+    found = mount_properties("web", a_spec(volumes={"t": THEIRS}), "/s", "/root")
     assert "ReadWritePaths" not in found

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import FakeHost, a_spec, chunks_of, digest_of, running, unit
 from msgspec.structs import replace
-from oci import Layout, Registry, files, sha
+from oci import Layout, Registry, entry, files, layer, sha
 
-from agent.api import ImageFormat, OciPull, TaskState
+from agent.api import ImageFormat, ImageUser, OciPull, Relaxation, TaskState
+from agent.core.records import TaskRecord
 from agent.errors import InvalidInput, TwineError, Unprocessable
 from agent.machine import Property
 from agent.machine.fake import ends_with
+from agent.services.roots import Roots
+from agent.services.units import task_unit
 
 BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")
+LISTS = layer(
+    entry("etc/passwd", data=b"root:x:0:0::/root:/bin/sh\nwww:x:33:34::/var/www:/bin/sh\n"),
+    entry("etc/group", data=b"web:x:34:\n"),
+)
 PLACE = "registry.example:5000/team/web:3"
 CONFIG = {
     "Entrypoint": ["./serve"],
@@ -27,6 +35,18 @@ CONFIG = {
     "WorkingDir": "/srv/app",
     "StopSignal": "SIGQUIT",
 }
+
+
+WWW = ImageUser(
+    uid=33,
+    gid=34,
+    name="www",
+    home="/var/www",
+    shell="/bin/sh",
+    users="etc/passwd",
+    group="web",
+    groups="etc/group",
+)
 
 
 @pytest.fixture
@@ -156,7 +176,7 @@ async def test_what_is_staged_is_fetched_behind_the_callers_back(
 
 async def test_an_archive_is_an_image_under_the_digest_of_the_archive(host: FakeHost) -> None:
     layout = Layout(host.folder / "layout")
-    manifest = layout.image(BASE, APP, how="tar", config=CONFIG)
+    manifest = layout.image(BASE, APP, LISTS, how="tar", config=CONFIG)
     data = layout.archive()
     async with host.agent() as client:
         info = await client.put_image(digest_of(data), ImageFormat.OCI, chunks_of(data))
@@ -172,7 +192,7 @@ async def test_a_task_runs_as_its_image_says_unless_it_says_otherwise(
     host: FakeHost, registry: Registry
 ) -> None:
     """AG3: entry point, command, variables, working directory and stop signal."""
-    digest = an_image(host, registry, config=CONFIG)
+    digest = an_image(host, registry, BASE, LISTS, config=CONFIG)
     async with host.agent() as client:
         await client.fetch_oci_image(PLACE)
         await client.put_task("own", a_spec(image=digest, command=[]))
@@ -194,8 +214,78 @@ async def test_a_task_runs_as_its_image_says_unless_it_says_otherwise(
     assert status.state is TaskState.RUNNING
     config = next(i.config for i in images if i.digest == digest)
     assert config is not None
-    assert config.user == "www"
+    assert (config.user, config.runs_as) == ("www", WWW)
+    assert {"USER=www", "LOGNAME=www"} <= set(_words(own["Environment"]))
+    ((*_, numbers),) = own["ExecStartPre"]  # type: ignore[misc, union-attr]
+    assert numbers == "33:34"
     assert "odd.name" not in config.environment
+
+
+async def test_an_image_of_root_starts_without_a_command_before_it(
+    host: FakeHost, registry: Registry
+) -> None:
+    digest = an_image(host, registry, BASE, LISTS, config={**CONFIG, "User": "root"})
+    async with host.agent() as client:
+        info = await client.fetch_oci_image(PLACE)
+        await client.put_task("web", a_spec(image=digest, command=[]))
+        await running(client, "web")
+        found = host.fake.systemd.properties(unit("web"))
+
+    assert info.config
+    assert info.config.runs_as is None
+    assert "ExecStartPre" not in found
+    assert "USER=www" not in _words(found["Environment"])
+
+
+async def test_a_machine_of_such_an_image_is_root_as_its_init_is(
+    host: FakeHost, registry: Registry
+) -> None:
+    """A task with an init of its own has all users of its image."""
+    digest = an_image(host, registry, BASE, LISTS, config=CONFIG)
+    async with host.agent() as client:
+        await client.fetch_oci_image(PLACE)
+    roots = Roots(host.fake.btrfs, host.state / "tasks", host.state / "images")
+    spec = a_spec(image=digest)
+    own_init = replace(spec, relaxations=[Relaxation.OWN_INIT])
+    plain, machine = (task_unit(roots, TaskRecord(task_id="web", spec=s)) for s in (spec, own_init))
+
+    assert "USER=www" in _words(plain["Environment"])  # type: ignore[arg-type]
+    assert "ExecStartPre" in plain
+    assert "USER=www" not in _words(machine["Environment"])  # type: ignore[arg-type]
+    assert not {"ExecStartPre", "ExecStopPost"} & set(machine)
+
+
+@pytest.mark.parametrize(
+    ("lists", "why"),
+    [
+        (APP, "user 'www', and its /etc/passwd, which it does not have, names no such user"),
+        (files(etc="a file"), "which it does not have"),
+        (layer(entry("etc/passwd", data=b"root:x:0:0\n")), "names no such user"),
+        (
+            layer(entry("etc/passwd", tarfile.SYMTYPE, linkname="/etc/passwd")),
+            "its /etc/passwd cannot be read: Too many levels of symbolic links",
+        ),
+        (layer(entry("etc/passwd", tarfile.FIFOTYPE)), "cannot be read"),
+        (
+            layer(
+                entry("etc/passwd", tarfile.SYMTYPE, linkname="us\ners"),
+                entry("etc/us\ners", data=b"www:x:1:1\n"),
+            ),
+            "a link leads to a name that is no plain text",
+        ),
+        (layer(entry("etc/passwd", data=b"\n" * ((1 << 20) + 1))), "cannot be read"),
+    ],
+)
+async def test_an_image_of_a_user_whom_it_does_not_know_is_refused(
+    host: FakeHost, registry: Registry, lists: bytes, why: str
+) -> None:
+    """F-30 F-84: nothing outside of the image is asked who that is."""
+    digest = an_image(host, registry, BASE, lists, config=CONFIG)
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match=why):
+            await client.fetch_oci_image(PLACE)
+    assert nothing_staged(host)
+    assert digest[7:] not in stored(host, "images")
 
 
 def _words(value: Property) -> list[str]:

@@ -1,0 +1,190 @@
+"""Images that name a user: a task sees the files of that user as its own (docs/images.md)."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from oci import Layout, entry, folder, layer
+
+from tests.lab.one_guest import BUSYBOX, FOLDERS, OneGuest
+
+pytestmark = pytest.mark.long
+USERS = b"root:x:0:0:root:/root:/bin/sh\nother:x:7:7::/:/bin/sh\n"
+USERS += b"app:x:1000:1001:App:/home/app:/bin/sh\n"
+GROUPS = b"root:x:0:\nstaff:x:1001:\nother:x:7:\n"
+OF_APP = {"uid": 1000, "gid": 1001}
+BASE = layer(
+    *(folder(name) for name in FOLDERS),
+    entry("bin/busybox", data=BUSYBOX.read_bytes(), mode=0o755),
+    entry("bin/sh", tarfile.SYMTYPE, linkname="busybox"),
+    folder("usr"),
+    folder("usr/lib"),
+    entry("usr/lib/users", data=USERS),
+    entry("etc/passwd", tarfile.SYMTYPE, linkname="/usr/lib/users"),
+    entry("etc/group", data=GROUPS),
+    entry("etc/of-root", data=b"root's\n", mode=0o400),
+    entry("etc/of-other", data=b"another's\n", mode=0o400, uid=7, gid=7),
+    entry("etc/of-staff", data=b"the group's\n", mode=0o440, gid=1001),
+    entry("etc/of-wheel", data=b"of root and its group\n", mode=0o440),
+    folder("home"),
+    folder("home/app", mode=0o700, **OF_APP),
+    entry("home/app/own", data=b"its own\n", mode=0o400, **OF_APP),
+    folder("srv", uid=7, gid=7),
+)
+SCRIPT = """b=/bin/busybox
+echo "who: $($b whoami) $($b id -gn) $USER $HOME $($b pwd)"
+echo "mine: $(($($b id -u) == $($b stat -c %u own))) $($b stat -c %U:%G own) $($b cat own)"
+echo "group: $($b cat /etc/of-staff 2>&1)"
+echo "wheel: $($b cat /etc/of-wheel 2>&1)"
+echo "root: $($b stat -c %U /etc/of-root) $($b cat /etc/of-root 2>&1)"
+echo "other: $($b cat /etc/of-other 2>&1)"
+echo "write: $($b touch /home/app/x 2>&1)"
+echo "owner: $($b chmod 600 own 2>&1)"
+echo run >> /srv/data/runs
+echo "runs: $($b wc -l < /srv/data/runs)"
+exec $b sleep 100000"""
+CONFIG = {"User": "app", "WorkingDir": "/home/app", "Cmd": ["/bin/sh", "-c", SCRIPT]}
+TASK = '[volumes.data]\nkind = "persistent"\npath = "/srv/data"\n'
+"""Its place is to be made in a folder of another user's."""
+ROOT = "/var/lib/twine/tasks/web"
+RUN = "twine-agent run web --image oci-archive:/root/app.tar --file /root/task.toml --memory 64MiB"
+OWNERS = f"""umount -R {ROOT} && cd {ROOT} || exit 1
+find . -path ./srv/data -prune -o -printf '%p %U:%G %m\\n' | sort"""
+"""Tells of all in the root, as it is on disk, where mounts are of one process alone."""
+MOUNTS = "grep -c twine/tasks /proc/self/mountinfo || true"
+
+
+@pytest.fixture(scope="module")
+def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
+    found = OneGuest(name="user")
+    found.up()
+    top = tmp_path_factory.mktemp("images")
+    for name, user in (("app", "app"), ("number", "1000:0"), ("nobody", "nobody")):
+        put(found, top / name, name, {**CONFIG, "User": user})
+    found.put("/root/task.toml", TASK)
+    found.ssh("systemctl start twine-agent.service", timeout_s=900)
+    yield found
+    found.down()
+
+
+def put(guest: OneGuest, folder: Path, name: str, config: dict[str, object]) -> None:
+    """Put an archive of an image into the guest."""
+    layout = Layout(folder)
+    layout.image(BASE, config=config)
+    guest.lab("ssh", "m1", "--", f"cat > /root/{name}.tar", stdin=layout.archive())
+
+
+def said(guest: OneGuest, runs: int) -> dict[str, str]:
+    """Return what the task says of itself once it has run so often."""
+    logs = "twine-agent logs web"
+    guest.until("it says all", lambda: f"runs: {runs}" in guest.find(logs).splitlines())
+    lines = guest.ssh(logs).splitlines()
+    end = lines.index(f"runs: {runs}")
+    begin = max(n for n, line in enumerate(lines[:end]) if line.startswith("who: "))
+    return dict(line.split(": ", 1) for line in lines[begin:end] if ": " in line)
+
+
+def mounts(guest: OneGuest) -> int:
+    return int(guest.ssh(MOUNTS))
+
+
+def test_a_task_has_the_files_of_its_images_user_as_its_own(guest: OneGuest) -> None:
+    """AG3: it reads them, sees itself as owner, by name; AG8: and no other's."""
+    guest.ssh(RUN, timeout_s=900)
+    found = said(guest, 1)
+    assert found["who"] == "app staff app /home/app /home/app"
+    assert found["mine"] == "1 app:staff its own"
+    assert found["group"] == "the group's"
+    assert found["root"].startswith("root ")
+    assert "Permission denied" in found["root"]
+    assert "Permission denied" in found["wheel"]
+    assert "Permission denied" in found["other"]
+    assert "Read-only file system" in found["write"]
+    assert "Read-only file system" in found["owner"]
+    inside = (
+        "twine-agent exec web -- /bin/busybox sh -c '/bin/busybox whoami; read x < own; echo $x'"
+    )
+    assert guest.ssh(inside).split("\n")[:2] == ["app", "its own"]
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+    kept = guest.ssh("twine-agent gc --explain | grep ^mount")
+    assert kept.count("task web") == len(kept.splitlines()) > 0
+
+
+def test_no_owner_is_changed_and_nothing_is_left_mounted(guest: OneGuest) -> None:
+    """AG3: whatever ends it: a kill, a restart, an agent that dies, its stop."""
+    shown = mounts(guest)
+    pid = "systemctl show -P MainPID twine-task-web.service"
+    before = guest.ssh(pid)
+    guest.ssh(f"kill -9 $({pid})")
+    guest.until("it runs again", lambda: guest.find(pid) not in ("0", "", before.strip()))
+    said(guest, 2)
+    assert mounts(guest) == shown
+
+    guest.ssh("kill -9 $(systemctl show -P MainPID twine-agent.service)")
+    guest.until("the agent is back", lambda: "web" in guest.find("twine-agent ps"))
+    assert mounts(guest) == shown
+    guest.ssh("twine-agent restart web", timeout_s=900)
+    assert said(guest, 3)["mine"] == "1 app:staff its own"
+    assert mounts(guest) == shown
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+
+    guest.put("/root/owners", OWNERS)
+    owners = guest.ssh("unshare -m sh /root/owners").splitlines()
+    assert {"./home/app/own 1000:1001 400", "./home/app 1000:1001 700"} <= set(owners)
+    assert {"./etc/of-root 0:0 400", "./etc/of-other 7:7 400", "./srv 7:7 755"} <= set(owners)
+    assert all(line.split()[1] in ("0:0", "7:7", "1000:1001", "0:1001") for line in owners)
+    guest.ssh("twine-agent stop web", timeout_s=900)
+    assert mounts(guest) == 0
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+
+
+def test_what_a_killed_clean_up_leaves_goes_with_the_next_start_or_the_root(
+    guest: OneGuest,
+) -> None:
+    """F-42: a mount that nobody let go is no root that cannot be removed."""
+    guest.ssh(RUN, timeout_s=900)
+    said(guest, 4)
+    shown = mounts(guest)
+    for _ in range(2):  # as if what is run after the end had been killed, twice
+        guest.ssh(f"mount --bind {ROOT} {ROOT}")
+    assert mounts(guest) > shown
+    guest.ssh("twine-agent restart web", timeout_s=900)
+    assert said(guest, 5)["mine"] == "1 app:staff its own"
+    assert mounts(guest) == shown
+
+    stop = "d=/run/systemd/system/twine-task-web.service.d; mkdir -p $d && "
+    stop += "printf '[Service]\\nExecStopPost=\\n' > $d/no-clean-up.conf && systemctl daemon-reload"
+    guest.ssh(stop)
+    guest.ssh("twine-agent stop web", timeout_s=900)
+    assert mounts(guest) == 0, "it went with the root"
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
+    guest.ssh("rm -r /run/systemd/system/twine-task-web.service.d; systemctl daemon-reload")
+
+
+def test_a_number_whose_group_is_roots_has_the_files_of_that_group(guest: OneGuest) -> None:
+    """AG3: as many images have it that any user may start."""
+    guest.ssh(
+        "twine-agent run web --image oci-archive:/root/number.tar --file /root/task.toml"
+        " --memory 64MiB",
+        timeout_s=900,
+    )
+    found = said(guest, 6)
+    assert found["who"].startswith("app root")
+    assert found["mine"].startswith("1 app:")
+    assert found["wheel"] == "of root and its group"
+    assert "Permission denied" in found["group"]
+    assert "Permission denied" in found["root"]
+    guest.ssh("twine-agent stop web", timeout_s=900)
+    assert mounts(guest) == 0
+
+
+def test_a_user_whom_the_image_does_not_know_is_told(guest: OneGuest) -> None:
+    run = "twine-agent run web --image oci-archive:/root/nobody.tar --memory 64MiB 2>&1; true"
+    told = guest.ssh(run, timeout_s=900)
+    assert "user 'nobody', and its /etc/passwd names no such user" in told
+    assert "USER 1000" in told
+    assert "Traceback" not in told
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
