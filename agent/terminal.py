@@ -76,12 +76,15 @@ async def attend(duplex: Duplex, *, terminal: bool, with_input: bool) -> int:
         if typing is None and not terminal:
             say(ExecWord(end_of_input=True))
         try:
-            return await _read(duplex)
+            end = await _read(duplex)
         finally:
             if typing is not None:
                 typing.cancel()
             for number in (signal.SIGWINCH, *_PASSED_ON):
                 loop.remove_signal_handler(number)
+    if end.detail:
+        sys.stderr.write(f"{end.detail}\n")
+    return _code(end)
 
 
 async def _type(duplex: Duplex) -> None:
@@ -105,15 +108,21 @@ async def _type(duplex: Duplex) -> None:
     await duplex.send(msgspec.json.encode(ExecWord(end_of_input=True)).decode())
 
 
-async def _read(duplex: Duplex) -> int:
-    """Write what comes; return the exit code."""
+async def _read(duplex: Duplex) -> ExecEnd:
+    """Write what comes; return the last word.
+
+    Where nobody reads here any more, as before `head`, that is the end, and SIGPIPE its cause.
+    """
     async for frame in duplex.frames():
         if isinstance(frame, str):
-            return _code(msgspec.json.decode(frame, type=ExecEnd))
+            return msgspec.json.decode(frame, type=ExecEnd)
         target = {STDOUT: 1, STDERR: 2}.get(frame[0] if frame else -1)
         data = frame[1:]
-        while target is not None and data:
-            data = data[os.write(target, data) :]
+        try:
+            while target is not None and data:
+                data = data[os.write(target, data) :]
+        except BrokenPipeError:
+            return ExecEnd(signal="SIGPIPE")
     raise Unreachable("the session broke off before the command ended")
 
 

@@ -46,3 +46,4 @@ class ExecEnd(Reported, frozen=True, kw_only=True):
     problem: Problem | None = None
     """Why it could not be run, or had to end."""
     detail: Words = ""
+    """What an exit code of systemd's own means, in words; empty for any other."""

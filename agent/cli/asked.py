@@ -29,12 +29,12 @@ def asked_for(given: dict[str, Any]) -> dict[str, Any]:
     if given["credential"]:
         split = [word.partition("=") for word in given["credential"]]
         wanted["credentials"] = {file: name or file for file, _, name in split}
-    if given["port"]:
+    if given["port"] is not None:
         probe = {"port": given["port"], "path": given["path"]}
         wanted["probe"] = {**probe, "start_period_s": given["start_period"]}
     life = {"health_gate_s": given["health_gate"], "max_run_s": given["max_run"]}
-    if any(life.values()):
-        wanted["life"] = {k: v for k, v in life.items() if v}
+    if asked := {k: v for k, v in life.items() if v is not None}:
+        wanted["life"] = asked
     if given["file"] is None:
         return wanted
     read = _read(given["file"])
@@ -50,14 +50,16 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
     pairs = [word.partition("=") for word in given["listen"]]
     if wrong := [name for name, _, port in pairs if not port.isdigit()]:
         raise InvalidInput(f"--listen {wrong[0]!r} is not NAME=PORT", hint="--listen http=8080")
-    asked = {
+    asked: dict[str, Any] = {
         "mode": given["network"] if given["network"] != api.NetworkMode.HOST else "",
         "ports": {name: int(port) for name, _, port in pairs},
-        "egress_mbps": given["egress_mbps"],
         "allow_from": list(given["allow_from"]),
         "unix_sockets": given["unix_sockets"],
     }
-    return {name: value for name, value in asked.items() if value}
+    found = {name: value for name, value in asked.items() if value}
+    if given["egress_mbps"] is not None:
+        found["egress_mbps"] = given["egress_mbps"]
+    return found
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -75,8 +75,8 @@ def _print_event(event: api.Event, output: str) -> None:
     if output == "json":
         click.echo(msgspec.json.encode(event))
     else:
-        said = show.printable(f"{event.kind} {event.object}: {event.message}")
-        click.echo(f"{show.when(event.at)}  {said}")
+        said = f"{event.kind} {event.object}".rstrip() + f": {event.message}".rstrip(": ")
+        click.echo(f"{show.when(event.at)}  {show.printable(said)}")
     sys.stdout.flush()
 
 

@@ -38,8 +38,9 @@ def run_program(cli: click.Command) -> None:
 def fail(error: TwineError) -> NoReturn:
     """End the program: say what failed and what to try."""
     click.echo(f"twine-agent: {printable(str(error))}", err=True)
-    for one in error.errors:
-        click.echo(f"  {one.field}: {one.reason}", err=True)
+    told = [printable(f"{one.field}: {one.reason}") for one in error.errors]
+    for line in told if len(told) > 1 or not str(error).endswith(tuple(told)) else ():
+        click.echo(f"  {line}", err=True)
     if error.hint:
         click.echo(f"  try: {printable(error.hint)}", err=True)
     sys.exit(error.exit_code)

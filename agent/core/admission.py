@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from agent.api import Health, TaskSpec, TaskState
 from agent.core.records import TaskRecord, Tombstone, Wanted, key_of
+from agent.wire.quantities import about_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,9 @@ def too_big(spec: TaskSpec, memory_bytes: int, cpus: int, committed_bytes: int) 
     need = spec.limits.memory_max_bytes
     if committed_bytes + need > memory_bytes:
         return (
-            f"memory_max_bytes {need} does not fit: the machine has {memory_bytes} and its "
-            f"tasks may already use {committed_bytes}"
+            f"memory_max_bytes {about_size(need)} does not fit: the machine has"
+            f" {about_size(memory_bytes)} for tasks, and those on it, also the ended ones, may"
+            f" already use {about_size(committed_bytes)}"
         )
     cores = spec.limits.cpu_max_cores
     if cores is not None and cores > cpus:

@@ -10,7 +10,8 @@ executed. systemd's own 90 s were too few on an emulated host with a quarter of 
 unit has as much."""
 
 STEPS: dict[int, str] = {
-    200: "its working directory could not be entered: may everybody read the image's root?",
+    200: "its working directory could not be entered: is it in the image, and may everybody read "
+    "it and the image's root?",
     201: "its scheduling priority could not be set",
     202: "its file descriptors could not be set up",
     203: "its command could not be executed: no such file in the image, not executable, "

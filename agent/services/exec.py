@@ -17,6 +17,7 @@ import msgspec
 
 from agent.api.exec import STDIN, ExecEnd, ExecWord, Window
 from agent.api.life import Command as HookCommand
+from agent.core.exits import STEPS
 from agent.core.inside import Command, inside_unit
 from agent.core.records import TaskRecord
 from agent.errors import Busy, InvalidInput, SystemdError, TwineError
@@ -196,4 +197,8 @@ def _end_of(end: UnitState) -> ExecEnd:
         return ExecEnd(problem=Busy(f"the command ran for {LONGEST_S:g} s and was ended").problem())
     if end.exit_code is None and end.exit_signal is None:
         return ExecEnd(problem=SystemdError(f"it could not be run: {end.result}").problem())
-    return ExecEnd(code=end.exit_code, signal=end.exit_signal)
+    detail = ""
+    if end.exit_code in STEPS:
+        detail = f"exit code {end.exit_code} is systemd's where a command never started: "
+        detail += STEPS[end.exit_code]
+    return ExecEnd(code=end.exit_code, signal=end.exit_signal, detail=detail)

@@ -38,6 +38,9 @@ def journal_command(
     Its init steps and its pre-stop hook are among them, unless one run of the task is asked for;
     journalctl takes any of the units. What was written before the task had a namespace is in the
     host's own journal, which is read beside it (`+`).
+
+    With `--follow` alone journalctl wants the boot id from /proc/sys, which the agent's unit does
+    not show (`ProcSubset=pid`): it would end at once. With `--merge` it asks for no boot.
     """
     at = run.namespace if run.namespace == EVERYWHERE else f"+{run.namespace}"
     command = ["journalctl", "--no-pager", "--quiet", "--output=cat", f"--namespace={at}"]
@@ -48,7 +51,7 @@ def journal_command(
     elif follow:
         command.append("--lines=all")
     if follow:
-        command.append("--follow")
+        command += ["--follow", "--merge"]
     if run.invocation:
         one = f"_SYSTEMD_INVOCATION_ID={run.invocation}"
         return [*command, f"_SYSTEMD_UNIT={run.unit}", one]

@@ -380,6 +380,12 @@ class Tasks:
 
     def ended_run(self, task_id: str) -> str:
         """Return the invocation of a task that ended last, or raise `NotFound`."""
+        if not self.knows(task_id):
+            raise NotFound(
+                f"there is no task {task_id} on this machine, and which run of it was the last"
+                " went with it",
+                hint="logs without --previous has what the journal keeps of it",
+            )
         ended = self.record(task_id).ended_invocation
         if not ended:
             raise NotFound(

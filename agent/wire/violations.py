@@ -8,6 +8,7 @@ the whole. So every constraint is written once, in the type.
 from __future__ import annotations
 
 import typing
+from collections.abc import Iterable
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -47,14 +48,22 @@ def _in_struct(value: dict[Any, Any], kind: Any, where: str, depth: int) -> list
     fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
     for key in value:
         if key not in fields and kind.__struct_config__.forbid_unknown_fields:
-            known = ", ".join(fields)
-            found.append(FieldError(field=_join(where, key), reason=f"unknown; known: {known}"))
+            found.append(FieldError(field=_join(where, key), reason=_unknown(str(key), fields)))
     for name, field in fields.items():
         if name in value:
             found += violations(value[name], field.type, _join(where, name), depth + 1)
         elif field.required:
             found.append(FieldError(field=_join(where, name), reason="missing"))
     return found
+
+
+def _unknown(key: str, fields: Iterable[str]) -> str:
+    """Return that a name is unknown, with the one that was probably meant, else with all."""
+    import difflib  # rare, and an agent lives for months
+
+    if meant := difflib.get_close_matches(key[:80], fields, n=1, cutoff=0.75):
+        return f"unknown; did you mean {meant[0]}?"
+    return f"unknown; known: {', '.join(fields)}"
 
 
 def _in_dict(

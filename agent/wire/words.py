@@ -91,7 +91,7 @@ def _number(info: inspect.IntType | inspect.FloatType, quantity: Quantity | None
 
 
 def _plainly(value: float) -> str:
-    return f"{value:.15g}"
+    return str(value) if isinstance(value, int) else f"{value:.15g}"
 
 
 def _text(info: inspect.StrType) -> str:

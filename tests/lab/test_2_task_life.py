@@ -98,6 +98,17 @@ def test_a_credential_reaches_its_task_and_nobody_else(guest: OneGuest) -> None:
 
 
 @pytest.mark.long
+def test_who_follows_a_log_hears_what_is_written_from_then_on(guest: OneGuest) -> None:
+    """AG8: the journal is read in the sandbox of the agent's unit, with little of /proc."""
+    run = "twine-agent run talks --image /root/image.tar --memory 16MiB -- /bin/sh -c"
+    talk = "while :; do echo tick; /bin/busybox sleep 1; done"
+    guest.ssh(f"{run} '{talk}'", timeout_s=900)
+    heard = guest.ssh("timeout 300 twine-agent logs -f --tail 1 talks | head -n 4", timeout_s=900)
+    guest.ssh("twine-agent stop talks", timeout_s=900)
+    assert heard.split() == ["tick"] * 4
+
+
+@pytest.mark.long
 def test_a_start_that_takes_too_long_is_told_as_such(guest: OneGuest) -> None:
     """AG4: what comes before the command took its time; no word of a run that never was."""
     folder = "/run/systemd/system/twine-task-slow.service.d"

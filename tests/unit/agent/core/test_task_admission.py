@@ -100,5 +100,7 @@ def test_a_task_that_does_not_fit_is_refused_with_the_numbers() -> None:
     spec = a_spec(limits=Limits(memory_max_bytes=GIB, cpu_max_cores=2.0))
 
     assert too_big(spec, 2 * GIB, 2, GIB) == ""
-    assert str(2 * GIB) in too_big(spec, 2 * GIB, 2, GIB + 1)
+    refused = too_big(spec, 2 * GIB, 2, 3 * GIB // 2)
+    assert "memory_max_bytes 1GiB does not fit: the machine has 2GiB" in refused
+    assert refused.endswith("already use 1.5GiB")
     assert "cpu_max_cores 2" in too_big(spec, 2 * GIB, 1, 0)

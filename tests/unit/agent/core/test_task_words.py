@@ -94,3 +94,8 @@ def test_every_exit_code_of_systemd_is_told(code: int) -> None:  # F-17, F-18
 def test_a_step_before_the_command_is_told_as_never_started(code: int) -> None:
     assert describe(Exit(result="exit-code", code=code, at=0)).startswith("it never started: ")
     assert "never" not in describe(Exit(result="success", code=code, at=0))
+
+
+def test_a_working_directory_that_is_missing_is_thought_of() -> None:
+    """systemd has one code for a folder that is not there and for one that is closed."""
+    assert "is it in the image" in describe(Exit(result="exit-code", code=200, at=0))

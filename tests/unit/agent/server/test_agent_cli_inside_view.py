@@ -43,6 +43,15 @@ def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None
     assert first.invocation_id != again.invocation_id
 
 
+def test_of_a_task_that_is_gone_it_is_said_how_to_read_what_is_left(
+    host: FakeHost, run: Run
+) -> None:
+    code, _, err = run("logs", "web", "--previous", host=host)
+
+    assert code == 3
+    assert "logs without --previous has what the journal keeps of it" in err
+
+
 def test_of_a_task_that_ended_the_previous_run_is_its_last(host: FakeHost, run: Run) -> None:
     host.fake.systemd.programs["once"] = ends_with(7)
     run("run", "job", f"--image={IMAGE}", "--restart=never", "--", "once", host=host)

@@ -11,6 +11,8 @@ from builders import IMAGE, OTHER_IMAGE, FakeHost, unit
 from click import Group
 from msgspec.structs import replace
 
+from agent.api import Event
+from agent.cli.host import _print_event
 from agent.cli.root import cli
 from agent.machine import Usage
 from agent.machine.fake import FakeCgroups, ends_with
@@ -97,6 +99,14 @@ def test_what_happened_is_shown_in_order(host: FakeHost, run: Run) -> None:
     assert "task web: running" in said
     assert said[-1] == "task-removed web: stopped and torn down"
     assert [e["sequence"] for e in as_json] == sorted(e["sequence"] for e in as_json)
+
+
+def test_an_event_about_nothing_named_has_no_empty_places(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _print_event(Event(sequence=1, at=0.0, kind="profile", object="", message="none: "), "table")
+
+    assert capsys.readouterr().out.endswith("  profile: none\n")
 
 
 def test_an_image_is_removed_by_its_first_digits(host: FakeHost, run: Run) -> None:

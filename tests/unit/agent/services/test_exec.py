@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import signal
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import aiohttp
@@ -16,10 +17,11 @@ from agent.api.exec import ExecEnd, ExecWord
 from agent.core.inside import inside_unit
 from agent.errors import Busy, InvalidInput, NotFound, from_problem
 from agent.machine import Property
-from agent.machine.fake import Ended
+from agent.machine.fake import Ended, ends_with
 from agent.machine.terminals import Streams
 from agent.services import exec as sessions
-from agent.wire.duplex import Duplex
+from agent.terminal import attend
+from agent.wire.duplex import Duplex, Frame
 
 
 async def _end(duplex: Duplex) -> tuple[bytes, bytes, ExecEnd]:
@@ -59,6 +61,47 @@ async def test_output_errors_and_exit_code_come_back_and_nothing_stays(host: Fak
         async with client.exec_task("web", ["/bin/speak", "a b"], tty=False) as duplex:
             assert await _end(duplex) == (b"out", b"err", ExecEnd(code=7))
         await _until_nothing_is_left(host)
+
+
+async def test_a_command_that_systemd_could_not_execute_is_told_in_words(host: FakeHost) -> None:
+    host.fake.systemd.programs["/bin/none"] = ends_with(203)
+    host.fake.systemd.programs["/bin/three"] = ends_with(3)
+    ends = []
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        for program in ("/bin/none", "/bin/three"):
+            async with client.exec_task("web", [program], tty=False) as duplex:
+                ends.append((await _end(duplex))[2])
+
+    assert [end.code for end in ends] == [203, 3]
+    assert "no such file in the image" in ends[0].detail
+    assert ends[1].detail == ""
+
+
+class _Endless:
+    """A command that writes without end, and hears nothing."""
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        while True:
+            yield b"\1y\n"
+
+    async def send(self, frame: Frame) -> None:
+        """Take a word."""
+
+
+async def test_output_that_nobody_reads_any_more_ends_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `exec … | head` does; it is no fault of the agent's."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    write = os.write
+    monkeypatch.setattr("os.write", lambda fd, data: write(writer if fd == 1 else fd, data))
+    code = await attend(_Endless(), terminal=False, with_input=False)
+    os.close(writer)
+
+    assert code == 128 + signal.SIGPIPE
 
 
 def test_input_that_is_over_before_the_command_opened_it_keeps_nobody_waiting(

@@ -208,6 +208,8 @@ async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> Non
 
 def test_following_starts_with_everything_unless_a_tail_is_asked_for() -> None:
     assert {"--lines=all", "--follow"} <= set(journal_command(Run("u"), follow=True))
+    assert "--merge" in journal_command(Run("u"), follow=True)  # else it wants /proc/sys
+    assert "--merge" not in journal_command(Run("u"))
     assert "--lines=3" in journal_command(Run("u"), follow=True, tail=3)
 
 

@@ -58,6 +58,18 @@ def test_every_violation_is_listed_with_its_field() -> None:
     assert "cpu_weight" in found["limits.colour"]
 
 
+def test_a_name_that_is_nearly_right_is_told_with_the_one_that_was_meant() -> None:
+    found = fields({**GOOD, "comand": [], "life": {"max_run": 5}, "colour": "red"})
+    assert found["comand"] == "unknown; did you mean command?"
+    assert found["life.max_run"] == "unknown; did you mean max_run_s?"
+    assert found["colour"].startswith("unknown; known: generation, epoch, image, command, ")
+
+
+def test_the_bounds_of_a_number_are_written_with_all_their_digits() -> None:
+    found = fields({**GOOD, "generation": 0})
+    assert found["generation"].endswith("a whole number from 1 to 9007199254740992")
+
+
 def test_what_fields_mean_to_each_other_is_said_in_the_words_of_their_type() -> None:
     found = fields({**GOOD, "probe": {"path": "/"}, "life": {"liveness": {"kind": "exec"}}})
     assert found == {
