@@ -18,6 +18,9 @@ from agent.core.system_calls import NO_RINGS
 _S = 1_000_000
 UNPACK_TIMEOUT_S = 900
 UNPACK_MEMORY_BYTES = 512 << 20
+FILL_BYTES_PER_S = 1_000_000_000
+"""As fast as an unpacking may fill a disk."""
+LOOK_LEAST_S, LOOK_MOST_S = 0.1, 1.0
 
 NO_TMP = ("-/tmp", "-/var/tmp")
 """No program here needs them. Private ones are made and removed on disk for every unit, by
@@ -77,6 +80,16 @@ FIND_SETUID = (
     "+",
 )
 """Arguments of find(1) that take set-uid and set-gid bits away."""
+
+
+def until_next_look_s(free_bytes: int, reserve_bytes: int) -> float:
+    """Return how long the room on the disk need not be looked at while something is unpacked.
+
+    Until then nothing of the reserve is used up, or at most what is written in `LOOK_LEAST_S`.
+    Ten looks a second are felt by an unpacking on a small host.
+    """
+    room_s = (free_bytes - reserve_bytes) / FILL_BYTES_PER_S
+    return min(max(room_s, LOOK_LEAST_S), LOOK_MOST_S)
 
 
 def unpack_properties(

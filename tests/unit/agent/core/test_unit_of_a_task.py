@@ -19,11 +19,13 @@ from agent.core.reconcile import leftovers
 from agent.core.records import key_of, task_of, unit_of
 from agent.core.unit_properties import describe_unit, key_in, slice_of, unit_properties
 from agent.core.unpack import (
+    FILL_BYTES_PER_S,
     complaint,
     drop_setuid_properties,
     fetch_properties,
     layer_properties,
     unpack_properties,
+    until_next_look_s,
 )
 from agent.machine.unit_properties import encode
 
@@ -80,6 +82,15 @@ def test_what_is_fetched_is_flushed_by_nobody_and_what_is_unpacked_may_be() -> N
 
     assert isinstance(allowed, tuple)
     assert more == (*allowed, "~@sync:0")  # 0: as if it had been done (systemd.exec(5))
+
+
+@given(st.integers(0, 1 << 44), st.integers(128 << 20, 1 << 30))
+def test_an_unpacking_never_uses_up_the_reserve_between_two_looks(free: int, reserve: int) -> None:
+    pause = until_next_look_s(free, reserve)
+
+    assert 0.1 <= pause <= 1.0
+    left = free - pause * FILL_BYTES_PER_S
+    assert left >= min(free, reserve) - 0.1 * FILL_BYTES_PER_S - 1  # of what it finds of it
 
 
 def test_systemd_takes_every_property() -> None:
