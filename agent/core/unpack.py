@@ -18,6 +18,13 @@ from agent.core.system_calls import NO_RINGS
 _S = 1_000_000
 UNPACK_TIMEOUT_S = 900
 UNPACK_MEMORY_BYTES = 512 << 20
+FILL_BYTES_PER_S = 1_000_000_000
+"""As fast as an unpacking may fill a disk."""
+LOOK_LEAST_S, LOOK_MOST_S = 0.1, 1.0
+
+NO_TMP = ("-/tmp", "-/var/tmp")
+"""No program here needs them. Private ones are made and removed on disk for every unit, by
+programs of their own: a fifth of a second in a guest without hardware's help."""
 
 _SANDBOX: dict[str, object] = {
     "Type": "oneshot",
@@ -26,7 +33,7 @@ _SANDBOX: dict[str, object] = {
     "ProtectSystem": "strict",
     "ProtectHome": "yes",
     "PrivateNetwork": True,
-    "PrivateTmp": True,
+    "InaccessiblePaths": NO_TMP,
     "PrivateDevices": True,
     "ProtectKernelTunables": True,
     "ProtectKernelModules": True,
@@ -56,6 +63,9 @@ _RECEIVE_CAPABILITIES = (
 """`btrfs receive` sets received_uuid by an ioctl that asks for CAP_SYS_ADMIN. What else that
 would allow, mounts above all, the filter of system calls refuses."""
 
+_NOTHING_IS_FLUSHED = "~@sync:0"
+"""fsync(2) and its like are answered with success and not done. skopeo flushes each blob, which
+lives for a few seconds, is read and compared with its digest, and is gone with any power cut."""
 
 FIND_SETUID = (
     "-xdev",
@@ -70,6 +80,16 @@ FIND_SETUID = (
     "+",
 )
 """Arguments of find(1) that take set-uid and set-gid bits away."""
+
+
+def until_next_look_s(free_bytes: int, reserve_bytes: int) -> float:
+    """Return how long the room on the disk need not be looked at while something is unpacked.
+
+    Until then nothing of the reserve is used up, or at most what is written in `LOOK_LEAST_S`.
+    Ten looks a second are felt by an unpacking on a small host.
+    """
+    room_s = (free_bytes - reserve_bytes) / FILL_BYTES_PER_S
+    return min(max(room_s, LOOK_LEAST_S), LOOK_MOST_S)
 
 
 def unpack_properties(
@@ -120,11 +140,14 @@ def fetch_properties(
     it complains of to the journal all the same, from where whoever asked is told.
     """
     command = ["/usr/bin/skopeo", "--insecure-policy", *arguments]
+    calls = _SANDBOX["SystemCallFilter"]
+    assert isinstance(calls, tuple)
     return {
         **_sandbox("fetches an image", [command], target, ()),
         "PrivateNetwork": False,
+        "SystemCallFilter": (*calls, _NOTHING_IS_FLUSHED),
         "RestrictAddressFamilies": ("AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"),
-        "InaccessiblePaths": [f"-{path}" for path in secrets],
+        "InaccessiblePaths": [*NO_TMP, *(f"-{path}" for path in secrets)],
         "Environment": [f"TMPDIR={target}", "HOME=/nonexistent"],
         "StandardError": "journal",  # else it follows the output (systemd.exec(5))
         **({"StandardOutput": "file", "StandardOutputFile": output} if output else {}),

@@ -2,11 +2,12 @@
 
     staging/<digest>.stream     what has arrived so far
     staging/<digest>/           the subvolume while it is being unpacked
+    staging/<digest>.tree/      the same of an OCI image, whose layers are applied to it (`layers`)
     images/<digest>/            the read-only subvolume
     images/<digest>.json        written last: the image is complete
 
-Of an OCI image the subvolume is a snapshot of its topmost layer (`layers`): it costs nothing, and
-a task's root is made from it as from any other.
+Of an OCI image the subvolume shares all it has with its topmost layer: it costs nothing, and a
+task's root is made from it as from any other.
 
 What a crash leaves behind is removed at the next start; an image is never half visible.
 """
@@ -17,6 +18,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -42,7 +44,7 @@ from agent.machine import Btrfs, Processes
 from agent.services.crashpoints import passed
 from agent.services.disk import FREE_RESERVE_BYTES
 from agent.services.events import EventLog
-from agent.services.layers import Layers, declare
+from agent.services.layers import Layers, declare, sync_folder
 from agent.services.oci import Assembled, Oci, Registries
 from agent.services.offload import Lanes
 from agent.services.sandbox import Sandbox
@@ -141,7 +143,7 @@ class Images:
             elif path.is_dir():
                 for name in self._btrfs.children(path):
                     self._btrfs.delete(path / name)
-                path.rmdir()
+                shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
         except (OSError, TwineError) as e:
@@ -199,6 +201,8 @@ class Images:
                 size = await self._store(digest, stream, chunks)
                 passed("image.stored")
                 assembled = await self._unpack(digest, format_, stream)
+                # What is gone before it is flushed need not be written at all.
+                await self._lanes.run("btrfs", stream.unlink)
                 passed("image.unpacked")
                 return await self._complete(_info(digest, format_, size, assembled))
             except OSError as e:
@@ -272,15 +276,13 @@ class Images:
             await self._sandbox.run(unit, drop_setuid_properties(received), what)
         if format_ is not ImageFormat.OCI:
             return None
-        assembled = await self._oci.assemble(target)
-        await self._lanes.run("btrfs", self._take_top, assembled, target)
+        assembled = await self._oci.assemble(target, self._tree(digest))
+        await self._lanes.run("btrfs", self._btrfs.delete, target)
         return assembled
 
-    def _take_top(self, assembled: Assembled, target: Path) -> None:
-        """Make `target` what its topmost layer is."""
-        self._btrfs.delete(target)
-        self._btrfs.snapshot(self.layers.path(assembled.layers[-1].chain), target)
-        passed("pull.assembled")
+    def _tree(self, digest: str) -> Path:
+        """Return where the layers of an OCI image are applied."""
+        return self._staging / f"{_hex(digest)}.tree"
 
     def _open_received(self, digest: str) -> str:
         staged = self._staging / _hex(digest)
@@ -303,9 +305,7 @@ class Images:
                 if info := self.find(place.digest):
                     return info
                 try:
-                    assembled = await self._oci.fetch(place, data)
-                    target = self._staging / _hex(place.digest)
-                    await self._lanes.run("btrfs", self._take_top, assembled, target)
+                    assembled = await self._oci.fetch(place, data, self._tree(place.digest))
                     size = sum(layer.blob.size for layer in assembled.layers)
                     return await self._complete(
                         _info(place.digest, ImageFormat.OCI, size, assembled, reference)
@@ -326,20 +326,25 @@ class Images:
 
     async def _complete(self, info: ImageInfo) -> ImageInfo:
         """Publish what stands in staging, and tell."""
-        # Else a power cut could leave a complete image whose files are empty.
-        await self._lanes.run("sync", self._btrfs.sync, self._staging)
+        if info.format is not ImageFormat.OCI:  # whose files are on disk with its layers
+            # Else a power cut could leave a complete image whose files are empty.
+            await self._lanes.run("sync", self._btrfs.sync, self._staging)
         passed("image.synced")
         await self._lanes.run("btrfs", self._publish, info)
-        await self._lanes.run("sync", self._btrfs.sync, self.folder)
         passed("image.declared")
         self._events.add("image", info.digest, "published")
         log.info("an image is complete", extra={"image": info.digest, "bytes": info.stream_bytes})
         return info
 
     def _publish(self, info: ImageInfo) -> None:
-        """Close the subvolume, move it into place, then declare it complete."""
+        """Move the subvolume into place, close it, then declare it complete.
+
+        To close it commits whatever is not on disk yet of it and of its layers' descriptions.
+        """
         staged = self._staging / _hex(info.digest)
-        if info.format is ImageFormat.BTRFS:
+        if info.format is ImageFormat.OCI:
+            staged = self._tree(info.digest)
+        elif info.format is ImageFormat.BTRFS:
             staged = staged / self._btrfs.children(staged)[0]
         final = self.folder / _hex(info.digest)
         self._btrfs.delete(final)  # one whose removal once failed half-way
@@ -347,9 +352,11 @@ class Images:
         self._btrfs.set_read_only(final, True)
         passed("image.moved")
         declare(final, msgspec.json.encode(info))
+        sync_folder(final.parent)
 
     def _discard(self, digest: str) -> None:
         self._remove(self._staging / f"{_hex(digest)}.stream")
+        self._remove(self._tree(digest))
         self._remove(self._staging / _hex(digest))
 
     async def delete(self, digest: str, users: Callable[[str], list[str]]) -> None:

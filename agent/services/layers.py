@@ -1,7 +1,7 @@
 """Layers of OCI images: each a read-only subvolume, a snapshot of the one below with its changes.
 
-    staging/<chain>.layer   the subvolume while its changes are applied
-    layers/<chain>/         the read-only subvolume
+    staging/<image>.tree    the subvolume that the changes of an image's layers are applied to
+    layers/<chain>/         the read-only snapshot of it after this layer
     layers/<chain>.json     written last: the layer is complete
 
 Images on the same base share its layers; what a layer shares with those below is on disk once.
@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -47,7 +47,6 @@ class Layers:
     def __init__(self, state: Path, btrfs: Btrfs, sandbox: Sandbox, lanes: Lanes) -> None:
         """Keep layers below `state`, a folder on btrfs."""
         self.folder = state / "layers"
-        self._staging = state / "staging"
         self._btrfs = btrfs
         self._sandbox = sandbox
         self._lanes = lanes
@@ -97,48 +96,57 @@ class Layers:
             below, count = found, count + 1
         return count
 
-    async def have(self, layer: Layer, layout: Path, *, keep_blob: bool = False) -> bool:
-        """Make sure that a layer is here, whose blob is in a layout; False where it was.
+    async def stack(
+        self, layers: Sequence[Layer], layout: Path, tree: Path, here: Callable[[int], None]
+    ) -> None:
+        """Make sure that an image's layers are here, and that `tree` is what the topmost is.
 
-        The blob is removed once it was applied: what is gone before the file system is
-        synced need not be written at all. `keep_blob` where another layer needs the same.
+        Those that are missing have their blobs in a layout. All of them are applied to the one
+        tree, in order; each layer is a snapshot of it as it was then. A blob is removed once it
+        was applied: what is gone before somebody flushes it need not be written at all. `here`
+        is told of each layer that was applied, by its number.
         """
-        lock = self._locks.setdefault(layer.chain, asyncio.Lock())
-        async with lock:
-            if self.find(layer.chain) is not None:
-                return False
-            name = layer.chain.removeprefix("sha256:")
-            staged = self._staging / f"{name}.layer"
-            try:
-                await self._lanes.run("btrfs", self._begin, layer, staged)
+        at: str | None = None
+        for number, layer in enumerate(layers, start=1):
+            async with self._locks.setdefault(layer.chain, asyncio.Lock()):
+                if self.find(layer.chain) is not None:
+                    continue
+                if at != layer.below:
+                    await self._lanes.run("btrfs", self._begin, layer.below, tree)
                 passed("pull.layer-begun")
-                unit = f"twine-unpack-{name[:12]}.service"
-                properties = layer_properties(sys.executable, str(layout), layer, str(staged))
-                await self._sandbox.run(unit, properties, f"layer {layer.blob.digest} is refused")
+                await self._apply(layer, layout, tree)
                 passed("pull.layer-applied")
-                if not keep_blob:
+                if all(other.blob.digest != layer.blob.digest for other in layers[number:]):
                     await self._lanes.run("files", (layout / layer.blob.path).unlink)
-                # Else a power cut could leave a complete layer whose files are empty.
-                await self._lanes.run("sync", self._btrfs.sync, self._staging)
-                await self._lanes.run("btrfs", self._publish, layer, staged)
+                await self._lanes.run("btrfs", self._publish, layer, tree)
                 passed("pull.layer-published")
-            finally:
-                await self._lanes.run("btrfs", self._btrfs.delete, staged)
-            return True
+            at = layer.chain
+            here(number)
+        if at != layers[-1].chain:
+            await self._lanes.run("btrfs", self._begin, layers[-1].chain, tree)
 
-    def _begin(self, layer: Layer, staged: Path) -> None:
-        self._btrfs.delete(staged)
-        if layer.below:
-            self._btrfs.snapshot(self.path(layer.below), staged)
+    async def _apply(self, layer: Layer, layout: Path, tree: Path) -> None:
+        unit = f"twine-unpack-{layer.chain.removeprefix('sha256:')[:12]}.service"
+        properties = layer_properties(sys.executable, str(layout), layer, str(tree))
+        await self._sandbox.run(unit, properties, f"layer {layer.blob.digest} is refused")
+
+    def _begin(self, below: str, tree: Path) -> None:
+        self._btrfs.delete(tree)
+        if below:
+            self._btrfs.snapshot(self.path(below), tree)
         else:
-            self._btrfs.create(staged)
-            os.chmod(staged, 0o755)
+            self._btrfs.create(tree)
+            os.chmod(tree, 0o755)
 
-    def _publish(self, layer: Layer, staged: Path) -> None:
+    def _publish(self, layer: Layer, tree: Path) -> None:
+        """Make a layer of what the tree is now; the snapshot is on disk with all its files.
+
+        The kernel writes what is in memory of the tree, and of no other, before it makes the
+        snapshot, and commits it before it answers (`btrfs_mksnapshot`, fs/btrfs/ioctl.c).
+        """
         final = self.path(layer.chain)
         self._btrfs.delete(final)  # one whose removal once failed half-way
-        os.rename(staged, final)
-        self._btrfs.set_read_only(final, True)
+        self._btrfs.snapshot(tree, final, read_only=True)
         passed("pull.layer-moved")
         info = LayerInfo(
             chain=layer.chain,
@@ -163,10 +171,22 @@ class Layers:
 
 
 def declare(subvolume: Path, description: bytes) -> None:
-    """Write what a subvolume is beside it, which makes it complete; survives a power cut."""
+    """Write what a subvolume is beside it, which makes it complete; whole or not at all.
+
+    It survives a power cut once its folder or the file system is synced.
+    """
     temporary = subvolume.with_name(f".{subvolume.name}.new")
     with temporary.open("wb") as file:
         file.write(description)
         file.flush()
         os.fsync(file.fileno())
     os.rename(temporary, subvolume.with_suffix(".json"))
+
+
+def sync_folder(folder: Path) -> None:
+    """Return once the names in a folder are on disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

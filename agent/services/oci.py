@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import os
 import platform
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +110,7 @@ class Oci:
     async def _manifest(self, name: str, digest: str) -> bytes:
         key = _key(name)
         stage, output = self._staging / f"oci-{key}", self._staging / f"oci-{key}.json"
-        await self._lanes.run("btrfs", self._anew, stage)
+        await self._lanes.run("files", _anew, stage)
         try:
             words = ["inspect", "--raw", *self._options(""), name]
             await self._skopeo(key, words, stage, f"cannot read {name}", str(output))
@@ -118,13 +120,14 @@ class Oci:
         except OSError as e:
             raise Unprocessable(f"the manifest of {name} cannot be read: {e.strerror}") from e
         finally:
-            await self._lanes.run("btrfs", self._discard, stage, output)
+            await self._lanes.run("files", _gone, stage)
+            await self._lanes.run("files", output.unlink, missing_ok=True)
         if digest and digest_of(data) != digest:
             raise Unprocessable(f"{name} has a manifest with digest {digest_of(data)}")
         return data
 
-    async def fetch(self, place: Place, data: bytes) -> Assembled:
-        """Fetch what is missing of an image and return it with all its layers here."""
+    async def fetch(self, place: Place, data: bytes, tree: Path) -> Assembled:
+        """Fetch what is missing of an image, and make `tree` what it is of all its layers."""
         manifest = read_manifest(data, place.digest)
         name = place.at(manifest.digest)
         stage = self._staging / f"oci-{_key(name)}"
@@ -132,7 +135,7 @@ class Oci:
             known = self._layers.known(blob.digest for blob in manifest.layers)
             missing = manifest.layers[known:]
             await self._lanes.run("files", self._admit, manifest, missing)
-            await self._lanes.run("btrfs", self._anew, stage)
+            await self._lanes.run("files", _anew, stage)
             await self._lanes.run("files", _stand_in, stage, manifest.layers[:known])
             total = sum(blob.size for blob in missing)
             said = f"fetching {len(missing)} of {len(manifest.layers)} layers, {about_size(total)}"
@@ -140,12 +143,12 @@ class Oci:
             words = ["copy", "--preserve-digests", *self._options("src-"), name, f"oci:{stage}"]
             await self._skopeo(_key(name), words, stage, f"cannot fetch {name}")
             passed("pull.fetched")
-            return await self._assemble(manifest, stage)
+            return await self._assemble(manifest, stage, tree)
         finally:
-            await self._lanes.run("btrfs", self._btrfs.delete, stage)
+            await self._lanes.run("files", _gone, stage)
 
-    async def assemble(self, layout: Path) -> Assembled:
-        """Return the one image of a layout that somebody filled, its layers here."""
+    async def assemble(self, layout: Path, tree: Path) -> Assembled:
+        """Make `tree` what the one image of a layout is, which somebody filled."""
         data = await self._lanes.run("files", _document, layout, "index.json")
         seen = 0
         while is_index(data):
@@ -155,19 +158,20 @@ class Oci:
                 raise Unprocessable(f"the manifest {digest} has digest {digest_of(data)}")
             if (seen := seen + 1) > 3:
                 raise Unprocessable("the archive has an index in an index in an index")
-        return await self._assemble(read_manifest(data), layout)
+        return await self._assemble(read_manifest(data), layout, tree)
 
-    async def _assemble(self, manifest: Manifest, layout: Path) -> Assembled:
+    async def _assemble(self, manifest: Manifest, layout: Path, tree: Path) -> Assembled:
         data = await self._lanes.run("files", _document, layout, manifest.config.path)
         layers, config = read_config(data, manifest, self._machine)
+
+        def here(number: int) -> None:
+            said = f"layer {number} of {len(layers)} is here"
+            self._events.add("image", manifest.digest, said)
+
         with self._layers.held(layer.chain for layer in layers):
-            for number, layer in enumerate(layers, start=1):
-                again = any(other.blob.digest == layer.blob.digest for other in layers[number:])
-                if await self._layers.have(layer, layout, keep_blob=again):
-                    said = f"layer {number} of {len(layers)} is here"
-                    self._events.add("image", manifest.digest, said)
-            tree = self._layers.path(layers[-1].chain)
+            await self._layers.stack(layers, layout, tree, here)
             config = await self._lanes.run("files", _with_user, config, tree)
+        passed("pull.assembled")
         return Assembled(manifest, tuple(layers), config)
 
     def _admit(self, manifest: Manifest, missing: Sequence[Blob]) -> None:
@@ -194,13 +198,16 @@ class Oci:
             found.append(f"--{side}authfile={self._registries.credentials_file}")
         return found
 
-    def _anew(self, stage: Path) -> None:
-        self._btrfs.delete(stage)
-        self._btrfs.create(stage)
 
-    def _discard(self, stage: Path, output: Path) -> None:
-        self._btrfs.delete(stage)
-        output.unlink(missing_ok=True)
+def _anew(stage: Path) -> None:
+    """Make an empty folder: a subvolume would cost the disk more than the documents in it."""
+    _gone(stage)
+    stage.mkdir(mode=0o700)
+
+
+def _gone(stage: Path) -> None:
+    if os.path.lexists(stage):
+        shutil.rmtree(stage)
 
 
 def _key(name: str) -> str:

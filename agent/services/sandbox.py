@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from agent.core.unpack import UNPACK_TIMEOUT_S, complaint
+from agent.core.unpack import UNPACK_TIMEOUT_S, complaint, until_next_look_s
 from agent.errors import SystemdError, TwineError, Unprocessable
 from agent.machine import Btrfs, Processes, UnitState
 from agent.services.disk import FREE_RESERVE_BYTES
 from agent.services.offload import Lanes
 from agent.services.units import Units
 
-FREE_LOOK_S = 0.1
-"""How often the room is looked at while an image is unpacked: at 1 GB/s it shrinks by less than
-the reserve between two looks."""
 CLEAR_TIMEOUT_S = 30.0
 """How long a unit from before may take to end once it was stopped."""
 PATTERNS = ("twine-unpack-*.service", "twine-fetch-*.service")
@@ -84,7 +81,7 @@ class Sandbox:
                 tell(free)
                 await self._units.stop(unit)
                 return
-            await asyncio.sleep(FREE_LOOK_S)
+            await asyncio.sleep(until_next_look_s(free, FREE_RESERVE_BYTES))
 
     def _said(self, end: UnitState) -> str:
         """Return the last words of a failed unit."""

@@ -19,11 +19,13 @@ from agent.core.reconcile import leftovers
 from agent.core.records import key_of, task_of, unit_of
 from agent.core.unit_properties import describe_unit, key_in, slice_of, unit_properties
 from agent.core.unpack import (
+    FILL_BYTES_PER_S,
     complaint,
     drop_setuid_properties,
     fetch_properties,
     layer_properties,
     unpack_properties,
+    until_next_look_s,
 )
 from agent.machine.unit_properties import encode
 
@@ -52,7 +54,7 @@ def test_the_properties_are_those_that_were_reviewed() -> None:  # AG2, AG8
         "task": unit_properties("web-0", spec, "/var/lib/twine/tasks/web-0"),
         "tar": unpack_properties("/s/i.stream", "/s/i", ImageFormat.TAR, "/s"),
         "btrfs": unpack_properties("/s/i.stream", "/s/i", ImageFormat.BTRFS, "/s"),
-        "layer": layer_properties("/py", "/s/oci-1", LAYER, "/s/c.layer"),
+        "layer": layer_properties("/py", "/s/oci-1", LAYER, "/s/i.tree"),
         "fetch": fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o"),
     }
     if os.environ.get("TWINE_GOLDEN") == "write":
@@ -67,10 +69,28 @@ def test_nobody_in_a_sandbox_has_the_kernel_do_what_its_filter_refuses() -> None
         unit_properties("web", a_spec(), "/r"),
         unit_properties("web", a_spec(relaxations=list(Relaxation)[:4]), "/r"),
         unpack_properties("/s", "/t", ImageFormat.TAR, "/s"),
-        layer_properties("/py", "/s/oci-1", LAYER, "/s/c.layer"),
+        layer_properties("/py", "/s/oci-1", LAYER, "/s/i.tree"),
         fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o"),
     ):
         assert "~io_uring_setup" in properties["SystemCallFilter"]  # type: ignore[operator]
+
+
+def test_what_is_fetched_is_flushed_by_nobody_and_what_is_unpacked_may_be() -> None:
+    fetch = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
+    layer = layer_properties("/py", "/s/oci-1", LAYER, "/s/i.tree")
+    allowed, more = layer["SystemCallFilter"], fetch["SystemCallFilter"]
+
+    assert isinstance(allowed, tuple)
+    assert more == (*allowed, "~@sync:0")  # 0: as if it had been done (systemd.exec(5))
+
+
+@given(st.integers(0, 1 << 44), st.integers(128 << 20, 1 << 30))
+def test_an_unpacking_never_uses_up_the_reserve_between_two_looks(free: int, reserve: int) -> None:
+    pause = until_next_look_s(free, reserve)
+
+    assert 0.1 <= pause <= 1.0
+    left = free - pause * FILL_BYTES_PER_S
+    assert left >= min(free, reserve) - 0.1 * FILL_BYTES_PER_S - 1  # of what it finds of it
 
 
 def test_systemd_takes_every_property() -> None:
@@ -78,7 +98,7 @@ def test_systemd_takes_every_property() -> None:
         unit_properties("web", a_spec(), "/r"),
         unpack_properties("/s", "/t", ImageFormat.TAR, "/s"),
         unpack_properties("/s", "/t", ImageFormat.BTRFS, "/s"),
-        layer_properties("/py", "/s/oci-1", LAYER, "/s/c.layer"),
+        layer_properties("/py", "/s/oci-1", LAYER, "/s/i.tree"),
         fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o"),
     ):
         assert encode(properties)
@@ -174,7 +194,7 @@ def test_the_unpacker_cannot_lift_its_sandbox() -> None:
     for properties in (
         *(unpack_properties("/s/i.stream", "/s/i", f, "/s") for f in ImageFormat),
         drop_setuid_properties("/s/i"),
-        layer_properties("/py", "/s/oci-1", LAYER, "/s/c.layer"),
+        layer_properties("/py", "/s/oci-1", LAYER, "/s/i.tree"),
         fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"]),
     ):
         allowed = properties["SystemCallFilter"]
@@ -190,7 +210,7 @@ def test_the_unpacker_cannot_lift_its_sandbox() -> None:
 def test_what_fetches_has_no_capability_and_sees_no_secret() -> None:  # F-85
     fetch = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
     assert fetch["CapabilityBoundingSet"] == ()
-    assert fetch["InaccessiblePaths"] == ["-/id"]
+    assert fetch["InaccessiblePaths"] == ["-/tmp", "-/var/tmp", "-/id"]
     assert fetch["ReadWritePaths"] == ("/s/oci-1",)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from agent.errors import (
 )
 from agent.machine import Property
 from agent.machine.fake import ends_with
+from agent.services import images
 from agent.services.images import Images
 
 DATA = a_tar(app="code", lib="dependencies")
@@ -193,12 +194,19 @@ async def test_what_is_complete_was_on_disk_before_and_is_after(
 ) -> None:
     """A power cut must not leave a complete image whose files are empty."""
     record = _folder(host).with_suffix(".json")
-    synced = list[bool]()
-    monkeypatch.setattr(host.fake.btrfs, "sync", lambda _: synced.append(record.exists()))
+    stream = host.state / "staging" / f"{DIGEST[7:]}.stream"
+    synced = list[tuple[str, bool, bool]]()
+
+    def notes(what: str) -> Callable[[Path], None]:
+        return lambda _: synced.append((what, stream.exists(), record.exists()))
+
+    monkeypatch.setattr(host.fake.btrfs, "sync", notes("files"))
+    monkeypatch.setattr(images, "sync_folder", notes("names"))
     async with host.agent() as client:
         await client.put_image(DIGEST, TAR, chunks_of(DATA))
 
-    assert synced == [False, True]
+    # The stream is gone by then: it need not be written at all.
+    assert synced == [("files", False, False), ("names", False, True)]
 
 
 async def test_an_error_of_the_disk_is_no_bug_of_ours(

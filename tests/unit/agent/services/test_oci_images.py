@@ -151,6 +151,66 @@ async def test_pulls_of_one_image_at_once_share_one_download(
     assert sorted(fetched) == sorted(set(fetched)) == sorted(registry.fetched)
 
 
+async def test_layers_are_snapshots_of_one_tree_and_their_blobs_are_gone_by_then(
+    host: FakeHost, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each snapshot is a transaction; a blob that is gone before it is flushed is not written."""
+    an_image(host, registry)
+    an_image(host, registry, BASE, OTHER, place="registry.example:5000/team/web:4")
+    snapshots, blobs = list[tuple[str, bool]](), list[int]()
+    snapshot = host.fake.btrfs.snapshot
+
+    def noted(source: Path, target: Path, *, read_only: bool = False) -> None:
+        snapshots.append((target.parent.name, read_only))
+        if read_only:
+            left = [
+                p for p in (host.state / "staging").rglob("sha256/*") if p.read_bytes().strip(b"\0")
+            ]
+            blobs.append(len(left))
+        snapshot(source, target, read_only=read_only)
+
+    def never(_: Path) -> None:
+        raise AssertionError("everything that anybody wrote was flushed")
+
+    monkeypatch.setattr(host.fake.btrfs, "snapshot", noted)
+    monkeypatch.setattr(host.fake.btrfs, "sync", never)
+    async with host.agent() as client:
+        await client.fetch_oci_image(PLACE)
+        assert snapshots == [("layers", True), ("layers", True)]
+        assert blobs == [2, 1]  # its configuration, and what is not applied yet
+        snapshots.clear()
+        await client.fetch_oci_image("registry.example:5000/team/web:4")
+        assert snapshots == [("staging", False), ("layers", True)]
+
+
+async def test_pulls_at_once_of_images_on_one_base_each_get_their_own(
+    host: FakeHost, registry: Registry
+) -> None:
+    """AG3: who waited for a layer that somebody else applied goes on from there."""
+    stacks = [(BASE, APP), (BASE, OTHER), (BASE, APP, OTHER), (BASE,), (OTHER, APP)]
+    for number, layers in enumerate(stacks):
+        an_image(host, registry, *layers, place=f"registry.example/web:{number}")
+    async with host.agent() as client:
+        infos = await asyncio.gather(
+            *(client.fetch_oci_image(f"registry.example/web:{n}") for n in range(len(stacks)))
+        )
+        applied = [u for u in host.fake.systemd.started if "unpack" in u]
+
+    found = [
+        {p.name: p.read_text() for p in (host.state / "images" / info.digest[7:]).iterdir()}
+        for info in infos
+    ]
+    assert found == [
+        {"base": "base", "app": "1"},
+        {"base": "base", "app": "2", "other": "x"},
+        {"base": "base", "app": "2", "other": "x"},
+        {"base": "base"},
+        {"app": "1", "other": "x"},
+    ]
+    assert len(applied) == len(set(applied)) == len(stored(host, "layers")) == 6
+    assert nothing_staged(host)
+
+
 async def test_what_is_staged_is_fetched_behind_the_callers_back(
     host: FakeHost, registry: Registry
 ) -> None:
