@@ -49,6 +49,7 @@ from agent.services.identity import LAST_TERM, HostIdentity
 from agent.services.images import Images
 from agent.services.inside import Inside
 from agent.services.journal import Journal
+from agent.services.kept_memory import KeptMemory
 from agent.services.last_term import LastTerm
 from agent.services.leaving import Leaving
 from agent.services.logs import Logs
@@ -259,6 +260,7 @@ class Agent:
                 Path(config.run_dir) / "own-cpus",
             ),
             huge_pages=huge_pages,
+            kept_memory=KeptMemory(units, machine.cgroups, lanes),
             no_machines=lambda: own_init.missing(config.own_init, machine.has_program),
             whole=whole,
         )

@@ -75,16 +75,17 @@ def kernel_values(spec: TaskSpec) -> dict[str, str]:
     return {
         "cpu.weight": str(limits.cpu_weight),
         "cpu.max": f"{quota_usec or 'max'} {_PERIOD_USEC}",
-        "memory.max": _pages(limits.memory_max_bytes),
-        "memory.high": _pages(more.memory_high_bytes),
-        "memory.min": _pages(more.memory_min_bytes),
-        "memory.low": _pages(more.memory_low_bytes),
-        "memory.swap.max": _pages(more.swap_max_bytes),
+        "memory.max": pages(limits.memory_max_bytes),
+        "memory.high": pages(more.memory_high_bytes),
+        "memory.min": pages(more.memory_min_bytes),
+        "memory.low": pages(more.memory_low_bytes),
+        "memory.swap.max": pages(more.swap_max_bytes),
         "pids.max": str(limits.tasks_max),
     }
 
 
-def _pages(size: int | None) -> str:
+def pages(size: int | None) -> str:
+    """Return a size as the kernel's files tell it: whole pages, and `max` for no limit."""
     return "max" if size is None else str(size // _PAGE * _PAGE)
 
 

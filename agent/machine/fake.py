@@ -291,6 +291,8 @@ class FakeCgroups:
     """Returns where the unit of a cgroup may run, nothing where it does not run."""
     slices: Callable[[], Iterable[str]] = field(default=tuple)
     """Returns the slices of tasks that run."""
+    kept: Callable[[str], Mapping[str, str]] = field(default=lambda _: {})
+    """Returns what a slice that runs keeps of memory, by file."""
     pages_used: dict[str, int] = field(default_factory=dict)
     """Bytes of huge pages by cgroup: no limit can be set below."""
 
@@ -305,8 +307,9 @@ class FakeCgroups:
 
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
         """Return what was set."""
-        allowed = listed(self.cpus(group.rpartition("/")[2]))
-        there = {"cpuset.cpus.effective": allowed} if allowed else {}
+        unit, cpus = group.rpartition("/")[2], "cpuset.cpus.effective"
+        allowed = listed(self.cpus(unit)) if cpus in names else ""
+        there = ({cpus: allowed} if allowed else {}) | dict(self.kept(unit))
         there |= self.files.get(group, {})
         return {name: there[name] for name in names if name in there}
 
@@ -353,6 +356,7 @@ class FakeMachine:
         self.systemd = FakeSystemd({**PROGRAMS, "btrfs": receive}, self.clock)
         self.processes = FakeProcesses()
         self.cgroups.cpus = self._cpus_of
+        self.cgroups.kept = self._kept_of
         self.cgroups.slices = lambda: [u.unit for u in self.systemd.units("workload-*.slice")]
         self.systemd.before = self._before
         self.systemd.programs["/bin/sh"] = self._shell
@@ -369,6 +373,13 @@ class FakeMachine:
             return Ended(code=0 if self.cgroups.bound(group, argv[5:]) else 1)
         other = self.systemd.programs.get("sh")
         return other(argv, properties) if other else None
+
+    def _kept_of(self, unit: str) -> Mapping[str, str]:
+        if not unit.endswith(".slice") or not self.systemd.units(unit):
+            return {}
+        properties = self.systemd.properties(unit)
+        names = {"MemoryMin": "memory.min", "MemoryLow": "memory.low"}
+        return {file: str(properties.get(name, 0)) for name, file in names.items()}
 
     def _cpus_of(self, unit: str) -> Iterable[int]:
         found = self.systemd.find(unit)

@@ -39,6 +39,7 @@ from agent.services.events import EventLog
 from agent.services.huge_pages import HugePages
 from agent.services.inside import Inside, Whole
 from agent.services.journal import Journal
+from agent.services.kept_memory import KeptMemory
 from agent.services.leaving import Leaving
 from agent.services.networks import Networks, is_private
 from agent.services.offload import Lanes
@@ -91,6 +92,7 @@ class Host:
     uniqueness: Uniqueness
     own_cpus: OwnCpus
     huge_pages: HugePages
+    kept_memory: KeptMemory
     no_machines: Callable[[], str]
     """Returns why no task can have an init of its own here; empty: they can."""
     whole: Whole
@@ -306,6 +308,7 @@ class TaskLoop:
                     guard = not_after(host.contact.may_start(task.task_id))
                 task = await self._with_cpus(task)
                 await host.huge_pages.hold(task.task_id, task.spec)
+                await host.kept_memory.hold()
                 await self._with_volumes(task)
                 await self._connect(task)
                 if await self._initialised(task, guard):
@@ -385,6 +388,7 @@ class TaskLoop:
         """Bring the running unit to its limits; they count once the kernel says so."""
         host, spec = self._host, task.spec
         task = await self._with_cpus(task)
+        await host.kept_memory.hold()
         properties = live_properties(spec, task.resources)
         properties |= allowed_cpus(task.own_cpus, task.resources, spec, host.own_cpus.everything())
         await host.units.limit(self._unit, properties)

@@ -84,6 +84,7 @@ class Tasks:
         """Tasks come into being one after the other."""
         host.own_cpus.follow(self.wanted)
         host.huge_pages.follow(self.wanted)
+        host.kept_memory.follow(self.specs)
 
     async def adopt(self, replay: Replay) -> None:
         """Take over what is on the host: tasks run on, what belongs to none is removed."""
@@ -121,6 +122,7 @@ class Tasks:
         self._tombstones[record.task_id] = stone
         self._host.own_cpus.release(record.task_id)
         del self._loops[record.task_id]
+        await self._host.kept_memory.let_go()
         self._host.events.add("task-removed", record.task_id, "stopped and torn down")
         extra = {"task": record.task_id}
         log.info("task %s: stopped and torn down", record.task_id, extra=extra)

@@ -1,0 +1,83 @@
+"""Slices keep what their tasks were promised of memory, on a machine in memory (ADR 0117)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from builders import FakeHost, a_spec, gone, running
+
+from agent.api import Limits, Resize, Resources, TaskSpec
+
+ALL, LOCAL, LATE = "workload.slice", "workload-local.slice", "workload-late.slice"
+MIB = 1 << 20
+
+
+def promised(minimum: int, low: int = 0, entitlement: str = "local") -> TaskSpec:
+    resources = Resources(memory_min_bytes=minimum * MIB, memory_low_bytes=low * MIB)
+    limits = Limits(memory_max_bytes=64 * MIB)
+    return a_spec(resources=resources, entitlement=entitlement, limits=limits)
+
+
+def kept(host: FakeHost, name: str) -> tuple[object, object]:
+    """Return what a slice keeps: whatever happens, and while others have something to give."""
+    found = host.fake.systemd.properties(name)
+    return found.get("MemoryMin"), found.get("MemoryLow")
+
+
+async def test_slices_keep_the_sum_of_what_their_tasks_were_promised(host: FakeHost) -> None:
+    """AG8: from before the start of a task until it is gone; nothing is set while nobody asks."""
+    async with host.agent() as client:
+        await client.put_task("plain", a_spec())
+        await running(client, "plain")
+        assert kept(host, ALL) == kept(host, LOCAL) == (None, None)
+
+        for name, spec in (("a", promised(8)), ("b", promised(16, 32))):
+            await client.put_task(name, spec)
+            await running(client, name)
+        await client.put_task("c", promised(4, entitlement="late"))
+        await running(client, "c")
+        assert kept(host, LOCAL) == (24 * MIB, 32 * MIB)
+        assert kept(host, LATE) == (4 * MIB, 0)
+        assert kept(host, ALL) == (28 * MIB, 32 * MIB)
+
+        await client.resize_task("a", Resize(memory_min_bytes=10 * MIB))
+        async with asyncio.timeout(60):
+            while kept(host, LOCAL) != (26 * MIB, 32 * MIB):
+                await asyncio.sleep(0.01)
+        for name in ("b", "c"):
+            await client.delete_task(name)
+            await gone(client, name)
+        assert kept(host, LATE) == (0, 0)
+        assert kept(host, ALL) == kept(host, LOCAL) == (10 * MIB, 0)
+
+
+async def test_an_agent_that_begins_anew_gives_back_what_an_earlier_one_kept(
+    host: FakeHost,
+) -> None:
+    """What is in force is read, not remembered."""
+    async with host.agent() as client:
+        for name in ("a", "b"):
+            await client.put_task(name, promised(8))
+            await running(client, name)
+    async with host.agent() as client:
+        assert kept(host, LOCAL) == (16 * MIB, 0)
+        for name in ("a", "b"):
+            await client.delete_task(name)
+            await gone(client, name)
+        await client.put_task("plain", a_spec())
+        await running(client, "plain")
+        assert kept(host, ALL) == (0, 0)
+
+
+async def test_a_task_does_not_start_before_its_slice_keeps_its_memory(host: FakeHost) -> None:
+    """A kernel that does not say so is asked again, and the task says why it waits."""
+    said = {"memory.min": "4096", "memory.low": "0"}
+    host.fake.cgroups.files["/workload.slice"] = said
+    async with host.agent() as client:
+        await client.put_task("a", promised(8))
+        async with asyncio.timeout(60):
+            while "memory.min is '4096'" not in (await client.get_task("a")).reason:
+                await asyncio.sleep(0.01)
+        assert "twine-task-a.service" not in host.units()
+        del host.fake.cgroups.files["/workload.slice"]
+        await running(client, "a")
