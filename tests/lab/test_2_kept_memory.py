@@ -1,0 +1,105 @@
+"""A task keeps the memory that it was promised while its host is short of it (ADR 0117)."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.one_guest import FOLDERS, OneGuest
+
+pytestmark = pytest.mark.long
+SOURCE = Path(__file__).with_name("pressed.c")
+HOG = Path(__file__).with_name("hog.py")
+MIB = 1 << 20
+GROUPS = "/sys/fs/cgroup/workload.slice"
+SHOP, BANK = f"{GROUPS}/workload-shop.slice", f"{GROUPS}/workload-bank.slice"
+OF = {"plain": SHOP, "kept": BANK}
+HELD, FILE, LIMIT = 160, 64, 256
+"""What each task has in anonymous memory and in a file, and its limit, in MiB."""
+LOST = 32 * MIB
+LEFT = 72
+"""MiB left: the file of a task without a promise goes, and nobody has to be killed."""
+TASK = f"""
+[limits]
+memory_max_bytes = "{LIMIT}MiB"
+[volumes.data]
+kind = "persistent"
+path = "/srv"
+max_bytes = "{FILE * 3 // 2}MiB"
+"""
+PROMISE = f'[resources]\nmemory_min_bytes = "{LIMIT}MiB"\n'
+
+
+def image(folder: Path) -> bytes:
+    """Return an image whose only file is the program."""
+    program, out = folder / "pressed", io.BytesIO()
+    subprocess.run(["cc", "-static", "-O1", "-Wall", "-o", program, SOURCE], check=True)
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in FOLDERS:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(entry)
+        tar.add(program, "pressed")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
+    found = OneGuest(name="kept", cpus=1)
+    found.up()
+    made = image(tmp_path_factory.mktemp("image"))
+    found.lab("ssh", "m1", "--", "cat > /root/pressed.tar", stdin=made)
+    found.put("/root/hog.py", HOG.read_text())
+    found.put("/root/plain.toml", TASK)
+    found.put("/root/kept.toml", PROMISE + TASK)
+    found.ssh("systemctl start twine-network.socket twine-agent.service", timeout_s=900)
+    for name, entitlement in (("plain", "shop"), ("kept", "bank")):
+        run = f"twine-agent run {name} --entitlement {entitlement} --image /root/pressed.tar"
+        words = f"--memory {LIMIT}MiB --file /root/{name}.toml -- /pressed {HELD} {FILE}"
+        found.ssh(f"{run} {words}", timeout_s=900)
+    yield found
+    found.down()
+
+
+def memory(guest: OneGuest) -> dict[str, int]:
+    """Return what each task has."""
+    paths = " ".join(f"{group}/twine-task-{name}.service" for name, group in OF.items())
+    read = guest.ssh(f"for at in {paths}; do cat $at/memory.current; done").split()
+    return dict(zip(OF, map(int, read), strict=True))
+
+
+def keeps(guest: OneGuest) -> list[int]:
+    """Return what the slice of all tasks keeps, and that of each."""
+    return [int(guest.ssh(f"cat {group}/memory.min")) for group in (GROUPS, SHOP, BANK)]
+
+
+def test_a_task_keeps_what_it_was_promised_while_its_neighbour_loses_its_pages(
+    guest: OneGuest,
+) -> None:
+    """AG8: by the kernel's own count; what was kept is given back with the task."""
+    full = (HELD + FILE) * MIB
+    guest.until("both have all", lambda: min(memory(guest).values()) >= full)
+    assert keeps(guest) == [LIMIT * MIB, 0, LIMIT * MIB]
+    before = memory(guest)
+
+    hog = "systemd-run -q --unit=hog -p StandardOutput=truncate:/run/hog"
+    guest.ssh(f"{hog} /usr/bin/python3 /root/hog.py {LEFT}")
+    guest.until("the host is short", lambda: "held" in guest.find("cat /run/hog"))
+    after = memory(guest)
+    print({name: (before[name] // MIB, after[name] // MIB) for name in OF})
+
+    assert before["plain"] - after["plain"] > LOST, "there was something to lose"
+    assert before["kept"] - after["kept"] < MIB
+    tasks = json.loads(guest.ssh("twine-agent ps -o json"))["tasks"]
+    states = {t["task_id"]: (t["state"], t["restarts"]) for t in tasks}
+    assert states == dict.fromkeys(OF, ("running", 0))
+    assert guest.ssh("journalctl -k | grep -c 'Killed process' || true").strip() == "0"
+
+    guest.ssh("systemctl stop hog; twine-agent stop kept", timeout_s=900)
+    guest.until("it is given back", lambda: int(guest.ssh(f"cat {GROUPS}/memory.min")) == 0)
