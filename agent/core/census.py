@@ -293,6 +293,8 @@ def _ports(found: Found) -> Iterator[Account]:
 
 
 def _mount(path: str, found: Found) -> Account:
+    if task := _root_around(path, found):
+        return Account(kind="mount", name=path, owner=f"task {task}", why="a volume of the task")
     name = path.rpartition("/")[2]
     if name in found.namespaces and name in found.tasks:
         return Account(kind="mount", name=path, owner=f"task {name}", why="its network namespace")
@@ -308,6 +310,13 @@ def _mount(path: str, found: Found) -> Account:
         return Account(kind="mount", name=path, owner=f"task {task}", why="a volume of the task")
     why = "nobody here mounts anything there"
     return Account(kind="mount", name=path, stays=False, why=why, wrong=True)
+
+
+def _root_around(path: str, found: Found) -> str:
+    """Return the task whose root, `…/tasks/TASK`, a path is in; empty for none."""
+    top, _, inner = path.partition("/tasks/")
+    task, _, below = inner.partition("/")
+    return task if top and below and (task in found.tasks or task in found.spared) else ""
 
 
 def _files(found: Found) -> Iterator[Account]:
