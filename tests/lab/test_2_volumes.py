@@ -72,6 +72,7 @@ def test_volumes_hold_their_limits_and_what_is_in_them(guest: OneGuest) -> None:
     seen = guest.ssh("twine-agent exec keep -- /bin/busybox ls /data /own /cache")
     assert seen.split() == ["/cache:", "big", "here", "/data:", "runs", "/own:", "here"]
 
+    assert "all is accounted for" in guest.ssh("twine-agent fsck")
     guest.ssh("twine-agent restart keep", timeout_s=900)
     assert said(guest, 2)["mine"].split()[0] != "0"
     guest.ssh("twine-agent volume snapshot keep.data")

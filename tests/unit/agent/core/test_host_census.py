@@ -54,6 +54,17 @@ def test_on_a_host_that_is_well_everything_has_an_owner_and_a_reason() -> None:
     }
 
 
+def test_a_volume_in_the_root_of_a_task_is_the_tasks_mount_and_nobodys_once_it_is_gone() -> None:
+    at = "/var/lib/twine/tasks/web/srv/tasks/x"
+    found = replace(WELL, mounts=(at,))
+    (mount,) = [a for a in judge(found) if a.kind == "mount"]
+
+    assert (mount.owner, mount.why, mount.stays) == ("task web", "a volume of the task", True)
+    gone = replace(found, tasks={}, spared=())
+    assert ("mount", at) in wrong(gone)
+    assert ("mount", at) not in wrong(replace(gone, spared=("web",)))
+
+
 def test_a_program_for_ports_is_of_all_tasks_that_may_bind_them_and_goes_with_the_last() -> None:
     """It is no mistake that one is left: it goes with the next request for others."""
     both = replace(WELL, tasks={"web": RUNNING, "also": RUNNING}, ports=("80-8080", "9"))
