@@ -14,6 +14,15 @@ _CALLS: Mapping[Relaxation, str] = MappingProxyType(
 _RAW_KEEPS = ("BPFProgram", "NetworkNamespacePath", "IPAddressDeny")
 """Not a sandbox: which ports and which network are this task's, and not another's."""
 
+_SYS = tuple(
+    f"-+/sys/{name}"
+    for name in (
+        *("block", "bus", "class", "dev", "devices", "firmware", "fs", "hypervisor"),
+        *("kernel", "module", "power"),
+    )
+)
+"""All there is in /sys: systemd 257 would not take `/sys` itself beside `ProtectKernelTunables`."""
+
 
 def relaxed(
     properties: Mapping[str, object], sandbox: Collection[str], relaxations: Collection[Relaxation]
@@ -30,8 +39,8 @@ def relaxed(
         return {**found, "User": "root"}
     if Relaxation.PROC in relaxations and "ProcSubset" in found:
         found["ProcSubset"] = "all"
-        found.pop("ReadOnlyPaths", None)
-        found["ProtectKernelTunables"] = True  # /proc/sys and its like are there now, and /sys
+        found["ProtectKernelTunables"] = True  # /proc/sys and its like are there now
+        found["ReadOnlyPaths"] = _SYS  # it leaves /sys open in the host's network
     if Relaxation.NETLINK in relaxations:
         families = _texts(found.get("RestrictAddressFamilies"))
         found["RestrictAddressFamilies"] = (*families, "AF_NETLINK")

@@ -136,8 +136,10 @@ def fetch_properties(
 ) -> dict[str, object]:
     """Return the properties of a unit that runs skopeo: it writes to `target` alone.
 
-    It has a network, so it must not see `secrets`. What it prints goes to the file `output`, what
-    it complains of to the journal all the same, from where whoever asked is told.
+    It has a network, so it must not see `secrets`; and systemd 257 has /sys read-only for
+    `ProtectKernelTunables` in a network of a unit's own alone (docs/adr/0115). What it prints goes
+    to the file `output`, what it complains of to the journal all the same, from where whoever asked
+    is told.
     """
     command = ["/usr/bin/skopeo", "--insecure-policy", *arguments]
     calls = _SANDBOX["SystemCallFilter"]
@@ -145,6 +147,7 @@ def fetch_properties(
     return {
         **_sandbox("fetches an image", [command], target, ()),
         "PrivateNetwork": False,
+        "BindReadOnlyPaths": ("/sys",),
         "SystemCallFilter": (*calls, _NOTHING_IS_FLUSHED),
         "RestrictAddressFamilies": ("AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"),
         "InaccessiblePaths": [*NO_TMP, *(f"-{path}" for path in secrets)],

@@ -11,6 +11,7 @@ import errno
 import itertools
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -71,6 +72,13 @@ class _Record:
     max_bytes: int | None = None
 
 
+def _copy(source: str, target: str) -> None:
+    if stat.S_ISFIFO(os.lstat(source).st_mode):
+        os.mkfifo(target, 0o600)
+    else:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
 class FakeBtrfs:
     """Subvolumes as plain folders below `root`; a registry by inode follows them on rename.
 
@@ -102,7 +110,9 @@ class FakeBtrfs:
         def nested(folder: str, names: list[str]) -> Iterable[str]:
             return names if Path(folder) != source and self._find(Path(folder)) else ()
 
-        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=nested)
+        shutil.copytree(
+            source, target, symlinks=True, dirs_exist_ok=True, ignore=nested, copy_function=_copy
+        )
         self._register(target, _Record(self._uuid(), origin.uuid, read_only=read_only))
 
     def delete(self, path: Path) -> None:
