@@ -23,6 +23,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -180,7 +181,8 @@ def registry(name: str, folder: Path) -> Iterator[None]:
     )
     inside = [sys.executable, "-m", "vm_lab.cli", "exec", "--name", name, "--"]
     command = [*inside, "docker-registry", "serve", str(folder / "config.yml")]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = subprocess.DEVNULL
+    child = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
     try:
         base = random_layer("base", BASE_MIB)
         for image in ("first", "second"):
@@ -190,7 +192,7 @@ def registry(name: str, folder: Path) -> Iterator[None]:
             subprocess.run([*inside, *copy, f"docker://{REGISTRY}/bench/{image}:1"], check=True)
         yield
     finally:
-        child.terminate()
+        os.killpg(child.pid, signal.SIGTERM)  # the lab's command, and the registry that it runs
         child.wait()
 
 

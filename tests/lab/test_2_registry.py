@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -65,7 +66,7 @@ def digests(guest: OneGuest, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     inside = [str(BIN / "twine-lab"), "exec", "--name", guest.name, "--"]
     serve = ["docker-registry", "serve", str(top / "config.yml")]
     with (top / "log").open("wb") as log:
-        child = subprocess.Popen([*inside, *serve], stdout=log, stderr=log)
+        child = subprocess.Popen([*inside, *serve], stdout=log, stderr=log, start_new_session=True)
     try:
         found = {}
         for name in ("first", "second"):
@@ -76,7 +77,7 @@ def digests(guest: OneGuest, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             subprocess.run([*inside, *copy, f"docker://{REGISTRY}/shop/{name}:1"], check=True)
         yield found
     finally:
-        child.terminate()
+        os.killpg(child.pid, signal.SIGTERM)  # the lab's command, and the registry that it runs
         child.wait()
 
 
