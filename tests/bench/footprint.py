@@ -27,6 +27,8 @@ FLOOR = CGROUPS / "system.slice/twine-bench-floor.service"
 TIMER_S = 10.0
 """Seldom, so that the floor is nearly idle, too."""
 POLL_S = 30.0
+MEMORY_MIB = 4096
+"""Of a guest that is booted for this: 100 tasks of 16 MiB each are let in."""
 FEW = 4
 """Starts under way at a time: how they start is measured by start_many."""
 
@@ -172,7 +174,13 @@ def _outside(options: argparse.Namespace) -> None:
         "--called",
         options.called,
     )
-    guest.shown(lambda name: guest.inside(name, HERE, *words), options.lab, as_json=options.json)
+    guest.shown(
+        lambda name: guest.inside(name, HERE, *words),
+        options.lab,
+        "--memory-mib",
+        str(MEMORY_MIB),
+        as_json=options.json,
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 A bench is a file of this folder with a `main`: it is run as a process of its own with `--json`,
 and its last line is an object of figures. One that needs a guest says so by `NEEDS_GUEST = True`
-beside its imports and takes `--lab NAME`: one guest is booted for all of these.
+beside its imports and takes `--lab NAME`: one guest is booted for all of these, with the most
+memory that one of them asks for (`MEMORY_MIB`).
 
 Each bench has a section of its own; only those that ran are written anew, so one can be repeated
 alone. One that fails is named there and in the exit code, and the others are run all the same.
@@ -44,6 +45,8 @@ class Bench:
     about: str
     """The first line of its docstring."""
     needs_guest: bool
+    memory_mib: int = 0
+    """What its guest needs at least; 0: as much as a guest has by default."""
 
 
 def benches(folder: Path = HERE) -> list[Bench]:
@@ -55,18 +58,21 @@ def benches(folder: Path = HERE) -> list[Bench]:
         if "main" not in names or path.name == Path(__file__).name:
             continue
         about = (ast.get_docstring(tree) or path.stem).splitlines()[0]
-        found.append(Bench(path.stem, about, _flag(tree, "NEEDS_GUEST")))
+        said = _said(tree)
+        memory_mib = said.get("MEMORY_MIB", 0)
+        found.append(Bench(path.stem, about, said.get("NEEDS_GUEST") is True, memory_mib))
     return found
 
 
-def _flag(tree: ast.Module, name: str) -> bool:
-    return any(
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Constant)
-        and node.value.value is True
-        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+def _said(tree: ast.Module) -> dict[str, Any]:
+    """Return what a file's own names are said to be, of those that are given as constants."""
+    return {
+        target.id: node.value.value
         for node in tree.body
-    )
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
 
 
 def command(bench: Bench, lab: str) -> list[str]:
@@ -151,12 +157,14 @@ def _where() -> str:
 class _Guest:
     """A guest for all benches that need one, booted for the first of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_mib: int) -> None:
         self._name = ""
+        self._memory = ("--memory-mib", str(memory_mib)) if memory_mib else ()
 
     def name(self) -> str:
         if not self._name:
-            self._lab("up", "--name", "bench", "--bare", "--count", "1", "--variant", "bench")
+            one = ("--name", "bench", "--bare", "--count", "1", "--variant", "bench")
+            self._lab("up", *one, *self._memory)
             self._name = "bench"
         return self._name
 
@@ -185,7 +193,8 @@ def main() -> None:
         for bench in chosen:
             print(f"{bench.name:16} {'guest  ' if bench.needs_guest else '       '}{bench.about}")
         return
-    guest, broken = _Guest(), []
+    guest = _Guest(max((b.memory_mib for b in chosen if b.needs_guest), default=0))
+    broken: list[str] = []
     try:
         for bench in chosen:
             print(f"── {bench.name} ──", file=sys.stderr, flush=True)
