@@ -51,4 +51,5 @@ class Life(Written, frozen=True, kw_only=True):
     """One that fails for good restarts the task, by its restart policy."""
     health_gate_s: Seconds | None = None
     """A new generation of a healthy task has to be healthy within this time and may not end
-    before; else the host brings the old one back by itself."""
+    before; else the host brings the old one back by itself. One without a probe has to run for
+    all of this time."""

@@ -48,9 +48,10 @@ def events(config_path: Path | None, follow: bool, output: str) -> None:
 
     async def read(client: AgentClient) -> None:
         found = await client.get_events(await _oldest(client))
+        told: dict[str, str] = {}
         while True:
             for event in found.events:
-                _print_event(event, output)
+                _print_event(event, output, told)
             if not follow:
                 return
             found = await client.get_events(found.latest, wait_s=30)
@@ -71,12 +72,18 @@ async def _oldest(client: AgentClient) -> int:
     return low
 
 
-def _print_event(event: api.Event, output: str) -> None:
+def _print_event(event: api.Event, output: str, told: dict[str, str]) -> None:
+    """Print an event; to people only what is news to them, of those that were `told` already.
+
+    An event also comes where something changed that its sentence does not say.
+    """
+    what = f"{event.kind} {event.object}".rstrip()
     if output == "json":
         click.echo(msgspec.json.encode(event))
-    else:
-        said = f"{event.kind} {event.object}".rstrip() + f": {event.message}".rstrip(": ")
+    elif told.get(what) != event.message:
+        said = what + f": {event.message}".rstrip(": ")
         click.echo(f"{show.when(event.at)}  {show.printable(said)}")
+    told[what] = event.message
     sys.stdout.flush()
 
 

@@ -31,8 +31,6 @@ def run_program(cli: click.Command) -> None:
         sys.exit(64)
     except TwineError as e:
         fail(e)
-    except BrokenPipeError:
-        sys.exit(0)
 
 
 def fail(error: TwineError) -> NoReturn:

@@ -11,9 +11,10 @@ from agent.cli import image as images
 from agent.cli import resize as sizes
 from agent.cli import volume as volumes
 from agent.cli.program import run_program
+from agent.wire.pipes import PipedGroup
 
 
-@click.group()
+@click.group(cls=PipedGroup)
 @click.option("--config", type=click.Path(path_type=Path), help="Instead of /etc/twine/agent.toml.")
 @click.version_option(package_name="twine-cluster", prog_name="twine-agent")
 @click.pass_context

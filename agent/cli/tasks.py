@@ -17,8 +17,9 @@ from agent.cli.asked import asked_for, checked
 from agent.cli.image import image_of
 from agent.cli.program import call
 from agent.cli.show import output_option
+from agent.cli.waiting import Watch, is_as_asked
 from agent.cpus import listed
-from agent.errors import InvalidInput, NotFound
+from agent.errors import InvalidInput
 from agent.usage import TaskUsage, Usages
 from agent.wire import options
 from agent.wire.quantities import about_size
@@ -109,65 +110,20 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
 
     async def start(client: AgentClient) -> api.TaskStatus:
         spec = checked(asked | {"image": await image_of(client, given["image"])})
-        events = await client.get_events(0)
+        watch = Watch(client)
+        before = await watch.known(name)
         status = await client.put_task(name, spec)
         if not wait:
             return status
-        status = await _follow(client, name, events.latest)
-        while spec.life.health_gate_s and await _is_gated(client, name, status, spec.generation):
-            status = await _follow(client, name, (await client.get_events(0)).latest)
-        return status
+        status = await watch.verdict(name)
+        if spec.life.health_gate_s is None:
+            return status
+        return await watch.through_gate(name, spec, status, first=before is None)
 
     status = call(config_path, start)
     click.echo(f"{status.task_id}: {status.state}, {status.health}. {status.reason}".rstrip(". "))
-    if wait and not (_as_asked(status) and status.generation == asked["generation"]):
+    if wait and not (is_as_asked(status) and status.generation == asked["generation"]):
         sys.exit(1)
-
-
-async def _is_gated(
-    client: AgentClient, name: str, status: api.TaskStatus, generation: int
-) -> bool:
-    """Return whether a generation is still to pass its health gate; waits for news if so."""
-    if status.generation != generation or _is_healthy(status):
-        return False
-    events = await client.get_events(0)
-    now = await client.get_task(name)
-    if now == status:
-        await client.get_events(events.latest, wait_s=10)
-    return True
-
-
-def _is_healthy(status: api.TaskStatus) -> bool:
-    return status.state is api.TaskState.RUNNING and status.health is api.Health.HEALTHY
-
-
-def _as_asked(status: api.TaskStatus) -> bool:
-    """Return whether a task runs and is not broken, or has done what it was to do once."""
-    if status.state is api.TaskState.STOPPED and status.last_exit is not None:
-        return status.last_exit.result == "success"
-    return status.state is api.TaskState.RUNNING and status.health is not api.Health.UNHEALTHY
-
-
-async def _follow(
-    client: AgentClient, name: str, after: int, before: api.TaskStatus | None = None
-) -> api.TaskStatus:
-    """Wait until a task runs with a verdict on its health, or cannot; again, if it did `before`."""
-    while True:
-        status = await client.get_task(name)
-        if before is not None and _is_as(status, before):
-            after = (await client.get_events(after, wait_s=10)).latest
-            continue
-        if status.state is api.TaskState.RUNNING and status.health is not api.Health.UNKNOWN:
-            return status
-        if status.state in (api.TaskState.FAILED, api.TaskState.STOPPED, api.TaskState.BACKOFF):
-            return status
-        after = (await client.get_events(after, wait_s=10)).latest
-
-
-def _is_as(status: api.TaskStatus, before: api.TaskStatus) -> bool:
-    """Return whether a restart that was asked for is still to come."""
-    same = status.invocation_id == before.invocation_id
-    return same and status.state in (before.state, api.TaskState.STOPPING)
 
 
 @click.command()
@@ -204,17 +160,10 @@ def stop(config_path: Path | None, name: str, wait: bool) -> None:
     """
 
     async def end(client: AgentClient) -> str:
-        after = (await client.get_events(0)).latest
+        watch = Watch(client)
+        await watch.known(name)
         leaving = await client.delete_task(name)
-        while wait:
-            try:
-                now = await client.get_task(name)
-            except NotFound:
-                return "gone"
-            if now.generation != leaving.generation:
-                return f"stopped, and wanted again by its owner (generation {now.generation})"
-            after = (await client.get_events(after, wait_s=10)).latest
-        return "stopping"
+        return await watch.gone(name, leaving.generation) if wait else "stopping"
 
     click.echo(f"{name}: {call(config_path, end)}")
 
@@ -223,7 +172,9 @@ def stop(config_path: Path | None, name: str, wait: bool) -> None:
 @click.argument("name")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what it writes from now on.")
 @click.option("--tail", type=int, help="Only the last lines.")
-@click.option("--since", help="Seconds since 1970.")
+@click.option(
+    "--since", type=options.seconds(), metavar="DURATION", help="Only the last 90s, 10m, …"
+)
 @click.option("-p", "--previous", is_flag=True, help="Only of the run that ended last.")
 @click.pass_obj
 def logs(
@@ -231,7 +182,7 @@ def logs(
     name: str,
     follow: bool,
     tail: int | None,
-    since: str | None,
+    since: float | None,
     previous: bool,
 ) -> None:
     """Print what task NAME wrote, also after it is gone, as long as the journal has it.
@@ -242,9 +193,11 @@ def logs(
     if follow and previous:
         raise InvalidInput("--follow and --previous exclude each other: that run has ended")
 
+    start = None if since is None else f"{time.time() - since:.3f}"
+
     async def read(client: AgentClient) -> None:
         async for chunk in client.task_logs(
-            name, follow=follow, tail=tail, since=since, previous=previous
+            name, follow=follow, tail=tail, since=start, previous=previous
         ):
             sys.stdout.write(show.printable(chunk.decode(errors="replace")))
             sys.stdout.flush()
@@ -264,14 +217,14 @@ def restart(config_path: Path | None, name: str, wait: bool) -> None:
     """
 
     async def again(client: AgentClient) -> api.TaskStatus:
-        events = await client.get_events(0)
-        before = await client.get_task(name)
+        watch = Watch(client)
+        before = await watch.known(name)
         status = await client.restart_task(name)
-        return await _follow(client, name, events.latest, before) if wait else status
+        return await watch.verdict(name, before) if wait else status
 
     status = call(config_path, again)
     click.echo(f"{status.task_id}: {status.state}, {status.health}. {status.reason}".rstrip(". "))
-    if wait and not _as_asked(status):
+    if wait and not is_as_asked(status):
         sys.exit(1)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from agent.api import Health, TaskSpec, TaskState
+from agent.core.lifecycle import LINGERS
 from agent.core.records import TaskRecord, Tombstone, Wanted, key_of
 from agent.wire.quantities import about_size
 
@@ -106,18 +107,25 @@ def to_be_stopped(task: TaskRecord) -> TaskRecord:
     return replace(task, state=TaskState.STOPPING, health=Health.UNKNOWN)
 
 
+def is_over(task: TaskRecord) -> bool:
+    """Return whether a task has ended and stays so until somebody asks for it: it uses nothing,
+    and what it may use is there for others meanwhile.
+    """
+    return task.state in (TaskState.STOPPED, TaskState.FAILED) and task.reason != LINGERS
+
+
 def too_big(spec: TaskSpec, memory_bytes: int, cpus: int, committed_bytes: int) -> str:
     """Return why a task cannot run on this machine, empty where it can.
 
     A guard for local use; with a control plane the allocator has already counted. `committed`
-    is the sum of the memory limits of the machine's other tasks.
+    is the sum of the memory limits of the machine's other tasks that are not over.
     """
     need = spec.limits.memory_max_bytes
     if committed_bytes + need > memory_bytes:
         return (
             f"memory_max_bytes {about_size(need)} does not fit: the machine has"
-            f" {about_size(memory_bytes)} for tasks, and those on it, also the ended ones, may"
-            f" already use {about_size(committed_bytes)}"
+            f" {about_size(memory_bytes)} for tasks, and others on it may already use"
+            f" {about_size(committed_bytes)}"
         )
     cores = spec.limits.cpu_max_cores
     if cores is not None and cores > cpus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.api import Exit
+from agent.wire.quantities import seconds_text
 
 START_TIMEOUT_S = 600
 """For all that comes before a task's command: volumes, network, sandbox, and the load of what is
@@ -62,7 +63,7 @@ Source: systemd.exec(5), "Process Exit Codes".
 
 RESULTS = {
     "oom-kill": "it used more memory than its limit and was killed (oom-kill)",
-    "timeout": "it ran for longer than it may (max_run_s), or did not end in time, and was killed",
+    "timeout": "it did not end in time after it was stopped, and was killed",
     "start-timeout": f"its host did not have it started after {START_TIMEOUT_S // 60} minutes and "
     "gave that start up",
     "startup": "its startup probe failed for good",
@@ -77,8 +78,14 @@ RESULTS = {
 }
 
 
-def describe(end: Exit) -> str:
-    """Return one sentence on how the main process ended."""
+def describe(end: Exit, *, ran_s: float = 0.0, max_run_s: float | None = None) -> str:
+    """Return one sentence on how the main process ended, which ran for so long.
+
+    systemd has one result for a task that ran for too long and for one that was stopped by
+    somebody else and did not end in time.
+    """
+    if end.result == "timeout" and max_run_s is not None and ran_s >= max_run_s:
+        return f"it ran for longer than its max_run_s ({seconds_text(max_run_s)}) and was ended"
     if end.result in RESULTS:
         return RESULTS[end.result]
     if end.signal is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.api import Health, TaskState
+from agent.api import Health, TaskSpec, TaskState
 from agent.core.lease import Moment
 from agent.core.records import TaskRecord, key_of
 
@@ -30,34 +30,53 @@ def with_gate(new: TaskRecord, before: TaskRecord, boot_s: float) -> TaskRecord:
     return replace(new, previous=good, gate_boot_s=boot_s + gate_s)
 
 
-def passed_gate(task: TaskRecord) -> TaskRecord:
-    """Return the task without its way back, once it is healthy."""
-    if task.state is TaskState.RUNNING and task.health is Health.HEALTHY and task.previous:
+def is_asked(spec: TaskSpec) -> bool:
+    """Return whether anybody asks the task if it works; else one only sees that it runs."""
+    return spec.probe is not None or spec.life.startup is not None
+
+
+def passed_gate(task: TaskRecord, now: Moment) -> TaskRecord:
+    """Return the task without its way back, once it is healthy.
+
+    One without a probe is as healthy right after its start as it ever gets: it passes by
+    running for all of the gate's time.
+    """
+    healthy = task.state is TaskState.RUNNING and task.health is Health.HEALTHY
+    over = task.gate_boot_s is not None and now.boot_s >= task.gate_boot_s
+    if healthy and task.previous and (over or is_asked(task.spec)):
         return replace(task, previous=None, gate_boot_s=None)
     return task
 
 
-def after_gate(task: TaskRecord, now: Moment, boot_id: str) -> TaskRecord:
-    """Return the task, back behind its gate, or as it is."""
-    task = passed_gate(task)
-    old, until = task.previous, task.gate_boot_s
-    if old is None or until is None:
+def after_gate(task: TaskRecord, boot_id: str) -> TaskRecord:
+    """Return the task, back behind its gate where it ended, or as it is."""
+    if task.previous is None or task.gate_boot_s is None:
         return task
     if task.boot_id != boot_id:  # seconds of another boot say nothing
         return replace(task, previous=None, gate_boot_s=None)
-    if task.state in _AT_REST:
-        why = task.reason or "it ended"
-    elif now.boot_s >= until:
-        why = task.reason or "it did not get healthy in time"
-    else:
-        return task
+    return gone_back(task, "it ended") if task.state in _AT_REST else task
+
+
+def is_late(task: TaskRecord, now: Moment) -> bool:
+    """Return whether the time of its gate is over for a task that was just looked at."""
+    return (
+        task.previous is not None
+        and task.gate_boot_s is not None
+        and (now.boot_s >= task.gate_boot_s)
+    )
+
+
+def gone_back(task: TaskRecord, why: str) -> TaskRecord:
+    """Return the task with the specification that is known to work; `why`: if it has no reason."""
+    old = task.previous
+    assert old is not None
     back = replace(
         task,
         spec=replace(old, epoch=task.spec.epoch),
         previous=None,
         gate_boot_s=None,
-        gone_back=f"generation {task.spec.generation} did not pass its health gate ({why}); "
-        f"generation {old.generation} was brought back",
+        gone_back=f"generation {task.spec.generation} did not pass its health gate"
+        f" ({task.reason or why}); generation {old.generation} was brought back",
         streak=0,
         health=Health.UNKNOWN,
         next_start_at=None,

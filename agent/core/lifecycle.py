@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from agent.api import Exit, Health, Resources, RestartWhen, TaskState
 from agent.core.exits import describe
-from agent.core.gate import after_gate, passed_gate
+from agent.core.gate import after_gate, gone_back, is_late, passed_gate
 from agent.core.lease import Moment, ends_at, is_bound, is_cut_off, why_cut_off
 from agent.core.records import TaskRecord, Wanted, is_up, key_of
 
@@ -119,12 +119,15 @@ def decide(
     it starts no tasks.
     """
     if task.wanted is Wanted.RUN:
-        task = after_gate(task, now, seen.boot_id)
+        task = after_gate(task, seen.boot_id)
     decision = _decide(task, seen, now, leaving)
+    decision = with_(decision, task=passed_gate(decision.task, now))
+    if task.wanted is Wanted.RUN and is_late(decision.task, now):
+        back = gone_back(task, "it did not get healthy in time")
+        decision = _decide(back, seen, now, leaving)
     if barred and decision.action in (Action.PREPARE, Action.START):
         waiting = replace(decision.task, state=TaskState.ACCEPTED, reason=barred)
         decision = Decision(waiting, Action.REST)
-    decision = with_(decision, task=passed_gate(decision.task))
     gate_s = decision.task.gate_boot_s
     if gate_s is None or decision.action is not Action.REST:
         return decision
@@ -382,7 +385,7 @@ def _ended(task: TaskRecord, end: Exit, now: Moment) -> TaskRecord:
         last_exit=end,
         ended_invocation=task.invocation_id,
         health=Health.UNKNOWN,
-        reason=describe(end),
+        reason=describe(end, ran_s=ran_s, max_run_s=task.spec.life.max_run_s),
     )
     if not again:
         return replace(ended, state=TaskState.STOPPED, next_start_at=None, next_start_boot_s=None)

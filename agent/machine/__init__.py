@@ -185,7 +185,10 @@ class Lines(Protocol):
     """The output of a running program, line by line."""
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines, each with its newline, until the program ends."""
+        """Yield lines, each with its newline, until the program ends.
+
+        Raises `ProgramError` after the last one if the program failed by itself.
+        """
 
     def close(self) -> None:
         """End the program; safe from any thread, the iteration then stops."""

@@ -257,7 +257,10 @@ class FakeProcesses:
         """Return the scripted lines."""
         answer = self._answer(argv)
         if isinstance(answer, Completed):
-            answer = answer.stdout.encode().splitlines(keepends=True)
+            failure = ""
+            if answer.code:
+                failure = f"{' '.join(argv)} failed with {answer.code}: {answer.stderr}"
+            return FakeLines(answer.stdout.encode().splitlines(keepends=True), failure=failure)
         return FakeLines(answer)
 
     def _answer(self, argv: Sequence[str]) -> Answer:
@@ -279,10 +282,13 @@ class FakeLines:
 
     scripted: Sequence[bytes]
     closed: bool = False
+    failure: str = ""
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the lines until closed."""
-        return itertools.takewhile(lambda _: not self.closed, self.scripted)
+        """Yield the lines until closed; then fail, if that is how the program ended."""
+        yield from itertools.takewhile(lambda _: not self.closed, self.scripted)
+        if self.failure and not self.closed:
+            raise ProgramError(self.failure)
 
     def close(self) -> None:
         """End the program."""

@@ -62,23 +62,36 @@ class ProgramLines:
     def __init__(self, argv: Sequence[str]) -> None:
         """Start the program."""
         import subprocess
+        import tempfile
 
+        self._argv, self._closed = argv, False
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe may fill
         try:
             self._child = subprocess.Popen(
-                list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
             )
         except OSError as e:
+            self._errors.close()
             raise ProgramError(f"cannot run {argv[0]}: {e.strerror}") from e
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines until the program ends."""
+        """Yield lines until the program ends; raise `ProgramError` if it failed by itself."""
         assert self._child.stdout is not None
-        with self._child.stdout as output:
+        with self._errors, self._child.stdout as output:
             yield from output
-        self._child.wait()
+            code = self._child.wait()
+            if code and not self._closed:
+                self._errors.seek(0)
+                said = self._errors.read().decode(errors="replace").strip().splitlines()
+                why = said[-1] if said else "it wrote nothing about why"
+                raise ProgramError(f"{' '.join(self._argv)} failed with {code}: {why}")
 
     def close(self) -> None:
         """End the program; safe from any thread."""
+        self._closed = True
         self._child.kill()
         self._child.wait()
 

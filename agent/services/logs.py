@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from agent.core.inside import inside_unit, step_unit
 from agent.core.records import task_of
+from agent.errors import ProgramError
 from agent.machine import Lines, Processes
 
 _QUEUE_CHUNKS = 64
@@ -77,14 +77,14 @@ class Logs:
     ) -> AsyncIterator[bytes]:
         """Yield what was written; closing the iterator ends the program behind it."""
         loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE_CHUNKS)
+        queue: asyncio.Queue[bytes | ProgramError | None] = asyncio.Queue(_QUEUE_CHUNKS)
         room = threading.Semaphore(_QUEUE_CHUNKS)
         command = journal_command(run, follow=follow, since=since, tail=tail)
         lines = await self._started(command)
         closed = threading.Event()
 
         def pump() -> None:
-            for line in itertools.chain(lines, (None,)):
+            for line in _to_the_end(lines):
                 room.acquire()
                 if closed.is_set():
                     return
@@ -95,6 +95,8 @@ class Logs:
         try:
             while (line := await queue.get()) is not None:
                 room.release()
+                if isinstance(line, ProgramError):
+                    raise line  # a journal that cannot be read is not an empty one
                 yield line
         finally:
             closed.set()
@@ -108,6 +110,15 @@ class Logs:
         except asyncio.CancelledError:
             starting.add_done_callback(_close)  # nobody will read what is just being started
             raise
+
+
+def _to_the_end(lines: Lines) -> Iterator[bytes | ProgramError | None]:
+    """Yield the lines, how the program failed if it did, and None at last."""
+    try:
+        yield from lines
+    except ProgramError as e:
+        yield e
+    yield None
 
 
 def _close(started: asyncio.Future[Lines]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from agent.api import RestartWhen, TaskState
+from agent.api import Health, RestartWhen, TaskState
 from agent.core.health import Verdict, after_verdict
 from agent.core.inside import Command
 from agent.core.lease import is_bound, is_cut_off
@@ -262,7 +262,9 @@ class TaskLoop:
 
     def _tell(self, task: TaskRecord) -> None:
         status = status_of(task)
-        message = f"{status.state}" + (f": {status.reason}" if status.reason else "")
+        known = status.state is TaskState.RUNNING and status.health is not Health.UNKNOWN
+        message = f"{status.state}" + (f", {status.health}" if known else "")
+        message += f": {status.reason}" if status.reason else ""
         message += f": {words_on_cpus(status.cpus)}" if status.cpus else ""
         self._host.events.add("task", task.task_id, message, status)
         extra = {"task": task.task_id, "state": str(task.state)}

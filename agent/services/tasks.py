@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from agent.api.volumes import contradiction as odd_volumes
 from agent.core.admission import (
     accept,
     contradiction,
+    is_over,
     stale,
     to_be_stopped,
     tombstone_of,
@@ -218,54 +219,52 @@ class Tasks:
             del self._coming[task_id]
         return status_of(record)
 
-    def _admit(self, task_id: str, spec: TaskSpec) -> None:
-        if why := distrust(spec.image, spec.image_trust):
-            raise Unprocessable(f"task {task_id} cannot run: {why}", hint=SIGN_HINT)
-        if not self._host.roots.has_image(spec.image):
-            raise Unprocessable(
-                f"task {task_id} cannot run: image {spec.image} is not on this machine",
-                hint="pull or put the image first",
-            )
-        against = odd_own_init(spec.relaxations, spec.command, spec.network, spec.resources)
-        if why := "; ".join(f"{field}: {reason}" for field, reason in against):
-            raise Unprocessable(f"task {task_id} cannot run: {why}")
-        if has_own_init(spec):
-            self._admit_own_init(task_id, spec)
-        elif not as_run(spec, self._host.roots.config(spec.image)).command:
-            raise Unprocessable(
-                f"task {task_id} cannot run: neither it nor image {spec.image} has a command",
-                hint="say which program to run",
-            )
-        if why := contradiction_of(spec.network):
-            raise Unprocessable(f"task {task_id} cannot run: {why}")
-        if odd := odd_volumes(spec.volumes, spec.limits.memory_max_bytes):
-            raise Unprocessable(f"task {task_id} cannot run: {odd[0]}: {odd[1]}")
-        if odd := odd_resources(spec.resources, spec.limits.cpu_max_cores):
-            raise Unprocessable(f"task {task_id} cannot run: {odd[0]}: {odd[1]}")
-        specs = self._others(task_id)
-        others = sum(other.limits.memory_max_bytes for other in specs.values())
-        usable = self._usable_bytes - self._taken_bytes
-        if spec.volumes and (why := too_large(task_id, spec, specs, self._disk_bytes)):
-            raise Unprocessable(f"task {task_id} cannot run: {why}")
-        if why := impossible(spec, self._cpus, specs.values(), usable):
-            raise Unprocessable(f"task {task_id} cannot run: {why}")
-        if why := self._host.huge_pages.refusal(spec, specs):
-            raise Unprocessable(f"task {task_id} cannot run: {why}")
-        if why := self._host.own_cpus.refusal(task_id, spec, specs, self._cpuset):
-            raise Unprocessable(f"task {task_id} cannot run: {why}")
-        if why := too_big(spec, usable, self._cpus, others):
-            raise Unprocessable(f"task {task_id} cannot run: {why}")
+    def _admit(self, task_id: str, spec: TaskSpec, attempt: str = "cannot run") -> None:
+        for why, hint in self._odds(task_id, spec):
+            if why:
+                raise Unprocessable(f"task {task_id} {attempt}: {why}", hint=hint)
 
-    def _admit_own_init(self, task_id: str, spec: TaskSpec) -> None:
-        if why := self._host.no_machines():
-            hint = "docs/agent.md says what own-init needs"
-            raise Unprocessable(f"task {task_id} cannot run: {why}", hint=hint)
-        if not self._host.roots.has_init(spec.image):
-            raise Unprocessable(
-                f"task {task_id} cannot run: image {spec.image} has no init that own-init could"
-                f" start: no /{' and no /'.join(INITS)}",
-                hint="install systemd in the image, or leave own-init out",
-            )
+    def _odds(self, task_id: str, spec: TaskSpec) -> Iterator[tuple[str, str]]:
+        """Yield why a task cannot run on this host and what to try, or empty words, for each
+        thing that is looked at; a later one may count on those before it.
+        """
+        host = self._host
+        yield distrust(spec.image, spec.image_trust), SIGN_HINT
+        if not host.roots.has_image(spec.image):
+            yield f"image {spec.image} is not on this machine", "pull or put the image first"
+        against = odd_own_init(spec.relaxations, spec.command, spec.network, spec.resources)
+        yield "; ".join(f"{field}: {reason}" for field, reason in against), ""
+        if has_own_init(spec):
+            yield host.no_machines(), "docs/agent.md says what own-init needs"
+            if not host.roots.has_init(spec.image):
+                why = f"no /{' and no /'.join(INITS)}"
+                yield (
+                    f"image {spec.image} has no init that own-init could start: {why}",
+                    "install systemd in the image, or leave own-init out",
+                )
+        elif not as_run(spec, host.roots.config(spec.image)).command:
+            yield f"neither it nor image {spec.image} has a command", "say which program to run"
+        yield contradiction_of(spec.network), ""
+        yield ": ".join(odd_volumes(spec.volumes, spec.limits.memory_max_bytes) or ()), ""
+        yield ": ".join(odd_resources(spec.resources, spec.limits.cpu_max_cores) or ()), ""
+        specs = self._others(task_id)
+        usable = self._usable_bytes - self._taken_bytes
+        if spec.volumes:
+            yield too_large(task_id, spec, specs, self._disk_bytes), ""
+        yield impossible(spec, self._cpus, specs.values(), usable), ""
+        yield host.huge_pages.refusal(spec, specs), ""
+        yield host.own_cpus.refusal(task_id, spec, specs, self._cpuset), ""
+        yield self._too_big(task_id, spec), "stop a task, or ask for less"
+
+    def _too_big(self, task_id: str, spec: TaskSpec) -> str:
+        usable = self._usable_bytes - self._taken_bytes
+        others = self._others(task_id)
+        taken = sum(
+            other.limits.memory_max_bytes
+            for name, other in others.items()
+            if name not in self._loops or not is_over(self._loops[name].record)
+        )
+        return too_big(spec, usable, self._cpus, taken)
 
     def wanted(self) -> dict[str, TaskSpec]:
         """Return the specifications of all tasks that are wanted, and of those about to be."""
@@ -320,6 +319,9 @@ class Tasks:
             self._current(record, generation, epoch)
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not restarted: it is being removed")
+            if is_over(record) and (why := self._too_big(task_id, record.spec)):
+                hint = "stop a task, or ask for less"
+                raise Unprocessable(f"task {task_id} is not restarted: {why}", hint=hint)
             asked = replace(record, restart_asked=True, cut_off=False, streak=0)
             asked = replace(asked, boot_id=self._host.boot_id)
             return to_be_stopped(asked)
@@ -354,7 +356,7 @@ class Tasks:
                     " none any more, need a restart",
                     hint="put it with other resources",
                 )
-            self._admit(task_id, spec)
+            self._admit(task_id, spec, "is not resized")
             return self._with_cpus(replace(record, spec=spec))
 
         return status_of(await self._changed(loop, changed))

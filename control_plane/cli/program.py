@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from agent.errors import Forbidden, InvalidInput, TwineError
+from agent.wire.pipes import PipedGroup
 from control_plane.cli.show import failure
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Target:
         return asyncio.run(call())
 
 
-class Program(click.Group):
+class Program(PipedGroup):
     """A group of commands that ends with the exit codes of docs/operating.md.
 
     2 is never an error here: it is kept for "changes pending".
@@ -91,8 +92,6 @@ class Program(click.Group):
             return e.exit_code
         except (click.Abort, KeyboardInterrupt):
             return EXIT_INTERRUPTED
-        except BrokenPipeError:
-            return 0
         except OSError as e:
             failure(InvalidInput(f"cannot use {e.filename or 'a file'}: {e.strerror or e}"))
             return EXIT_USAGE

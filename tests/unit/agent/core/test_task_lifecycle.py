@@ -380,3 +380,18 @@ def test_a_host_that_is_barred_starts_nothing_and_ends_nothing() -> None:
         )
     up = a_record(state=TaskState.RUNNING)
     assert decide(up, seen(a_unit(up)), AT, barred="x") == decide(up, seen(a_unit(up)), AT)
+
+
+def test_a_gate_is_judged_by_what_is_seen_and_not_by_what_was_written_last() -> None:
+    """An agent that ended before it wrote that the new version runs made the next one go back."""
+    old = a_spec(generation=4, command=["/bin/old"])
+    gated = a_record(previous=old, gate_boot_s=UP - 1, state=S.STARTING, boot_id=BOOT)
+    runs = decide(gated, seen(a_unit(gated)), AT)
+    never = decide(gated, seen(a_unit(gated, active="activating")), AT)
+    waits = decide(replace(gated, gate_boot_s=UP + 1), seen(a_unit(gated)), AT)
+
+    assert (runs.task.state, runs.task.previous, runs.task.gone_back) == (S.RUNNING, None, "")
+    assert never.task.spec == old
+    assert "did not get healthy in time" in never.task.gone_back
+    assert (never.task.state, never.action) == (S.STOPPING, A.STOP)
+    assert waits.task.previous == old

@@ -83,6 +83,17 @@ def test_an_end_is_told_in_words(end: Exit, words: str) -> None:
     assert words in describe(end)
 
 
+def test_one_that_ran_for_too_long_is_told_from_one_that_was_stopped_too_late() -> None:
+    """systemd says "timeout" of both."""
+    end = Exit(result="timeout", signal="SIGKILL", at=0)
+
+    assert describe(end, ran_s=91, max_run_s=90) == (
+        "it ran for longer than its max_run_s (1m30s) and was ended"
+    )
+    assert "did not end in time after it was stopped" in describe(end, ran_s=20, max_run_s=90)
+    assert "did not end in time after it was stopped" in describe(end, ran_s=20)
+
+
 @pytest.mark.parametrize("code", range(200, 244))
 def test_every_exit_code_of_systemd_is_told(code: int) -> None:  # F-17, F-18
     words = describe(Exit(result="exit-code", code=code, at=0))

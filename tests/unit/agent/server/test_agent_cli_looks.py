@@ -96,7 +96,8 @@ def test_what_happened_is_shown_in_order(host: FakeHost, run: Run) -> None:
     assert code == 0
     assert said[0].startswith("agent ")
     assert said[0].endswith(": ready")
-    assert "task web: running" in said
+    assert "task web: running, healthy" in said
+    assert len(set(said)) == len(said)
     assert said[-1] == "task-removed web: stopped and torn down"
     assert [e["sequence"] for e in as_json] == sorted(e["sequence"] for e in as_json)
 
@@ -104,9 +105,34 @@ def test_what_happened_is_shown_in_order(host: FakeHost, run: Run) -> None:
 def test_an_event_about_nothing_named_has_no_empty_places(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _print_event(Event(sequence=1, at=0.0, kind="profile", object="", message="none: "), "table")
+    event = Event(sequence=1, at=0.0, kind="profile", object="", message="none: ")
+    _print_event(event, "table", {})
 
     assert capsys.readouterr().out.endswith("  profile: none\n")
+
+
+def _event(name: str, message: str) -> Event:
+    return Event(sequence=1, at=0.0, kind="task", object=name, message=message)
+
+
+def test_people_are_told_once_and_programs_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """A status may change in what its sentence does not say."""
+    told: dict[str, str] = {}
+    words = ["running", "running", "stopping", "running"]
+    for word in words:
+        _print_event(_event("web", word), "table", told)
+        _print_event(_event("api", "running"), "table", told)
+    said = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    for word in words:
+        _print_event(_event("web", word), "json", {})
+
+    assert [line for line in said if "web" in line] == [
+        "task web: running",
+        "task web: stopping",
+        "task web: running",
+    ]
+    assert said.count("task api: running") == 1
+    assert len(capsys.readouterr().out.splitlines()) == len(words)
 
 
 def test_an_image_is_removed_by_its_first_digits(host: FakeHost, run: Run) -> None:

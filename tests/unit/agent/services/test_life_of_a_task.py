@@ -308,6 +308,35 @@ async def test_a_new_version_that_is_healthy_stays_and_the_old_image_is_free(
     assert (status.generation, status.reason) == (6, "")
 
 
+async def test_a_new_version_that_nobody_asks_has_to_run_for_all_of_its_gate(
+    host: FakeHost,
+) -> None:
+    """It was healthy as soon as it ran, so the gate was passed at once."""
+    host.give_image(OTHER_IMAGE)
+    async with host.agent() as client:
+        await _healthy(host, client)
+        old = (await client.get_task("web")).image
+        await client.put_task("web", a_spec(generation=6, image=OTHER_IMAGE, life=GATED))
+        await until(client, "web", lambda s: s.generation == 6 and s.health is Health.HEALTHY)
+        with pytest.raises(Conflict):
+            await client.delete_image(old)
+        host.fake.systemd.exit(unit("web"), 2)
+        back = await until(
+            client, "web", lambda s: s.generation == 5 and s.state is TaskState.RUNNING
+        )
+        await client.put_task("web", a_spec(generation=7, image=OTHER_IMAGE, life=GATED))
+        await until(client, "web", lambda s: s.generation == 7 and s.health is Health.HEALTHY)
+    later = replace(host.fake.machine, boottime_s=lambda: boottime_s() + 61.0)
+    async with host.agent(later) as client:
+        async with asyncio.timeout(10):
+            while (await client.get_image(old)).tasks:
+                await asyncio.sleep(0)
+        stays = await client.get_task("web")
+
+    assert "generation 6 did not pass its health gate" in back.reason
+    assert (stays.generation, stays.state, stays.reason) == (7, TaskState.RUNNING, "")
+
+
 async def test_the_longest_run_is_a_matter_of_systemd(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec(life=Life(max_run_s=90)))

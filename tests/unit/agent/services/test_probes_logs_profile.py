@@ -25,7 +25,7 @@ from agent.api import (
     TaskState,
 )
 from agent.client import AgentClient
-from agent.errors import Conflict, NotFound, ProgramError, Unprocessable
+from agent.errors import Conflict, NotFound, ProgramError, Unprocessable, Unreachable
 from agent.machine import Completed, boottime_s
 from agent.machine.fake import Ended
 from agent.services import host_profile
@@ -282,6 +282,20 @@ async def test_a_reader_who_leaves_while_the_program_starts_ends_it_too() -> Non
         await asyncio.sleep(0)
 
     assert _log_threads() == []
+
+
+async def test_a_journal_that_cannot_be_read_is_no_empty_log(host: FakeHost) -> None:
+    """journalctl's exit code was not looked at, so its failure was a log without a line."""
+    failure = Completed(1, "", "Failed to open journal: Input/output error")
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        host.fake.processes.answers[("journalctl",)] = failure
+        with pytest.raises(ProgramError, match="Input/output error"):
+            await anext(client.task_logs("web"))
+        host.fake.processes.answers[("journalctl",)] = replace(failure, stdout="first\n")
+        with pytest.raises(Unreachable, match="broke off"):
+            await _read(client)
 
 
 async def test_a_slow_reader_gets_everything_in_order() -> None:

@@ -66,7 +66,7 @@ async def test_what_does_not_fit_or_is_not_there_is_refused(tmp_path: Path) -> N
             await client.resize_task("web", Resize(tasks_max=9))
         await client.put_task("web", a_spec(generation=5))
         await running(client, "web")
-        with pytest.raises(Unprocessable, match="does not fit"):
+        with pytest.raises(Unprocessable, match=r"web is not resized: .* does not fit"):
             await client.resize_task("web", Resize(memory_max_bytes=1 << 40))
         with pytest.raises(Conflict, match="generation 3 is older than 5"):
             await client.resize_task("web", Resize(tasks_max=9, generation=3))

@@ -263,6 +263,26 @@ async def test_memory_taken_as_huge_pages_is_promised_to_no_task(host: FakeHost)
         await client.put_task("large", large)
 
 
+async def test_memory_of_a_task_that_is_over_is_there_for_others(host: FakeHost) -> None:
+    """It was kept for the ended one until somebody removed it."""
+    host.fake.systemd.programs["/bin/once"] = ends_with(0)
+    large = a_spec(limits=Limits(memory_max_bytes=1 << 30))
+    once = replace(large, command=["/bin/once"], restart=RestartPolicy(when=RestartWhen.NEVER))
+    async with host.agent() as client:
+        await client.put_task("once", once)
+        await until(client, "once", lambda s: s.state is TaskState.STOPPED)
+        await client.put_task("web", large)
+        await running(client, "web")
+        with pytest.raises(Unprocessable, match=r"once is not restarted: .* does not fit"):
+            await client.restart_task("once")
+        await client.delete_task("web")
+        await gone(client, "web")
+        await client.restart_task("once")
+        again = await until(client, "once", lambda s: s.state is TaskState.STOPPED)
+
+    assert again.last_exit is not None
+
+
 async def test_tasks_asked_for_at_once_do_not_get_more_than_there_is(host: FakeHost) -> None:
     large = a_spec(limits=Limits(memory_max_bytes=1 << 30))
     async with host.agent() as client:

@@ -1,0 +1,27 @@
+"""A program whose reader goes away."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+
+class PipedGroup(click.Group):
+    """Commands that end well where nobody reads on (`| head`): what was wanted was said.
+
+    click itself ends a program with 1 there, before any caller hears of it.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            # what is left in the buffer is written at exit, and would fail once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(0)

@@ -1,0 +1,100 @@
+"""`twine-agent run | stop | restart` while they wait: for a gate, or for an agent that restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import IMAGE, FakeHost, a_spec, unit
+
+from agent.api import Life, TaskState
+from agent.cli import waiting
+from agent.cli.waiting import Watch
+from agent.client import AgentClient
+from agent.errors import Unreachable
+from agent.machine.fake import ends_with
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "words"),
+    [("/bin/good", 0, "web: running, healthy"), ("/bin/bad", 1, "exit code 4")],
+)
+def test_a_first_version_without_a_probe_has_to_run_for_the_time_of_its_gate(
+    host: FakeHost, run: Run, program: str, code: int, words: str
+) -> None:
+    """It was told to be healthy, with 0, before it ended."""
+    host.fake.systemd.programs["/bin/bad"] = ends_with(4)
+    ended, out, _ = run(
+        *("run", "web", f"--image={IMAGE}", "--health-gate=0.2s", "--", program), host=host
+    )
+
+    assert ended == code
+    assert words in out
+
+
+def test_a_version_that_ends_behind_its_gate_is_told_with_what_came_back(
+    host: FakeHost, run: Run
+) -> None:
+    host.fake.systemd.programs["/bin/bad"] = ends_with(4)
+    gated = ("run", "web", f"--image={IMAGE}", "--health-gate=60s", "--")
+    assert run("run", "web", f"--image={IMAGE}", "--", "/bin/good", host=host)[0] == 0
+    code, out, _ = run(*gated, "/bin/bad", host=host)
+
+    assert code == 1
+    assert "did not pass its health gate" in out
+    assert "was brought back" in out
+
+
+async def test_who_waits_goes_on_with_the_next_agent(tmp_path: Path) -> None:
+    """The command ended with 69 as soon as the agent went away."""
+    host = FakeHost(tmp_path / "host")
+    host.give_image()
+    host.fake.systemd.never_up.add(unit("web"))
+    async with AgentClient(f"unix:{host.config.socket}") as client:
+        watch = Watch(client)
+        async with host.agent():
+            await client.put_task("web", a_spec(life=Life(health_gate_s=0.01)))
+            before = await watch.known("web")
+            verdict = asyncio.create_task(watch.verdict("web"))
+            await asyncio.sleep(0)
+        with pytest.raises(Unreachable):
+            await client.get_task("web")
+        assert not verdict.done()
+        host.fake.systemd.never_up.clear()
+        async with host.agent(), asyncio.timeout(60):
+            status = await verdict
+            leaving = asyncio.create_task(watch.gone("web", status.generation))
+            assert before is not None
+        assert not leaving.done()
+        async with host.agent() as other, asyncio.timeout(60):
+            await other.delete_task("web")
+            said = await leaving
+
+    assert status.state is TaskState.RUNNING
+    assert said == "gone"
+
+
+async def test_an_agent_that_stays_away_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.0)
+    async with AgentClient(f"unix:{tmp_path}/nobody.sock") as client:
+        with pytest.raises(Unreachable):
+            await Watch(client).verdict("web")
+
+
+def test_logs_of_a_time_are_asked_for_by_how_long_ago(host: FakeHost, run: Run) -> None:
+    """It took seconds since 1970, which nobody has at hand."""
+    run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
+    code = run("logs", "web", "--since=10m", host=host)[0]
+    wrong = run("logs", "web", "--since=yesterday", host=host)
+
+    asked = [call for call in host.fake.processes.calls if call[0] == "journalctl"][-1]
+    assert code == 0
+    assert any(word.startswith("--since=@") for word in asked)
+    assert wrong[0] == 64
+    assert "is no duration" in wrong[2]
