@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from agent.api import Health, TaskSpec, TaskState
-from agent.core.lifecycle import LINGERS
+from agent.core.lifecycle import CHANGED, LINGERS
 from agent.core.records import TaskRecord, Tombstone, Wanted, key_of
 from agent.wire.quantities import about_size
 
@@ -90,21 +90,21 @@ def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord
     if known.cut_off:
         changed = replace(changed, restart_asked=True, cut_off=False)
     if key_of(known.spec) != key_of(spec):
-        changed = to_be_stopped(changed)
+        changed = to_be_stopped(changed, CHANGED)
     if known.state in (TaskState.STOPPED, TaskState.FAILED, TaskState.BACKOFF):
         changed = replace(changed, state=TaskState.ACCEPTED, next_start_at=None)
         changed = replace(changed, next_start_boot_s=None)
     return changed
 
 
-def to_be_stopped(task: TaskRecord) -> TaskRecord:
+def to_be_stopped(task: TaskRecord, why: str) -> TaskRecord:
     """Return the task once its owner wants what runs of it to end.
 
     It says so at once: the observed state must not pass for that of the new generation.
     """
     if task.state is not TaskState.RUNNING:
         return task
-    return replace(task, state=TaskState.STOPPING, health=Health.UNKNOWN)
+    return replace(task, state=TaskState.STOPPING, health=Health.UNKNOWN, reason=why)
 
 
 def is_over(task: TaskRecord) -> bool:

@@ -28,6 +28,9 @@ from agent.core.records import TaskRecord, Wanted, is_up, key_of
 
 LINGERS = "processes of it are left that even SIGKILL does not end; waiting for the kernel"
 
+ASKED_AGAIN, CHANGED = "restart was asked for", "its specification changed"
+"""Why what runs of a task is to end."""
+
 LEAVING = "its host is going down; it starts again after the boot, or elsewhere"
 
 LONG_RUN_S = 600.0
@@ -147,7 +150,7 @@ def _decide(task: TaskRecord, seen: Seen, now: Moment, leaving: bool) -> Decisio
     if unit.lingers:
         return _while_lingering(task, unit, seen)
     if unit.key != key_of(task.spec) or task.restart_asked:
-        reason = "restart was asked for" if task.restart_asked else "its specification changed"
+        reason = ASKED_AGAIN if task.restart_asked else CHANGED
         return _let_go(task, unit, reason, seen)
     if unit.ended:
         return _after_end(task, unit, seen, now)

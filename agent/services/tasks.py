@@ -26,6 +26,7 @@ from agent.core.admission import (
 )
 from agent.core.census import KnownTask
 from agent.core.gate import with_gate
+from agent.core.lifecycle import ASKED_AGAIN
 from agent.core.limits import impossible, resized
 from agent.core.network import gate_for
 from agent.core.oci import as_run
@@ -50,6 +51,7 @@ from agent.services.supervisor import Host, TaskLoop
 
 log = logging.getLogger(__name__)
 
+STOP_ASKED = "stop was asked for"
 _UNKNOWN_IMAGE = Digest("sha256:" + "0" * 64)
 
 
@@ -290,8 +292,8 @@ class Tasks:
 
         def gone(record: TaskRecord) -> TaskRecord:
             spec = self._current(record, generation, epoch)
-            leaving = replace(record, spec=spec, wanted=Wanted.GONE, reason="stop was asked for")
-            return to_be_stopped(leaving)
+            leaving = replace(record, spec=spec, wanted=Wanted.GONE, reason=STOP_ASKED)
+            return to_be_stopped(leaving, STOP_ASKED)
 
         return status_of(await loop.change(gone))
 
@@ -324,7 +326,7 @@ class Tasks:
                 raise Unprocessable(f"task {task_id} is not restarted: {why}", hint=hint)
             asked = replace(record, restart_asked=True, cut_off=False, streak=0)
             asked = replace(asked, boot_id=self._host.boot_id)
-            return to_be_stopped(asked)
+            return to_be_stopped(asked, ASKED_AGAIN)
 
         return status_of(await loop.change(again))
 
