@@ -108,21 +108,23 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
     wait, asked = given["wait"], asked_for(given) | {"command": list(command)}
     asked["generation"] = time.time_ns() // 1_000_000
 
-    async def start(client: AgentClient) -> api.TaskStatus:
+    async def start(client: AgentClient) -> tuple[api.TaskStatus, bool]:
         spec = checked(asked | {"image": await image_of(client, given["image"])})
         watch = Watch(client)
         before = await watch.known(name)
         status = await client.put_task(name, spec)
         if not wait:
-            return status
+            return status, True
         status = await watch.verdict(name)
         if spec.life.health_gate_s is None:
-            return status
+            return status, is_as_asked(status) and status.generation == spec.generation
         return await watch.through_gate(name, spec, status, first=before is None)
 
-    status = call(config_path, start)
+    status, well = call(config_path, start)
     click.echo(f"{status.task_id}: {status.state}, {status.health}. {status.reason}".rstrip(". "))
-    if wait and not (is_as_asked(status) and status.generation == asked["generation"]):
+    if not well:
+        if status.generation == asked["generation"] and is_as_asked(status):
+            click.echo(f"{name}: it did not run for all the time of its health gate", err=True)
         sys.exit(1)
 
 

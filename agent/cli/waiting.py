@@ -66,22 +66,24 @@ class Watch:
 
     async def through_gate(
         self, name: str, spec: api.TaskSpec, status: api.TaskStatus, *, first: bool
-    ) -> api.TaskStatus:
-        """Return a task once it passed its health gate, or its host brought the old one back.
+    ) -> tuple[api.TaskStatus, bool]:
+        """Return a task once its health gate is decided, and whether it passed.
 
-        A first version has nothing behind it: what it is when the time is over is the verdict.
+        Where it did not, its host has brought the old version back. A `first` version has none
+        behind it: what it is when the time is over is the verdict.
         """
+        began = status.invocation_id
         until = time.monotonic() + (spec.life.health_gate_s or 0.0)
         while status.generation == spec.generation:
             healthy = status.state is api.TaskState.RUNNING and status.health is api.Health.HEALTHY
             left = until - time.monotonic()
-            if healthy and (left <= 0 or is_asked(spec)):
-                return status
+            if healthy and (is_asked(spec) or (left <= 0 and status.invocation_id == began)):
+                return status, True
             if left <= (0 if first else -GO_BACK_S) or (first and status.state in _ENDED):
-                return status
-            await self.news(min(left, NEWS_S) if left > 0 else 1.0)
+                return status, False
+            await self.news(min(left, NEWS_S) if left > 0 else AGAIN_S)
             status = await self.task(name)
-        return await self.verdict(name)
+        return await self.verdict(name), False
 
     async def gone(self, name: str, generation: int) -> str:
         """Wait until nothing is left of a task that was stopped; return what became of it."""

@@ -11,8 +11,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from agent.api import Network, NetworkMode, Relaxation, TaskSpec
 from agent.api.relaxations import exposure_of
 from agent.core import own_init
@@ -73,7 +71,6 @@ def _word(name: str, value: object) -> str:
     return f"{value:04o}" if name == "UMask" else str(value)
 
 
-@pytest.mark.long
 def test_the_price_of_each_mixture_is_what_systemd_says(tmp_path: Path) -> None:
     """AG8 F-83: a change of the sandbox that forgets the table is found."""
     for row, names in UNITS:
