@@ -39,7 +39,8 @@ STATE = Path("/var/lib/twine")
 REGISTRY = "10.77.0.1:5000"
 MIB = 1 << 20
 BASE_MIB, OWN_MIB = 24, 6
-"""Of random bytes, so that no compression helps anybody."""
+"""Of random bytes, so that no compression helps anybody. What a second image costs beside its own
+layer is the same for a large one: `--own-mib` shows the share of it."""
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -63,17 +64,17 @@ def written() -> int:
     return int(Path("/sys/block/vda/stat").read_text().split()[6]) * 512
 
 
-async def measure() -> dict[str, object]:
+async def measure(own_mib: int) -> dict[str, object]:
     """Return all figures."""
     from agent.client import AgentClient
 
     async with AgentClient("unix:/run/twine/agent.sock") as client:
-        figures: dict[str, object] = {}
+        figures: dict[str, object] = {"own_mib": own_mib}
         for name in ("first", "second"):
             before, wrote, began = held(), written(), time.perf_counter()
             info = await client.fetch_oci_image(f"{REGISTRY}/bench/{name}:1")
             figures[f"{name}_pull_s"] = round(time.perf_counter() - began, 2)
-            own = OWN_MIB * MIB
+            own = own_mib * MIB
             if name == "second":
                 figures["written_ratio"] = round((written() - wrote) / own, 2)
                 figures["held_ratio"] = round((held() - before) / own, 2)
@@ -172,7 +173,7 @@ def random_layer(name: str, mib: int) -> bytes:
 
 
 @contextmanager
-def registry(name: str, folder: Path) -> Iterator[None]:
+def registry(name: str, folder: Path, own_mib: int) -> Iterator[None]:
     """Run a registry in the lab's network, with the two images in it."""
     (folder / "config.yml").write_text(
         "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
@@ -186,7 +187,7 @@ def registry(name: str, folder: Path) -> Iterator[None]:
     try:
         base = random_layer("base", BASE_MIB)
         for image in ("first", "second"):
-            layout(folder / image, base, random_layer("own", OWN_MIB))
+            layout(folder / image, base, random_layer("own", own_mib))
             copy = ["skopeo", "--insecure-policy", "copy", "-q", "--preserve-digests"]
             copy += ["--retry-times=10", "--dest-tls-verify=false", f"oci:{folder / image}"]
             subprocess.run([*inside, *copy, f"docker://{REGISTRY}/bench/{image}:1"], check=True)
@@ -196,7 +197,7 @@ def registry(name: str, folder: Path) -> Iterator[None]:
         child.wait()
 
 
-def in_guest(name: str) -> dict[str, object]:
+def in_guest(name: str, own_mib: int) -> dict[str, object]:
     """Return what the guest measured."""
     from tests.bench.guest import PYTHON, lab, put
 
@@ -206,8 +207,8 @@ def in_guest(name: str) -> dict[str, object]:
         "{ mkdir -p /etc/twine; sed -i '1i registry_tls_verify = false' /etc/twine/agent.toml; }"
     )
     lab(name, "ssh", "m1", "--", f"{trust}; systemctl restart twine-agent.service")
-    with tempfile.TemporaryDirectory() as folder, registry(name, Path(folder)):
-        said = lab(name, "ssh", "m1", "--", f"{PYTHON} {script} --inside")
+    with tempfile.TemporaryDirectory() as folder, registry(name, Path(folder), own_mib):
+        said = lab(name, "ssh", "m1", "--", f"{PYTHON} {script} --inside --own-mib {own_mib}")
     figures: dict[str, object] = json.loads(said.strip().splitlines()[-1])
     return figures
 
@@ -217,10 +218,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lab", default="", help="use this lab instead of booting one")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--own-mib", type=int, default=OWN_MIB, help="the second image's own layer")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        print(json.dumps(asyncio.run(measure())))
+        print(json.dumps(asyncio.run(measure(options.own_mib))))
         return
     from tests.bench.guest import lab
 
@@ -228,7 +230,7 @@ def main() -> None:
     if not options.lab:
         lab(name, "up", "--bare", "--count", "1", "--variant", "bench")
     try:
-        figures = in_guest(name)
+        figures = in_guest(name, options.own_mib)
     finally:
         if not options.lab:
             lab(name, "down")

@@ -5,7 +5,7 @@
 A bench is a file of this folder with a `main`: it is run as a process of its own with `--json`,
 and its last line is an object of figures. One that needs a guest says so by `NEEDS_GUEST = True`
 beside its imports and takes `--lab NAME`: one guest is booted for all of these, with the most
-memory that one of them asks for (`MEMORY_MIB`).
+memory that one of them asks for (`MEMORY_MIB`), and anew for one with other `CPUS` than 1.
 
 Each bench has a section of its own; only those that ran are written anew, so one can be repeated
 alone. One that fails is named there and in the exit code, and the others are run all the same.
@@ -47,6 +47,8 @@ class Bench:
     needs_guest: bool
     memory_mib: int = 0
     """What its guest needs at least; 0: as much as a guest has by default."""
+    cpus: int = 1
+    """Of its guest."""
 
 
 def benches(folder: Path = HERE) -> list[Bench]:
@@ -59,8 +61,8 @@ def benches(folder: Path = HERE) -> list[Bench]:
             continue
         about = (ast.get_docstring(tree) or path.stem).splitlines()[0]
         said = _said(tree)
-        memory_mib = said.get("MEMORY_MIB", 0)
-        found.append(Bench(path.stem, about, said.get("NEEDS_GUEST") is True, memory_mib))
+        needs = (said.get("NEEDS_GUEST") is True, said.get("MEMORY_MIB", 0), said.get("CPUS", 1))
+        found.append(Bench(path.stem, about, *needs))
     return found
 
 
@@ -155,22 +157,24 @@ def _where() -> str:
 
 
 class _Guest:
-    """A guest for all benches that need one, booted for the first of them."""
+    """A guest for all benches that need one with so many CPUs, booted for the first of them."""
 
     def __init__(self, memory_mib: int) -> None:
-        self._name = ""
+        self._cpus = 0
         self._memory = ("--memory-mib", str(memory_mib)) if memory_mib else ()
 
-    def name(self) -> str:
-        if not self._name:
+    def name(self, cpus: int = 1) -> str:
+        if self._cpus != cpus:
+            self.down()
             one = ("--name", "bench", "--bare", "--count", "1", "--variant", "bench")
-            self._lab("up", *one, *self._memory)
-            self._name = "bench"
-        return self._name
+            self._lab("up", *one, "--cpus", str(cpus), *self._memory)
+            self._cpus = cpus
+        return "bench"
 
     def down(self) -> None:
-        if self._name:
-            self._lab("down", "--name", self._name)
+        if self._cpus:
+            self._lab("down", "--name", "bench")
+            self._cpus = 0
 
     def _lab(self, *arguments: str) -> None:
         line = [sys.executable, "-m", "vm_lab.cli", *arguments]
@@ -200,7 +204,7 @@ def main() -> None:
             print(f"── {bench.name} ──", file=sys.stderr, flush=True)
             where = _where()
             try:
-                lab = guest.name() if bench.needs_guest else ""
+                lab = guest.name(bench.cpus) if bench.needs_guest else ""
                 text = section(bench, measured(command(bench, lab)), where)
             except RuntimeError as e:
                 broken.append(f"{bench.name}: {e}")

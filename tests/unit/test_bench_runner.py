@@ -30,21 +30,24 @@ def test_every_file_that_measures_is_found_and_says_whether_it_needs_a_guest():
 
 
 def test_the_one_guest_has_the_most_memory_that_a_bench_asks_for(tmp_path):
-    needs = {"small": "", "large": "MEMORY_MIB = 4096\n", "here": "MEMORY_MIB = 1\n"}
+    needs = {"small": "CPUS = 2\n", "large": "MEMORY_MIB = 4096\n", "here": "MEMORY_MIB = 1\n"}
     for name, said in needs.items():
         guest = "" if name == "here" else "NEEDS_GUEST = True\n"
         (tmp_path / f"{name}.py").write_text(f"{guest}{said}def main(): ...\n")
     found = RUN["benches"](tmp_path)
-    assert {b.name: (b.needs_guest, b.memory_mib) for b in found} == {
-        "small": (True, 0),
-        "large": (True, 4096),
-        "here": (False, 1),
+    assert {b.name: (b.needs_guest, b.memory_mib, b.cpus) for b in found} == {
+        "small": (True, 0, 2),
+        "large": (True, 4096, 1),
+        "here": (False, 1, 1),
     }
     asked = []
     guest = RUN["_Guest"](max(b.memory_mib for b in found))
     guest._lab = lambda *words: asked.append(words)
-    assert guest.name() == guest.name() == "bench"
-    assert [words[-2:] for words in asked] == [("--memory-mib", "4096")]
+    assert guest.name() == guest.name() == guest.name(2) == "bench"
+    guest.down()
+    assert [words[0] for words in asked] == ["up", "down", "up", "down"]
+    assert {words[-2:] for words in asked if words[0] == "up"} == {("--memory-mib", "4096")}
+    assert [words[words.index("--cpus") + 1] for words in asked if "--cpus" in words] == ["1", "2"]
 
 
 def test_a_bench_in_a_guest_is_told_where_and_others_are_not():
