@@ -57,6 +57,7 @@ from agent.services.metrics import Metrics
 from agent.services.networks import Networks, site_with
 from agent.services.oci import Registries
 from agent.services.offload import Lanes
+from agent.services.oomd import Oomd
 from agent.services.own_cpus import OwnCpus
 from agent.services.port import listen
 from agent.services.pressure import Pressure
@@ -261,6 +262,7 @@ class Agent:
             ),
             huge_pages=huge_pages,
             kept_memory=KeptMemory(units, machine.cgroups, lanes),
+            oomd=Oomd(machine.processes),
             no_machines=lambda: own_init.missing(config.own_init, machine.has_program),
             whole=whole,
         )
@@ -307,6 +309,7 @@ class Agent:
             tasks,
             reader,
             host.starts,
+            host.oomd,
             (hardware.cpu.online, machine.boottime_s),
         )
         group.create_task(pressure.watch(), name="pressure")

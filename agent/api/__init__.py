@@ -218,8 +218,9 @@ class Exit(Reported, frozen=True, kw_only=True):
     result: Id
     """systemd's word: success, exit-code, signal, oom-kill, timeout, …; `lost` after a
     host reboot; `cut-off` where the host ended it because of `disconnect`; `evicted` where it
-    had to go because memory was short; `start-timeout` where it was not up in time; `startup` and
-    `liveness` where that probe failed for good."""
+    had to go because memory was short; `oomd-kill` where systemd-oomd killed it for that;
+    `start-timeout` where it was not up in time; `startup` and `liveness` where that probe failed
+    for good."""
     code: Annotated[int, Meta(ge=-(1 << 31), le=1 << 32)] | None = None
     signal: Id | None = None
     at: Moment

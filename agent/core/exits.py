@@ -69,6 +69,7 @@ RESULTS = {
     "startup": "its startup probe failed for good",
     "liveness": "its liveness probe failed for good",
     "evicted": "its host was short of memory, and it had to go",
+    "oomd-kill": "systemd-oomd killed it, since its host was short of memory",
     "external-stop": "its unit was stopped by somebody else on the host",
     "lost": "the host was rebooted",
     "cut-off": "its host did not hear its control plane for as long as its job asks",

@@ -69,6 +69,8 @@ class SeenUnit:
     exit_signal: str | None = None
     exited_at: float | None = None
     started_at: float | None = None
+    why: str = ""
+    """Why it ended, where the host knows more than its result says (core.oomd)."""
 
     @property
     def lingers(self) -> bool:
@@ -305,7 +307,8 @@ def _after_end(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) -> Dec
         started_at=unit.started_at or task.started_at,
         boot_id=seen.boot_id,
     )
-    return Decision(_ended(started, end, now), Action.STOP)
+    ended = _ended(started, end, now)
+    return Decision(replace(ended, reason=unit.why or ended.reason), Action.STOP)
 
 
 def _without_unit(task: TaskRecord, seen: Seen, now: Moment) -> Decision:

@@ -41,6 +41,7 @@ def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object
     found |= {
         "MemoryMin": more.memory_min_bytes,
         "MemoryLow": more.memory_low_bytes,
+        "ManagedOOMPreference": _preference(spec),
         "MemoryHigh": _UNLIMITED if more.memory_high_bytes is None else more.memory_high_bytes,
         "IOWeight": more.io_weight,
         "AllowedCPUs": tuple(more.cpus),
@@ -50,6 +51,19 @@ def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object
         rates = {io.device: getattr(io, field) for io in more.io if getattr(io, field)}
         found |= {name: rates} if rates else {}
     return found
+
+
+def kept_bytes(resources: Resources) -> int:
+    """Return how much memory a task was promised to keep."""
+    return max(resources.memory_min_bytes, resources.memory_low_bytes)
+
+
+def _preference(spec: TaskSpec) -> str:
+    """Return what systemd-oomd is told: a task with a promise goes last, one within it never."""
+    kept = kept_bytes(spec.resources)
+    if not kept:
+        return "none"
+    return "omit" if kept >= spec.limits.memory_max_bytes else "avoid"
 
 
 def live_properties(spec: TaskSpec, before: Resources | None) -> dict[str, object]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from agent.api import Exit, Resources, TaskState
+from agent.api import Exit, TaskState
 from agent.core.lease import Moment
 from agent.core.lifecycle import ended_by_host
 from agent.core.records import TaskRecord, Wanted
@@ -73,11 +73,6 @@ class Load:
     def over_bytes(self) -> int:
         """Return what it has beyond what it was promised."""
         return max(0, self.memory_bytes - self.kept_bytes)
-
-
-def kept_bytes(resources: Resources) -> int:
-    """Return how much memory a task was promised to keep."""
-    return max(resources.memory_min_bytes, resources.memory_low_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,6 +220,7 @@ class HostProfile:
             "ExecStart": [command],
             "TimeoutStartUSec": round(SWITCH_TIMEOUT_S * 1e6),
             "Slice": "system.slice",
+            "ManagedOOMPreference": "omit",
         }
         await self._units.run(UNIT, properties, timeout_s=SWITCH_TIMEOUT_S + 30.0)
 

@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from agent.core.limits import kept_bytes
 from agent.core.pressure import (
     Load,
     Waits,
     Watch,
     is_calm,
-    kept_bytes,
     starts_at_once,
     victim,
     watched,
@@ -19,6 +19,7 @@ from agent.core.pressure import (
 )
 from agent.errors import TwineError
 from agent.machine import Cgroups
+from agent.services.oomd import Oomd
 from agent.services.rounds import Rest
 from agent.services.starts import Starts
 from agent.services.tasks import Tasks
@@ -44,11 +45,12 @@ class Pressure:
         tasks: Tasks,
         usage: UsageReader,
         starts: Starts,
+        oomd: Oomd,
         host: tuple[int, Callable[[], float]],
     ) -> None:
         """Take what is read and told; `host` is its CPUs and its clock (seconds since boot)."""
         self._cgroups, self._tasks, self._usage = cgroups, tasks, usage
-        self._starts = starts
+        self._starts, self._oomd = starts, oomd
         self._cpus, self._boottime_s = host
         self._watch = Watch()
         self._waits = Waits()
@@ -79,6 +81,10 @@ class Pressure:
         self._starts.allow(starts_at_once(self._cpus, waits))
         self._watch, goes = watched(self._watch, waits, self._boottime_s())
         if not goes:
+            return
+        if ended := await self._oomd.killed_lately():
+            why = "systemd-oomd has just made room; no other task has to go yet"
+            log.info("memory is short", extra={"killed": ", ".join(ended), "why": why})
             return
         chosen = victim(await self._loads())
         if chosen is None:

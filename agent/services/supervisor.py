@@ -43,6 +43,7 @@ from agent.services.kept_memory import KeptMemory
 from agent.services.leaving import Leaving
 from agent.services.networks import Networks, is_private
 from agent.services.offload import Lanes
+from agent.services.oomd import Oomd
 from agent.services.own_cpus import OwnCpus
 from agent.services.prober import Prober
 from agent.services.probing import Probing
@@ -93,6 +94,7 @@ class Host:
     own_cpus: OwnCpus
     huge_pages: HugePages
     kept_memory: KeptMemory
+    oomd: Oomd
     no_machines: Callable[[], str]
     """Returns why no task can have an init of its own here; empty: they can."""
     whole: Whole
@@ -225,7 +227,7 @@ class TaskLoop:
         root, leftover = await host.lanes.run(
             "btrfs", host.roots.look, task.task_id, task.spec.image
         )
-        seen = seen_unit(unit) if unit is not None else None
+        seen = await host.oomd.seen(unit, task.ended_invocation) if unit is not None else None
         return Seen(seen, root=root, leftover=leftover, boot_id=host.boot_id)
 
     async def _keep(self, before: TaskRecord, task: TaskRecord) -> bool:

@@ -98,8 +98,9 @@ def measured(line: Sequence[str], cwd: Path = ROOT) -> dict[str, Any]:
 
 
 def section(bench: Bench, figures: Mapping[str, Any], where: str) -> str:
-    """Return a bench's part of the page."""
-    rows = [f"| `{name}` | {_shown(value)} |" for name, value in _flat(figures)]
+    """Return a bench's part of the page; its `details` say again, and at length, what is in it."""
+    told = {name: value for name, value in figures.items() if name != "details"}
+    rows = [f"| `{name}` | {_shown(value)} |" for name, value in _flat(told)]
     table = "\n".join(["| figure | value |", "|---|---|", *rows])
     how = f"`python -m tests.bench.{bench.name} --json`; {where}"
     return f"{_title(bench)}\n\n{bench.about}\n\n{how}\n\n{table}\n"
@@ -115,7 +116,7 @@ def _title(bench: Bench) -> str:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every figure by its path: `details.uncached.1`."""
+    """Yield every figure by its path: `churn.rates.asks`."""
     for key, inner in value.items():
         if isinstance(inner, dict):
             yield from _flat(inner, f"{prefix}{key}.")

@@ -58,7 +58,9 @@ def test_a_bench_in_a_guest_is_told_where_and_others_are_not():
 
 def test_one_section_is_written_anew_and_the_others_stay():
     one, two = (RUN["Bench"](name, f"About {name}.", False) for name in ("one", "two"))
-    first = RUN["section"](two, {"ms": 1.25, "deep": {"n": 12_345}, "list": [1, 2]}, "abc")
+    said = {"ms": 1.25, "deep": {"n": 12_345}, "list": [1, 2]}
+    first = RUN["section"](two, {**said, "details": {"ms": {"1": 9.75}}}, "abc")
+    assert first == RUN["section"](two, said, "abc"), "details are for who asks for them"
     page = RUN["merged"]("", {"two": first})
     page = RUN["merged"](page, {"one": RUN["failed"](one, "ended with 3", "abc")})
     assert page.index("## one") < page.index("## two")

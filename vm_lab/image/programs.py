@@ -1,7 +1,8 @@
 """Images of well-known servers from Debian's archive, with their own clients in them.
 
 Each listens on $PORT and keeps what it has in /data, or in /tmp where nothing is mounted there.
-Beside them is podman, with what it needs to run containers in the network that it is in.
+Beside them is podman, with what it needs to run containers in the network that it is in, and
+systemd-oomd, which a test puts into a host.
 """
 
 from dataclasses import dataclass
@@ -79,6 +80,17 @@ PROGRAMS = {
             *("/usr/lib/podman/netavark", "/usr/share/containers", "/etc/containers"),
         ),
         'exec podman "$@"\n',
+    ),
+    # Not for a task: what a host of Debian has once systemd-oomd is installed there.
+    "systemd-oomd": Program(
+        ("systemd-oomd",),
+        (
+            *("/usr/bin/oomctl", "/usr/lib/systemd/systemd-oomd"),
+            *(f"/usr/lib/systemd/system/systemd-oomd.{kind}" for kind in ("service", "socket")),
+            *("/usr/lib/systemd/oomd.conf.d", "/usr/lib/sysusers.d/systemd-oom.conf"),
+            "/usr/share/dbus-1/system.d/org.freedesktop.oom1.conf",
+        ),
+        'exec oomctl "$@"\n',
     ),
 }
 """Name → how its image is made. The clients are in the same image, and run from it."""

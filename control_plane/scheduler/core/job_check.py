@@ -179,15 +179,17 @@ def _check_text(spec: JobSpec) -> list[FieldError]:
 
 
 def _check_relaxations(spec: JobSpec, entitlement: EntitlementSpec) -> list[FieldError]:
-    lacking = sorted({*spec.relaxations} & {*TO_BE_ALLOWED} - {*entitlement.relaxations})
-    return [
-        _error(
-            "relaxations",
-            f"entitlement {spec.entitlement!r} does not allow {name}: twinectl entitlement update"
-            f" {spec.entitlement} --relaxation {name}, by who may decide requests",
-        )
-        for name in lacking
-    ]
+    """Refuse what is not allowed; the hint keeps what is, since the command says exactly which."""
+    wanted = {*spec.relaxations} & {*TO_BE_ALLOWED}
+    lacking = sorted(wanted - {*entitlement.relaxations})
+    if not lacking:
+        return []
+    options = " ".join(f"--relaxation {r}" for r in sorted(wanted | {*entitlement.relaxations}))
+    why = (
+        f"entitlement {spec.entitlement!r} does not allow {' and '.join(lacking)}: twinectl"
+        f" entitlement update {spec.entitlement} {options}, by who may decide requests"
+    )
+    return [_error("relaxations", why)]
 
 
 def _check_capacity(

@@ -7,6 +7,7 @@ from builders import a_record
 
 from agent.api import Resources, RestartPolicy, RestartWhen, TaskState
 from agent.core.lease import Moment
+from agent.core.limits import kept_bytes
 from agent.core.pressure import (
     LOOKS,
     PAUSE_S,
@@ -14,7 +15,6 @@ from agent.core.pressure import (
     Waits,
     Watch,
     evicted,
-    kept_bytes,
     starts_at_once,
     victim,
     watched,

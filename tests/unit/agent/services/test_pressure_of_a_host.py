@@ -9,6 +9,7 @@ from builders import FakeHost, a_spec, gone, running, unit, until
 
 from agent import daemon
 from agent.api import Limits, Resources, RestartPolicy, TaskState
+from agent.core import pressure as core_pressure
 from agent.core.unit_properties import cgroup_of
 from agent.machine import Usage
 from agent.services import pressure
@@ -98,6 +99,47 @@ async def test_the_task_with_most_goes_and_the_event_says_why(
             await asyncio.sleep(0.01)
         for name in ("small", "kept"):
             assert (await client.get_task(name)).state is TaskState.RUNNING
+
+
+KILLED = "Killed /workload.slice/workload-local.slice/{} due to memory used being more than 90.00%"
+
+
+async def test_a_task_that_systemd_oomd_killed_says_so(host: FakeHost) -> None:
+    """F-14: not that it had more than its limit, which systemd's own word means otherwise."""
+    said = KILLED.format(unit("web"))
+    host.fake.processes.answers[("journalctl",)] = [said.encode()]
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        host.fake.systemd.oom(unit("web"))
+        status = await until(client, "web", lambda s: s.last_exit is not None)
+
+    assert status.last_exit is not None
+    assert (status.last_exit.result, status.last_exit.signal) == ("oomd-kill", "SIGKILL")
+    assert "systemd-oomd killed it, since its host was short of memory: memory" in status.reason
+
+
+async def test_no_task_goes_while_systemd_oomd_has_just_made_room(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-14: two of three went for one shortage; later it is as ever."""
+    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CALM_S", 0.01)
+    monkeypatch.setattr(core_pressure, "PAUSE_S", 0.05)
+    answers, calls = host.fake.processes.answers, host.fake.processes.calls
+    answers[("journalctl",)] = [KILLED.format(unit("gone")).encode()]
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        host.fake.cgroups.usage[cgroup_of("web", a_spec())] = Usage(memory_bytes=9 * MIB)
+        host.fake.cgroups.waits["/workload.slice", "memory"] = 0.9
+        while sum("_SYSTEMD_UNIT=systemd-oomd.service" in call for call in calls) < 4:
+            await asyncio.sleep(0.01)
+        assert (await client.get_task("web")).last_exit is None
+        answers[("journalctl",)] = []
+        status = await until(client, "web", lambda s: s.last_exit is not None)
+        assert status.last_exit is not None
+        assert status.last_exit.result == "evicted"
 
 
 async def test_a_host_under_pressure_lets_one_task_start_at_a_time(

@@ -156,6 +156,8 @@ def test_containers_inside_are_allowed_by_themselves_and_need_a_host_that_knows_
             with pytest.raises(InvalidInput, match="does not allow nested") as refused:
                 await w.cp.apply_job(nested)
             assert [e.field for e in refused.value.errors] == ["relaxations"]
+            keeps = "twinectl entitlement update front --relaxation nested --relaxation own-init,"
+            assert keeps in str(refused.value.errors), "what it allows already would be gone"
 
             allowed = EntitlementSpec(
                 machines=3, host_profile="web", relaxations=[*nested.relaxations]

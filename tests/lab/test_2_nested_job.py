@@ -1,0 +1,144 @@
+"""Containers inside a job's task, where its entitlement allows it, by what an owner types."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.one_guest import busybox_image
+from tests.lab.one_machine import OneMachine
+from tests.lab.the_lab import Failed
+from vm_lab.image.programs import build_program
+
+MAKE = Path(__file__).with_name("machine_image.sh")
+PODMAN = "/usr/bin/podman --root /srv/data/podman --runroot /run/podman"
+RUN = f"{PODMAN} run --rm --network=host --uidmap 0:10000:5000 --gidmap 0:10000:5000 inner:1"
+SETTINGS = "CONTAINERS_CONF=/opt/inner/containers.conf"
+SCRIPT = f"""
+set -e
+{PODMAN} import --quiet /opt/inner/plain.tar inner:1
+exec {RUN} /bin/busybox sh -c \
+    'echo container: hello from $((6 * 7)); echo container: users $(busybox cat /proc/self/uid_map)'
+"""
+UNIT = f"""
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+Delegate=yes
+Environment={SETTINGS}
+ExecStart=/bin/sh /opt/inner/run.sh
+"""
+"""A service of the machine; it is active once its container has run to its end."""
+CONF = "[containers]\nkeyring = false\ndefault_sysctls = []\n"
+WANTED = "./etc/systemd/system/multi-user.target.wants/container.service"
+JOB = """
+entitlement = "shop"
+tasks = 1
+image = "{image}"
+relaxations = ["own-init", "nested"]
+stop_timeout_s = {stop_timeout_s}
+[network]
+mode = "private"
+[limits]
+memory_max_bytes = "288MiB"
+tasks_max = 256
+[volumes.data]
+kind = "persistent"
+path = "/srv/data"
+max_bytes = "64MiB"
+[probe]
+kind = "exec"
+command = ["systemctl", "is-active", "--quiet", "container.service"]
+interval_s = 5
+timeout_s = 60
+start_period_s = 1500
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[OneMachine]:
+    found = OneMachine("containers")
+    found.up()
+    yield found
+    found.down()
+
+
+def image_of(lab: OneMachine, folder: Path) -> str:
+    """Return the digest of an image with systemd, podman, and a service that runs a container."""
+    make = f"cat >/root/make <<'END'\n{MAKE.read_text()}END\n"
+    lab.ssh("m1", f"{make} [ -e machine.tar ] || bash /root/make /root/machine.tar", 900)
+    file = folder / "machine.tar"
+    file.write_bytes(lab.read("/root/machine.tar"))
+    with tarfile.open(file, "a") as machine:
+        there = {name.removeprefix("./").rstrip("/") for name in machine.getnames()}
+        with tarfile.open(build_program("podman", print)) as podman:
+            for entry in podman:
+                if entry.name.removeprefix("./").rstrip("/") not in there:
+                    machine.addfile(entry, podman.extractfile(entry) if entry.isreg() else None)
+        texts = {
+            "./opt/inner/containers.conf": CONF.encode(),
+            "./opt/inner/run.sh": SCRIPT.encode(),
+            "./opt/inner/plain.tar": busybox_image(),
+            "./etc/systemd/system/container.service": UNIT.encode(),
+        }
+        for name, text in texts.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(text), 0o644
+            machine.addfile(entry, io.BytesIO(text))
+        entry = tarfile.TarInfo(WANTED)
+        entry.type, entry.linkname = tarfile.SYMTYPE, "../container.service"
+        machine.addfile(entry)
+    found: str = lab.ctl("image", "push", str(file), timeout_s=900)["digest"]
+    return found
+
+
+def refused(lab: OneMachine, file: Path) -> str:
+    """Return what apply says of a job that may not be."""
+    with pytest.raises(Failed) as ended:
+        lab.run("twinectl", "job", "apply", str(file))
+    assert ended.value.code != 0
+    return ended.value.stderr.strip()
+
+
+@pytest.mark.long
+def test_a_job_runs_containers_where_its_entitlement_allows_it_and_nowhere_else(
+    lab: OneMachine, tmp_path: Path
+) -> None:
+    """AG4 AL6 F-83: refused without a trace, with the command that allows it; then it runs."""
+    image = image_of(lab, tmp_path)
+    lab.ctl("entitlement", "create", "shop", "--machines", "1", "--host-profile", "base")
+    lab.ctl("entitlement", "update", "shop", "--relaxation", "own-init")
+    file = lab.file("web", tmp_path, JOB.format(image=image, stop_timeout_s=300))
+
+    said = refused(lab, file)
+    assert len(said.splitlines()) <= 2, said
+    assert "relaxations: entitlement 'shop' does not allow nested" in said
+    command = "twinectl entitlement update shop --relaxation nested --relaxation own-init"
+    assert f"{command}, by who may decide requests" in said
+    assert lab.ctl("job", "list")["jobs"] == []
+    assert lab.units("m1") == []
+
+    lab.run(*command.split())
+    lab.deploy("web", tmp_path, file.read_text().partition("\n")[2])
+    logs = ("task", "logs", "web-0")
+    hello, users = "container: hello from 42", "container: users 0 10000 5000"
+    lab.until("its log", lambda: users in lab.run("twinectl", *logs))
+    assert hello in lab.run("twinectl", *logs)
+    by_hand = f"systemd-run --quiet --wait --pipe -p Delegate=yes -E {SETTINGS} {RUN}"
+    words = f"{by_hand} /bin/busybox echo by hand".split()
+    assert lab.run("twinectl", "task", "exec", "web-0", "--", *words).strip() == "by hand"
+
+    spec, unit = lab.job()["record"]["spec"], lab.invocations()
+    lab.ctl("entitlement", "update", "shop", "--relaxation", "own-init")
+    other = lab.file("web", tmp_path, JOB.format(image=image, stop_timeout_s=301))
+    assert "does not allow nested" in refused(lab, other)
+    assert lab.job()["record"]["spec"] == spec
+    assert lab.invocations() == unit, "what runs stays"
+
+    lab.run("twinectl", "job", "stop", "web")
+    lab.until("its unit is gone", lambda: lab.units("m1") == [])
+    assert "all is accounted for" in lab.ssh("m1", "twine-agent fsck")
