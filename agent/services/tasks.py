@@ -25,7 +25,7 @@ from agent.core.admission import (
 )
 from agent.core.census import KnownTask
 from agent.core.gate import with_gate
-from agent.core.limits import impossible, resized
+from agent.core.limits import absent, impossible, resized
 from agent.core.network import gate_for
 from agent.core.oci import as_run
 from agent.core.own_init import INITS, choose_ids
@@ -73,7 +73,9 @@ class Tasks:
         """As huge pages, when last looked."""
         self._disk_bytes = 0
         """Size of the disk, when last looked."""
-        self._cpus = hardware.cpu.online
+        self._disks: list[str] = []
+        """Names of the block devices, when last looked."""
+        self._cpus, self._nodes = hardware.cpu.online, hardware.cpu.numa_nodes
         self._cpuset = "cpuset" in hardware.cgroup_controllers
         self._loops: dict[str, TaskLoop] = {}
         self._tombstones: dict[str, Tombstone] = {}
@@ -139,6 +141,7 @@ class Tasks:
         self._host.uniqueness.check(f"task {task_id} is not changed")
         self._taken_bytes = await self._host.huge_pages.look()
         await self._host.own_cpus.look_for(spec)
+        await self._look_for_disks(spec)
         if spec.volumes:
             await self._host.lanes.run("btrfs", self._host.volumes.admit, task_id, spec)
             self._disk_bytes = await self._host.lanes.run("btrfs", self._host.volumes.disk_bytes)
@@ -218,6 +221,10 @@ class Tasks:
             del self._coming[task_id]
         return status_of(record)
 
+    async def _look_for_disks(self, spec: TaskSpec) -> None:
+        if spec.resources.io:
+            self._disks = await self._host.lanes.run("usage", self._host.cgroups.disks)
+
     def _admit(self, task_id: str, spec: TaskSpec) -> None:
         if why := distrust(spec.image, spec.image_trust):
             raise Unprocessable(f"task {task_id} cannot run: {why}", hint=SIGN_HINT)
@@ -247,7 +254,9 @@ class Tasks:
         usable = self._usable_bytes - self._taken_bytes
         if spec.volumes and (why := too_large(task_id, spec, specs, self._disk_bytes)):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
-        if why := impossible(spec, self._cpus, specs.values(), usable):
+        if why := absent(spec, self._nodes, self._disks) or impossible(
+            spec, self._cpus, specs.values(), usable
+        ):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
         if why := self._host.huge_pages.refusal(spec, specs):
             raise Unprocessable(f"task {task_id} cannot run: {why}")
@@ -338,6 +347,7 @@ class Tasks:
             raise self._unknown(task_id)
         self._taken_bytes = await self._host.huge_pages.look()
         await self._host.own_cpus.look()
+        await self._look_for_disks(loop.record.spec)
         if loop.record.spec.volumes:
             self._disk_bytes = await self._host.lanes.run("btrfs", self._host.volumes.disk_bytes)
 
