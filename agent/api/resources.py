@@ -64,6 +64,11 @@ class Resources(Written, frozen=True, kw_only=True):
 
 def contradiction(resources: Resources, cpu_max_cores: float | None) -> tuple[str, str] | None:
     """Return which fields of a task or job do not go together, and why; None where all do."""
+    devices = [io.device for io in resources.io]
+    if twice := sorted({d for d in devices if devices.count(d) > 1}):
+        return "resources.io", f"{twice[0]} is named twice: put all its limits into one table"
+    if bare := [io.device for io in resources.io if io == IoLimit(device=io.device)]:
+        return "resources.io", f"{bare[0]} has no limit: say at least one"
     own = resources.exclusive_cpus
     if own and resources.cpus:
         reason = "not with exclusive_cpus: its machine chooses these, and other tasks are kept off"

@@ -144,8 +144,23 @@ async def image_of(client: AgentClient, image: str) -> str:
             await asyncio.to_thread(_archive, Path(rest), Path(archive.name))
             return await _put(client, Path(archive.name), api.ImageFormat.OCI)
     if not Path(image).is_file():
-        raise InvalidInput(f"{image!r} is neither a digest nor a file", hint=_FORMS)
+        raise InvalidInput(f"{image!r} is neither a digest nor a file", hint=_suggested(image))
     return await _put(client, Path(image), api.ImageFormat.TAR)
+
+
+def _suggested(image: str) -> str:
+    """Return what somebody may have meant by a name that is none of an image."""
+    if Path(image, "index.json").is_file():
+        return f"this layout is named so: oci-layout:{image}"
+    if image.startswith(("docker-archive:", "docker-daemon:", "containers-storage:", "dir:")):
+        return f"make an archive of it: skopeo copy {image} oci-archive:FILE"
+    name = image.removeprefix("docker://")
+    registry, slash, _ = name.partition("/")
+    if slash and ("." in registry or ":" in registry) and re.match(api.REFERENCE_PATTERN, name):
+        return f"an image of a registry is named so: oci:{name}"
+    if re.match(api.REFERENCE_PATTERN, f"registry/{name}") and not name.endswith(".tar"):
+        return f"an image of a registry is named so: oci:REGISTRY/{name}; other forms: {_FORMS}"
+    return _FORMS
 
 
 def _archive(layout: Path, archive: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -132,6 +132,26 @@ def resized(spec: TaskSpec, resize: Resize) -> TaskSpec:
         generation=spec.generation + 1 if resize.generation is None else resize.generation,
         epoch=spec.epoch if resize.epoch is None else resize.epoch,
     )
+
+
+def absent(spec: TaskSpec, numa_nodes: int, disks: Collection[str]) -> str:
+    """Return which device or memory node of a task is not on this machine, empty where all are.
+
+    systemd leaves out what is not there, and the task would run without its limit. `disks` are the
+    kernel's names; a link to one, such as those below /dev/disk, is for systemd to follow.
+    """
+    more = spec.resources
+    for io in more.io:
+        name = io.device.removeprefix("/dev/")
+        if "/" not in name and name not in disks:
+            there = ", ".join(f"/dev/{disk}" for disk in disks) or "none"
+            return f"resources.io: there is no block device {io.device}, the machine has {there}"
+    if strays := [node for node in more.numa_nodes if node >= numa_nodes]:
+        return (
+            f"resources.numa_nodes: there is no node {strays[0]}, the machine has {numa_nodes}"
+            " (from 0 on)"
+        )
+    return ""
 
 
 def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec], memory_bytes: int) -> str:

@@ -52,6 +52,10 @@ _LAYERS = {
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
 """The kernel's words for a processor → those of the image specification (GOARCH)."""
 _DIGEST = re.compile(DIGEST_PATTERN)
+USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of an image that says none, as container engines have it: programs may be in /bin alone.
+
+systemd's own, where /bin is a link on the host, has no /bin."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 
 
@@ -345,11 +349,10 @@ def image_properties(spec: TaskSpec, config: OciConfig | None) -> dict[str, obje
 
     `spec` is as `as_run` returns it.
     """
-    found: dict[str, object] = {}
+    path = spec.environment.get("PATH", "") or USUAL_PATH
+    found: dict[str, object] = {"ExecSearchPath": [p for p in path.split(":") if p.startswith("/")]}
     if config is None:
         return found
-    if path := spec.environment.get("PATH", ""):
-        found["ExecSearchPath"] = [p for p in path.split(":") if p.startswith("/")]
     if config.working_dir.rstrip("/"):
         found["WorkingDirectory"] = config.working_dir
     if config.stop_signal:

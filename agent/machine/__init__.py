@@ -265,6 +265,9 @@ class Cgroups(Protocol):
     def children(self, group: str) -> list[str]:
         """Return the names of the cgroups directly below one, sorted; none where it is not."""
 
+    def disks(self) -> list[str]:
+        """Return the kernel's names of the block devices whose use can be limited, sorted."""
+
 
 class Observed(msgspec.Struct, frozen=True):
     """What the kernel has of ours beside units and subvolumes (`census`)."""

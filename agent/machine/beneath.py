@@ -90,6 +90,24 @@ def find_place(folder: str, path: str) -> str:
     return "/".join(found)
 
 
+def ensure_folder(folder: str, path: str) -> None:
+    """Make a path of a tree a folder where there is nothing, by the tree's own links.
+
+    The tree must not change meanwhile. Raises `OSError` where something else is on the way.
+    """
+    here = ""
+    for part in path.split("/"):
+        try:
+            here = find_place(folder, f"{here}/{part}")
+        except FileNotFoundError:
+            made = "/".join([folder, here, part])
+            os.mkdir(made)  # not where a link leads to nothing: that is something
+            os.chmod(made, 0o755)
+            here = f"{here}/{part}"
+    if not stat.S_ISDIR(os.lstat(f"{folder}/{here}").st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+
 def open_file(folder: str, path: str) -> int:
     """Open a plain file below a folder for reading; no link is followed.
 

@@ -60,6 +60,10 @@ class HostCgroups:
         folder = f"{ROOT}{group}"
         return [n for n in self._fs.names(folder) if self._fs.exists(f"{folder}/{n}/cgroup.events")]
 
+    def disks(self) -> list[str]:
+        """Return the kernel's names of the block devices whose use can be limited, sorted."""
+        return sorted(self._fs.names("/sys/class/block"))
+
     def _number(self, path: str) -> int:
         return int(self._fs.find(path) or 0)
 

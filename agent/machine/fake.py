@@ -316,6 +316,10 @@ class FakeCgroups:
         """Return what was set."""
         return self.usage.get(group)
 
+    def disks(self) -> list[str]:
+        """Return the one disk of a small guest."""
+        return ["vda"]
+
     def pressure(self, group: str, resource: str, *, whole: bool) -> float:
         """Return what was set."""
         del whole

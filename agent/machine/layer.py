@@ -151,10 +151,12 @@ class _Hashing:
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
         self._sha = hashlib.sha256()
+        self.bytes = 0
 
     def read(self, size: int) -> bytes:
         data = self._source.read(size)
         self._sha.update(data)
+        self.bytes += len(data)
         return data
 
     def finish(self) -> None:
@@ -179,13 +181,12 @@ class _Applier:
     """Folder → time of its last change, set when nothing more is put into it."""
 
     def run(self, stream: _Hashing) -> None:
-        with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|", bufsize=_CHUNK) as tar:
-            while (member := tar.next()) is not None:
-                self.entries += 1
-                if self.entries > ENTRIES_MAX:
-                    raise Unprocessable(f"more than {ENTRIES_MAX:,} entries")
-                cast(Any, tar).members.clear()  # else it keeps them all
-                self._entry(tar, member)
+        try:
+            with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|", bufsize=_CHUNK) as tar:
+                self._entries(tar)
+        except tarfile.ReadError:
+            if stream.bytes:  # nothing at all is an archive of nothing, as others take it
+                raise
         for path, at in self._times.items():
             try:
                 fd = open_folder(self.root, path)
@@ -195,6 +196,19 @@ class _Applier:
                 raise
             os.utime(fd, ns=(at, at))
             os.close(fd)
+
+    def _entries(self, tar: tarfile.TarFile) -> None:
+        while (member := tar.next()) is not None:
+            self.entries += 1
+            if self.entries > ENTRIES_MAX:
+                raise Unprocessable(f"more than {ENTRIES_MAX:,} entries")
+            cast(Any, tar).members.clear()  # else it keeps them all
+            try:
+                self._entry(tar, member)
+            except OSError as e:  # which names a part of the path, or a descriptor
+                to = f", a link to {member.linkname[:200]!r}," if member.islnk() else ""
+                why = e.strerror or str(e)
+                raise Unprocessable(f"{member.name[:200]!r}{to} cannot be made: {why}") from e
 
     def _entry(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         parts = _parts(member.name)

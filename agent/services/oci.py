@@ -40,7 +40,7 @@ from agent.core.oci import (
 from agent.core.unpack import fetch_properties
 from agent.errors import Unprocessable
 from agent.machine import Btrfs
-from agent.machine.beneath import find_place, read_file
+from agent.machine.beneath import ensure_folder, find_place, read_file
 from agent.services.crashpoints import passed
 from agent.services.disk import FREE_RESERVE_BYTES
 from agent.services.events import EventLog
@@ -171,6 +171,7 @@ class Oci:
         with self._layers.held(layer.chain for layer in layers):
             await self._layers.stack(layers, layout, tree, here)
             config = await self._lanes.run("files", _with_user, config, tree)
+            await self._lanes.run("files", _with_working_dir, config, tree)
         passed("pull.assembled")
         return Assembled(manifest, tuple(layers), config)
 
@@ -232,6 +233,17 @@ def _with_user(config: OciConfig, tree: Path) -> OciConfig:
         return config
     users, groups = (_list(tree, place) for place in LISTS)
     return replace(config, runs_as=resolve(config.user, users, groups))
+
+
+def _with_working_dir(config: OciConfig, tree: Path) -> None:
+    """Make the folder that the image is run in, if no layer has it, as container engines do."""
+    try:
+        ensure_folder(str(tree), config.working_dir)
+    except OSError as e:
+        raise Unprocessable(
+            f"the image's working directory {config.working_dir!r} cannot be had: {e.strerror}",
+            hint="it is a folder in any image that works",
+        ) from e
 
 
 def _list(tree: Path, place: str) -> Listed:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from agent.api import Digest, Health, Resize, TaskSpec, TaskState, TaskStatus
-from agent.api.network import contradiction as contradiction_of
-from agent.api.own_init import contradictions as odd_own_init
-from agent.api.resources import contradiction as odd_resources
-from agent.api.signing import SIGN_HINT, distrust
-from agent.api.volumes import contradiction as odd_volumes
 from agent.core.admission import (
     accept,
     contradiction,
@@ -22,16 +17,14 @@ from agent.core.admission import (
     stale,
     to_be_stopped,
     tombstone_of,
-    too_big,
 )
 from agent.core.census import KnownTask
 from agent.core.gate import with_gate
 from agent.core.lifecycle import ASKED_AGAIN
-from agent.core.limits import impossible, resized
+from agent.core.limits import resized
 from agent.core.network import gate_for
-from agent.core.oci import as_run
-from agent.core.own_init import INITS, choose_ids
 from agent.core.own_init import asks as has_own_init
+from agent.core.own_init import choose_ids
 from agent.core.reconcile import leftovers
 from agent.core.records import (
     TASK_UNITS,
@@ -42,9 +35,10 @@ from agent.core.records import (
     status_of,
     unit_of,
 )
-from agent.core.volumes import KEPT, places, too_large
+from agent.core.volumes import KEPT, places
 from agent.errors import Conflict, HostError, NotFound, Unprocessable
 from agent.machine import Hardware
+from agent.services.admission import Admission
 from agent.services.crashpoints import passed
 from agent.services.journal import Replay
 from agent.services.supervisor import Host, TaskLoop
@@ -71,13 +65,7 @@ class Tasks:
         """
         self._host = host
         self._group = group
-        self._usable_bytes = hardware.memory_bytes - reserve_bytes
-        self._taken_bytes = 0
-        """As huge pages, when last looked."""
-        self._disk_bytes = 0
-        """Size of the disk, when last looked."""
-        self._cpus = hardware.cpu.online
-        self._cpuset = "cpuset" in hardware.cgroup_controllers
+        self._admission = Admission(host, hardware, reserve_bytes, self._others, self._is_over)
         self._loops: dict[str, TaskLoop] = {}
         self._tombstones: dict[str, Tombstone] = {}
         self._spared: dict[str, str] = {}
@@ -140,17 +128,16 @@ class Tasks:
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Take a desired state; when this returns it survives any crash."""
         self._host.uniqueness.check(f"task {task_id} is not changed")
-        self._taken_bytes = await self._host.huge_pages.look()
         await self._host.own_cpus.look_for(spec)
         if spec.volumes:
             await self._host.lanes.run("btrfs", self._host.volumes.admit, task_id, spec)
-            self._disk_bytes = await self._host.lanes.run("btrfs", self._host.volumes.disk_bytes)
+        await self._admission.look(spec)
         loop = self._loops.get(task_id)
         if loop is None:
             async with self._door:
                 if task_id not in self._loops:
                     self._check(task_id, spec, self._tombstones.get(task_id))
-                    self._admit(task_id, spec)
+                    self._admission.check(task_id, spec)
                     record = TaskRecord(task_id=task_id, spec=spec, boot_id=self._host.boot_id)
                     record = self._with_cpus(record)
                     return await self._create(record, fresh=task_id not in self._spared)
@@ -167,7 +154,7 @@ class Tasks:
             new = accept(task_id, spec, record)
             if new is None:
                 return record
-            self._admit(task_id, spec)
+            self._admission.check(task_id, spec)
             new = with_gate(new, record, self._host.contact.now_s())
             return self._with_cpus(replace(new, boot_id=self._host.boot_id))
 
@@ -221,53 +208,6 @@ class Tasks:
             del self._coming[task_id]
         return status_of(record)
 
-    def _admit(self, task_id: str, spec: TaskSpec, attempt: str = "cannot run") -> None:
-        for why, hint in self._odds(task_id, spec):
-            if why:
-                raise Unprocessable(f"task {task_id} {attempt}: {why}", hint=hint)
-
-    def _odds(self, task_id: str, spec: TaskSpec) -> Iterator[tuple[str, str]]:
-        """Yield why a task cannot run on this host and what to try, or empty words, for each
-        thing that is looked at; a later one may count on those before it.
-        """
-        host = self._host
-        yield distrust(spec.image, spec.image_trust), SIGN_HINT
-        if not host.roots.has_image(spec.image):
-            yield f"image {spec.image} is not on this machine", "pull or put the image first"
-        against = odd_own_init(spec.relaxations, spec.command, spec.network, spec.resources)
-        yield "; ".join(f"{field}: {reason}" for field, reason in against), ""
-        if has_own_init(spec):
-            yield host.no_machines(), "docs/agent.md says what own-init needs"
-            if not host.roots.has_init(spec.image):
-                why = f"no /{' and no /'.join(INITS)}"
-                yield (
-                    f"image {spec.image} has no init that own-init could start: {why}",
-                    "install systemd in the image, or leave own-init out",
-                )
-        elif not as_run(spec, host.roots.config(spec.image)).command:
-            yield f"neither it nor image {spec.image} has a command", "say which program to run"
-        yield contradiction_of(spec.network), ""
-        yield ": ".join(odd_volumes(spec.volumes, spec.limits.memory_max_bytes) or ()), ""
-        yield ": ".join(odd_resources(spec.resources, spec.limits.cpu_max_cores) or ()), ""
-        specs = self._others(task_id)
-        usable = self._usable_bytes - self._taken_bytes
-        if spec.volumes:
-            yield too_large(task_id, spec, specs, self._disk_bytes), ""
-        yield impossible(spec, self._cpus, specs.values(), usable), ""
-        yield host.huge_pages.refusal(spec, specs), ""
-        yield host.own_cpus.refusal(task_id, spec, specs, self._cpuset), ""
-        yield self._too_big(task_id, spec), "stop a task, or ask for less"
-
-    def _too_big(self, task_id: str, spec: TaskSpec) -> str:
-        usable = self._usable_bytes - self._taken_bytes
-        others = self._others(task_id)
-        taken = sum(
-            other.limits.memory_max_bytes
-            for name, other in others.items()
-            if name not in self._loops or not is_over(self._loops[name].record)
-        )
-        return too_big(spec, usable, self._cpus, taken)
-
     def wanted(self) -> dict[str, TaskSpec]:
         """Return the specifications of all tasks that are wanted, and of those about to be."""
         loops = {t: loop.record for t, loop in self._loops.items()}
@@ -277,6 +217,9 @@ class Tasks:
 
     def _others(self, task_id: str) -> dict[str, TaskSpec]:
         return {t: spec for t, spec in self.wanted().items() if t != task_id}
+
+    def _is_over(self, task_id: str) -> bool:
+        return task_id in self._loops and is_over(self._loops[task_id].record)
 
     async def delete(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
         """Ask for a task to be stopped and torn down; it is gone when `get` says so."""
@@ -321,7 +264,7 @@ class Tasks:
             self._current(record, generation, epoch)
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not restarted: it is being removed")
-            if is_over(record) and (why := self._too_big(task_id, record.spec)):
+            if is_over(record) and (why := self._admission.too_big(task_id, record.spec)):
                 hint = "stop a task, or ask for less"
                 raise Unprocessable(f"task {task_id} is not restarted: {why}", hint=hint)
             asked = replace(record, restart_asked=True, cut_off=False, streak=0)
@@ -340,10 +283,8 @@ class Tasks:
         loop = self._loops.get(task_id)
         if loop is None:
             raise self._unknown(task_id)
-        self._taken_bytes = await self._host.huge_pages.look()
         await self._host.own_cpus.look()
-        if loop.record.spec.volumes:
-            self._disk_bytes = await self._host.lanes.run("btrfs", self._host.volumes.disk_bytes)
+        await self._admission.look(resized(loop.record.spec, resize))
 
         def changed(record: TaskRecord) -> TaskRecord:
             spec = resized(record.spec, resize)
@@ -358,7 +299,7 @@ class Tasks:
                     " none any more, need a restart",
                     hint="put it with other resources",
                 )
-            self._admit(task_id, spec, "is not resized")
+            self._admission.check(task_id, spec, "is not resized")
             return self._with_cpus(replace(record, spec=spec))
 
         return status_of(await self._changed(loop, changed))

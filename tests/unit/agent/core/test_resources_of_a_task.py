@@ -7,9 +7,11 @@ from builders import a_record, a_spec, a_unit, seen
 from msgspec.structs import replace
 
 from agent.api import IoLimit, Limits, Resize, Resources, TaskState
+from agent.api.resources import contradiction
 from agent.core.lease import Moment
 from agent.core.lifecycle import Action, decide
 from agent.core.limits import (
+    absent,
     impossible,
     kernel_values,
     lacking,
@@ -127,3 +129,40 @@ def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, wh
 
     assert why in impossible(a_spec(resources=resources), 4, [other], 256 * MIB)
     assert impossible(a_spec(resources=Resources(cpus=[3])), 4, [other], 256 * MIB) == ""
+
+
+@pytest.mark.parametrize(
+    ("resources", "why"),
+    [
+        (Resources(io=[IoLimit(device="/dev/nope", read_bytes_per_s=1)]), "block device /dev/nope"),
+        (
+            Resources(io=[IoLimit(device="/dev/null", read_bytes_per_s=1)]),
+            "the machine has /dev/vda",
+        ),
+        (Resources(numa_nodes=[0, 1]), "there is no node 1, the machine has 1 (from 0 on)"),
+        (Resources(numa_nodes=[0], io=[IoLimit(device="/dev/vda", read_bytes_per_s=1)]), ""),
+        (Resources(io=[IoLimit(device="/dev/disk/by-id/a", read_bytes_per_s=1)]), ""),
+    ],
+)
+def test_a_device_or_node_that_is_not_there_is_refused(resources: Resources, why: str) -> None:
+    """AG8: systemd would start the task without the limit that was asked for."""
+    found = absent(a_spec(resources=resources), 1, ["vda"])
+    assert why in found if why else found == ""
+
+
+@pytest.mark.parametrize(
+    ("io", "why"),
+    [
+        ([{"read_bytes_per_s": 1}, {"write_bytes_per_s": 1}], "/dev/vda is named twice"),
+        ([{}], "/dev/vda has no limit"),
+    ],
+)
+def test_limits_of_a_device_are_said_once_and_say_something(
+    io: list[dict[str, int]], why: str
+) -> None:
+    found = contradiction(
+        Resources(io=[IoLimit(device="/dev/vda", **limits) for limits in io]), None
+    )
+    assert found is not None
+    assert found[0] == "resources.io"
+    assert why in found[1]

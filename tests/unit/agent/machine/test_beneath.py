@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.machine.beneath import find_place, read_file
+from agent.machine.beneath import ensure_folder, find_place, read_file
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,28 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links") as raised:
         find_place(str(tmp_path), "a")
     assert raised.value.errno == errno.ELOOP
+
+
+def test_a_folder_is_made_where_the_links_of_the_tree_lead(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "data").mkdir(parents=True)
+    (tree / "srv").symlink_to("/data")
+    for path in ("/srv/app/here", "/srv/app", "/", "", "/data"):
+        ensure_folder(str(tree), path)
+    assert (tree / "data/app/here").stat().st_mode & 0o7777 == 0o755
+    assert [p.name for p in tmp_path.iterdir()] == ["tree"]
+
+
+@pytest.mark.parametrize("target", [None, "/nowhere", "../../outside"])
+def test_no_folder_is_made_through_a_file_or_a_link_to_nothing(
+    tmp_path: Path, target: str | None
+) -> None:
+    """F-84: nor is anything made outside of the tree."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "x").symlink_to(target) if target else (tree / "x").write_text("")
+    for path in ("/x", "/x/below"):
+        with pytest.raises((FileExistsError, NotADirectoryError)):
+            ensure_folder(str(tree), path)
+    assert [p.name for p in tmp_path.iterdir()] == ["tree"]
+    assert [p.name for p in tree.iterdir()] == ["x"]

@@ -73,3 +73,10 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(KernelFileError, match=r"cannot read .*memory\.current"):
         cgroups.read(GROUP)
+
+
+def test_disks_are_those_that_the_kernel_has(tmp_path: Path) -> None:
+    assert HostCgroups(KernelFs(tmp_path)).disks() == []
+    for name in ("vdb", "dm-0", "vda"):
+        (tmp_path / "sys/class/block" / name).mkdir(parents=True)
+    assert HostCgroups(KernelFs(tmp_path)).disks() == ["dm-0", "vda", "vdb"]

@@ -134,6 +134,43 @@ def test_device_nodes_are_left_out_below_dev_and_refused_elsewhere(tree: Path) -
         put(tree, layer(entry("disk", tarfile.BLKTYPE, devmajor=8, devminor=0)))
 
 
+def test_a_layer_of_nothing_at_all_changes_nothing(tree: Path) -> None:
+    """AG3: some builders write no end of an archive where there is nothing in it; engines take it.
+
+    One of which only the beginning is there is another thing.
+    """
+    before = sorted(tree.rglob("*"))
+    for how in ("tar", "gzip"):
+        put(tree, b"", how)
+        put(tree, bytes(1024), how)
+    assert sorted(tree.rglob("*")) == before
+
+    with pytest.raises(tarfile.ReadError):
+        put(tree, b"no archive at all")
+
+
+@pytest.mark.parametrize(
+    ("member", "words"),
+    [
+        (
+            entry("etc/x", tarfile.LNKTYPE, linkname="no/where"),
+            "'etc/x', a link to 'no/where', cannot be made: No such file or directory",
+        ),
+        (
+            entry("etc/pipe", tarfile.FIFOTYPE, pax_headers={"SCHILY.xattr.user.note": "x"}),
+            "'etc/pipe' cannot be made: Operation not permitted",
+        ),
+        (entry("etc/hostname/x"), "'etc/hostname/x' cannot be made: Not a directory"),
+    ],
+)
+def test_who_is_refused_is_told_which_entry_it_is(
+    tree: Path, member: tuple[tarfile.TarInfo, bytes], words: str
+) -> None:
+    with pytest.raises(Unprocessable) as raised:
+        put(tree, layer(entry("etc/before"), member))
+    assert str(raised.value) == words
+
+
 HOSTILE = {
     "climbs": [entry("../outside", data=b"bad")],
     "climbs from inside": [entry("etc/../../outside", data=b"bad")],

@@ -281,6 +281,33 @@ async def test_a_task_runs_as_its_image_says_unless_it_says_otherwise(
     assert "odd.name" not in config.environment
 
 
+async def test_an_image_that_leaves_folder_and_path_open_runs_as_elsewhere(
+    host: FakeHost, registry: Registry
+) -> None:
+    """AG3: engines make a working directory that no layer has, and look for programs in /bin."""
+    config = {"Cmd": ["serve"], "WorkingDir": "/srv/made/here"}
+    digest = an_image(host, registry, BASE, config=config)
+    async with host.agent() as client:
+        await client.fetch_oci_image(PLACE)
+        await client.put_task("web", a_spec(image=digest, command=[]))
+        await running(client, "web")
+        found = host.fake.systemd.properties(unit("web"))
+
+    assert (host.state / "tasks" / "web" / "srv" / "made" / "here").is_dir()
+    assert found["WorkingDirectory"] == "/srv/made/here"
+    assert found["ExecSearchPath"][-2:] == ["/sbin", "/bin"]  # type: ignore[index]
+
+
+async def test_an_image_with_a_file_as_working_directory_is_refused(
+    host: FakeHost, registry: Registry
+) -> None:
+    an_image(host, registry, BASE, config={"Cmd": ["serve"], "WorkingDir": "/base/below"})
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match="'/base/below' cannot be had: Not a directory"):
+            await client.fetch_oci_image(PLACE)
+    assert nothing_staged(host)
+
+
 async def test_an_image_of_root_starts_without_a_command_before_it(
     host: FakeHost, registry: Registry
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from builders import FakeHost, a_spec, running, unit
 
-from agent.api import Resize, Volume
+from agent.api import IoLimit, Resize, Resources, Volume
 from agent.core.limits import kernel_values
 from agent.core.unit_properties import cgroup_of
 from agent.errors import Conflict, NotFound, Unprocessable
@@ -87,3 +87,19 @@ async def test_an_agent_that_was_just_started_resizes_a_task_with_a_limited_volu
         await running(client, "web")
         status = await client.resize_task("web", Resize(memory_max_bytes=64 * MIB))
         assert status.generation == 2
+
+
+async def test_a_task_on_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """AG8: it would run without its limit."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    async with host.agent() as client:
+        for device, there in (("/dev/nope", False), ("/dev/vda", True)):
+            io = [IoLimit(device=device, write_bytes_per_s=1000)]
+            spec = a_spec(resources=Resources(io=io))
+            if there:
+                await client.put_task("web", spec)
+                await client.resize_task("web", Resize(io_weight=7))
+                continue
+            with pytest.raises(Unprocessable, match="there is no block device /dev/nope"):
+                await client.put_task("web", spec)

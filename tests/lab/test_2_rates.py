@@ -1,0 +1,128 @@
+"""Most that a task may write, read and send a second, by what the kernel counts.
+
+Each rate is bytes of the kernel's own counters over the time between two readings of them, and
+first it is seen that this guest can do several times as much: a limit that is not there is seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.one_guest import OneGuest, busybox_image
+
+pytestmark = pytest.mark.long
+MIB = 1 << 20
+TOLERANCE = 1.15
+"""Over the limit at most: the kernel gives room by slices of 100 ms, and counts what has begun."""
+TIMES = 3
+"""How much more than its limit a task must be seen to do without it."""
+DISK = """
+[limits]
+memory_max_bytes = "64MiB"
+[volumes.data]
+path = "/data"
+"""
+SLOW = """
+[[resources.io]]
+device = "/dev/vda"
+{}_bytes_per_s = {}
+"""
+WRITES = "while :; do $b dd if=/dev/zero of=/data/big bs=1M count=16 conv=fsync; done"
+READS = "while :; do $b dd if=/data/big of=/dev/null bs=256k iflag=direct; done"
+SENDS = "until $b nc {} 9000 </dev/zero; do $b sleep 1; done"
+SINK = """import socket
+s = socket.create_server(("0.0.0.0", 9000))
+while True:
+    c, _ = s.accept()
+    while c.recv(1 << 20): pass
+"""
+SAMPLE = """import sys, time
+def count():
+    path, key = sys.argv[1], sys.argv[2]
+    try:
+        words = open(path).read().split()
+    except OSError:
+        return 0
+    if not key:
+        return int(words[0])
+    return sum(int(w.partition("=")[2]) for w in words if w.startswith(key + "="))
+least, most_s = int(sys.argv[3]), float(sys.argv[4])
+before = count()
+while count() == before: time.sleep(0.05)
+a, began = count(), time.monotonic()
+while count() - a < least and time.monotonic() - began < most_s: time.sleep(0.05)
+b, ended = count(), time.monotonic()
+print((b - a) / (ended - began))
+"""
+"""Prints bytes a second over so many bytes, from the moment when the counter is seen to move."""
+
+
+@pytest.fixture(scope="module")
+def guest() -> Iterator[OneGuest]:
+    found = OneGuest(name="rates")
+    found.up()
+    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
+    found.put("/root/sample.py", SAMPLE)
+    found.put("/root/sink.py", SINK)
+    found.ssh("systemctl start twine-network.socket twine-agent.service", timeout_s=900)
+    yield found
+    found.down()
+
+
+def run(guest: OneGuest, name: str, script: str, *words: str) -> None:
+    """Start a task, or give a running one other limits."""
+    guest.put(f"/root/{name}.sh", f"b=/bin/busybox\n{script}")
+    line = f"twine-agent run {name} --image /root/image.tar {' '.join(words)}"
+    guest.ssh(f'{line} -- /bin/sh -c "$(cat /root/{name}.sh)"', timeout_s=900)
+
+
+def rate(guest: OneGuest, path: str, key: str, least_bytes: int) -> float:
+    """Return bytes a second of a counter, over at least so many or half a minute."""
+    words = f"{path} '{key}' {least_bytes} 30"
+    return float(guest.ssh(f"/opt/twine/bin/python /root/sample.py {words}", timeout_s=300))
+
+
+def test_a_task_reads_and_writes_no_faster_than_its_devices_limits_say(guest: OneGuest) -> None:
+    """AG8: and as fast as before once the limit is taken back; nothing is restarted for it."""
+    counter = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-disk.service/io.stat"
+    for what, script, key in (("write", WRITES, "wbytes"), ("read", READS, "rbytes")):
+        guest.put("/root/disk.toml", DISK)
+        run(guest, "disk", script, "--file /root/disk.toml")
+        free = rate(guest, counter, key, 32 * MIB)
+        most = int(free / (2 * TIMES))
+        guest.put("/root/disk.toml", DISK + SLOW.format(what, most))
+        run(guest, "disk", script, "--file /root/disk.toml")
+        # What was under way when the limit came still ends as fast as it began.
+        rate(guest, counter, key, 2 * most)
+        held = rate(guest, counter, key, 10 * most)
+        guest.put("/root/disk.toml", DISK)
+        run(guest, "disk", script, "--file /root/disk.toml")
+        rate(guest, counter, key, 2 * most)
+        again = rate(guest, counter, key, 16 * MIB)
+        print(f"{what}: {free:,.0f} B/s, limit {most:,}, held {held:,.0f}, again {again:,.0f}")
+        assert 0 < held <= most * TOLERANCE
+        assert again > TIMES * most
+        (task,) = json.loads(guest.ssh("twine-agent ps -o json"))["tasks"]
+        assert task["restarts"] == 0
+    guest.ssh("twine-agent stop disk", timeout_s=900)
+
+
+def test_a_private_task_sends_no_faster_than_it_may(guest: OneGuest) -> None:
+    """AG8: what it sends is what the host's end of its link received."""
+    guest.ssh("systemd-run --unit sink /opt/twine/bin/python /root/sink.py")
+    host = guest.ssh("ip -4 -o addr show scope global").split()[3].partition("/")[0]
+    link = "/sys/class/net/$(ls /sys/class/net | grep '^tw[0-9a-f]')/statistics/rx_bytes"
+    run(guest, "free", SENDS.format(host), "--network private")
+    free = rate(guest, link, "", 8 * MIB)
+    guest.ssh("twine-agent stop free", timeout_s=900)
+    most = free / (2 * TIMES)
+    mbps = f"{most * 8 / 1e6:.3f}"
+    run(guest, "bound", SENDS.format(host), f"--network private --egress-mbps {mbps}")
+    held = rate(guest, link, "", int(10 * most))
+    guest.ssh("twine-agent stop bound; systemctl stop sink", timeout_s=900)
+    print(f"egress: {free:,.0f} B/s, limit {most:,.0f}, held {held:,.0f}")
+    assert 0 < held <= most * TOLERANCE
+    assert free > TIMES * held
