@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import sys
 import time
 from pathlib import Path
@@ -196,12 +197,13 @@ def logs(
         raise InvalidInput("--follow and --previous exclude each other: that run has ended")
 
     start = None if since is None else f"{time.time() - since:.3f}"
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # chunks end anywhere
 
     async def read(client: AgentClient) -> None:
         async for chunk in client.task_logs(
             name, follow=follow, tail=tail, since=start, previous=previous
         ):
-            sys.stdout.write(show.printable(chunk.decode(errors="replace")))
+            sys.stdout.write(show.printable(decoder.decode(chunk)))
             sys.stdout.flush()
 
     call(config_path, read)

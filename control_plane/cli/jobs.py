@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
-import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +13,7 @@ from agent.wire.options import seconds
 from agent.wire.quantities import size_text
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.cli import follow, show
+from control_plane.cli.log_text import print_log
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 
@@ -133,7 +131,7 @@ def logs(
         chunks = client.job_logs(
             name, index, follow=follow_, since=start, tail=tail, previous=previous
         )
-        await _print_log(chunks, output)
+        await print_log(chunks, output)
 
     target.ask(work)
 
@@ -254,28 +252,3 @@ async def _watch(client: ControlPlaneClient, name: str, output: str) -> None:
             head = Text("\n".join(show.printable(line) for line in _head(status)))
             drawn = show.rich_table(_TASK_COLUMNS, _task_rows(status))
             live.update(Group(head, drawn), refresh=True)
-
-
-async def _print_log(chunks: AsyncIterator[bytes], output: str) -> None:
-    """Print a log: as it is into a pipe, harmless on a terminal, line by line as JSON."""
-    if output == "table" and not show.on_terminal():
-        async for chunk in chunks:
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
-        return
-    async for line in _lines(chunks):
-        if output == "json":
-            click.echo(show.json_text({"line": line}).replace("\n", ""))
-        else:
-            click.echo("\t".join(show.printable(part) for part in line.split("\t")))
-
-
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    rest = ""
-    async for chunk in chunks:
-        *lines, rest = (rest + decoder.decode(chunk)).split("\n")
-        for line in lines:
-            yield line
-    if rest:
-        yield rest

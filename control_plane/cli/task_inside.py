@@ -19,6 +19,7 @@ from control_plane.api.operations import REASON_MAX, RestartWish
 from control_plane.api.tasks import TaskDescription
 from control_plane.cli import show
 from control_plane.cli.events import head, task
+from control_plane.cli.log_text import print_log
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 
@@ -67,6 +68,7 @@ def exec_(
 @click.option("--tail", type=click.IntRange(1, 100_000), help="Only the last lines.")
 @click.option("--since", type=seconds(), metavar="DURATION", help="Only the last 90s, 10m, …")
 @click.option("-p", "--previous", is_flag=True, help="Only of the run that ended last.")
+@output_option
 @click.pass_obj
 def logs(
     target: Target,
@@ -75,18 +77,19 @@ def logs(
     tail: int | None,
     since: float | None,
     previous: bool,
+    output: str,
 ) -> None:
-    """Print what task NAME wrote on the machine where it is now."""
+    """Print what task NAME (as `web-3`) wrote where it is now; -o json: one object per line."""
     if follow_ and previous:
         raise InvalidInput("--follow and --previous exclude each other: that run has ended")
     job, index = _parsed(name)
     start = None if since is None else f"{time.time() - since:.3f}"
 
     async def work(client: ControlPlaneClient) -> None:
-        async for chunk in client.job_logs(
+        chunks = client.job_logs(
             job, index, follow=follow_, since=start, tail=tail, previous=previous
-        ):
-            click.echo(show.printable(chunk.decode(errors="replace")), nl=False)
+        )
+        await print_log(chunks, output)
 
     target.ask(work)
 

@@ -234,18 +234,18 @@ def test_watching_shows_each_change_until_the_job_is_gone(
     assert "gone" in result.stderr
 
 
+@pytest.mark.parametrize("words", [("job", "logs", "web", "0"), ("task", "logs", "web-0")])
 def test_logs_pass_through_a_pipe_and_come_as_json_lines(
-    ctl: Ctl, region: Region, jobfile: Path
+    ctl: Ctl, region: Region, jobfile: Path, words: tuple[str, ...]
 ) -> None:
+    """`task logs` wrote the ends of lines as two characters, and cut letters between chunks."""
     an_entitlement(ctl)
     ctl("job", "apply", str(jobfile))
     region.control_plane.logs = [b"on", b"e\ntw\xc3", b"\xb6\x1b[31m\n", b"\xff end"]
-    assert ctl("job", "logs", "web", "0").stdout_bytes == b"one\ntw\xc3\xb6\x1b[31m\n\xff end"
-    lines = ctl("job", "logs", "web", "0", "-o", "json").stdout.splitlines()
+    assert ctl(*words).stdout_bytes == b"one\ntw\xc3\xb6\x1b[31m\n\xff end"
+    lines = ctl(*words, "-o", "json").stdout.splitlines()
     assert [json.loads(x)["line"] for x in lines] == ["one", "twö\x1b[31m", "� end"]
-    assert (
-        ctl("job", "logs", "web", "0", "--tail", "1", "--since", "10m").stdout_bytes == b"\xff end"
-    )
+    assert ctl(*words, "--tail", "1", "--since", "10m").stdout_bytes == b"\xff end"
 
 
 def test_a_log_that_breaks_off_is_an_error_not_an_end(
