@@ -137,7 +137,7 @@ class Tasks:
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Take a desired state; when this returns it survives any crash."""
         self._host.uniqueness.check(f"task {task_id} is not changed")
-        self._taken_bytes = await self._host.huge_pages.look()
+        self._taken_bytes = self._host.huge_pages.look()
         await self._host.own_cpus.look_for(spec)
         if spec.volumes:
             await self._host.lanes.run("btrfs", self._host.volumes.admit, task_id, spec)
@@ -341,7 +341,7 @@ class Tasks:
         loop = self._loops.get(task_id)
         if loop is None:
             raise self._unknown(task_id)
-        self._taken_bytes = await self._host.huge_pages.look()
+        self._taken_bytes = self._host.huge_pages.look()
         await self._host.own_cpus.look()
         if loop.record.spec.volumes:
             self._disk_bytes = await self._host.lanes.run("btrfs", self._host.volumes.disk_bytes)
