@@ -37,7 +37,8 @@ def pages_of(resources: Resources) -> dict[int, int]:
 
 def asks(spec: TaskSpec) -> bool:
     """Return whether a task has huge pages of its own."""
-    return bool(pages_of(spec.resources))
+    more = spec.resources  # asked of every task with each start
+    return more.hugepages_2mib > 0 or more.hugepages_1gib > 0
 
 
 def refusal(

@@ -22,9 +22,9 @@ def kept_in_slices(specs: Iterable[TaskSpec]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for spec in specs:
         more = spec.resources
-        promised = {"MemoryMin": more.memory_min_bytes, "MemoryLow": more.memory_low_bytes}
-        if not any(promised.values()):
+        if not (more.memory_min_bytes or more.memory_low_bytes):
             continue
+        promised = {"MemoryMin": more.memory_min_bytes, "MemoryLow": more.memory_low_bytes}
         for name in (TASKS_SLICE.removeprefix("/"), slice_for(spec)):
             kept = found.setdefault(name, dict.fromkeys(KEPT_FILES, 0))
             for key, size in promised.items():

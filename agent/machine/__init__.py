@@ -35,6 +35,7 @@ class UnitState(msgspec.Struct, frozen=True):
     it was not up in time, which systemd calls `timeout`, too."""
     invocation_id: str = ""
     main_pid: int = 0
+    """Of a service that runs only `units` says it."""
     exit_code: int | None = None
     """Exit code of the main process, once it has ended by itself."""
     exit_signal: str | None = None
@@ -44,7 +45,8 @@ class UnitState(msgspec.Struct, frozen=True):
     started_at: float | None = None
     description: str = ""
     control_group: str = ""
-    """Path below the cgroup root; empty when the unit has no processes."""
+    """Path below the cgroup root; empty when the unit has no processes. Of a service that runs only
+    `units` says it."""
 
 
 UnitListener = Callable[[str], None]
@@ -78,10 +80,13 @@ class Systemd(Protocol):
         """
 
     def find(self, unit: str) -> UnitState | None:
-        """Return the state of a unit, None where systemd knows none of that name."""
+        """Return the state of a unit, None where systemd knows none of that name.
+
+        Where it runs, main process and cgroup are left out: this is asked with each change.
+        """
 
     def units(self, pattern: str) -> list[UnitState]:
-        """Return all loaded units whose name matches a glob."""
+        """Return all loaded units whose name matches a glob, with all that a state has."""
 
     def glance(self, pattern: str) -> dict[str, tuple[str, str]]:
         """Return active and sub state of all loaded units whose name matches a glob.

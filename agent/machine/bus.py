@@ -2,8 +2,9 @@
 
 pystemd speaks to the same library and keeps the interpreter's lock while it waits, so that one
 slow answer of PID 1 stops a whole program. Here that lock is let go of for as long as the library
-waits, and only then: to build a message takes hundreds of calls of microseconds, after each of
-which other threads would be let in (docs/adr/0116).
+waits, and only then: what is done at once would let other threads in after each call
+(docs/adr/0116). The values of a message are put into it by one call, which says how they are nested
+(sd_bus_message_append(3)): a unit of a task has four hundred pieces.
 
 Values are those of pystemd: text is bytes, an array is a list, a structure a tuple. Only an array
 of bytes is bytes.
@@ -12,6 +13,7 @@ of bytes is bytes.
 from __future__ import annotations
 
 import ctypes
+import errno
 from collections.abc import Iterable
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from functools import cache
@@ -34,6 +36,10 @@ _NUMBERS: dict[int, Any] = {
     ord("d"): ctypes.c_double,
     ord("h"): c_int,
 }
+_LONG = {ord("u"), ord("x"), ord("t"), ord("d")}
+"""What a C function without a list of its types would not take as it is."""
+_MOST_VALUES = 1000
+"""In one call; ctypes passes 1024 arguments at most."""
 _TEXTS = frozenset(b"sog")
 _PLAIN = _TEXTS | _NUMBERS.keys() - {ord("b")}
 
@@ -66,10 +72,12 @@ def _library() -> _Library:
         "sd_bus_message_read_basic": (pointer, c_char, pointer),
         "sd_bus_message_read_array": (pointer, c_char, POINTER(pointer), POINTER(c_size_t)),
         "sd_bus_message_is_signal": (pointer, text, text),
+        "sd_bus_message_get_member": (pointer,),
     }
     for name, shape in shapes.items():
         getattr(held, name).argtypes = shape
     held.sd_bus_message_get_path.argtypes, held.sd_bus_message_get_path.restype = (pointer,), text
+    held.sd_bus_message_get_member.restype = text
     held.sd_bus_message_unref.argtypes, held.sd_bus_message_unref.restype = (pointer,), pointer
     held.sd_bus_error_free.argtypes, held.sd_bus_error_free.restype = (POINTER(_Error),), None
     free.sd_bus_open_system.argtypes = (POINTER(pointer),)
@@ -103,14 +111,13 @@ class Bus:
         """Return what becomes readable when there is something to `process`."""
         return _check(_library().held.sd_bus_get_fd(self._bus), "the bus has no descriptor")
 
-    def process(self) -> Message:
-        """Do one piece of what there is to do, and return the message that came with it, if one
-        did.
+    def process(self) -> Message | None:
+        """Do one piece of what there is to do, and return the message that came with it, empty if
+        none did; None where there was nothing to do.
         """
         message = Message()
         code = _library().held.sd_bus_process(self._bus, byref(message.pointer))
-        _check(code, "cannot read from the bus")
-        return message
+        return message if _check(code, "cannot read from the bus") else None
 
     def call_method(
         self,
@@ -126,8 +133,7 @@ class Bus:
         names = destination, path, interface, method
         code = held.sd_bus_message_new_method_call(self._bus, byref(call.pointer), *names)
         _check(code, "cannot make a call")
-        for kind, value in args:
-            _append(held, call.pointer, kind, value)
+        _append(held, call.pointer, args)
         try:
             sent = self._bus, call.pointer, 0, byref(error), byref(answer.pointer)
             code = free.sd_bus_call(*sent)
@@ -157,6 +163,13 @@ class Message:
         if not self.pointer:
             return False
         return bool(_library().held.sd_bus_message_is_signal(self.pointer, interface, member) > 0)
+
+    def get_member(self) -> bytes:
+        """Return the name of the call or the signal that it is; empty for an answer."""
+        found: bytes | None = None
+        if self.pointer:
+            found = _library().held.sd_bus_message_get_member(self.pointer)
+        return found or b""
 
     def get_path(self) -> bytes:
         """Return the object it is about."""
@@ -228,7 +241,55 @@ class _Reader:
         return found
 
 
-def _append(held: Any, message: c_void_p, kind: int, value: Any) -> None:
+def _append(held: Any, message: c_void_p, tokens: Iterable[Token]) -> None:
+    """Put values into a message: by one call, or by one for each piece where they are too many."""
+    tokens = list(tokens)
+    types, values = _said(tokens)
+    if len(values) > _MOST_VALUES:
+        for kind, value in tokens:
+            _append_piece(held, message, kind, value)
+        return
+    code = held.sd_bus_message_append(message, types, *values)
+    _check(code, f"cannot put {types!r} into a message")
+
+
+def _said(tokens: Iterable[Token]) -> tuple[bytes, list[Any]]:
+    """Return how values are nested and what they are, as sd_bus_message_append(3) takes both."""
+    types, values = bytearray(), list[Any]()
+    inside: list[list[int] | None] = []
+    """Of each container we are in: where its number of elements stands and how many there are;
+    None for one that has no number."""
+    for kind, value in tokens:
+        if kind == CLOSE:
+            if not inside:
+                raise DBusError(-errno.EINVAL, None, "a container is closed that was not opened")
+            if (array := inside.pop()) is not None:
+                values[array[0]] = array[1]
+            continue
+        if not inside:
+            types += _type(kind, value)
+        elif (array := inside[-1]) is not None:
+            array[1] += 1
+        if kind == ord("a"):
+            inside.append([len(values), 0])
+            values.append(0)
+        elif kind in _CONTAINERS:
+            inside.append(None)
+            if kind == ord("v"):
+                values.append(value)
+        else:
+            values.append(_NUMBERS[kind](value) if kind in _LONG else value)
+    return bytes(types), values
+
+
+def _type(kind: int, contents: Any) -> bytes:
+    """Return the type of a value, which for an array or a structure says what is inside."""
+    if kind == ord("a"):
+        return b"a" + bytes(contents)
+    return b"(%s)" % contents if kind == ord("r") else bytes([kind])
+
+
+def _append_piece(held: Any, message: c_void_p, kind: int, value: Any) -> None:
     if kind == CLOSE:
         code = held.sd_bus_message_close_container(message)
     elif kind in _CONTAINERS:

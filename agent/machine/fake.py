@@ -382,9 +382,9 @@ class FakeMachine:
         self.systemd.programs["/bin/sh"] = self._shell
 
     def _before(self, unit: str, argv: Sequence[str]) -> None:
-        found = self.systemd.find(unit)
-        if found is not None and list(argv[3:4]) == ["hugetlb"]:
-            self.cgroups.bound(argv[4] or found.control_group, argv[5:])
+        found = self.systemd.units(unit)
+        if found and list(argv[3:4]) == ["hugetlb"]:
+            self.cgroups.bound(argv[4] or found[0].control_group, argv[5:])
 
     def _shell(self, argv: list[str], properties: Mapping[str, Property]) -> Ended | None:
         """Play the script that limits huge pages; a test may bring another shell."""
@@ -402,8 +402,8 @@ class FakeMachine:
         return {file: str(properties.get(name, 0)) for name, file in names.items()}
 
     def _cpus_of(self, unit: str) -> Iterable[int]:
-        found = self.systemd.find(unit)
-        if found is None or not found.control_group:
+        found = self.systemd.units(unit)
+        if not found or not found[0].control_group:
             return ()
         return cast(
             "Iterable[int]",

@@ -118,8 +118,10 @@ class FakeSystemd:
 
     def kill(self, unit: str, signal: int) -> None:
         """Signal a unit: it ends, unless the signal is harmless or not heeded."""
-        state = self.find(unit)
-        if state is None or not state.main_pid or signal in _HARMLESS:
+        with self._lock:
+            found = self._units.get(unit)
+            has_process = found is not None and found.state.main_pid
+        if not has_process or signal in _HARMLESS:
             return
         name = _signal_name(signal)
         if name != "SIGTERM" or unit not in self.ignores_term:
@@ -144,10 +146,14 @@ class FakeSystemd:
             self._units[unit].properties.update(properties)
 
     def find(self, unit: str) -> UnitState | None:
-        """Return the state of a unit."""
+        """Return the state of a unit; of a service that runs without main process and cgroup."""
         with self._lock:
             found = self._units.get(unit)
-            return found.state if found else None
+            if found is None:
+                return None
+            if found.state.sub != "running" or not unit.endswith(".service"):
+                return found.state
+            return replace(found.state, main_pid=0, control_group="")
 
     def units(self, pattern: str) -> list[UnitState]:
         """Return the units whose name matches a glob."""

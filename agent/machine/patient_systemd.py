@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import cast
 
 from agent.errors import SystemdError
 from agent.machine import UnitListener
-from agent.machine.bus import open_bus
-from agent.machine.systemd import HostSystemd, Opener
+from agent.machine.systemd import HostSystemd
 
 log = logging.getLogger(__name__)
 
@@ -19,11 +17,7 @@ RETRY_S = 1.0
 
 
 class PatientSystemd(HostSystemd):
-    """Units of the host. A call lets other threads run while it waits; `listen` does not wait."""
-
-    def __init__(self, opener: Opener | None = None) -> None:
-        """Connect on the first call, not before; None: to the system bus."""
-        super().__init__(opener or cast("Opener", open_bus))
+    """Units of the host; `listen` does not wait."""
 
     def listen(self, listener: UnitListener) -> Callable[[], None]:
         """Call `listener` on changes from soon on; returns what ends it.

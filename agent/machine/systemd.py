@@ -1,11 +1,8 @@
-"""The service manager of the host, over D-Bus: the only module that imports pystemd.
+"""The service manager of the host, over D-Bus.
 
 Works below pystemd's generated proxies: those introspect and build classes for each unit,
 which makes a look at one unit cost as much as its start. Each instance has one connection
-for calls, behind a lock, and one for signals, read by a thread of its own.
-
-While a call waits for its answer the whole process waits (pystemd keeps the interpreter's
-lock), so nothing here asks for work that systemd does not do at once.
+(`bus.py`) for calls, behind a lock, and one for signals, read by a thread of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from pystemd.dbusexc import DBusBaseError
-from pystemd.dbuslib import DBus, DbusMessage, path_decode, path_encode
+from pystemd.dbuslib import path_decode, path_encode
 
 from agent.errors import Conflict, SystemdError
 from agent.machine import Property, UnitListener, UnitState
+from agent.machine.bus import Bus, Message, open_bus
 from agent.machine.unit_properties import CLOSE, Token, encode
 
 log = logging.getLogger(__name__)
@@ -47,9 +45,6 @@ _NO_UNIT = re.compile("NoSuchUnit|UnknownObject|NoSuchProcess")
 _PAUSES_S = (0.0, 0.1, 0.4, 1.0, 2.0)
 """Between attempts on a dead bus. `systemctl restart dbus` is over in that time."""
 _BACKOFF_MAX_S = 5.0
-_IDLE_ENOUGH = 4
-"""Looks in a row that find nothing before the queue counts as empty; one look may only finish
-a handshake or read half a message, and the library does not tell which."""
 _MATCHES = (
     "type='signal',sender='org.freedesktop.systemd1',"
     "path_namespace='/org/freedesktop/systemd1/unit',"
@@ -69,30 +64,24 @@ JOB_SETTLES_S = 0.05
 """So long after the end of a unit's job its own change is waited for, which follows at once: who is
 told at the first of the two would look twice."""
 
-_SIGNALS = (
-    (PROPERTIES, b"PropertiesChanged"),
-    (MANAGER, b"JobNew"),
-    (MANAGER, b"JobRemoved"),
-    (MANAGER, b"UnitRemoved"),
-)
+_SIGNALS = {
+    b"PropertiesChanged": PROPERTIES,
+    b"JobNew": MANAGER,
+    b"JobRemoved": MANAGER,
+    b"UnitRemoved": MANAGER,
+}
+"""Signals we asked for, and the interface each is of."""
 
-Opener = Callable[[], DBus]
-
-
-def open_system_bus() -> DBus:
-    """Return a new connection to the system bus."""
-    bus = DBus()
-    bus.open()
-    return bus
+Opener = Callable[[], Bus]
 
 
 class HostSystemd:
     """Units of the host. Needs root. May be called from any thread."""
 
-    def __init__(self, opener: Opener = open_system_bus) -> None:
+    def __init__(self, opener: Opener = open_bus) -> None:
         """Connect on the first call, not before."""
         self._opener = opener
-        self._bus: DBus | None = None
+        self._bus: Bus | None = None
         self._lock = threading.Lock()
         self._watch: _Watch | None = None
 
@@ -132,15 +121,21 @@ class HostSystemd:
             raise _refused(f"cannot change {unit}", e, properties) from e
 
     def find(self, unit: str) -> UnitState | None:
-        """Return the state of a unit, None where systemd knows none of that name."""
+        """Return the state of a unit, None where systemd knows none of that name.
+
+        Where it runs, main process and cgroup are left out: this is asked with each change.
+        """
         # Reading a property of an unknown unit would make systemd load it; listing does not.
-        found = [state for state in self.units(_glob_of(unit)) if state.unit == unit]
+        found = [state for state in self._states(_glob_of(unit), whole=False) if state.unit == unit]
         return found[0] if found else None
 
     def units(self, pattern: str) -> list[UnitState]:
-        """Return all loaded units whose name matches a glob."""
+        """Return all loaded units whose name matches a glob, with all that a state has."""
+        return self._states(pattern, whole=True)
+
+    def _states(self, pattern: str, *, whole: bool) -> list[UnitState]:
         try:
-            return [self._state(*row) for row in self._rows(pattern)]
+            return [self._state(*row, whole=whole) for row in self._rows(pattern)]
         except DBusBaseError as e:
             raise SystemdError(f"cannot list units {pattern}: {_reason(e)}") from e
 
@@ -201,20 +196,24 @@ class HostSystemd:
             if not _NO_UNIT.search(_name(e)):
                 raise SystemdError(f"cannot {verb} {unit}: {_reason(e)}") from e
 
-    def _state(self, unit: str, description: str, active: str, sub: str) -> UnitState:
+    def _state(
+        self, unit: str, description: str, active: str, sub: str, *, whole: bool
+    ) -> UnitState:
         path = path_encode(UNITS, unit.encode())
         invocation = bytes(self._get(path, SYSTEMD + b".Unit", "InvocationID"))
         started = exited = main_pid = 0
         control_group, result, ended = "", "success", (0, 0)
-        if unit.endswith((".service", ".slice", ".scope")):
+        is_service = unit.endswith(".service")
+        asked = whole or not is_service or sub != "running"
+        if asked and unit.endswith((".service", ".slice", ".scope")):
             kind = SYSTEMD + b"." + unit.rpartition(".")[2].capitalize().encode()
             control_group = self._get(path, kind, "ControlGroup").decode()
-        if unit.endswith(".service"):
+        if is_service:
             # One by one: the ten we want come three times faster than all three hundred.
             service = SYSTEMD + b".Service"
             started = self._get(path, service, "ExecMainStartTimestamp")
-            main_pid = self._get(path, service, "MainPID")
-            if not main_pid:
+            main_pid = self._get(path, service, "MainPID") if asked else 0
+            if asked and not main_pid:
                 result = self._get(path, service, "Result").decode()
                 if result == "timeout" and not self._get(
                     path, SYSTEMD + b".Unit", "ActiveEnterTimestamp"
@@ -323,7 +322,7 @@ class _Watch:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _subscribed(self) -> DBus:
+    def _subscribed(self) -> Bus:
         bus = self._opener()
         try:
             for rule in _MATCHES:
@@ -334,7 +333,7 @@ class _Watch:
             raise
         return bus
 
-    def _run(self, bus: DBus) -> None:
+    def _run(self, bus: Bus) -> None:
         try:
             while self._read(bus):
                 log.warning("connection to systemd lost, its signals with it")
@@ -351,7 +350,7 @@ class _Watch:
         finally:
             self._close_pipe()
 
-    def _reconnected(self) -> DBus | None:
+    def _reconnected(self) -> Bus | None:
         """Return a new connection, None when asked to end meanwhile."""
         pause_s = 0.1
         while True:
@@ -362,14 +361,14 @@ class _Watch:
                     return None
                 pause_s = min(pause_s * 2, _BACKOFF_MAX_S)
 
-    def _read(self, bus: DBus) -> bool:
+    def _read(self, bus: Bus) -> bool:
         """Pass signals on until asked to end (False) or the connection dies (True)."""
         fd = bus.get_fd()
         try:
             while True:
                 # Replies to our own calls may have pulled signals into the library's queue,
                 # so look there first; each `process` takes one message at most.
-                changed = {unit for m in _drained(bus, fd) if (unit := self._changed(m))}
+                changed = {unit for m in _drained(bus) if (unit := self._changed(*m))}
                 self._tell(changed | self._overdue())
                 ready, _, _ = select.select([fd, self._wake_read], [], [], self._next_s())
                 if self._wake_read in ready:
@@ -377,25 +376,25 @@ class _Watch:
         except DBusBaseError:
             return True
 
-    def _changed(self, message: DbusMessage) -> str:
+    def _changed(self, member: bytes, message: Message) -> str:
         """Return the unit that listeners should look at, "" where there is nothing to see.
 
         While a unit starts or stops its properties change a dozen times; looking each time
         would take longer than the start. The end of the job says it all, and the change that
         follows it is that one's (job_uninstall of systemd 257).
         """
-        if message.is_signal(PROPERTIES, b"PropertiesChanged"):
+        if member == b"PropertiesChanged":
             # Its body is of no use to us, and taking it apart would cost more than the rest.
             unit = path_decode(message.get_path(), UNITS).decode()
             self._due.pop(unit, None)
             return "" if unit in self._busy else unit
         message.process_reply(False)
         body = cast(list[bytes], message.body)
-        removed = message.is_signal(MANAGER, b"UnitRemoved")
+        removed = member == b"UnitRemoved"
         unit = body[0 if removed else 2].decode()
         if not unit.endswith(".service"):
             return ""
-        if message.is_signal(MANAGER, b"JobNew"):
+        if member == b"JobNew":
             self._busy.add(unit)
             return ""
         self._busy.discard(unit)
@@ -427,18 +426,12 @@ class _Watch:
                     log.exception("listener of systemd's signals failed", extra={"unit": unit})
 
 
-def _drained(bus: DBus, fd: int) -> Iterator[DbusMessage]:
-    """Yield the signals we asked for until there is nothing more to read."""
-    idle = 0
-    while True:
-        message = bus.process()
-        if any(message.is_signal(*kind) for kind in _SIGNALS):
-            idle = 0
-            yield message
-            continue
-        idle += 1
-        if idle >= _IDLE_ENOUGH and not select.select([fd], [], [], 0)[0]:
-            return
+def _drained(bus: Bus) -> Iterator[tuple[bytes, Message]]:
+    """Yield the signals we asked for, each with its name, until there is nothing more to read."""
+    while (message := bus.process()) is not None:
+        member = message.get_member()
+        if member in _SIGNALS and message.is_signal(_SIGNALS[member], member):
+            yield member, message
 
 
 def _words(signature: str, *values: str) -> list[Token]:

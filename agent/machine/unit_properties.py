@@ -11,12 +11,13 @@ import ipaddress
 import itertools
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import TypeGuard
 
 from agent.errors import InvalidInput
 
 Token = tuple[int, object]
-"""A piece of a message as pystemd takes it: type code and value, -1 closes a container."""
+"""A piece of a message as `bus.py` takes it: type code and value, -1 closes a container."""
 
 UNLIMITED = 2**64 - 1
 """What systemd reads as "infinity" in a limit."""
@@ -137,19 +138,31 @@ def encode(properties: Mapping[str, object]) -> list[Token]:
     """
     tokens: list[Token] = [(ord("a"), b"(sv)")]
     for name, value in properties.items():
-        kind = SIGNATURES.get(name)
-        if kind is None:
-            raise InvalidInput(
-                f"cannot set {name} to {value!r}: no such unit property in our table",
-                hint="names are those of D-Bus, such as TimeoutStopUSec",
-            )
-        try:
-            for wire in _wire_values(name, kind, value):
-                tokens += [(ord("r"), b"sv"), (ord("s"), _wire_name(name).encode())]
-                tokens += [(ord("v"), kind.encode()), *_tokens(kind, wire), CLOSE, CLOSE]
-        except (TypeError, ValueError) as e:
-            raise InvalidInput(f"cannot set {name} to {value!r}: {e}") from e
+        # Most of a task's properties are the same in each start: those of its sandbox.
+        is_switch = value is None or isinstance(value, bool)
+        is_list = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
+        tokens += _encoded_before(name, value) if is_switch or is_list else _encoded(name, value)
     return [*tokens, CLOSE]
+
+
+def _encoded(name: str, value: object) -> list[Token]:
+    kind = SIGNATURES.get(name)
+    if kind is None:
+        raise InvalidInput(
+            f"cannot set {name} to {value!r}: no such unit property in our table",
+            hint="names are those of D-Bus, such as TimeoutStopUSec",
+        )
+    tokens: list[Token] = []
+    try:
+        for wire in _wire_values(name, kind, value):
+            tokens += [(ord("r"), b"sv"), (ord("s"), _wire_name(name).encode())]
+            tokens += [(ord("v"), kind.encode()), *_tokens(kind, wire), CLOSE, CLOSE]
+    except (TypeError, ValueError) as e:
+        raise InvalidInput(f"cannot set {name} to {value!r}: {e}") from e
+    return tokens
+
+
+_encoded_before = lru_cache(maxsize=128)(_encoded)
 
 
 def _wire_name(name: str) -> str:
@@ -358,7 +371,7 @@ def _basic(kind: str, value: object) -> object:
     if kind == "s":
         if not isinstance(value, str):
             raise TypeError("a string is needed")
-        # pystemd hands over a C string: what follows a NUL would be lost without a word.
+        # It is handed over as a C string: what follows a NUL would be lost without a word.
         if "\0" in value:
             raise ValueError("a NUL character cannot be passed on")
         return value.encode()

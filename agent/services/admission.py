@@ -54,7 +54,7 @@ class Admission:
     async def look(self, spec: TaskSpec) -> None:
         """See what this host has of what a task asks for."""
         host = self._host
-        self._taken_bytes = await host.huge_pages.look()
+        self._taken_bytes = host.huge_pages.look()
         if spec.resources.io:
             self._disks = await host.lanes.run("usage", host.cgroups.disks)
         if spec.volumes:

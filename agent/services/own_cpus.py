@@ -87,12 +87,12 @@ class OwnCpus:
 
         `others` are all other tasks that are wanted here; `cpuset`: whether the kernel can do it.
         """
-        count, taken = spec.resources.exclusive_cpus, self._taken(others)
+        count = spec.resources.exclusive_cpus
         if not count:
-            return sharing_refusal(self._cores, taken.own, spec.resources.cpus)
+            return sharing_refusal(self._cores, self._own(others), spec.resources.cpus)
         if not cpuset:
             return f"resources.exclusive_cpus {count}: its kernel has no cpuset controller"
-        return refusal(self._cores, taken, count, self._claims.get(task_id, ()))
+        return refusal(self._cores, self._taken(others), count, self._claims.get(task_id, ()))
 
     def choose(self, task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec]) -> list[int]:
         """Choose CPUs for a task that was not refused, and remember them as its own.
@@ -109,12 +109,14 @@ class OwnCpus:
         return list(self._claims.get(task_id, ()))
 
     def _taken(self, others: Mapping[str, TaskSpec]) -> Taken:
-        own = [self._claims.get(task, ()) for task in others]
         return Taken(
-            own=frozenset(cpu for cpus in own for cpu in cpus),
+            own=self._own(others),
             pinned=frozenset(cpu for spec in others.values() for cpu in spec.resources.cpus),
             sharing=sum(not spec.resources.exclusive_cpus for spec in others.values()),
         )
+
+    def _own(self, others: Mapping[str, TaskSpec]) -> frozenset[int]:
+        return frozenset(c for task, cpus in self._claims.items() if task in others for c in cpus)
 
     def restore(self, task_id: str, own: Sequence[int]) -> None:
         """Take back a choice that could not be saved."""

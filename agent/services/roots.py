@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from agent.api import ImageInfo, OciConfig
 from agent.core.own_init import INITS
 from agent.errors import NotFound
 from agent.machine import Btrfs
+
+_USED_EVERY_S = 60.0
+"""How often the use of an image is written down: images go by days (core/retention.py)."""
 
 
 class Roots:
@@ -24,6 +28,8 @@ class Roots:
         self._images = images
         self.state = folder.parent
         self._configs: dict[str, OciConfig | None] = {}
+        self._used: dict[str, float] = {}
+        """Image → when that was last written down; the snapshot that follows writes it to disk."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, task_id: str) -> Path:
@@ -85,8 +91,11 @@ class Roots:
                 hint="pull or put the image, then put the task again",
             )
         self._btrfs.snapshot(image, path)
-        with suppress(OSError):  # when it was last used; what goes first goes by that
-            os.utime(image.with_suffix(".json"))
+        now_s = time.monotonic()
+        if now_s - self._used.get(digest, -_USED_EVERY_S) >= _USED_EVERY_S:
+            with suppress(OSError):  # when it was last used; what goes first goes by that
+                os.utime(image.with_suffix(".json"))
+                self._used[digest] = now_s
 
     def remove(self, task_id: str) -> None:
         """Remove the root of a task; one that is not there is no error."""

@@ -169,7 +169,8 @@ class Tasks:
         And with the users of its machine, if it is to be one.
         """
         task_id = record.task_id
-        own = self._host.own_cpus.choose(task_id, record.spec, self._others(task_id))
+        others = self._others(task_id) if record.spec.resources.exclusive_cpus else {}
+        own = self._host.own_cpus.choose(task_id, record.spec, others)
         record = record if own == record.own_cpus else replace(record, own_cpus=own)
         if record.ids is not None or not has_own_init(record.spec):
             return record
@@ -210,13 +211,17 @@ class Tasks:
 
     def wanted(self) -> dict[str, TaskSpec]:
         """Return the specifications of all tasks that are wanted, and of those about to be."""
-        loops = {t: loop.record for t, loop in self._loops.items()}
-        return dict(self._coming) | {
-            t: record.spec for t, record in loops.items() if record.wanted is Wanted.RUN
-        }
+        found = dict(self._coming)
+        for task_id, loop in self._loops.items():
+            record = loop.record
+            if record.wanted is Wanted.RUN:
+                found[task_id] = record.spec
+        return found
 
     def _others(self, task_id: str) -> dict[str, TaskSpec]:
-        return {t: spec for t, spec in self.wanted().items() if t != task_id}
+        others = self.wanted()
+        others.pop(task_id, None)
+        return others
 
     def _is_over(self, task_id: str) -> bool:
         return task_id in self._loops and is_over(self._loops[task_id].record)

@@ -51,7 +51,8 @@ class Units:
         loop = asyncio.get_running_loop()
 
         def heard(unit: str) -> None:
-            if not loop.is_closed():
+            # Others change with each start, too; who begins to follow one looks first.
+            if (not unit or unit in self._wakers) and not loop.is_closed():
                 loop.call_soon_threadsafe(self._wake, unit)
 
         return self._systemd.listen(heard)

@@ -125,6 +125,12 @@ class Host:
             time.sleep(0.02)
         return state
 
+    def whole(self, unit: str) -> UnitState:
+        """Return all that is known of a unit that runs."""
+        self.running(unit)
+        (found,) = self.systemd.units(unit)
+        return found
+
     def ended(self, unit: str) -> UnitState:
         """Return the state of a unit whose processes have ended."""
         state = self.until(unit, lambda s: s is not None and s.sub in ("exited", "failed"))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from agent.core.huge_pages import bounded_unit
 from agent.core.unit_properties import not_after
@@ -103,8 +104,11 @@ def test_a_started_unit_runs_and_has_an_invocation(host: Host, unit: str) -> Non
     assert (state.unit, state.active, state.result) == (unit, "active", "success")
     assert len(state.invocation_id) == 32
     assert state.description == "the task web/0"
-    assert state.main_pid > 1
-    assert state.control_group == f"/system.slice/{unit}"
+    assert (state.main_pid, state.control_group) == (0, ""), "it costs a question each"
+    whole = host.whole(unit)
+    assert whole.main_pid > 1
+    assert whole.control_group == f"/system.slice/{unit}"
+    assert replace(whole, main_pid=0, control_group="") == state
     assert state.started_at
     assert before < state.started_at < time.time() + 5
     assert (state.exit_code, state.exit_signal, state.exited_at) == (None, None, None)
@@ -228,7 +232,7 @@ def test_a_unit_that_exists_cannot_be_started_again(host: Host, unit: str) -> No
 def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -> None:  # F-09 F-10
     script = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep 1000\" & sleep 1000"
     host.systemd.start_transient(unit, sh(script, TimeoutStopUSec=1_000_000))
-    group = host.running(unit).control_group
+    group = host.whole(unit).control_group
     if not host.real:
         host.systemd.ignores_term.add(unit)  # type: ignore[attr-defined]
     else:
@@ -305,7 +309,7 @@ def test_a_property_that_does_not_exist_or_fit_is_named(host: Host, unit: str) -
 
 def test_limits_can_be_changed_while_a_unit_runs(host: Host, unit: str) -> None:
     host.systemd.start_transient(unit, a_service(CPUWeight=100))
-    group = host.running(unit).control_group
+    group = host.whole(unit).control_group
 
     host.systemd.set_properties(unit, {"CPUWeight": 50, "MemoryMax": 64 << 20})
 
@@ -323,7 +327,7 @@ def test_a_slice_that_does_not_run_yet_begins_with_what_was_said_of_it(
     name = unit.replace("-", "_").replace(".service", ".slice")
     host.systemd.set_properties(name, {"CPUWeight": 50, "AllowedCPUs": (0,)})
     host.systemd.start_transient(unit, a_service(Slice=name))
-    group = host.running(unit).control_group
+    group = host.whole(unit).control_group
     assert group == f"/{name}/{unit}"
     if host.real:
         folder = Path("/sys/fs/cgroup") / name
@@ -345,7 +349,7 @@ def test_huge_pages_are_limited_before_a_unit_runs(host: Host, unit: str) -> Non
     assert not host.real or "hugetlb" in cores.read_text().split()
     values = {"hugetlb.2MB.rsvd.max": str(4 << 20), "hugetlb.2MB.max": str(4 << 20)}
     host.systemd.start_transient(unit, bounded_unit(a_service(), values))
-    group = host.running(unit).control_group
+    group = host.whole(unit).control_group
     read = host.cgroups.values(group, list(values))
     assert read == values
     host.systemd.set_properties(unit, {"CPUWeight": 50})
@@ -441,7 +445,7 @@ def test_a_slice_holds_its_units_and_is_made_with_limits(host: Host, unit: str) 
     host.systemd.start_transient(unit, a_service(Slice=name))
 
     group = f"/twinecontract.slice/{name}"
-    assert host.running(unit).control_group == f"{group}/{unit}"
+    assert host.whole(unit).control_group == f"{group}/{unit}"
     state = host.systemd.find(name)
     assert state
     assert (state.active, state.control_group) == ("active", group)
@@ -473,7 +477,7 @@ def test_a_hardened_task_starts_from_its_own_root(host: Host, unit: str) -> None
 
     host.systemd.start_transient(unit, a_service(**HARDENING, **root))
 
-    state = host.running(unit)
+    state = host.whole(unit)
     if host.real:
         status = Path(f"/proc/{state.main_pid}/status").read_text()
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -491,7 +495,7 @@ def test_a_start_that_comes_too_late_leaves_nothing(host: Host, unit: str) -> No
         host.fake_clock(seconds)
 
     host.systemd.start_transient(unit, a_service(**root, **not_after(seconds + 600.9)))
-    assert host.running(unit).main_pid
+    assert host.whole(unit).main_pid
     host.systemd.stop(unit)
     host.until(unit, lambda state: state is None)
 

@@ -328,8 +328,7 @@ async def test_what_tasks_use_is_told_of_those_that_have_processes(host: FakeHos
     async with host.agent() as client:
         await client.put_task("web", a_spec(entitlement="with-dash"))
         await running(client, "web")
-        group = host.fake.systemd.find(unit("web"))
-        assert group is not None
+        (group,) = host.fake.systemd.units(unit("web"))
         host.fake.cgroups.usage[group.control_group] = Usage(cpu_s=1.5, memory_bytes=7 << 20)
         first = await client.get_usage()
         host.fake.cgroups.usage.clear()

@@ -23,8 +23,7 @@ Run = Callable[..., tuple[int, str, str]]
 def _start(host: FakeHost, run: Run, name: str = "web") -> str:
     """Start a task; return its cgroup."""
     assert run("run", name, f"--image={IMAGE}", "--", "/bin/server", host=host)[0] == 0
-    state = host.fake.systemd.find(unit(name))
-    assert state is not None
+    (state,) = host.fake.systemd.units(unit(name))
     return state.control_group
 
 

@@ -49,7 +49,7 @@ def _fence(host: FakeHost, uptime: Uptime) -> list[str]:
     killed: list[str] = []
 
     def kill(name: str) -> bool:
-        if (state := host.fake.systemd.find(name)) is None or not state.main_pid:
+        if not any(state.main_pid for state in host.fake.systemd.units(name)):
             return False
         host.fake.systemd.kill(name, 9)
         killed.append(name)

@@ -14,6 +14,7 @@ from agent.api import TaskState
 from agent.core.records import TaskRecord, only_came_up
 from agent.services import units as units_module
 from agent.services.journal import Journal
+from agent.services.offload import Lanes
 
 
 @pytest.fixture
@@ -49,6 +50,25 @@ async def test_a_task_that_ends_unheard_is_seen_and_started_again(
         host.fake.systemd.exit(unit("two"), 7)
         await until(client, "two", lambda s: s.last_exit is not None and s.last_exit.code == 7)
         assert calls["glance"] > 0
+
+
+async def test_what_nobody_follows_does_not_wake_the_event_loop(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, lanes, woken = asyncio.get_running_loop(), Lanes(), list[object]()
+    units = units_module.Units(host.fake.systemd, lanes)
+    ends = units.listen()
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda _, *args: woken.append(args))
+    say = host.fake.systemd._tell
+    with units.changes("a.service", asyncio.Event()):
+        for name in ("sshd.service", "a.service", "b.service", ""):
+            say(name)
+    say("a.service")
+    monkeypatch.undo()
+    ends()
+    lanes.close()
+
+    assert woken == [("a.service",), ("",)]
 
 
 async def test_tasks_that_run_are_looked_at_together_and_not_each(

@@ -64,8 +64,7 @@ async def test_others_are_kept_off_the_cpus_of_a_task_and_let_on_after_it(host: 
         assert await cpus_of(client, "db", 2) == [2, 3]
         assert allowed(host, SHARED) == (0, 1)
         assert allowed(host, unit("db")) == (2, 3)
-        state = host.fake.systemd.find(unit("db"))
-        assert state is not None
+        (state,) = host.fake.systemd.units(unit("db"))
         assert "workload-local_own.slice" in state.control_group
         events = (await client.get_events(after=latest)).events
         assert "CPUs 2-3 are its own" in str([event.message for event in events])
@@ -200,8 +199,7 @@ async def test_a_task_that_shares_again_gives_its_cpus_back(host: FakeHost) -> N
         await client.put_task("db", a_spec(generation=2))
         await until(lambda: allowed(host, SHARED) == (0, 1, 2, 3))
         await running(client, "db")
-        state = host.fake.systemd.find(unit("db"))
-        assert state is not None
+        (state,) = host.fake.systemd.units(unit("db"))
         assert SHARED in state.control_group
         assert allowed(host, unit("db")) is None
 
