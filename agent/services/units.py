@@ -130,7 +130,9 @@ class Units:
             while True:
                 waker.clear()
                 state = await self.find(unit)
-                if state is None or state.active == "failed" or state.sub in ("exited", "dead"):
+                if state is None or state.active == "failed" or state.sub == "exited":
+                    return state
+                if state.sub == "dead" and state.invocation_id:  # else its start is still queued
                     return state
                 if state.sub == "running" and not told:
                     running()

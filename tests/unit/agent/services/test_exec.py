@@ -16,7 +16,7 @@ from builders import FakeHost, a_spec, running, unit
 from agent.api.exec import ExecEnd, ExecWord
 from agent.core.inside import inside_unit
 from agent.errors import Busy, InvalidInput, NotFound, from_problem
-from agent.machine import Property
+from agent.machine import Property, UnitState
 from agent.machine.fake import Ended, ends_with
 from agent.machine.terminals import Streams
 from agent.services import exec as sessions
@@ -61,6 +61,28 @@ async def test_output_errors_and_exit_code_come_back_and_nothing_stays(host: Fak
         async with client.exec_task("web", ["/bin/speak", "a b"], tty=False) as duplex:
             assert await _end(duplex) == (b"out", b"err", ExecEnd(code=7))
         await _until_nothing_is_left(host)
+
+
+async def test_a_command_whose_start_is_still_queued_has_not_ended(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AG8: a busy systemd has the unit loaded, dead, with an earlier job before it."""
+    find, queued = host.fake.systemd.find, iter(range(2))
+
+    def slowly(name: str) -> UnitState | None:
+        state = find(name)
+        if state is None or not name.startswith("twine-in-") or next(queued, None) is None:
+            return state
+        return UnitState(unit=name, active="inactive", sub="dead")
+
+    monkeypatch.setattr(host.fake.systemd, "find", slowly)
+    host.fake.systemd.programs["/bin/speak"] = lambda *_: Ended(code=7)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        async with client.exec_task("web", ["/bin/speak"], tty=False) as duplex:
+            assert (await _end(duplex))[2] == ExecEnd(code=7)
+    assert next(queued, None) is None
 
 
 async def test_a_command_that_systemd_could_not_execute_is_told_in_words(host: FakeHost) -> None:
