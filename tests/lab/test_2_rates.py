@@ -31,7 +31,8 @@ device = "/dev/vda"
 {}_bytes_per_s = {}
 """
 WRITES = "while :; do $b dd if=/dev/zero of=/data/big bs=1M count=16 conv=fsync; done"
-READS = "while :; do $b dd if=/data/big of=/dev/null bs=256k iflag=direct; done"
+READS = """$b dd if=/dev/zero of=/data/read bs=1M count=16 conv=fsync
+while :; do $b dd if=/data/read of=/dev/null bs=256k iflag=direct; done"""
 SENDS = "until $b nc {} 9000 </dev/zero; do $b sleep 1; done"
 SINK = """import socket
 s = socket.create_server(("0.0.0.0", 9000))
@@ -50,8 +51,10 @@ def count():
         return int(words[0])
     return sum(int(w.partition("=")[2]) for w in words if w.startswith(key + "="))
 least, most_s = int(sys.argv[3]), float(sys.argv[4])
-before = count()
-while count() == before: time.sleep(0.05)
+before, asked = count(), time.monotonic()
+while count() == before:
+    if time.monotonic() - asked > 120: sys.exit("nothing moves")
+    time.sleep(0.05)
 a, began = count(), time.monotonic()
 while count() - a < least and time.monotonic() - began < most_s: time.sleep(0.05)
 b, ended = count(), time.monotonic()
