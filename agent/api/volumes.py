@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from agent.api.ranges import COUNT_MAX, END, Bytes, Id, Name, Reported, Written
+from agent.wire.quantities import size_text
 
 _NAME = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 VOLUME_PATTERN = rf"^{_NAME}\.{_NAME}(?:@{_NAME})?" + END
@@ -115,8 +116,8 @@ def _odd(volume: Volume, memory_max_bytes: int) -> tuple[str, str] | None:
             return "max_bytes", "a tmpfs needs a limit: it is in memory"
         if volume.max_bytes > memory_max_bytes:
             return "max_bytes", (
-                f"{volume.max_bytes} is more than limits.memory_max_bytes {memory_max_bytes},"
-                " of which it is a part"
+                f"{size_text(volume.max_bytes)} is more than limits.memory_max_bytes"
+                f" ({size_text(memory_max_bytes)}), of which it is a part"
             )
     return None
 

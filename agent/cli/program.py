@@ -37,7 +37,7 @@ def fail(error: TwineError) -> NoReturn:
     """End the program: say what failed and what to try."""
     click.echo(f"twine-agent: {printable(str(error))}", err=True)
     told = [printable(f"{one.field}: {one.reason}") for one in error.errors]
-    for line in told if len(told) > 1 or not str(error).endswith(tuple(told)) else ():
+    for line in told if any(line not in str(error) for line in told) else ():
         click.echo(f"  {line}", err=True)
     if error.hint:
         click.echo(f"  try: {printable(error.hint)}", err=True)

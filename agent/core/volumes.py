@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from agent.api import TaskSpec
 from agent.api.volumes import Volume, VolumeKind
+from agent.wire.quantities import about_size
 
 OWNER = 1_900_000_000
 """User and group of all files in volumes, on disk; systemd gives this number to nobody
@@ -80,8 +81,8 @@ def too_large(task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], disk
     if not mine or need + taken <= disk_bytes:
         return ""
     return (
-        f"volumes: {need} bytes do not fit: the disk has {disk_bytes} and volumes of other"
-        f" tasks may take {taken}"
+        f"volumes: {about_size(need)} do not fit: the disk has {about_size(disk_bytes)} and volumes"
+        f" of other tasks may take {about_size(taken)}"
     )
 
 

@@ -132,7 +132,7 @@ async def test_a_limit_that_nobody_counts_is_refused_by_name(host: FakeHost) -> 
 async def test_what_does_not_fit_is_refused_with_the_numbers(host: FakeHost) -> None:
     huge = {"data": Volume(path="/data", max_bytes=9 << 30)}
     async with host.agent() as client:
-        with pytest.raises(Unprocessable, match=f"{9 << 30} bytes do not fit: the disk has"):
+        with pytest.raises(Unprocessable, match="9GiB do not fit: the disk has"):
             await client.put_task("web", a_spec(volumes=huge))
         both = {"a": Volume(path="/a"), "b": Volume(path="/a/b")}
         with pytest.raises(Unprocessable, match=r"volumes\.b\.path: /a/b is not apart from /a"):
