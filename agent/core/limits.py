@@ -53,6 +53,12 @@ def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object
     return found
 
 
+def most_bytes(spec: TaskSpec) -> int:
+    """Return how much memory a task has at most before the kernel takes some of it back."""
+    high = spec.resources.memory_high_bytes
+    return spec.limits.memory_max_bytes if high is None else min(high, spec.limits.memory_max_bytes)
+
+
 def kept_bytes(resources: Resources) -> int:
     """Return how much memory a task was promised to keep."""
     return max(resources.memory_min_bytes, resources.memory_low_bytes)

@@ -6,7 +6,7 @@ waited. `services/pressure.py` reads it and does what is decided here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -28,6 +28,15 @@ CALM = 0.05
 over ten seconds is at `SHORT`."""
 PAUSE_S = 30.0
 """After one went, so long none does: its end takes time, and PSI tells of the last ten seconds."""
+
+
+FULL = 0.95
+"""A task with so much of what it may have is at its limit: the kernel reclaims below that, too."""
+WAITING = 0.1
+"""Share of time from which on a task counts among those that wait for memory."""
+FULL_S = 20.0
+"""So long a task counts as one at its limit after it was: where the kernel's killer ends what took
+the memory there is room at once, while PSI tells of the last ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,15 @@ class Load:
     kept_bytes: int = 0
     """What it was promised to keep (`memory_min_bytes`, `memory_low_bytes`)."""
     started_at: float = 0.0
+    limit_bytes: int = 0
+    """What it may have (`memory_max_bytes`, `memory_high_bytes`); 0: not known."""
+    waits: float = 0.0
+    """Share of time in which something of it waited for memory."""
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether it has what it may have."""
+        return 0 < self.limit_bytes * FULL <= self.memory_bytes
 
     @property
     def over_bytes(self) -> int:
@@ -92,6 +110,22 @@ def watched(watch: Watch, waits: Waits, now_s: float) -> tuple[Watch, bool]:
         return Watch(0, watch.evicted_s), False
     looks = watch.looks + 1
     return (Watch(0, now_s), True) if looks >= LOOKS else (Watch(looks, watch.evicted_s), False)
+
+
+def seen_full(full: Mapping[str, float], loads: Iterable[Load], now_s: float) -> dict[str, float]:
+    """Return when tasks were last at their limits, in seconds since boot, after one more look."""
+    lately = {name: at for name, at in full.items() if now_s - at < FULL_S}
+    return lately | {load.task_id: now_s for load in loads if load.is_full}
+
+
+def at_own_limits(loads: Iterable[Load], full: Collection[str]) -> list[str]:
+    """Return the tasks that alone wait for memory, each at its own limit; empty: the host is short.
+
+    To the kernel a slice waits whose tasks do. Where nobody waits but who has what it may have,
+    room on the host would help nobody.
+    """
+    waiting = [load.task_id for load in loads if load.waits >= WAITING]
+    return sorted(waiting) if all(name in full for name in waiting) else []
 
 
 def victim(loads: Iterable[Load]) -> Load | None:

@@ -6,12 +6,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from agent.core.limits import kept_bytes
+from agent.core.limits import kept_bytes, most_bytes
 from agent.core.pressure import (
+    CALM,
+    SHORT,
     Load,
     Waits,
     Watch,
+    at_own_limits,
     is_calm,
+    seen_full,
     starts_at_once,
     victim,
     watched,
@@ -54,6 +58,10 @@ class Pressure:
         self._cpus, self._boottime_s = host
         self._watch = Watch()
         self._waits = Waits()
+        self._full: dict[str, float] = {}
+        """Tasks that were at their own limits lately, and when."""
+        self._own: list[str] = []
+        """Tasks that made all of the last shortage at their own limits."""
         self._rest = Rest()
         starts.asked = self._rest.end
 
@@ -79,14 +87,25 @@ class Pressure:
         # thread and back costs more than both.
         waits = self._waits = self._read()
         self._starts.allow(starts_at_once(self._cpus, waits))
-        self._watch, goes = watched(self._watch, waits, self._boottime_s())
+        now_s = self._boottime_s()
+        loads = await self._loads() if waits.tasks >= CALM else []
+        self._full = seen_full(self._full, loads, now_s)
+        own = at_own_limits(loads, self._full) if waits.tasks >= SHORT else []
+        if own and own != self._own:
+            why = f"{', '.join(own)} wait for memory at their own limits, not for the host's"
+            log.info("memory is short for tasks", extra={"why": why})
+        self._own = own
+        if own:
+            self._watch = Watch(0, self._watch.evicted_s)
+            return
+        self._watch, goes = watched(self._watch, waits, now_s)
         if not goes:
             return
         if ended := await self._oomd.killed_lately():
             why = "systemd-oomd has just made room; no other task has to go yet"
             log.info("memory is short", extra={"killed": ", ".join(ended), "why": why})
             return
-        chosen = victim(await self._loads())
+        chosen = victim(loads)
         if chosen is None:
             log.warning("memory is short, and no task has more than it was promised")
             return
@@ -99,15 +118,17 @@ class Pressure:
         )
 
     async def _loads(self) -> list[Load]:
-        used = {u.task_id: u.memory_bytes for u in (await self._usage.read()).tasks}
+        used = {u.task_id: u for u in (await self._usage.read()).tasks}
         specs = self._tasks.specs()
         return [
             Load(
                 task_id=status.task_id,
                 entitlement=status.entitlement,
-                memory_bytes=used[status.task_id],
+                memory_bytes=used[status.task_id].memory_bytes,
                 kept_bytes=kept_bytes(specs[status.task_id].resources),
                 started_at=status.started_at or 0.0,
+                limit_bytes=most_bytes(specs[status.task_id]),
+                waits=used[status.task_id].memory_pressure,
             )
             for status in self._tasks.all()
             if status.task_id in used and status.task_id in specs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import a_record
 
@@ -9,12 +11,15 @@ from agent.api import Resources, RestartPolicy, RestartWhen, TaskState
 from agent.core.lease import Moment
 from agent.core.limits import kept_bytes
 from agent.core.pressure import (
+    FULL_S,
     LOOKS,
     PAUSE_S,
     Load,
     Waits,
     Watch,
+    at_own_limits,
     evicted,
+    seen_full,
     starts_at_once,
     victim,
     watched,
@@ -106,3 +111,22 @@ def test_an_eviction_is_an_end_by_the_restart_policy() -> None:
     assert evicted(once, "why", now).state is TaskState.STOPPED
     leaving = a_record(state=TaskState.RUNNING, wanted=Wanted.GONE)
     assert evicted(leaving, "why", now) is leaving
+
+
+def test_who_waits_at_its_own_limit_is_no_shortage_of_the_host() -> None:
+    """F-14: also right after the kernel's killer made room in it; one who waits besides is."""
+    full = Load("full", "shop", 99, limit_bytes=100, waits=0.8)
+    room = Load("room", "shop", 50, limit_bytes=100, waits=0.5)
+    still = Load("still", "shop", 50, limit_bytes=100, waits=0.01)
+    known = seen_full({}, [full, still], 5.0)
+    emptied = replace(full, memory_bytes=1)
+
+    assert known == {"full": 5.0}
+    assert at_own_limits([full, still], known) == ["full"]
+    assert at_own_limits([emptied, still], seen_full(known, [emptied], 5.0 + FULL_S - 1)) == [
+        "full"
+    ]
+    assert at_own_limits([emptied, still], seen_full(known, [emptied], 5.0 + FULL_S)) == []
+    assert at_own_limits([full, room], known) == []
+    assert at_own_limits([still], known) == []
+    assert not Load("unknown", "shop", 99).is_full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from builders import FakeHost, a_spec, gone, running, unit, until
@@ -99,6 +100,37 @@ async def test_the_task_with_most_goes_and_the_event_says_why(
             await asyncio.sleep(0.01)
         for name in ("small", "kept"):
             assert (await client.get_task(name)).state is TaskState.RUNNING
+
+
+async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-14: nothing else runs, so the slice waits whenever it does; the host has room."""
+    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CALM_S", 0.01)
+    spec = a_spec(limits=Limits(memory_max_bytes=100 * MIB))
+    usage, waits = host.fake.cgroups.usage, host.fake.cgroups.waits
+    looks: list[list[str]] = []
+
+    def counted(*asked: Any) -> list[str]:
+        looks.append(core_pressure.at_own_limits(*asked))
+        return looks[-1]
+
+    monkeypatch.setattr(pressure, "at_own_limits", counted)
+    async with host.agent() as client:
+        for name in ("web", "idle"):
+            await client.put_task(name, spec)
+            await running(client, name)
+        usage[cgroup_of("web", spec)] = Usage(memory_bytes=99 * MIB, memory_pressure=0.8)
+        waits["/workload.slice", "memory"] = 0.8
+        while looks.count(["web"]) < 3 * core_pressure.LOOKS:
+            await asyncio.sleep(0.01)
+        assert (await client.get_task("web")).last_exit is None
+        usage[cgroup_of("idle", spec)] = Usage(memory_bytes=9 * MIB, memory_pressure=0.5)
+        status = await until(client, "web", lambda s: s.last_exit is not None)
+
+    assert status.last_exit is not None
+    assert status.last_exit.result == "evicted"
 
 
 KILLED = "Killed /workload.slice/workload-local.slice/{} due to memory used being more than 90.00%"
