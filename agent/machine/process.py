@@ -62,10 +62,10 @@ class ProgramLines:
     def __init__(self, argv: Sequence[str]) -> None:
         """Start the program."""
         import subprocess
-        import tempfile
 
         self._argv, self._closed = argv, False
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe may fill
+        # A pipe that nobody reads may fill, and a file needs a disk that takes one.
+        self._errors = os.fdopen(os.memfd_create("errors", os.MFD_CLOEXEC), "w+b")
         try:
             self._child = subprocess.Popen(
                 list(argv),

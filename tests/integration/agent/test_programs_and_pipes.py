@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -28,6 +29,14 @@ def test_a_program_that_says_much_about_its_failure_ends() -> None:
 
     with pytest.raises(ProgramError, match=r": 100000$"):
         list(lines)
+
+
+def test_a_program_is_read_on_a_host_whose_disk_takes_no_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing")
+
+    assert list(HostProcesses().lines(["echo", "one"])) == [b"one\n"]
 
 
 def test_a_program_that_is_ended_by_its_reader_has_not_failed() -> None:
