@@ -92,7 +92,7 @@ class Pressure:
         self._full = seen_full(self._full, loads, now_s)
         own = at_own_limits(loads, self._full) if waits.tasks >= SHORT else []
         if own and own != self._own:
-            why = f"{', '.join(own)} wait for memory at their own limits, not for the host's"
+            why = f"only tasks at their own limits wait for it: {', '.join(own)}"
             log.info("memory is short for tasks", extra={"why": why})
         self._own = own
         if own:
