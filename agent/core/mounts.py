@@ -54,8 +54,7 @@ def mount_properties(
 
     Volumes are mounted into the task's root, which the unit takes with all mounts in it:
     `BindPaths=` would be done for the host's own commands of the unit, too, in the host's root.
-    What is not named in `ReadWritePaths=` is read only (`ProtectSystem=strict`), and a user whose
-    image gave it a home finds that.
+    What is not named in `ReadWritePaths=` is read only (`ProtectSystem=strict`).
     """
     if not spec.volumes and user is None:
         return {}
@@ -77,7 +76,6 @@ def mount_properties(
         paths.append("")  # the root itself, once nothing is mounted in it any more
     return {
         **({"ReadWritePaths": own} if own else {}),
-        **({"ProtectHome": "read-only"} if user else {}),
         "ExecStartPre": [[*_SHELL, script, "sh", user_of(task_id), str(OWNER), root, *words]],
         "ExecStopPost": [[*_SHELL, _UNMOUNT, "sh", root, *paths]],
         "RootDirectoryStartOnly": True,

@@ -33,7 +33,6 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
         "PrivateMounts": True,
         "DevicePolicy": "closed",
         "ProtectSystem": "strict",
-        "ProtectHome": "yes",
         "ProtectKernelModules": True,
         "ReadOnlyPaths": ("-+/sys",),
         "ProtectKernelLogs": True,
@@ -77,7 +76,8 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
 )
 """What a task may not do (trust promise: a task sees neither host nor neighbours).
 
-`DynamicUser` implies PrivateTmp, a ProtectHome that reads, and RemoveIPC (systemd.exec(5)).
+`DynamicUser` implies PrivateTmp, `ProtectHome=read-only` and RemoveIPC (systemd.exec(5)). /home and
+/root of a task's root are its image's own, so they are read, like all of it (docs/adr/0126).
 `ReadOnlyPaths` with `ProcSubset=pid` is what `ProtectKernelTunables` comes to, for a tenth of its
 mounts; a task that may read all of /proc has that instead (core/relaxations.py, docs/adr/0115).
 

@@ -29,6 +29,7 @@ BASE = layer(
     entry("etc/of-other", data=b"another's\n", mode=0o400, uid=7, gid=7),
     entry("etc/of-staff", data=b"the group's\n", mode=0o440, gid=1001),
     entry("etc/of-wheel", data=b"of root and its group\n", mode=0o440),
+    entry("root/of-all", data=b"the image's\n", mode=0o644),
     folder("home"),
     folder("home/app", mode=0o700, **OF_APP),
     entry("home/app/own", data=b"its own\n", mode=0o400, **OF_APP),
@@ -64,6 +65,9 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
     top = tmp_path_factory.mktemp("images")
     for name, user in (("app", "app"), ("number", "1000:0"), ("nobody", "nobody")):
         put(found, top / name, name, {**CONFIG, "User": user})
+    run = "/bin/busybox cat of-all; exec /bin/busybox sleep 100000"
+    plain: dict[str, object] = {"WorkingDir": "/root", "Cmd": ["/bin/sh", "-c", run]}
+    put(found, top / "plain", "plain", plain)
     found.put("/root/task.toml", TASK)
     found.ssh("systemctl start twine-agent.service", timeout_s=900)
     yield found
@@ -162,6 +166,13 @@ def test_what_a_killed_clean_up_leaves_goes_with_the_next_start_or_the_root(
     assert mounts(guest) == 0, "it went with the root"
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
     guest.ssh("rm -r /run/systemd/system/twine-task-web.service.d; systemctl daemon-reload")
+
+
+def test_an_image_without_a_user_works_in_the_home_of_root(guest: OneGuest) -> None:
+    """AG3: what is there is the image's own; with `ProtectHome=yes` systemd ended with 200."""
+    guest.ssh("twine-agent run plain --image oci-archive:/root/plain.tar --memory 64MiB")
+    guest.until("it says it", lambda: "the image's" in guest.find("twine-agent logs plain"))
+    guest.ssh("twine-agent stop plain")
 
 
 def test_a_number_whose_group_is_roots_has_the_files_of_that_group(guest: OneGuest) -> None:
