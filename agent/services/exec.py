@@ -219,9 +219,9 @@ class _Session:
     async def _ended(self) -> UnitState:
         end = await self._units.until_end(self._unit, self._streams.opened, start_s=_START_S)
         if end is None:
-            raise SystemdError(
-                f"{self._unit} was not started, or is gone",
-                hint="is the task still running? see journalctl -u " + self._unit,
+            raise Busy(
+                "the command has ended with its task, which was stopped, restarted or replaced",
+                hint="look how the task is (show), then try again; see journalctl -u " + self._unit,
             )
         return end
 

@@ -127,6 +127,25 @@ async def test_a_state_that_was_read_while_the_start_began_is_no_end(
     assert next(torn, None) is None
 
 
+async def test_a_command_that_ended_with_its_task_says_so(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AG8: it had said that a unit was not started, and ended as if the host had failed."""
+    find = host.fake.systemd.find
+    gone = lambda name: None if name.startswith("twine-in-") else find(name)  # noqa: E731
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        monkeypatch.setattr(host.fake.systemd, "find", gone)
+        async with client.exec_task("web", ["/bin/cat"], tty=False) as duplex:
+            _, _, end = await _end(duplex)
+        monkeypatch.setattr(host.fake.systemd, "find", find)
+
+    assert end.problem is not None
+    assert isinstance(from_problem(end.problem), Busy)
+    assert "ended with its task" in end.problem.detail
+
+
 class _Endless:
     """A command that writes without end, and hears nothing."""
 
