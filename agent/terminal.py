@@ -11,13 +11,16 @@ import termios
 import threading
 import tty
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from queue import SimpleQueue
 
 import msgspec
 
-from agent.api.exec import STDERR, STDIN, STDOUT, ExecEnd, ExecWord, Window
-from agent.errors import TwineError, Unreachable, from_problem
+from agent.api.exec import STDERR, STDIN, STDOUT, TAKEN, ExecEnd, ExecWord, Window, taken_frame
+from agent.errors import HostError, TwineError, Unreachable, from_problem
 from agent.wire.duplex import Duplex
+from agent.wire.flow import Inflow, Outflow
 
 _CHUNK = 32 << 10
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -57,6 +60,7 @@ async def attend(duplex: Duplex, *, terminal: bool, with_input: bool) -> int:
     """
     loop = asyncio.get_running_loop()
     words: set[asyncio.Task[None]] = set()
+    sending, shown = Outflow(), Inflow()
 
     def say(word: ExecWord) -> None:
         sending = asyncio.ensure_future(duplex.send(msgspec.json.encode(word).decode()))
@@ -72,23 +76,47 @@ async def attend(duplex: Duplex, *, terminal: bool, with_input: bool) -> int:
         else:
             for number in _PASSED_ON:
                 loop.add_signal_handler(number, send_signal, int(number))
-        typing = asyncio.ensure_future(_type(duplex)) if with_input else None
+        typing = asyncio.ensure_future(_type(duplex, sending)) if with_input else None
         if typing is None and not terminal:
             say(ExecWord(end_of_input=True))
+        showing = asyncio.ensure_future(_show(duplex, shown))
+        hearing = asyncio.ensure_future(_hear(duplex, shown, sending))
         try:
-            end = await _read(duplex)
+            await asyncio.wait({hearing, showing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if typing is not None:
-                typing.cancel()
             for number in (signal.SIGWINCH, *_PASSED_ON):
                 loop.remove_signal_handler(number)
+        try:
+            end = await _outcome(hearing, showing, shown)
+        finally:
+            for future in (typing, hearing, showing):
+                if future is not None:
+                    future.cancel()
     if end.detail:
         sys.stderr.write(f"{end.detail}\n")
     return _code(end)
 
 
-async def _type(duplex: Duplex) -> None:
-    """Send what is typed or piped in, and that it is over."""
+async def _outcome(
+    hearing: asyncio.Future[ExecEnd], showing: asyncio.Future[None], shown: Inflow
+) -> ExecEnd:
+    """Return the last word, once all that came before it is written here.
+
+    Where nobody reads here any more, as before `head`, that is the end, and SIGPIPE its cause.
+    """
+    if hearing.done():
+        await shown.put(None)
+    try:
+        await showing
+    except BrokenPipeError:
+        return ExecEnd(signal="SIGPIPE")
+    except OSError as e:
+        raise HostError(f"cannot write here what the command wrote: {e.strerror}") from e
+    return await hearing
+
+
+async def _type(duplex: Duplex, sending: Outflow) -> None:
+    """Send what is typed or piped in, as fast as it is taken, and that it is over."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[bytes](4)
 
     def pump() -> None:
@@ -97,33 +125,79 @@ async def _type(duplex: Duplex) -> None:
                 data = os.read(0, _CHUNK)
             except OSError:
                 data = b""
-            with suppress(RuntimeError, asyncio.CancelledError):
+            try:
                 asyncio.run_coroutine_threadsafe(lines.put(data), loop).result()
-            if not data or loop.is_closed():
+            except (RuntimeError, CancelledError):
+                return  # the session is over
+            if not data:
                 return
 
     threading.Thread(target=pump, name="stdin", daemon=True).start()
     while data := await lines.get():
+        await sending.room(len(data))
         await duplex.send(bytes([STDIN]) + data)
     await duplex.send(msgspec.json.encode(ExecWord(end_of_input=True)).decode())
 
 
-async def _read(duplex: Duplex) -> ExecEnd:
-    """Write what comes; return the last word.
-
-    Where nobody reads here any more, as before `head`, that is the end, and SIGPIPE its cause.
-    """
+async def _hear(duplex: Duplex, shown: Inflow, sending: Outflow) -> ExecEnd:
+    """Keep what comes for `_show`; return the last word."""
     async for frame in duplex.frames():
         if isinstance(frame, str):
             return msgspec.json.decode(frame, type=ExecEnd)
-        target = {STDOUT: 1, STDERR: 2}.get(frame[0] if frame else -1)
-        data = frame[1:]
-        try:
-            while target is not None and data:
-                data = data[os.write(target, data) :]
-        except BrokenPipeError:
-            return ExecEnd(signal="SIGPIPE")
+        if frame[:1] == bytes([TAKEN]):
+            sending.taken(int.from_bytes(frame[1:], "big"))
+        else:
+            await shown.put(frame)
     raise Unreachable("the session broke off before the command ended")
+
+
+async def _show(duplex: Duplex, shown: Inflow) -> None:
+    """Write what came, as fast as it is read here, and say how much that was."""
+    output = _Output()
+    await duplex.send(taken_frame(0))
+    while (frame := await shown.get()) is not None:
+        target = {STDOUT: 1, STDERR: 2}.get(frame[0] if frame else -1)
+        if target is not None:
+            await output.write(target, frame[1:])
+            await duplex.send(taken_frame(shown.took(len(frame) - 1)))
+
+
+class _Output:
+    """Writes in a thread of its own: somebody here who reads slowly holds up nothing else."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._asked: SimpleQueue[tuple[int, bytes, asyncio.Future[None]]] = SimpleQueue()
+        threading.Thread(target=self._serve, name="output", daemon=True).start()
+
+    async def write(self, target: int, data: bytes) -> None:
+        """Return once all of it is written; raise `OSError`."""
+        written: asyncio.Future[None] = self._loop.create_future()
+        self._asked.put((target, data, written))
+        await written
+
+    def _serve(self) -> None:
+        while True:
+            target, data, written = self._asked.get()
+            failed: OSError | None = None
+            try:
+                while data:
+                    data = data[os.write(target, data) :]
+            except OSError as e:
+                failed = e
+            try:
+                self._loop.call_soon_threadsafe(_settle, written, failed)
+            except RuntimeError:
+                return  # the session is over
+
+
+def _settle(written: asyncio.Future[None], failed: OSError | None) -> None:
+    if written.done():
+        return
+    if failed is None:
+        written.set_result(None)
+    else:
+        written.set_exception(failed)
 
 
 def _code(end: ExecEnd) -> int:

@@ -2,6 +2,10 @@
 
 Bytes travel in binary frames of which the first byte names the stream; everything else in
 text frames, as JSON.
+
+Who asks may say how many bytes of output were taken so far, in frames of the stream `TAKEN`, the
+first of them at once; then the agent says the same of input. Who hears one sends no more than a
+window beyond that from then on (`agent/wire/flow.py`); an agent that knows none drops them.
 """
 
 from __future__ import annotations
@@ -13,9 +17,14 @@ from msgspec import Meta
 from agent.api.ranges import Id, Reported, Words, Written
 from agent.errors import Problem
 
-STDIN, STDOUT, STDERR = 0, 1, 2
+STDIN, STDOUT, STDERR, TAKEN = 0, 1, 2, 3
 Cells = Annotated[int, Meta(ge=1, le=10_000)]
 SignalNumber = Annotated[int, Meta(ge=1, le=64)]
+
+
+def taken_frame(total: int) -> bytes:
+    """Return the frame which says that so many bytes were taken in all."""
+    return bytes([TAKEN]) + total.to_bytes(8, "big")
 
 
 class Window(Written, frozen=True, kw_only=True):

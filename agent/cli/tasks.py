@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import os
 import sys
 import time
 from pathlib import Path
@@ -191,7 +192,8 @@ def logs(
     """Print what task NAME wrote, also after it is gone, as long as the journal has it.
 
     With --previous: what it wrote before it was started for the last time, or, where it does not
-    run, in its last run.
+    run, in its last run. Into a file or a pipe it goes byte for byte; a terminal gets no control
+    characters.
     """
     if follow and previous:
         raise InvalidInput("--follow and --previous exclude each other: that run has ended")
@@ -203,8 +205,12 @@ def logs(
         async for chunk in client.task_logs(
             name, follow=follow, tail=tail, since=start, previous=previous
         ):
-            sys.stdout.write(show.printable(decoder.decode(chunk)))
-            sys.stdout.flush()
+            if os.isatty(1):
+                sys.stdout.write(show.printable(decoder.decode(chunk)))
+                sys.stdout.flush()
+            else:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
 
     call(config_path, read)
 

@@ -15,8 +15,10 @@ from agent.core.records import TaskRecord, key_of
 _AT_REST = (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED)
 
 
-def with_gate(new: TaskRecord, before: TaskRecord, boot_s: float) -> TaskRecord:
+def with_gate(new: TaskRecord, before: TaskRecord) -> TaskRecord:
     """Return the record of a new generation with the gate that it has to pass, if any.
+
+    Its time begins once nothing of the version before it runs any more (`begun_gate`).
 
     What would be gone back to is what was healthy: the specification before, or the one that
     was already kept because that one had not passed its own gate yet.
@@ -27,7 +29,18 @@ def with_gate(new: TaskRecord, before: TaskRecord, boot_s: float) -> TaskRecord:
     served = before.state is TaskState.RUNNING and before.health is Health.HEALTHY
     if gate_s is None or not (served or before.previous) or key_of(good) == key_of(new.spec):
         return replace(new, previous=None, gate_boot_s=None)
-    return replace(new, previous=good, gate_boot_s=boot_s + gate_s)
+    return replace(new, previous=good, gate_boot_s=None)
+
+
+def begun_gate(task: TaskRecord, now: Moment) -> TaskRecord:
+    """Return a task of whose old version nothing runs any more: now the time of its gate counts.
+
+    How long that took to end, hook included, says nothing about the new one.
+    """
+    gate_s = task.spec.life.health_gate_s
+    if task.previous is None or task.gate_boot_s is not None or gate_s is None:
+        return task
+    return replace(task, gate_boot_s=now.boot_s + gate_s)
 
 
 def is_asked(spec: TaskSpec) -> bool:
@@ -50,11 +63,12 @@ def passed_gate(task: TaskRecord, now: Moment) -> TaskRecord:
 
 def after_gate(task: TaskRecord, boot_id: str) -> TaskRecord:
     """Return the task, back behind its gate where it ended, or as it is."""
-    if task.previous is None or task.gate_boot_s is None:
+    if task.previous is None:
         return task
     if task.boot_id != boot_id:  # seconds of another boot say nothing
         return replace(task, previous=None, gate_boot_s=None)
-    return gone_back(task, "it ended") if task.state in _AT_REST else task
+    begun = task.gate_boot_s is not None
+    return gone_back(task, "it ended") if begun and task.state in _AT_REST else task
 
 
 def is_late(task: TaskRecord, now: Moment) -> bool:

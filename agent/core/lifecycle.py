@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from agent.api import Exit, Health, Resources, RestartWhen, TaskState
 from agent.core.exits import describe
-from agent.core.gate import after_gate, gone_back, is_late, passed_gate
+from agent.core.gate import after_gate, begun_gate, gone_back, is_late, passed_gate
 from agent.core.lease import Moment, ends_at, is_bound, is_cut_off, why_cut_off
 from agent.core.records import TaskRecord, Wanted, is_up, key_of
 
@@ -30,6 +30,9 @@ LINGERS = "processes of it are left that even SIGKILL does not end; waiting for 
 
 ASKED_AGAIN, CHANGED = "restart was asked for", "its specification changed"
 """Why what runs of a task is to end."""
+
+WANTED_AGAIN = "it was about to end when it was wanted again; it is started anew"
+"""Its hook may have run and its stop be under way, so what runs is not taken back."""
 
 LEAVING = "its host is going down; it starts again after the boot, or elsewhere"
 
@@ -109,6 +112,8 @@ class Decision:
     """Seconds since boot."""
 
 
+_GOING = (TaskState.STOPPING, TaskState.ACCEPTED)
+"""States in which what runs of a task may already be on its way out, whatever is wanted since."""
 _AT_REST = (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED)
 _BY_HOST = ("startup", "liveness", "evicted")
 """Ends that the host found while the process still ran."""
@@ -124,7 +129,8 @@ def decide(
     it starts no tasks.
     """
     if task.wanted is Wanted.RUN:
-        task = after_gate(task, seen.boot_id)
+        is_old = seen.unit is not None and seen.unit.key != key_of(task.spec)
+        task = after_gate(task if is_old else begun_gate(task, now), seen.boot_id)
     decision = _decide(task, seen, now, leaving)
     decision = with_(decision, task=passed_gate(decision.task, now))
     if task.wanted is Wanted.RUN and is_late(decision.task, now):
@@ -158,6 +164,8 @@ def _decide(task: TaskRecord, seen: Seen, now: Moment, leaving: bool) -> Decisio
         return _after_end(task, unit, seen, now)
     if _ended_by_probe(task, unit):
         return Decision(task, _stop(unit))
+    if task.state in _GOING and task.ended_invocation == unit.invocation_id:
+        return _let_go(task, unit, task.reason or WANTED_AGAIN, seen)
     if unit.active in ("active", "reloading"):
         return _while_running(task, unit, seen, now)
     state = TaskState.STOPPING if unit.active == "deactivating" else TaskState.STARTING
@@ -263,7 +271,7 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: Seen, now: Moment) ->
     if task.state is not TaskState.RUNNING:
         running = replace(running, reason="")
     if task.ended_invocation == unit.invocation_id:
-        running = replace(running, ended_invocation="")  # it was to be stopped, and no longer is
+        running = replace(running, ended_invocation="")  # it was given up, and runs all the same
     if task.invocation_id != unit.invocation_id:
         running = replace(
             running,

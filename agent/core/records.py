@@ -82,7 +82,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     previous: TaskSpec | None = None
     """What served before the generation that has to prove itself now (`core.gate`)."""
     gate_boot_s: float | None = None
-    """Seconds since boot until when it has to be healthy."""
+    """Seconds since boot until when it has to be healthy; None while the old version still runs."""
     gone_back: str = ""
     """Why the generation in force is not the one asked for last."""
     orphan: bool = False

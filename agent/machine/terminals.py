@@ -86,10 +86,10 @@ class Streams:
             except OSError:
                 return
 
-    def end_input(self) -> None:
+    async def end_input(self) -> None:
         """Say that there is no more input: by closing the pipe, or as a terminal does (^D)."""
-        if self.path and self._input is not None:
-            os.write(self._input, b"\x04")
+        if self.path:
+            await self.write(b"\x04")
         elif self._input is not None:
             os.close(self._input)
             self._input = None

@@ -8,14 +8,14 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from agent.api.exec import STDIN, ExecEnd, ExecWord, Window
+from agent.api.exec import STDIN, TAKEN, ExecEnd, ExecWord, Window, taken_frame
 from agent.api.life import Command as HookCommand
 from agent.core.exits import STEPS
 from agent.core.inside import Command, inside_unit
@@ -26,6 +26,7 @@ from agent.machine.terminals import Streams
 from agent.services.inside import Inside
 from agent.services.units import Units
 from agent.wire.duplex import Duplex, Frame
+from agent.wire.flow import Inflow, Outflow
 from agent.wire.routes import decode_json
 from agent.wire.server import Call
 
@@ -36,7 +37,9 @@ IDLE_S = 900.0
 LONGEST_S = 8 * 3600.0
 _START_S = 60.0
 _DRAIN_S = 0.25
-"""What a command wrote last is waited for so long once it has ended."""
+"""Once a command has ended nothing more is waited for after so long without a word of it: another
+process may hold its output. What it wrote is told, however slowly it is taken.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +134,14 @@ class _Session:
         self._units, self._unit, self._streams, self._duplex = units, unit, streams, duplex
         self._idle_s = idle_s
         self._said = asyncio.get_running_loop().time()
+        self._input, self._output = Inflow(), Outflow()
+        self._in_hand = 0
+        """Pieces of output that were read and are not yet sent."""
 
     async def run(self) -> ExecEnd:
         hearing = asyncio.ensure_future(self._hear())
         telling = [asyncio.ensure_future(self._tell(s)) for s in self._streams.outputs]
+        feeding = asyncio.ensure_future(self._feed())
         ending = asyncio.ensure_future(self._ended())
         idling = asyncio.ensure_future(self._idle())
         try:
@@ -145,13 +152,24 @@ class _Session:
                 return ExecEnd(problem=Busy(f"the session was ended: {why}").problem())
             end = ending.result()
             self._streams.opened()
-            await asyncio.wait(telling, timeout=_DRAIN_S)
+            await self._told(telling, {hearing, idling})
             return _end_of(end)
         finally:
-            running = [hearing, ending, idling, *telling]
+            running = [hearing, feeding, ending, idling, *telling]
             for future in running:
                 future.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    async def _told(
+        self, telling: Sequence[asyncio.Future[None]], over: set[asyncio.Future[None]]
+    ) -> None:
+        """Return once all is told that the command wrote, or nobody listens any more."""
+        left = set(telling)
+        while left and not any(future.done() for future in over):
+            said = self._said
+            _, left = await asyncio.wait(left, timeout=_DRAIN_S)
+            if not self._in_hand and self._said == said:
+                return
 
     async def _hear(self) -> None:
         async for frame in self._duplex.frames():
@@ -161,21 +179,37 @@ class _Session:
     async def _take(self, frame: Frame) -> None:
         if isinstance(frame, bytes):
             if frame[:1] == bytes([STDIN]):
-                await self._streams.write(frame[1:])
+                await self._input.put(frame[1:])
+            elif frame[:1] == bytes([TAKEN]):
+                if not self._output.is_counted:
+                    await self._duplex.send(taken_frame(self._input.took(0)))
+                self._output.taken(int.from_bytes(frame[1:], "big"))
             return
         word = decode_json(frame.encode(), ExecWord, "a word of a session")
         assert isinstance(word, ExecWord)
         if word.window is not None:
             self._streams.resize(word.window.rows, word.window.columns)
         if word.end_of_input:
-            self._streams.end_input()
+            await self._input.put(None)
         if word.signal is not None:
             await self._units.kill(self._unit, word.signal)
+
+    async def _feed(self) -> None:
+        """Hand input to the command as it reads; who counts hears how much that was."""
+        while (data := await self._input.get()) is not None:
+            await self._streams.write(data)
+            total = self._input.took(len(data))
+            if self._output.is_counted:
+                await self._duplex.send(taken_frame(total))
+        await self._streams.end_input()
 
     async def _tell(self, stream: int) -> None:
         while data := await self._streams.read(stream):
             self._said = asyncio.get_running_loop().time()
+            self._in_hand += 1
+            await self._output.room(len(data))
             await self._duplex.send(bytes([stream]) + data)
+            self._in_hand -= 1
 
     async def _idle(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -185,9 +219,9 @@ class _Session:
     async def _ended(self) -> UnitState:
         end = await self._units.until_end(self._unit, self._streams.opened, start_s=_START_S)
         if end is None:
-            raise SystemdError(
-                f"{self._unit} was not started, or is gone",
-                hint="is the task still running? see journalctl -u " + self._unit,
+            raise Busy(
+                "the command has ended with its task, which was stopped, restarted or replaced",
+                hint="look how the task is (show), then try again; see journalctl -u " + self._unit,
             )
         return end
 

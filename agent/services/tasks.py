@@ -155,7 +155,7 @@ class Tasks:
             if new is None:
                 return record
             self._admission.check(task_id, spec)
-            new = with_gate(new, record, self._host.contact.now_s())
+            new = with_gate(new, record)
             return self._with_cpus(replace(new, boot_id=self._host.boot_id))
 
         try:

@@ -132,7 +132,7 @@ class Units:
                 state = await self.find(unit)
                 if state is None or state.active == "failed" or state.sub == "exited":
                     return state
-                if state.sub == "dead" and state.invocation_id:  # else its start is still queued
+                if state.sub == "dead" and _has_run(state):  # else its start is still queued
                     return state
                 if state.sub == "running" and not told:
                     running()
@@ -225,6 +225,14 @@ class Units:
             if state is None or state.active == "failed" or state.sub == "exited":
                 return state
             await _woken(waker, 2.0)
+
+
+def _has_run(state: UnitState) -> bool:
+    """Return whether the command of a unit has ended.
+
+    Its invocation says nothing of that: it is read after the state, and a start may lie between.
+    """
+    return state.exit_code is not None or state.exit_signal is not None
 
 
 async def _woken(waker: asyncio.Event, timeout_s: float) -> None:

@@ -7,6 +7,7 @@ from builders import BOOT, a_record, a_spec, a_unit, an_ended_unit, seen
 from msgspec.structs import replace
 
 from agent.api import Exit, Health, Limits, Probe, RestartPolicy, RestartWhen, TaskState
+from agent.api.life import Life
 from agent.core.lease import Moment
 from agent.core.lifecycle import Action, Decision, SeenUnit, after_failure, backoff_s, decide
 from agent.core.records import TaskRecord, Wanted
@@ -322,12 +323,17 @@ def test_how_a_task_ended_is_kept_although_its_owner_changed_it_meanwhile() -> N
     assert decision.task.last_exit == Exit(result="exit-code", code=3, at=100.0)
 
 
-def test_a_unit_that_is_wanted_again_before_it_was_stopped_counts_when_it_ends() -> None:
+def test_a_unit_whose_stop_was_begun_is_not_taken_back_and_its_end_is_not_counted() -> None:
+    """Its hook had run: it was said to run again, then to be stopped by somebody else."""
     task = a_record(state=S.STOPPING, invocation_id="i1", ended_invocation="i1", boot_id=BOOT)
-    runs = decide(task, seen(a_unit()), AT).task
-    ended = decide(runs, seen(an_ended_unit()), AT).task
+    wanted_again = decide(task, seen(a_unit()), AT)
+    going = decide(wanted_again.task, seen(a_unit(active="deactivating")), AT)
+    gone = decide(going.task, seen(), AT)
 
-    assert ended.last_exit == Exit(result="exit-code", code=1, at=100.0)
+    assert (wanted_again.task.state, wanted_again.action) == (S.STOPPING, A.STOP)
+    assert "wanted again" in wanted_again.task.reason
+    assert (going.task.state, going.action) == (S.STOPPING, A.REST)
+    assert (gone.action, gone.task.restarts, gone.task.last_exit) == (A.START, 0, None)
 
 
 def test_new_limits_are_applied_to_the_running_unit() -> None:
@@ -380,6 +386,20 @@ def test_a_host_that_is_barred_starts_nothing_and_ends_nothing() -> None:
         )
     up = a_record(state=TaskState.RUNNING)
     assert decide(up, seen(a_unit(up)), AT, barred="x") == decide(up, seen(a_unit(up)), AT)
+
+
+def test_the_time_of_a_gate_begins_once_the_old_version_is_gone() -> None:
+    """A long hook of the old one used it all up, and the new one was never started."""
+    old = a_spec(generation=4, command=["/bin/old"])
+    new = a_spec(generation=5, life=Life(health_gate_s=15))
+    gated = a_record(spec=new, previous=old, state=S.STOPPING, boot_id=BOOT)
+    going = decide(gated, seen(a_unit(a_record(spec=old), active="deactivating")), AT)
+    gone = decide(going.task, seen(), AT)
+    rebooted = decide(replace(gated, boot_id="another"), seen(), AT)
+
+    assert (going.task.gate_boot_s, going.task.previous) == (None, old)
+    assert (gone.task.gate_boot_s, gone.action) == (AT.boot_s + 15, A.START)
+    assert rebooted.task.previous is None
 
 
 def test_a_gate_is_judged_by_what_is_seen_and_not_by_what_was_written_last() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import socket
 import sys
@@ -19,6 +20,7 @@ from agent.config import AgentConfig, load
 from agent.machine.fake import ends_with
 
 Run = Callable[..., tuple[int, str, str]]
+LOGGED = b"\xff\x1b[1mred\n"
 
 
 def test_a_task_is_run_listed_read_and_stopped_on_one_host_alone(  # AG4
@@ -42,6 +44,29 @@ def test_a_task_is_run_listed_read_and_stopped_on_one_host_alone(  # AG4
     assert "A=1" in properties["Environment"]  # type: ignore[operator]
     assert stopped == (0, "web: gone\n", "")
     assert (host.units(), host.roots()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("terminals", "printed"),
+    [((), LOGGED), ((0, 2), LOGGED), ((0, 1, 2), "\ufffd\ufffd[1mred\n".encode())],
+    ids=["a script", "a file, asked for at a terminal", "a terminal"],
+)
+def test_logs_go_into_a_file_byte_for_byte_and_cannot_steer_a_terminal(
+    host: FakeHost,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    terminals: tuple[int, ...],
+    printed: bytes,
+) -> None:
+    """F-86. What was no UTF-8 was lost, and colours, too, where only stderr was a terminal."""
+    host.fake.processes.answers["journalctl",] = [LOGGED]
+    assert run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)[0] == 0
+    taken = io.BytesIO()
+    monkeypatch.setattr("os.isatty", lambda fd: fd in terminals)
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(taken, encoding="utf-8"))
+    code, _, _ = run("logs", "web", host=host)
+
+    assert (code, taken.getvalue()) == (0, printed)
 
 
 def test_to_stop_a_task_that_its_owner_wants_again_ends(

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from agent import client as agent_client
 from agent.client import AgentClient
-from agent.errors import Busy, ProtocolError
+from agent.errors import Busy, ProtocolError, Unreachable
 from agent.wire.client import WireClient
 from agent.wire.server import Waiting
 
@@ -32,6 +32,15 @@ async def _server(socket: Path, handler: Any) -> AsyncIterator[str]:
         yield f"unix:{socket}"
     finally:
         await runner.cleanup()
+
+
+async def test_what_could_not_be_asked_is_said_with_a_verb(tmp_path: Path) -> None:
+    """It had said "cannot task logs at …"."""
+    async with AgentClient(f"unix:{tmp_path}/none") as client:
+        with pytest.raises(Unreachable, match=r"^cannot get task logs at unix:"):
+            _ = [chunk async for chunk in client.task_logs("web")]
+        with pytest.raises(Unreachable, match=r"^cannot list tasks at unix:"):
+            await client.list_tasks()
 
 
 @pytest.mark.parametrize("status", [200, 500])

@@ -1,0 +1,76 @@
+"""How much is under way to who reads slowly: no more than a window beyond what was taken.
+
+Without it a conversation stands still as a whole where one stream does: no signal gets through, no
+end is noticed, and the pings of `duplex` are not answered, so that it breaks off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+WINDOW_BYTES = 256 << 10
+"""So much may be under way to somebody who counts what they take."""
+
+
+class Outflow:
+    """What is sent to the other side of a stream, and what that says it has taken."""
+
+    def __init__(self) -> None:
+        """Nothing was sent, and nobody counts yet."""
+        self._sent = 0
+        self._taken: int | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the other side says what it takes."""
+        return self._taken is not None
+
+    def taken(self, total: int) -> None:
+        """The other side has taken so many bytes in all; the first time it says that it counts."""
+        self._taken = total
+        self._news.set()
+
+    async def room(self, size: int) -> None:
+        """Wait until `size` bytes may be sent, and count them; for who never counts, not at all."""
+        while self._taken is not None and self._sent - self._taken >= WINDOW_BYTES:
+            self._news.clear()
+            await self._news.wait()
+        self._sent += size
+
+
+class Inflow:
+    """What came in order and waits to be taken; None is the end of it."""
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+        self._held: deque[bytes | None] = deque()
+        self._size, self._taken = 0, 0
+        self._news = asyncio.Event()
+
+    async def put(self, data: bytes | None) -> None:
+        """Keep what came. From who sends more than two windows unasked nothing more is heard
+        until there is room: they do not count.
+        """
+        while self._size >= 2 * WINDOW_BYTES:
+            self._news.clear()
+            await self._news.wait()
+        self._held.append(data)
+        self._size += len(data or b"")
+        self._news.set()
+
+    async def get(self) -> bytes | None:
+        """Return what came first, once there is something."""
+        while not self._held:
+            self._news.clear()
+            await self._news.wait()
+        data = self._held.popleft()
+        self._size -= len(data or b"")
+        self._news.set()
+        return data
+
+    def took(self, size: int) -> int:
+        """Return how many bytes were taken in all, with these."""
+        self._taken += size
+        return self._taken
