@@ -33,6 +33,10 @@ def facts(config_path: Path | None, output: str) -> None:
 
 
 def _fact(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ("; " if name == "problems" else ", ").join(value)
     return about_size(value) if quantity_of(name) is SIZE else str(value)
 
 
@@ -44,6 +48,7 @@ def events(config_path: Path | None, follow: bool, output: str) -> None:
     """Show what happened on this machine, oldest first.
 
     Events are kept in memory, the last 4,096 since the agent started; the journal has them all.
+    With -o json each is one line.
     """
 
     async def read(client: AgentClient) -> None:

@@ -133,6 +133,7 @@ class TaskLoop:
         self._on_disk = must_last(record)
         self._fresh = fresh
         self._known: Seen | None = None
+        self._hooked = ""
         self._group = asyncio.TaskGroup()
         self._probing = Probing(host.prober, self._group, self._judge)
 
@@ -464,10 +465,11 @@ class TaskLoop:
         return False
 
     async def _before_stop(self, task: TaskRecord, unit: SeenUnit) -> None:
-        """Run the pre-stop hook inside what runs; whatever comes of it, the stop follows."""
-        if unit.active != "active" or unit.ended:
+        """Run the pre-stop hook inside what runs, once; whatever comes of it, the stop follows."""
+        if unit.active != "active" or unit.ended or unit.invocation_id == self._hooked:
             return
         problem = await self._host.inside.before_stop(task)
+        self._hooked = unit.invocation_id
         if problem:
             log.warning("task %s: its pre-stop hook failed: %s", task.task_id, problem)
             message = f"its pre-stop hook failed: {problem}"

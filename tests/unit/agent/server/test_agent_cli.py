@@ -178,6 +178,9 @@ def test_facts_are_shown_as_a_table_or_as_json(host: FakeHost, run: Run) -> None
     table, as_json = run("facts", host=host), run("facts", "-o", "json", host=host)
 
     assert "Fake CPU" in table[1]
+    shown = dict(line.split(None, 1) for line in table[1].splitlines() if " " in line.strip())
+    assert shown["nics"].strip() == "eth0"
+    assert shown["leaving"].strip() == "no"
     assert json.loads(as_json[1])["sockets"] == 1
 
 

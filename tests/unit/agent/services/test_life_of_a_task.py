@@ -145,6 +145,29 @@ async def test_the_pre_stop_hook_runs_inside_the_task_before_its_end(host: FakeH
     assert any("pre-stop hook failed: it ended with exit code 1" in e.message for e in events)
 
 
+async def test_the_pre_stop_hook_runs_once_however_late_the_stop_begins(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AG10: systemd that is busy shows a unit as active after its stop was queued."""
+    drain, systemd = given(host, "drain", 0), host.fake.systemd
+    queued, begin = [], systemd.stop
+
+    def stop(name: str) -> None:
+        queued.append(name)
+        if name != unit("web") or queued.count(name) > 2:
+            begin(name)
+
+    monkeypatch.setattr(systemd, "stop", stop)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(life=Life(pre_stop=Hook(command=["/bin/drain"]))))
+        await running(client, "web")
+        await client.delete_task("web")
+        await gone(client, "web")
+
+    assert queued.count(unit("web")) == 3
+    assert len(drain.seen) == 1
+
+
 async def test_a_task_that_ended_by_itself_gets_no_pre_stop_hook(host: FakeHost) -> None:
     drain = given(host, "drain")
     never = RestartPolicy(when=RestartWhen.NEVER)
