@@ -12,7 +12,7 @@ from agent.api.ranges import END, Bytes, Count, CpuWeight, Few, Written
 Device = Annotated[
     str,
     Meta(
-        pattern=r"^/dev/[A-Za-z0-9/_.-]{1,200}" + END,
+        pattern=r"^/dev/[A-Za-z0-9/_.:=+@-]{1,200}" + END,
         description="a block device such as /dev/vda",
     ),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -14,6 +14,7 @@ _UNLIMITED = 2**64 - 1
 _PERIOD_USEC = 100_000
 """Of cpu.max, systemd's default."""
 _PAGE = 4096
+_DEV = "/dev/"
 IO_FILES = {
     "read_bytes_per_s": "IOReadBandwidthMax",
     "write_bytes_per_s": "IOWriteBandwidthMax",
@@ -70,6 +71,24 @@ def _preference(spec: TaskSpec) -> str:
     if not kept:
         return "none"
     return "omit" if kept >= spec.limits.memory_max_bytes else "avoid"
+
+
+def on_devices(properties: Mapping[str, object], disks: Mapping[str, str]) -> dict[str, object]:
+    """Return properties of a unit with the kernel's name for each device that has a limit.
+
+    systemd keeps limits by the name that it was given and writes one after the other: of two names
+    of one device the later one's hold, and so would the lifting of a limit by its former name.
+    `disks` are all names below /dev and the kernel's for each; what is not there stays as it is.
+    """
+    found = dict(properties)
+    for name in IO_FILES.values():
+        rates = found.get(name, {})
+        assert isinstance(rates, dict)
+        there = {d: disks.get(d.removeprefix(_DEV), d.removeprefix(_DEV)) for d in rates}
+        lifted = {d: rate for d, rate in rates.items() if rate == _UNLIMITED}
+        ordered = {**lifted, **{d: rates[d] for d in rates if d not in lifted}}
+        found |= {name: {_DEV + there[d]: rate for d, rate in ordered.items()}} if rates else {}
+    return found
 
 
 def live_properties(spec: TaskSpec, before: Resources | None) -> dict[str, object]:
@@ -140,18 +159,26 @@ def resized(spec: TaskSpec, resize: Resize) -> TaskSpec:
     )
 
 
-def absent(spec: TaskSpec, numa_nodes: int, disks: Collection[str]) -> str:
+def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
     """Return which device or memory node of a task is not on this machine, empty where all are.
 
-    systemd leaves out what is not there, and the task would run without its limit. `disks` are the
-    kernel's names; a link to one, such as those below /dev/disk, is for systemd to follow.
+    systemd leaves out what is not there, and the task would run without its limit. `disks` are all
+    names below /dev and the kernel's for each; two of one device cannot have two limits.
     """
-    more = spec.resources
+    more, seen = spec.resources, dict[str, str]()
     for io in more.io:
-        name = io.device.removeprefix("/dev/")
-        if "/" not in name and name not in disks:
-            there = ", ".join(f"/dev/{disk}" for disk in disks) or "none"
+        name = io.device.removeprefix(_DEV)
+        if name not in disks:
+            folder = name.rpartition("/")[0]
+            beside = [disk for disk in disks if folder and disk.rpartition("/")[0] == folder]
+            names = beside or [disk for disk, kernels in disks.items() if disk == kernels]
+            there = ", ".join(_DEV + disk for disk in names) or "none"
             return f"resources.io: there is no block device {io.device}, the machine has {there}"
+        if (first := seen.setdefault(disks[name], io.device)) != io.device:
+            return (
+                f"resources.io: {first} and {io.device} are both {_DEV}{disks[name]}:"
+                " put all its limits into one table"
+            )
     if strays := [node for node in more.numa_nodes if node >= numa_nodes]:
         return (
             f"resources.numa_nodes: there is no node {strays[0]}, the machine has {numa_nodes}"

@@ -48,8 +48,8 @@ class Admission:
         """As huge pages, when last looked: their number changes with the profile."""
         self._disk_bytes = 0
         """Size of the disk, when last looked."""
-        self._disks: list[str] = []
-        """Names of the block devices, when last looked."""
+        self._disks: dict[str, str] = {}
+        """Names of the block devices and the kernel's for each, when last looked."""
 
     async def look(self, spec: TaskSpec) -> None:
         """See what this host has of what a task asks for."""

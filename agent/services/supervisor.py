@@ -14,7 +14,7 @@ from agent.core.health import Verdict, after_verdict
 from agent.core.inside import Command
 from agent.core.lease import is_bound, is_cut_off
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
-from agent.core.limits import kernel_values, lacking, live_properties, not_in_force
+from agent.core.limits import kernel_values, lacking, live_properties, not_in_force, on_devices
 from agent.core.own_cpus import allowed_cpus, own_values
 from agent.core.pressure import evicted
 from agent.core.records import (
@@ -393,7 +393,8 @@ class TaskLoop:
         host, spec = self._host, task.spec
         task = await self._with_cpus(task)
         await host.kept_memory.hold()
-        properties = live_properties(spec, task.resources)
+        disks = await host.lanes.run("usage", host.cgroups.disks)
+        properties = on_devices(live_properties(spec, task.resources), disks)
         properties |= allowed_cpus(task.own_cpus, task.resources, spec, host.own_cpus.everything())
         await host.units.limit(self._unit, properties)
         await host.huge_pages.limit(task.task_id, spec)

@@ -18,12 +18,14 @@ from agent.core.limits import (
     limit_properties,
     live_properties,
     not_in_force,
+    on_devices,
     resized,
 )
 from agent.core.records import key_of
 from agent.machine.unit_properties import encode
 
 MIB = 1 << 20
+DISKS = {"vda": "vda", "vdb": "vdb", "disk/by-id/a": "vda", "disk/by-id/b": "vdb"}
 MUCH = Resources(
     memory_min_bytes=MIB,
     memory_low_bytes=2 * MIB,
@@ -142,12 +144,53 @@ def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, wh
         (Resources(numa_nodes=[0, 1]), "there is no node 1, the machine has 1 (from 0 on)"),
         (Resources(numa_nodes=[0], io=[IoLimit(device="/dev/vda", read_bytes_per_s=1)]), ""),
         (Resources(io=[IoLimit(device="/dev/disk/by-id/a", read_bytes_per_s=1)]), ""),
+        (
+            Resources(io=[IoLimit(device="/dev/mapper/a", read_bytes_per_s=1)]),
+            "has /dev/vda, /dev/vdb",
+        ),
+        (
+            Resources(io=[IoLimit(device="/dev/disk/by-id/c", read_bytes_per_s=1)]),
+            "device /dev/disk/by-id/c, the machine has /dev/disk/by-id/a, /dev/disk/by-id/b",
+        ),
+        (
+            Resources(
+                io=[
+                    IoLimit(device="/dev/vdb", read_bytes_per_s=1),
+                    IoLimit(device="/dev/disk/by-id/a", write_bytes_per_s=1),
+                    IoLimit(device="/dev/disk/by-id/b", write_bytes_per_s=1),
+                ]
+            ),
+            "resources.io: /dev/vdb and /dev/disk/by-id/b are both /dev/vdb: put all its limits",
+        ),
     ],
 )
 def test_a_device_or_node_that_is_not_there_is_refused(resources: Resources, why: str) -> None:
     """AG8: systemd would start the task without the limit that was asked for."""
-    found = absent(a_spec(resources=resources), 1, ["vda"])
+    found = absent(a_spec(resources=resources), 1, DISKS)
     assert why in found if why else found == ""
+
+
+def test_systemd_gets_the_kernels_name_of_each_device() -> None:
+    """AG8: it writes limits by name one after the other; a lifted one hid that of another name."""
+
+    def reads(*devices: str, rate: int = 1) -> Resources:
+        return Resources(io=[IoLimit(device=d, read_bytes_per_s=rate) for d in devices])
+
+    def live(before: Resources, now: Resources) -> list[tuple[str, int]]:
+        found = on_devices(live_properties(a_spec(resources=now), before), DISKS)
+        rates = found["IOReadBandwidthMax"]
+        assert isinstance(rates, dict)
+        return list(rates.items())
+
+    most = 2**64 - 1
+    link, gone = "/dev/disk/by-id/a", "/dev/disk/by-id/gone"
+    at_start = on_devices(limit_properties(a_spec(resources=reads(link, "/dev/vdb"))), DISKS)
+    assert at_start["IOReadBandwidthMax"] == {"/dev/vda": 1, "/dev/vdb": 1}
+    assert "IOWriteBandwidthMax" not in at_start
+    assert live(reads(link), reads("/dev/vda", rate=2)) == [("/dev/vda", 2)]
+    assert live(reads("/dev/vda"), reads(link, rate=2)) == [("/dev/vda", 2)]
+    assert live(reads(link), Resources()) == [("/dev/vda", most)]
+    assert live(reads(gone), reads(link)) == [(gone, most), ("/dev/vda", 1)]
 
 
 @pytest.mark.parametrize(
