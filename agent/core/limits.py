@@ -187,8 +187,11 @@ def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
     return ""
 
 
-def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec], memory_bytes: int) -> str:
-    """Return why a task's resources cannot be had on this machine, with the numbers."""
+def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
+    """Return why a task's resources cannot be had on this machine, with the numbers.
+
+    `others` are all that are wanted on it: also one that has ended names its CPUs.
+    """
     more, limits = spec.resources, spec.limits
     ordered = (
         ("memory_min_bytes", more.memory_min_bytes, "memory_max_bytes", limits.memory_max_bytes),
@@ -200,10 +203,15 @@ def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec], memory_byt
             return f"resources.{name} {value} is more than limits.{bound} {most}"
     if strays := [cpu for cpu in more.cpus if cpu >= cpus]:
         return f"resources.cpus: there is no CPU {strays[0]}, the machine has {cpus} (from 0 on)"
-    others = list(others)
     taken = {cpu for other in others for cpu in other.resources.cpus}
     if shared := sorted(taken.intersection(more.cpus)):
         return f"resources.cpus: CPU {shared[0]} is another task's own"
+    return ""
+
+
+def cannot_be_kept(spec: TaskSpec, others: Iterable[TaskSpec], memory_bytes: int) -> str:
+    """Return why a task cannot be promised its memory beside others that are not over."""
+    more = spec.resources
     kept = sum(other.resources.memory_min_bytes for other in others)
     if kept + more.memory_min_bytes > memory_bytes:
         return (

@@ -206,6 +206,7 @@ class TaskLoop:
         if seen.unit is None and decision.task.state in (TaskState.STOPPED, TaskState.FAILED):
             await self._host.own_cpus.let_go(before.task_id)
             await self._host.huge_pages.let_go()
+            await self._host.kept_memory.let_go()
         if decision.action is Action.FORGET:
             return not await self._forget(decision.task)
         await self._act(decision, seen)

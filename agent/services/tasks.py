@@ -74,8 +74,8 @@ class Tasks:
         self._door = asyncio.Lock()
         """Tasks come into being one after the other."""
         host.own_cpus.follow(self.wanted)
-        host.huge_pages.follow(self.wanted)
-        host.kept_memory.follow(self.specs)
+        host.huge_pages.follow(self.wanted, self._is_over)
+        host.kept_memory.follow(self._promised)
 
     async def adopt(self, replay: Replay) -> None:
         """Take over what is on the host: tasks run on, what belongs to none is removed."""
@@ -223,6 +223,10 @@ class Tasks:
         others.pop(task_id, None)
         return others
 
+    def _promised(self) -> dict[str, TaskSpec]:
+        """Return the specifications of all tasks that are here and not over."""
+        return {t: spec for t, spec in self.specs().items() if not self._is_over(t)}
+
     def _is_over(self, task_id: str) -> bool:
         return task_id in self._loops and is_over(self._loops[task_id].record)
 
@@ -265,11 +269,14 @@ class Tasks:
         if loop is None:
             raise self._unknown(task_id)
 
+        if is_over(loop.record):
+            await self._admission.look(loop.record.spec)
+
         def again(record: TaskRecord) -> TaskRecord:
             self._current(record, generation, epoch)
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not restarted: it is being removed")
-            if is_over(record) and (why := self._admission.too_big(task_id, record.spec)):
+            if is_over(record) and (why := self._admission.no_room(task_id, record.spec)):
                 hint = "stop a task, or ask for less"
                 raise Unprocessable(f"task {task_id} is not restarted: {why}", hint=hint)
             asked = replace(record, restart_asked=True, cut_off=False, streak=0)

@@ -12,6 +12,7 @@ from agent.core.lease import Moment
 from agent.core.lifecycle import Action, decide
 from agent.core.limits import (
     absent,
+    cannot_be_kept,
     impossible,
     kernel_values,
     lacking,
@@ -129,8 +130,10 @@ def test_a_resize_changes_what_it_names_and_has_a_generation() -> None:
 def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, why: str) -> None:
     other = a_spec(resources=Resources(cpus=[2], memory_min_bytes=100 * MIB))
 
-    assert why in impossible(a_spec(resources=resources), 4, [other], 256 * MIB)
-    assert impossible(a_spec(resources=Resources(cpus=[3])), 4, [other], 256 * MIB) == ""
+    spec = a_spec(resources=resources)
+    assert why in (impossible(spec, 4, [other]) or cannot_be_kept(spec, [other], 256 * MIB))
+    fits = a_spec(resources=Resources(cpus=[3], memory_min_bytes=156 * MIB))
+    assert impossible(fits, 4, [other]) == cannot_be_kept(fits, [other], 256 * MIB) == ""
 
 
 @pytest.mark.parametrize(
