@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from agent.api import Limits, Resize, Resources, TaskSpec
-from agent.api.resources import changes
+from agent.api import IoLimit, Limits, Resize, Resources, TaskSpec
+from agent.api.resources import changes, io_after
 
 _S = 1_000_000
 _UNLIMITED = 2**64 - 1
@@ -148,12 +148,23 @@ def lacking(values: Mapping[str, str], read: Mapping[str, str]) -> str:
     return f"there is no {off}: the controller is off below workload.slice" if missing else ""
 
 
+def lifts_nothing(spec: TaskSpec, resize: Resize) -> str:
+    """Return which limit a resize takes back that a task has not, empty where there is none."""
+    had = [io.device for io in spec.resources.io]
+    for io in resize.io or []:
+        if io == IoLimit(device=io.device) and io.device not in had:
+            there = ", ".join(had) or "none"
+            return f"io: {io.device} has no limit that could be lifted, those that have: {there}"
+    return ""
+
+
 def resized(spec: TaskSpec, resize: Resize) -> TaskSpec:
     """Return a specification after a resize, with a generation of its own."""
+    resources = replace(spec.resources, **changes(resize, Resources))
     return replace(
         spec,
         limits=replace(spec.limits, **changes(resize, Limits)),
-        resources=replace(spec.resources, **changes(resize, Resources)),
+        resources=replace(resources, io=io_after(spec.resources.io, resize)),
         generation=spec.generation + 1 if resize.generation is None else resize.generation,
         epoch=spec.epoch if resize.epoch is None else resize.epoch,
     )

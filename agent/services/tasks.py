@@ -21,7 +21,7 @@ from agent.core.admission import (
 from agent.core.census import KnownTask
 from agent.core.gate import with_gate
 from agent.core.lifecycle import ASKED_AGAIN
-from agent.core.limits import resized
+from agent.core.limits import lifts_nothing, resized
 from agent.core.network import gate_for
 from agent.core.own_init import asks as has_own_init
 from agent.core.own_init import choose_ids
@@ -305,6 +305,8 @@ class Tasks:
                 raise Conflict(f"task {task_id} is not resized: it is being removed")
             if refused := contradiction(spec, record):
                 raise Conflict(f"task {task_id} is not resized: {refused.reason}")
+            if why := lifts_nothing(record.spec, resize):
+                raise Unprocessable(f"task {task_id} is not resized: {why}")
             if key_of(spec) != key_of(record.spec):
                 raise Unprocessable(
                     f"task {task_id} is not resized: its first CPUs or huge pages of its own, or"

@@ -212,3 +212,22 @@ def test_limits_of_a_device_are_said_once_and_say_something(
     assert found is not None
     assert found[0] == "resources.io"
     assert why in found[1]
+
+
+def test_no_more_devices_than_a_specification_may_have_come_by_resizes() -> None:
+    """Its record could not be read again."""
+
+    def some(start: int, count: int) -> list[IoLimit]:
+        names = range(start, start + count)
+        return [IoLimit(device=f"/dev/d{n}", read_bytes_per_s=1) for n in names]
+
+    spec = a_spec(resources=Resources(io=some(0, 10)))
+    most = resized(spec, Resize(io=some(8, 8)))
+    assert contradiction(most.resources, None) is None
+    assert [io.device for io in most.resources.io] == [f"/dev/d{n}" for n in range(16)]
+    more = resized(spec, Resize(io=some(10, 7)))
+    assert contradiction(more.resources, None) == (
+        "resources.io",
+        "17 devices have a limit: at most 16 can",
+    )
+    assert resized(spec, Resize(tasks_max=9)).resources == spec.resources

@@ -130,6 +130,12 @@ async def test_a_device_is_named_by_a_link_in_the_specification_alone(tmp_path: 
             await client.put_task("web", limited(device, generation * 1000, generation))
             await _until(partial(told, generation * 1000))
         assert services.tasks.record("web").spec.resources.io[0].device == link
+        again = IoLimit(device=link, write_bytes_per_s=7)
+        await client.resize_task("web", Resize(io=[again]))
+        await _until(partial(told, 7))
+        await client.resize_task("web", Resize(io=[IoLimit(device=link)]))
+        await _until(partial(told, 2**64 - 1))
+        assert services.tasks.record("web").spec.resources.io == []
         with pytest.raises(Unprocessable, match=r"has /dev/disk/by-path/pci-0000:00:02\.0"):
             await client.put_task("web", limited("/dev/disk/by-path/pci-9", 1, 9))
         assert (await client.get_task("web")).invocation_id == before
