@@ -26,6 +26,7 @@ from agent import api
 from agent.api.signing import SIGN_HINT, distrust
 from agent.config import AgentConfig
 from agent.core import own_init
+from agent.core.limits import on_devices
 from agent.core.pressure import Waits, starts_at_once
 from agent.core.records import TASK_UNITS, TaskRecord
 from agent.core.retention import Room
@@ -233,7 +234,8 @@ class Agent:
         def whole(task: TaskRecord) -> dict[str, object]:
             unit = task_unit(roots, task) | credentials.properties(task.spec)
             unit |= identities.properties(task.task_id, task.spec)
-            return huge_pages.bounded(task.spec, as_machine(task, unit))
+            disks = machine.cgroups.disks() if task.spec.resources.io else {}
+            return huge_pages.bounded(task.spec, on_devices(as_machine(task, unit), disks))
 
         host = Host(
             units=units,

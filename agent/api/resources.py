@@ -12,10 +12,12 @@ from agent.api.ranges import END, Bytes, Count, CpuWeight, Few, Written
 Device = Annotated[
     str,
     Meta(
-        pattern=r"^/dev/[A-Za-z0-9/_.-]{1,200}" + END,
+        pattern=r"^/dev/[A-Za-z0-9/_.:=+@-]{1,200}" + END,
         description="a block device such as /dev/vda",
     ),
 ]
+DEVICES_MAX = 16
+"""Devices with a limit of one task."""
 Pages = Annotated[int, Meta(ge=0, le=1 << 24)]
 Rate = Annotated[int, Meta(ge=1, le=1 << 53)]
 
@@ -48,7 +50,7 @@ class Resources(Written, frozen=True, kw_only=True):
     """Swap space that it may use."""
     io_weight: CpuWeight = 100
     """Share of the disks against its neighbours."""
-    io: Annotated[list[IoLimit], Meta(max_length=16)] = []
+    io: Annotated[list[IoLimit], Meta(max_length=DEVICES_MAX)] = []
     cpus: Annotated[list[Few], Meta(max_length=4096)] = []
     """The only CPUs that it runs on, by number; no other task can ask for these. Empty: all."""
     exclusive_cpus: Annotated[int, Meta(ge=0, le=4096)] = 0
@@ -69,6 +71,8 @@ def contradiction(resources: Resources, cpu_max_cores: float | None) -> tuple[st
         return "resources.io", f"{twice[0]} is named twice: put all its limits into one table"
     if bare := [io.device for io in resources.io if io == IoLimit(device=io.device)]:
         return "resources.io", f"{bare[0]} has no limit: say at least one"
+    if len(devices) > DEVICES_MAX:
+        return "resources.io", f"{len(devices)} devices have a limit: at most {DEVICES_MAX} can"
     own = resources.exclusive_cpus
     if own and resources.cpus:
         reason = "not with exclusive_cpus: its machine chooses these, and other tasks are kept off"
@@ -90,6 +94,9 @@ class Resize(Written, frozen=True, kw_only=True):
     memory_high_bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 53)] | None = None
     swap_max_bytes: Bytes | None = None
     io_weight: CpuWeight | None = None
+    io: Annotated[list[IoLimit], Meta(max_length=DEVICES_MAX)] | None = None
+    """For each device named here all its limits from now on, as written in the specification; one
+    without any lifts what there is. Devices that are not named keep theirs."""
     exclusive_cpus: Annotated[int, Meta(ge=1, le=4096)] | None = None
     """More or fewer for a task that has some."""
     hugepages_2mib: Pages | None = None
@@ -104,3 +111,11 @@ def changes(resize: Resize, of: type[msgspec.Struct]) -> dict[str, object]:
     names = set(of.__struct_fields__)
     asked = {n: getattr(resize, n) for n in Resize.__struct_fields__ if n in names}
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def io_after(before: list[IoLimit], resize: Resize) -> list[IoLimit]:
+    """Return the limits of devices after a resize: what it lifts is gone, what it names is last."""
+    asked = resize.io or []
+    named = {io.device for io in asked}
+    kept = [io for io in before if io.device not in named]
+    return kept + [io for io in asked if io != IoLimit(device=io.device)]

@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from agent import api
 from agent.cli.program import call
 from agent.wire import options
+
+
+class _Io(click.ParamType[api.IoLimit]):
+    """Limits of one device, by the names that they have in a file."""
+
+    name = "limits"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> api.IoLimit:
+        """Return what `device=/dev/vda,write_bytes_per_s=10MiB` says."""
+        if isinstance(value, api.IoLimit):
+            return value
+        fields, found = api.IoLimit.__struct_fields__, dict[str, Any]()
+        for part in value.split(","):
+            key, _, said = part.partition("=")
+            key, said = key.strip(), said.strip()
+            if key not in fields or not said:
+                self.fail(f"{part!r} is none of {', '.join(f'{f}=…' for f in fields)}", param, ctx)
+            if key in found:
+                self.fail(f"{key} is said twice", param, ctx)
+            found[key] = said if key == "device" else self._rate(key, said, param, ctx)
+        try:
+            return msgspec.convert(found, api.IoLimit)
+        except msgspec.ValidationError as e:
+            self.fail(f"{value!r}: {e}", param, ctx)
+
+    def _rate(
+        self, key: str, said: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return a number as in a file, or a size where bytes are counted."""
+        with suppress(ValueError):
+            return int(said)
+        if "_bytes_" in key:
+            return int(options.size().convert(said, param, ctx))
+        self.fail(f"{key}={said}: a whole number is needed", param, ctx)
 
 
 @click.command()
@@ -22,6 +60,13 @@ from agent.wire import options
 @click.option("--cores", "cpu_max_cores", type=options.cores(), help="Most CPUs: 0.5, 2, 500m.")
 @click.option("--cpu-weight", type=click.IntRange(1, 10_000))
 @click.option("--io-weight", type=click.IntRange(1, 10_000))
+@click.option(
+    "--io",
+    type=_Io(),
+    multiple=True,
+    help="All limits of one device, named as in a file: device=/dev/vda,write_bytes_per_s=10MiB."
+    " The device alone lifts them. Once for each device.",
+)
 @click.option("--exclusive-cpus", type=click.IntRange(1, 4096), help="Of a task that has some.")
 @click.option("--hugepages-2mib", type=click.IntRange(0, 1 << 24), help="Of a task that has some.")
 @click.option("--hugepages-1gib", type=click.IntRange(0, 1 << 24), help="Of a task that has some.")
@@ -29,9 +74,10 @@ from agent.wire import options
 @click.pass_obj
 def resize(config_path: Path | None, /, name: str, **asked: Any) -> None:
     """Change what task NAME may use, while it runs; what is not named stays as it is."""
+    asked["io"] = list(asked["io"]) or None
     given = {field: value for field, value in asked.items() if value is not None}
     if not given:
         raise click.UsageError("say what is to change, for instance --memory 64MiB")
-    whole = {k: int(v) if k.endswith("_bytes") else v for k, v in given.items()}
+    whole: dict[str, Any] = {k: int(v) if k.endswith("_bytes") else v for k, v in given.items()}
     status = call(config_path, lambda c: c.resize_task(name, api.Resize(**whole)))
     click.echo(f"{status.task_id}: generation {status.generation}, {status.state}")

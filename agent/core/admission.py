@@ -108,10 +108,14 @@ def to_be_stopped(task: TaskRecord, why: str) -> TaskRecord:
 
 
 def is_over(task: TaskRecord) -> bool:
-    """Return whether a task has ended and stays so until somebody asks for it: it uses nothing,
-    and what it may use is there for others meanwhile.
+    """Return whether a task has ended and stays so until somebody asks for it.
+
+    It uses no memory and no huge pages, so what it was promised of both is there for others
+    meanwhile, and its restart is admitted anew. What its volumes hold is on the disk until it is
+    removed, so their limits count on; and the CPUs of its own stay its, as its record says.
     """
-    return task.state in (TaskState.STOPPED, TaskState.FAILED) and task.reason != LINGERS
+    ended = task.state in (TaskState.STOPPED, TaskState.FAILED) and not task.restart_asked
+    return ended and task.reason != LINGERS
 
 
 def too_big(spec: TaskSpec, memory_bytes: int, cpus: int, committed_bytes: int) -> str:

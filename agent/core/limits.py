@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from agent.api import Limits, Resize, Resources, TaskSpec
-from agent.api.resources import changes
+from agent.api import IoLimit, Limits, Resize, Resources, TaskSpec
+from agent.api.resources import changes, io_after
 
 _S = 1_000_000
 _UNLIMITED = 2**64 - 1
 _PERIOD_USEC = 100_000
 """Of cpu.max, systemd's default."""
 _PAGE = 4096
+_DEV = "/dev/"
 IO_FILES = {
     "read_bytes_per_s": "IOReadBandwidthMax",
     "write_bytes_per_s": "IOWriteBandwidthMax",
@@ -70,6 +71,24 @@ def _preference(spec: TaskSpec) -> str:
     if not kept:
         return "none"
     return "omit" if kept >= spec.limits.memory_max_bytes else "avoid"
+
+
+def on_devices(properties: Mapping[str, object], disks: Mapping[str, str]) -> dict[str, object]:
+    """Return properties of a unit with the kernel's name for each device that has a limit.
+
+    systemd keeps limits by the name that it was given and writes one after the other: of two names
+    of one device the later one's hold, and so would the lifting of a limit by its former name.
+    `disks` are all names below /dev and the kernel's for each; what is not there stays as it is.
+    """
+    found = dict(properties)
+    for name in IO_FILES.values():
+        rates = found.get(name, {})
+        assert isinstance(rates, dict)
+        there = {d: disks.get(d.removeprefix(_DEV), d.removeprefix(_DEV)) for d in rates}
+        lifted = {d: rate for d, rate in rates.items() if rate == _UNLIMITED}
+        ordered = {**lifted, **{d: rates[d] for d in rates if d not in lifted}}
+        found |= {name: {_DEV + there[d]: rate for d, rate in ordered.items()}} if rates else {}
+    return found
 
 
 def live_properties(spec: TaskSpec, before: Resources | None) -> dict[str, object]:
@@ -129,29 +148,48 @@ def lacking(values: Mapping[str, str], read: Mapping[str, str]) -> str:
     return f"there is no {off}: the controller is off below workload.slice" if missing else ""
 
 
+def lifts_nothing(spec: TaskSpec, resize: Resize) -> str:
+    """Return which limit a resize takes back that a task has not, empty where there is none."""
+    had = [io.device for io in spec.resources.io]
+    for io in resize.io or []:
+        if io == IoLimit(device=io.device) and io.device not in had:
+            there = ", ".join(had) or "none"
+            return f"io: {io.device} has no limit that could be lifted, those that have: {there}"
+    return ""
+
+
 def resized(spec: TaskSpec, resize: Resize) -> TaskSpec:
     """Return a specification after a resize, with a generation of its own."""
+    resources = replace(spec.resources, **changes(resize, Resources))
     return replace(
         spec,
         limits=replace(spec.limits, **changes(resize, Limits)),
-        resources=replace(spec.resources, **changes(resize, Resources)),
+        resources=replace(resources, io=io_after(spec.resources.io, resize)),
         generation=spec.generation + 1 if resize.generation is None else resize.generation,
         epoch=spec.epoch if resize.epoch is None else resize.epoch,
     )
 
 
-def absent(spec: TaskSpec, numa_nodes: int, disks: Collection[str]) -> str:
+def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
     """Return which device or memory node of a task is not on this machine, empty where all are.
 
-    systemd leaves out what is not there, and the task would run without its limit. `disks` are the
-    kernel's names; a link to one, such as those below /dev/disk, is for systemd to follow.
+    systemd leaves out what is not there, and the task would run without its limit. `disks` are all
+    names below /dev and the kernel's for each; two of one device cannot have two limits.
     """
-    more = spec.resources
+    more, seen = spec.resources, dict[str, str]()
     for io in more.io:
-        name = io.device.removeprefix("/dev/")
-        if "/" not in name and name not in disks:
-            there = ", ".join(f"/dev/{disk}" for disk in disks) or "none"
+        name = io.device.removeprefix(_DEV)
+        if name not in disks:
+            folder = name.rpartition("/")[0]
+            beside = [disk for disk in disks if folder and disk.rpartition("/")[0] == folder]
+            names = beside or [disk for disk, kernels in disks.items() if disk == kernels]
+            there = ", ".join(_DEV + disk for disk in names) or "none"
             return f"resources.io: there is no block device {io.device}, the machine has {there}"
+        if (first := seen.setdefault(disks[name], io.device)) != io.device:
+            return (
+                f"resources.io: {first} and {io.device} are both {_DEV}{disks[name]}:"
+                " put all its limits into one table"
+            )
     if strays := [node for node in more.numa_nodes if node >= numa_nodes]:
         return (
             f"resources.numa_nodes: there is no node {strays[0]}, the machine has {numa_nodes}"
@@ -160,8 +198,11 @@ def absent(spec: TaskSpec, numa_nodes: int, disks: Collection[str]) -> str:
     return ""
 
 
-def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec], memory_bytes: int) -> str:
-    """Return why a task's resources cannot be had on this machine, with the numbers."""
+def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
+    """Return why a task's resources cannot be had on this machine, with the numbers.
+
+    `others` are all that are wanted on it: also one that has ended names its CPUs.
+    """
     more, limits = spec.resources, spec.limits
     ordered = (
         ("memory_min_bytes", more.memory_min_bytes, "memory_max_bytes", limits.memory_max_bytes),
@@ -173,10 +214,15 @@ def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec], memory_byt
             return f"resources.{name} {value} is more than limits.{bound} {most}"
     if strays := [cpu for cpu in more.cpus if cpu >= cpus]:
         return f"resources.cpus: there is no CPU {strays[0]}, the machine has {cpus} (from 0 on)"
-    others = list(others)
     taken = {cpu for other in others for cpu in other.resources.cpus}
     if shared := sorted(taken.intersection(more.cpus)):
         return f"resources.cpus: CPU {shared[0]} is another task's own"
+    return ""
+
+
+def cannot_be_kept(spec: TaskSpec, others: Iterable[TaskSpec], memory_bytes: int) -> str:
+    """Return why a task cannot be promised its memory beside others that are not over."""
+    more = spec.resources
     kept = sum(other.resources.memory_min_bytes for other in others)
     if kept + more.memory_min_bytes > memory_bytes:
         return (

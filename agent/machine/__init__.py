@@ -270,8 +270,10 @@ class Cgroups(Protocol):
     def children(self, group: str) -> list[str]:
         """Return the names of the cgroups directly below one, sorted; none where it is not."""
 
-    def disks(self) -> list[str]:
-        """Return the kernel's names of the block devices whose use can be limited, sorted."""
+    def disks(self) -> dict[str, str]:
+        """Return the block devices whose use can be limited: each name below /dev, links such as
+        `disk/by-id/…` among them, and the kernel's for the same device.
+        """
 
 
 class Observed(msgspec.Struct, frozen=True):

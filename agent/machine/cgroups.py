@@ -60,9 +60,25 @@ class HostCgroups:
         folder = f"{ROOT}{group}"
         return [n for n in self._fs.names(folder) if self._fs.exists(f"{folder}/{n}/cgroup.events")]
 
-    def disks(self) -> list[str]:
-        """Return the kernel's names of the block devices whose use can be limited, sorted."""
-        return sorted(self._fs.names("/sys/class/block"))
+    def disks(self) -> dict[str, str]:
+        """Return the block devices whose use can be limited: names below /dev → the kernel's.
+
+        The kernel's own names come first (`vda`), then udev's links (`disk/by-id/…`), each sorted.
+        Links are read from udev's database, as the agent's own /dev has none (`PrivateDevices=`);
+        of devices that claim the same one that with the greatest priority has it, as in udev.
+        """
+        claims: dict[str, tuple[int, str]] = {}
+        kernel = self._fs.names("/sys/class/block")
+        for name in kernel:
+            number = self._fs.find(f"/sys/class/block/{name}/dev")
+            lines = (self._fs.find(f"/run/udev/data/b{number}") or "").splitlines()
+            priority = next((int(line[2:]) for line in lines if line.startswith("L:")), 0)
+            for link in (line[2:] for line in lines if line.startswith("S:")):
+                claims[link] = max(claims.get(link, (priority, name)), (priority, name))
+        links = {link: name for link, (_, name) in sorted(claims.items())}
+        # In names of files the kernel writes ! for / (cciss!c0d0).
+        found = {name: name for name in kernel} | links
+        return {at.replace("!", "/"): name.replace("!", "/") for at, name in found.items()}
 
     def _number(self, path: str) -> int:
         return int(self._fs.find(path) or 0)

@@ -309,6 +309,8 @@ class FakeCgroups:
     """Returns the slices of tasks that run."""
     kept: Callable[[str], Mapping[str, str]] = field(default=lambda _: {})
     """Returns what a slice that runs keeps of memory, by file."""
+    devices: dict[str, str] = field(default_factory=lambda: {"vda": "vda"})
+    """Names of block devices below /dev → the kernel's; that of a small guest."""
     pages_used: dict[str, int] = field(default_factory=dict)
     """Bytes of huge pages by cgroup: no limit can be set below."""
 
@@ -316,9 +318,9 @@ class FakeCgroups:
         """Return what was set."""
         return self.usage.get(group)
 
-    def disks(self) -> list[str]:
-        """Return the one disk of a small guest."""
-        return ["vda"]
+    def disks(self) -> dict[str, str]:
+        """Return what was set."""
+        return self.devices
 
     def pressure(self, group: str, resource: str, *, whole: bool) -> float:
         """Return what was set."""

@@ -7,7 +7,7 @@ is there, `.wh.NAME` takes NAME of the layers below away, `.wh..wh..opq` everyth
 its folder. The archive is hostile input: its digest is checked before a byte of it is read as an
 archive, paths are resolved inside the tree by the kernel (`beneath`), nothing is ever written
 through a link or into a file that is there already. Set-uid bits and file capabilities are
-dropped; device nodes are left out below /dev and refused elsewhere.
+dropped; device nodes are left out below /dev and refused elsewhere. Blocks of zeros become holes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ ENTRIES_MAX = 2_000_000
 """Of one layer; the largest known images have a tenth."""
 DEPTH_MAX = 128
 _CHUNK = 1 << 20
+BLOCK = 4096
+"""Bytes that a hole has at least: a block of btrfs. `_CHUNK` is a multiple of it."""
+_ZEROS = bytes(BLOCK)
 _WHITEOUT, _META, _OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
 _ACLS = frozenset({"system.posix_acl_access", "system.posix_acl_default"})
 _XATTR = "SCHILY.xattr."
@@ -324,13 +327,20 @@ class _Applier:
         return None
 
     def _file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
-        data = tar.extractfile(member)
-        assert data is not None
+        pieces = _pieces(member)
+        data = cast(Any, tar.extractfile(member)).raw  # its buffer cannot seek in a stream
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=parent)
-        with os.fdopen(fd, "wb", buffering=0) as file:
-            shutil.copyfileobj(data, file, _CHUNK)
+        try:
+            for at, left in pieces:
+                data.seek(at)  # else it makes up the zeros of each hole
+                while chunk := data.read(min(left, _CHUNK)):
+                    _write(fd, chunk, at)
+                    at, left = at + len(chunk), left - len(chunk)
+            os.ftruncate(fd, member.size)
             self.file_bytes += member.size
             self._finish(fd, member)
+        finally:
+            os.close(fd)
 
     def _link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
         target = _parts(member.linkname)
@@ -370,6 +380,50 @@ class _Applier:
 
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | _SAFE
+
+
+def _pieces(member: tarfile.TarInfo) -> list[tuple[int, int]]:
+    """Return offset and length, in bytes, of what the archive holds of a file, in their order.
+
+    The rest of the file is holes: those of the map that GNU tar writes, in any of its formats.
+    """
+    held: list[tuple[int, int]] | None = cast(Any, member).sparse
+    if held is None:
+        return [(0, member.size)]
+    if not 0 <= member.size < 1 << 63:
+        raise Unprocessable(f"{member.name[:200]!r} has {member.size} bytes: no file can")
+    pieces = [(at, length) for at, length in held if length]  # an empty one tells the end
+    end = 0
+    for at, length in pieces:
+        if length < 0 or not end <= at <= member.size - length:
+            raise Unprocessable(
+                f"{member.name[:200]!r} has a map of holes that cannot be: {length} bytes at {at}, "
+                f"after {end} and of {member.size}"
+            )
+        end = at + length
+    return pieces
+
+
+def _write(fd: int, data: bytes, at: int) -> None:
+    """Write at an offset into a file that has nothing there; whole blocks of zeros stay holes."""
+    view = memoryview(data)
+    for start, end in _runs(data):
+        while start < end:
+            start += os.pwrite(fd, view[start:end], at + start)
+
+
+def _runs(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each run of blocks that are not all zeros."""
+    start: int | None = None
+    for at in range(0, len(data), BLOCK):
+        if data.startswith(_ZEROS, at):
+            if start is not None:
+                yield start, at
+            start = None
+        elif start is None:
+            start = at
+    if start is not None:
+        yield start, len(data)
 
 
 def _may_have(attribute: str) -> bool:

@@ -11,7 +11,7 @@ from agent.api.resources import contradiction as odd_resources
 from agent.api.signing import SIGN_HINT, distrust
 from agent.api.volumes import contradiction as odd_volumes
 from agent.core.admission import too_big
-from agent.core.limits import absent, impossible
+from agent.core.limits import absent, cannot_be_kept, impossible
 from agent.core.oci import as_run
 from agent.core.own_init import INITS
 from agent.core.own_init import asks as has_own_init
@@ -48,8 +48,8 @@ class Admission:
         """As huge pages, when last looked: their number changes with the profile."""
         self._disk_bytes = 0
         """Size of the disk, when last looked."""
-        self._disks: list[str] = []
-        """Names of the block devices, when last looked."""
+        self._disks: dict[str, str] = {}
+        """Names of the block devices and the kernel's for each, when last looked."""
 
     async def look(self, spec: TaskSpec) -> None:
         """See what this host has of what a task asks for."""
@@ -66,11 +66,19 @@ class Admission:
             if why:
                 raise Unprocessable(f"task {task_id} {attempt}: {why}", hint=hint)
 
-    def too_big(self, task_id: str, spec: TaskSpec) -> str:
-        """Return why a task does not fit beside those that are not over, empty where it does."""
-        others = self._others(task_id).items()
-        taken = sum(o.limits.memory_max_bytes for name, o in others if not self._is_over(name))
-        return too_big(spec, self._usable_bytes, self._cpus, taken)
+    def no_room(self, task_id: str, spec: TaskSpec) -> str:
+        """Return why a task does not fit beside those that are not over, empty where it does.
+
+        That is all that one that is over holds no longer: a restart asks for it anew. Volumes and
+        CPUs of its own are its until it is removed (`is_over`), so they are not looked at here.
+        """
+        here = {o: other for o, other in self._others(task_id).items() if not self._is_over(o)}
+        taken = sum(other.limits.memory_max_bytes for other in here.values())
+        return (
+            cannot_be_kept(spec, here.values(), self._usable_bytes)
+            or self._host.huge_pages.refusal(spec, here)
+            or too_big(spec, self._usable_bytes, self._cpus, taken)
+        )
 
     @property
     def _usable_bytes(self) -> int:
@@ -103,7 +111,6 @@ class Admission:
         if spec.volumes:
             yield too_large(task_id, spec, specs, self._disk_bytes), ""
         yield absent(spec, self._nodes, self._disks), ""
-        yield impossible(spec, self._cpus, specs.values(), self._usable_bytes), ""
-        yield host.huge_pages.refusal(spec, specs), ""
+        yield impossible(spec, self._cpus, specs.values()), ""
         yield host.own_cpus.refusal(task_id, spec, specs, self._cpuset), ""
-        yield self.too_big(task_id, spec), _LESS
+        yield self.no_room(task_id, spec), _LESS

@@ -49,11 +49,22 @@ class HugePages:
         self._quiet = not controller
         """Whether nothing is bounded, as far as this agent has seen."""
         self._wanted: Callable[[], dict[str, TaskSpec]] = dict
+        self._is_over: Callable[[str], bool] = lambda _: False
         self._lock = asyncio.Lock()
 
-    def follow(self, wanted: Callable[[], dict[str, TaskSpec]]) -> None:
-        """Ask for the specifications of all tasks that are wanted here from now on."""
-        self._wanted = wanted
+    def follow(
+        self, wanted: Callable[[], dict[str, TaskSpec]], is_over: Callable[[str], bool]
+    ) -> None:
+        """Ask for the specifications of all tasks that are wanted here from now on, and for
+        whether one of them has ended for good: it has no pages then.
+        """
+        self._wanted, self._is_over = wanted, is_over
+
+    def _in_use(self) -> dict[str, TaskSpec]:
+        return {t: spec for t, spec in self._wanted().items() if not self._is_over(t)}
+
+    def _is_asked(self) -> bool:
+        return any(asks(spec) and not self._is_over(t) for t, spec in self._wanted().items())
 
     def look(self) -> int:
         """Read the pools, which the host's profile changes; return what they take, in bytes."""
@@ -82,14 +93,14 @@ class HugePages:
         Raises `HostError` where the machine has not as many any more, as after a boot, or others
         cannot be bounded, for instance since they use some.
         """
-        if self._quiet and not any(map(asks, self._wanted().values())):
+        if self._quiet and not self._is_asked():
             return
         async with self._lock:
-            if not any(map(asks, self._wanted().values())):
+            if not self._is_asked():
                 return await self._lift()
             self.look()
             wanted = self._wanted()
-            others = {t: other for t, other in wanted.items() if t != task_id}
+            others = {t: other for t, other in self._in_use().items() if t != task_id}
             if why := self.refusal(spec, others):
                 raise HostError(why)
             self._quiet = False
@@ -115,7 +126,7 @@ class HugePages:
 
     async def let_go(self) -> None:
         """Let all tasks have pages again once nobody asks for some."""
-        if not self._quiet and not any(map(asks, self._wanted().values())):
+        if not self._quiet and not self._is_asked():
             async with self._lock:
                 await self._lift()
 
@@ -125,7 +136,7 @@ class HugePages:
         for name, read in (await self._slices()).items():
             if read and read != values:
                 await self._write(command(f"{TASKS_SLICE}/{name}", values))
-        self._quiet = not any(map(asks, self._wanted().values()))
+        self._quiet = not self._is_asked()
 
     async def _write(self, argv: list[str], of_slice: str = "") -> None:
         """Run a command that writes; in a slice that is to be bounded, where it may be new."""

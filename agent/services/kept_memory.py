@@ -36,7 +36,7 @@ class KeptMemory:
         self._lock = asyncio.Lock()
 
     def follow(self, specs: Callable[[], Mapping[str, TaskSpec]]) -> None:
-        """Ask for the specifications of all tasks that are here from now on."""
+        """Ask for the specifications of all tasks that are promised something from now on."""
         self._specs = specs
 
     async def hold(self) -> None:
@@ -61,11 +61,13 @@ class KeptMemory:
             self._in_force = wanted
 
     async def let_go(self) -> None:
-        """Give back what was kept for tasks that are gone; what fails is done by the next."""
+        """Give back what was kept for tasks that are gone or over; what fails the next one does."""
         try:
             await self.hold()
         except TwineError as e:
-            log.warning("memory is still kept for a task that is gone", extra={"why": str(e)})
+            log.warning(
+                "memory is still kept for a task that is gone or over", extra={"why": str(e)}
+            )
 
     def _read(self) -> dict[str, dict[str, str]]:
         """Return what the slice of all tasks, and those below, keep now."""

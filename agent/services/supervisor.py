@@ -14,7 +14,7 @@ from agent.core.health import Verdict, after_verdict
 from agent.core.inside import Command
 from agent.core.lease import is_bound, is_cut_off
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
-from agent.core.limits import kernel_values, lacking, live_properties, not_in_force
+from agent.core.limits import kernel_values, lacking, live_properties, not_in_force, on_devices
 from agent.core.own_cpus import allowed_cpus, own_values
 from agent.core.pressure import evicted
 from agent.core.records import (
@@ -26,10 +26,7 @@ from agent.core.records import (
     unit_of,
     words_on_cpus,
 )
-from agent.core.unit_properties import (
-    cgroup_of,
-    not_after,
-)
+from agent.core.unit_properties import cgroup_of, not_after
 from agent.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 from agent.machine import Cgroups
 from agent.services.contact import Contact
@@ -207,6 +204,7 @@ class TaskLoop:
         if seen.unit is None and decision.task.state in (TaskState.STOPPED, TaskState.FAILED):
             await self._host.own_cpus.let_go(before.task_id)
             await self._host.huge_pages.let_go()
+            await self._host.kept_memory.let_go()
         if decision.action is Action.FORGET:
             return not await self._forget(decision.task)
         await self._act(decision, seen)
@@ -394,7 +392,8 @@ class TaskLoop:
         host, spec = self._host, task.spec
         task = await self._with_cpus(task)
         await host.kept_memory.hold()
-        properties = live_properties(spec, task.resources)
+        disks = await host.lanes.run("usage", host.cgroups.disks)
+        properties = on_devices(live_properties(spec, task.resources), disks)
         properties |= allowed_cpus(task.own_cpus, task.resources, spec, host.own_cpus.everything())
         await host.units.limit(self._unit, properties)
         await host.huge_pages.limit(task.task_id, spec)

@@ -21,7 +21,7 @@ from agent.core.admission import (
 from agent.core.census import KnownTask
 from agent.core.gate import with_gate
 from agent.core.lifecycle import ASKED_AGAIN
-from agent.core.limits import resized
+from agent.core.limits import lifts_nothing, resized
 from agent.core.network import gate_for
 from agent.core.own_init import asks as has_own_init
 from agent.core.own_init import choose_ids
@@ -74,8 +74,8 @@ class Tasks:
         self._door = asyncio.Lock()
         """Tasks come into being one after the other."""
         host.own_cpus.follow(self.wanted)
-        host.huge_pages.follow(self.wanted)
-        host.kept_memory.follow(self.specs)
+        host.huge_pages.follow(self.wanted, self._is_over)
+        host.kept_memory.follow(self._promised)
 
     async def adopt(self, replay: Replay) -> None:
         """Take over what is on the host: tasks run on, what belongs to none is removed."""
@@ -223,6 +223,10 @@ class Tasks:
         others.pop(task_id, None)
         return others
 
+    def _promised(self) -> dict[str, TaskSpec]:
+        """Return the specifications of all tasks that are here and not over."""
+        return {t: spec for t, spec in self.specs().items() if not self._is_over(t)}
+
     def _is_over(self, task_id: str) -> bool:
         return task_id in self._loops and is_over(self._loops[task_id].record)
 
@@ -265,11 +269,14 @@ class Tasks:
         if loop is None:
             raise self._unknown(task_id)
 
+        if is_over(loop.record):
+            await self._admission.look(loop.record.spec)
+
         def again(record: TaskRecord) -> TaskRecord:
             self._current(record, generation, epoch)
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not restarted: it is being removed")
-            if is_over(record) and (why := self._admission.too_big(task_id, record.spec)):
+            if is_over(record) and (why := self._admission.no_room(task_id, record.spec)):
                 hint = "stop a task, or ask for less"
                 raise Unprocessable(f"task {task_id} is not restarted: {why}", hint=hint)
             asked = replace(record, restart_asked=True, cut_off=False, streak=0)
@@ -298,6 +305,8 @@ class Tasks:
                 raise Conflict(f"task {task_id} is not resized: it is being removed")
             if refused := contradiction(spec, record):
                 raise Conflict(f"task {task_id} is not resized: {refused.reason}")
+            if why := lifts_nothing(record.spec, resize):
+                raise Unprocessable(f"task {task_id} is not resized: {why}")
             if key_of(spec) != key_of(record.spec):
                 raise Unprocessable(
                     f"task {task_id} is not resized: its first CPUs or huge pages of its own, or"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
 _COLUMNS = ("nr", "end", "took", "task", "operation", "cause", "outcome", "machines", "reason")
-_TASK = re.compile(r"(.+)-(\d{1,6})")
+_TASK = re.compile(r"(.+)-([0-9]{1,6})")
 
 
 @click.command()
@@ -51,7 +51,7 @@ def task() -> None:
 @click.pass_obj
 def story(target: Target, name: str, output: str) -> None:
     """Show what became of task NAME (as `web-3`), and what is being done to it now."""
-    job, index = _parsed(name)
+    job, index = task_named(name)
 
     async def work(client: ControlPlaneClient) -> TaskStory:
         return await client.task_story(job, index)
@@ -77,7 +77,7 @@ def move(target: Target, name: str, to: str, reason: str, output: str) -> None:
 
     It waits for the budget of its job and for its controller, like any operation.
     """
-    job, index = _parsed(name)
+    job, index = task_named(name)
     wish = MoveWish(to=to, reason=reason[:REASON_MAX])
     found: TaskStory = target.ask(lambda client: client.move_task(job, index, wish))
 
@@ -88,7 +88,8 @@ def move(target: Target, name: str, to: str, reason: str, output: str) -> None:
     show.emit(output, found, lines)
 
 
-def _parsed(name: str) -> tuple[str, int]:
+def task_named(name: str) -> tuple[str, int]:
+    """Return job and index of a task, or refuse what is no name of one."""
     match = _TASK.fullmatch(name)
     if match is None:
         raise InvalidInput(f"{name!r} is no task", hint="its job and its index, as web-3")

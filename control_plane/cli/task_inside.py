@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -18,22 +18,13 @@ from agent.wire.quantities import about_size
 from control_plane.api.operations import REASON_MAX, RestartWish
 from control_plane.api.tasks import TaskDescription
 from control_plane.cli import show
-from control_plane.cli.events import head, task
+from control_plane.cli.events import head, task, task_named
 from control_plane.cli.log_text import print_log
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
-
-_TASK = re.compile(r"(.+)-([0-9]{1,6})")
-
-
-def _parsed(name: str) -> tuple[str, int]:
-    match = _TASK.fullmatch(name)
-    if match is None:
-        raise InvalidInput(f"{name!r} is no task", hint="its job and its index, as web-3")
-    return match[1], int(match[2])
 
 
 @task.command("exec", context_settings={"ignore_unknown_options": True})
@@ -49,7 +40,7 @@ def exec_(
 
     For owners of the job; who ran what is in the audit log. Ends with the command's exit code.
     """
-    job, index = _parsed(name)
+    job, index = task_named(name)
     from agent.terminal import attend, is_terminal, window
 
     terminal = is_terminal() if tty is None else tty
@@ -82,7 +73,7 @@ def logs(
     """Print what task NAME (as `web-3`) wrote where it is now; -o json: one object per line."""
     if follow_ and previous:
         raise InvalidInput("--follow and --previous exclude each other: that run has ended")
-    job, index = _parsed(name)
+    job, index = task_named(name)
     start = None if since is None else f"{time.time() - since:.3f}"
 
     async def work(client: ControlPlaneClient) -> None:
@@ -100,7 +91,7 @@ def logs(
 @click.pass_obj
 def describe(target: Target, name: str, output: str) -> None:
     """Show task NAME whole: where it is, how its agent finds it, what it uses."""
-    job, index = _parsed(name)
+    job, index = task_named(name)
     found = target.ask(lambda client: client.describe_task(job, index))
     show.emit(output, found, lambda: show.table(("what", "value"), _rows(found)))
 
@@ -136,27 +127,21 @@ def _usage(usage: TaskUsage) -> list[tuple[str, str]]:
 
 
 @task.command()
-@click.argument("job")
+@click.argument("name")
+@click.option("--job", "is_job", is_flag=True, help="NAME is a job, though a task has that name.")
 @output_option
 @click.pass_obj
-def top(target: Target, job: str, output: str) -> None:
-    """Show what the tasks of JOB use on their machines, the largest first."""
+def top(target: Target, name: str, is_job: bool, output: str) -> None:
+    """Show what task NAME (as `web-3`) uses, or all tasks of job NAME, the largest first."""
 
     async def work(client: ControlPlaneClient) -> list[TaskDescription]:
-        record = (await client.get_job(job)).record
-        placed = [t.index for t in record.tasks if t.placement is not None]
-        gate = asyncio.Semaphore(16)
-
-        async def one(index: int) -> TaskDescription | None:
-            async with gate:
-                try:
-                    found: TaskDescription = await client.describe_task(job, index)
-                    return found
-                except NotFound:
-                    return None  # it left its machine meanwhile
-
-        found = await asyncio.gather(*(one(index) for index in placed))
-        return [d for d in found if d is not None and d.usage is not None]
+        if not is_job and (one := await _find_task(client, name)) is not None:
+            alone = await client.describe_task(*one)
+            if alone.usage is None:
+                hint = f"twinectl task describe {name}"
+                raise NotFound(f"task {name} has no processes: it is {alone.phase}", hint=hint)
+            return [alone]
+        return await _used_by(client, name)
 
     found = target.ask(work)
     used = [(d, d.usage) for d in found if d.usage is not None]
@@ -166,6 +151,41 @@ def top(target: Target, job: str, output: str) -> None:
     ]
     columns = ("task", "machine", "cpu s", "memory", "processes")
     show.emit(output, found, lambda: show.table(columns, rows))
+
+
+async def _find_task(client: ControlPlaneClient, name: str) -> tuple[str, int] | None:
+    """Return job and index of the task of this name, None where the name is that of a job alone.
+
+    Raises `NotFound` where it is neither.
+    """
+    with suppress(InvalidInput):
+        job, index = task_named(name)
+        with suppress(NotFound):
+            if any(t.index == index for t in (await client.get_job(job)).record.tasks):
+                return job, index
+    with suppress(NotFound):
+        await client.get_job(name)
+        return None
+    hint = "a task is its job and its index, as web-3; `twinectl job list` has the jobs"
+    raise NotFound(f"there is no task and no job {name}", hint=hint)
+
+
+async def _used_by(client: ControlPlaneClient, job: str) -> list[TaskDescription]:
+    """Return what the tasks of a job use that are on a machine."""
+    record = (await client.get_job(job)).record
+    gate = asyncio.Semaphore(16)
+
+    async def one(index: int) -> TaskDescription | None:
+        async with gate:
+            try:
+                found: TaskDescription = await client.describe_task(job, index)
+                return found
+            except NotFound:
+                return None  # it left its machine meanwhile
+
+    placed = [t.index for t in record.tasks if t.placement is not None]
+    found = await asyncio.gather(*(one(index) for index in placed))
+    return [d for d in found if d is not None and d.usage is not None]
 
 
 @task.command()
@@ -180,7 +200,7 @@ def restart(target: Target, name: str, reason: str, at_once: bool, output: str) 
     It waits for the budget of its job and for its controller, like any operation. With --now it
     does not, and the reason that takes is in the audit log. All tasks: `twinectl job restart`.
     """
-    job, index = _parsed(name)
+    job, index = task_named(name)
     wish = RestartWish(reason=reason[:REASON_MAX], now=at_once)
     found = target.ask(lambda client: client.restart_task(job, index, wish))
 

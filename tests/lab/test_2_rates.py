@@ -113,6 +113,27 @@ def test_a_task_reads_and_writes_no_faster_than_its_devices_limits_say(guest: On
     guest.ssh("twine-agent stop disk", timeout_s=900)
 
 
+def test_a_limit_holds_by_whatever_name_of_its_device_it_is_put(guest: OneGuest) -> None:
+    """AG8: systemd wrote a lifted limit over that of another name; the kernel then had none."""
+    group = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-named.service"
+    links = guest.ssh("ls -d /dev/disk/by-path/* /dev/disk/by-uuid/*").split()
+    for rate, device in enumerate((links[0], "/dev/vda", links[-1], "/dev/vda", links[0]), 1):
+        table = f'[[resources.io]]\ndevice = "{device}"\nwrite_bytes_per_s = {rate}000000\n'
+        guest.put("/root/named.toml", table)
+        run(guest, "named", "exec $b sleep 100000", "--file /root/named.toml")
+        look = f"grep wbps={rate}000000 {group}/io.max"
+        guest.until(f"{device} has its limit", lambda look=look: guest.find(look) != "")
+    guest.put("/root/named.toml", table.replace(links[0], "/dev/disk/by-uuid/none"))
+    line = "twine-agent run named --image /root/image.tar --file /root/named.toml"
+    refused = guest.ssh(f"{line} -- /bin/busybox true 2>&1 || true")
+    there = ", ".join(link for link in links if "/by-uuid/" in link)
+    said = f"there is no block device /dev/disk/by-uuid/none, the machine has {there}"
+    assert said in refused
+    (task,) = json.loads(guest.ssh("twine-agent ps -o json"))["tasks"]
+    assert task["restarts"] == 0
+    guest.ssh("twine-agent stop named", timeout_s=900)
+
+
 def test_a_private_task_sends_no_faster_than_it_may(guest: OneGuest) -> None:
     """AG8: what it sends is what the host's end of its link received."""
     guest.ssh("systemd-run --unit sink /opt/twine/bin/python /root/sink.py")

@@ -17,8 +17,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agent.errors import Busy
+from agent.usage import TaskUsage
 from agent.wire import tls
-from control_plane.api.jobs import JobPhase, JobSpec
+from control_plane.api.jobs import JobPhase, JobSpec, task_id
+from control_plane.api.tasks import TaskDescription
 from control_plane.cli import follow, main
 from control_plane.client import ControlPlaneClient
 from control_plane.identity.authority import Subject
@@ -246,6 +248,61 @@ def test_logs_pass_through_a_pipe_and_come_as_json_lines(
     lines = ctl(*words, "-o", "json").stdout.splitlines()
     assert [json.loads(x)["line"] for x in lines] == ["one", "twö\x1b[31m", "� end"]
     assert ctl(*words, "--tail", "1", "--since", "10m").stdout_bytes == b"\xff end"
+
+
+def test_top_shows_a_task_or_the_tasks_of_a_job(
+    ctl: Ctl, region: Region, jobfile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took a job's name alone and said of a task that there is no such job."""
+
+    async def describe(job: str, index: int) -> TaskDescription:
+        usage = TaskUsage(task_id=task_id(job, index), memory_bytes=(index + 1) << 20)
+        return TaskDescription(
+            task=task_id(job, index),
+            machine="m1",
+            phase="running",
+            version=1,
+            usage=None if job == "web-1" and index == 1 else usage,
+        )
+
+    monkeypatch.setattr(region.control_plane.task_desk, "describe", describe)
+    an_entitlement(ctl)
+    ctl("job", "apply", str(jobfile))
+
+    def shown(*words: str) -> list[str]:
+        result = ctl("task", "top", *words, "-o", "json")
+        assert result.exit_code == 0, result.output
+        return [found["task"] for found in json.loads(result.stdout)]
+
+    assert shown("web") == ["web-0", "web-1"]
+    assert shown("web-1") == ["web-1"]
+    assert "2MiB" in ctl("task", "top", "web-1").stdout
+    for name in ("web-2", "none", "none-0"):
+        missing = ctl("task", "top", name)
+        assert missing.exit_code == ctl("job", "status", "none").exit_code
+        assert f"there is no task and no job {name}" in missing.stderr
+
+    other = tmp_path / "web-1.toml"
+    other.write_text(JOB.replace('"web"', '"web-1"'))
+    ctl("job", "apply", str(other))
+    assert shown("web-1") == ["web-1"]  # as every verb of `task` takes it
+    assert shown("web-1", "--job") == ["web-1-0"]
+    idle = ctl("task", "top", "web-1-1")
+    assert "task web-1-1 has no processes: it is running" in idle.stderr
+    assert "twinectl task describe web-1-1" in idle.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("describe",), ("logs",), ("restart",), ("story",), ("exec", "--", "ls")]
+)
+def test_who_names_a_job_where_one_task_is_meant_is_told_how_tasks_are_named(
+    ctl: Ctl, words: tuple[str, ...]
+) -> None:
+    verb, *rest = words
+    result = ctl("task", verb, "web", *rest)
+    assert result.exit_code == 64
+    assert "'web' is no task" in result.stderr
+    assert "as web-3" in result.stderr
 
 
 def test_a_log_that_breaks_off_is_an_error_not_an_end(

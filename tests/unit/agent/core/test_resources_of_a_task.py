@@ -12,18 +12,21 @@ from agent.core.lease import Moment
 from agent.core.lifecycle import Action, decide
 from agent.core.limits import (
     absent,
+    cannot_be_kept,
     impossible,
     kernel_values,
     lacking,
     limit_properties,
     live_properties,
     not_in_force,
+    on_devices,
     resized,
 )
 from agent.core.records import key_of
 from agent.machine.unit_properties import encode
 
 MIB = 1 << 20
+DISKS = {"vda": "vda", "vdb": "vdb", "disk/by-id/a": "vda", "disk/by-id/b": "vdb"}
 MUCH = Resources(
     memory_min_bytes=MIB,
     memory_low_bytes=2 * MIB,
@@ -127,8 +130,10 @@ def test_a_resize_changes_what_it_names_and_has_a_generation() -> None:
 def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, why: str) -> None:
     other = a_spec(resources=Resources(cpus=[2], memory_min_bytes=100 * MIB))
 
-    assert why in impossible(a_spec(resources=resources), 4, [other], 256 * MIB)
-    assert impossible(a_spec(resources=Resources(cpus=[3])), 4, [other], 256 * MIB) == ""
+    spec = a_spec(resources=resources)
+    assert why in (impossible(spec, 4, [other]) or cannot_be_kept(spec, [other], 256 * MIB))
+    fits = a_spec(resources=Resources(cpus=[3], memory_min_bytes=156 * MIB))
+    assert impossible(fits, 4, [other]) == cannot_be_kept(fits, [other], 256 * MIB) == ""
 
 
 @pytest.mark.parametrize(
@@ -142,12 +147,53 @@ def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, wh
         (Resources(numa_nodes=[0, 1]), "there is no node 1, the machine has 1 (from 0 on)"),
         (Resources(numa_nodes=[0], io=[IoLimit(device="/dev/vda", read_bytes_per_s=1)]), ""),
         (Resources(io=[IoLimit(device="/dev/disk/by-id/a", read_bytes_per_s=1)]), ""),
+        (
+            Resources(io=[IoLimit(device="/dev/mapper/a", read_bytes_per_s=1)]),
+            "has /dev/vda, /dev/vdb",
+        ),
+        (
+            Resources(io=[IoLimit(device="/dev/disk/by-id/c", read_bytes_per_s=1)]),
+            "device /dev/disk/by-id/c, the machine has /dev/disk/by-id/a, /dev/disk/by-id/b",
+        ),
+        (
+            Resources(
+                io=[
+                    IoLimit(device="/dev/vdb", read_bytes_per_s=1),
+                    IoLimit(device="/dev/disk/by-id/a", write_bytes_per_s=1),
+                    IoLimit(device="/dev/disk/by-id/b", write_bytes_per_s=1),
+                ]
+            ),
+            "resources.io: /dev/vdb and /dev/disk/by-id/b are both /dev/vdb: put all its limits",
+        ),
     ],
 )
 def test_a_device_or_node_that_is_not_there_is_refused(resources: Resources, why: str) -> None:
     """AG8: systemd would start the task without the limit that was asked for."""
-    found = absent(a_spec(resources=resources), 1, ["vda"])
+    found = absent(a_spec(resources=resources), 1, DISKS)
     assert why in found if why else found == ""
+
+
+def test_systemd_gets_the_kernels_name_of_each_device() -> None:
+    """AG8: it writes limits by name one after the other; a lifted one hid that of another name."""
+
+    def reads(*devices: str, rate: int = 1) -> Resources:
+        return Resources(io=[IoLimit(device=d, read_bytes_per_s=rate) for d in devices])
+
+    def live(before: Resources, now: Resources) -> list[tuple[str, int]]:
+        found = on_devices(live_properties(a_spec(resources=now), before), DISKS)
+        rates = found["IOReadBandwidthMax"]
+        assert isinstance(rates, dict)
+        return list(rates.items())
+
+    most = 2**64 - 1
+    link, gone = "/dev/disk/by-id/a", "/dev/disk/by-id/gone"
+    at_start = on_devices(limit_properties(a_spec(resources=reads(link, "/dev/vdb"))), DISKS)
+    assert at_start["IOReadBandwidthMax"] == {"/dev/vda": 1, "/dev/vdb": 1}
+    assert "IOWriteBandwidthMax" not in at_start
+    assert live(reads(link), reads("/dev/vda", rate=2)) == [("/dev/vda", 2)]
+    assert live(reads("/dev/vda"), reads(link, rate=2)) == [("/dev/vda", 2)]
+    assert live(reads(link), Resources()) == [("/dev/vda", most)]
+    assert live(reads(gone), reads(link)) == [(gone, most), ("/dev/vda", 1)]
 
 
 @pytest.mark.parametrize(
@@ -166,3 +212,22 @@ def test_limits_of_a_device_are_said_once_and_say_something(
     assert found is not None
     assert found[0] == "resources.io"
     assert why in found[1]
+
+
+def test_no_more_devices_than_a_specification_may_have_come_by_resizes() -> None:
+    """Its record could not be read again."""
+
+    def some(start: int, count: int) -> list[IoLimit]:
+        names = range(start, start + count)
+        return [IoLimit(device=f"/dev/d{n}", read_bytes_per_s=1) for n in names]
+
+    spec = a_spec(resources=Resources(io=some(0, 10)))
+    most = resized(spec, Resize(io=some(8, 8)))
+    assert contradiction(most.resources, None) is None
+    assert [io.device for io in most.resources.io] == [f"/dev/d{n}" for n in range(16)]
+    more = resized(spec, Resize(io=some(10, 7)))
+    assert contradiction(more.resources, None) == (
+        "resources.io",
+        "17 devices have a limit: at most 16 can",
+    )
+    assert resized(spec, Resize(tasks_max=9)).resources == spec.resources

@@ -7,7 +7,8 @@ from builders import a_record, a_spec
 from msgspec.structs import replace
 
 from agent.api import Limits, TaskState
-from agent.core.admission import accept, contradiction, stale, tombstone_of, too_big
+from agent.core.admission import accept, contradiction, is_over, stale, tombstone_of, too_big
+from agent.core.lifecycle import LINGERS
 from agent.core.records import Tombstone, Wanted
 
 RECORD = a_record(spec=a_spec(generation=5, epoch=2))
@@ -104,3 +105,11 @@ def test_a_task_that_does_not_fit_is_refused_with_the_numbers() -> None:
     assert "memory_max_bytes 1GiB does not fit: the machine has 2GiB" in refused
     assert refused.endswith("already use 1.5GiB")
     assert "cpu_max_cores 2" in too_big(spec, 2 * GIB, 1, 0)
+
+
+@pytest.mark.parametrize("state", TaskState)
+def test_a_task_is_over_once_it_ended_and_nobody_asked_for_it_again(state: TaskState) -> None:
+    task = replace(RECORD, state=state)
+    assert is_over(task) == (state in (TaskState.STOPPED, TaskState.FAILED))
+    assert not is_over(replace(task, restart_asked=True))
+    assert not is_over(replace(task, reason=LINGERS))

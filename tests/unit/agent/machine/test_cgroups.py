@@ -76,7 +76,32 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 
 def test_disks_are_those_that_the_kernel_has(tmp_path: Path) -> None:
-    assert HostCgroups(KernelFs(tmp_path)).disks() == []
-    for name in ("vdb", "dm-0", "vda"):
+    assert HostCgroups(KernelFs(tmp_path)).disks() == {}
+    for name in ("vdb", "dm-0", "vda", "cciss!c0d0"):
         (tmp_path / "sys/class/block" / name).mkdir(parents=True)
-    assert HostCgroups(KernelFs(tmp_path)).disks() == ["dm-0", "vda", "vdb"]
+    found = HostCgroups(KernelFs(tmp_path)).disks()
+    assert found == {name: name for name in ("cciss/c0d0", "dm-0", "vda", "vdb")}
+
+
+def test_a_link_to_a_disk_is_that_of_the_device_with_the_greatest_priority(tmp_path: Path) -> None:
+    """AG8: as udev has them in its database, which is all that the agent sees of them."""
+    devices = {
+        "sda": ("8:0", "S:disk/by-id/wwn-1\nS:disk/by-path/pci-0000:00:02.0\nE:ID=x\nV:1\n"),
+        "dm-0": ("253:0", "S:disk/by-id/wwn-1\nL:50\nS:mapper/data\nG:systemd\n"),
+        "sdb": ("8:16", "S:disk/by-id/wwn-1\nL:-100\n"),
+        "loop0": ("7:0", None),
+    }
+    (tmp_path / "run/udev/data").mkdir(parents=True)
+    for name, (number, words) in devices.items():
+        folder = tmp_path / "sys/class/block" / name
+        folder.mkdir(parents=True)
+        (folder / "dev").write_text(f"{number}\n")
+        if words is not None:
+            (tmp_path / "run/udev/data" / f"b{number}").write_text(words)
+
+    assert list(HostCgroups(KernelFs(tmp_path)).disks().items()) == [
+        *((name, name) for name in ("dm-0", "loop0", "sda", "sdb")),
+        ("disk/by-id/wwn-1", "dm-0"),
+        ("disk/by-path/pci-0000:00:02.0", "sda"),
+        ("mapper/data", "dm-0"),
+    ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import tarfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -169,6 +171,99 @@ def test_who_is_refused_is_told_which_entry_it_is(
     with pytest.raises(Unprocessable) as raised:
         put(tree, layer(entry("etc/before"), member))
     assert str(raised.value) == words
+
+
+BLOCK = program.BLOCK
+WORDS = os.urandom(BLOCK)
+CONTENTS = {
+    "zeros": bytes(3 << 20),
+    "zeros first": bytes(2 << 20) + WORDS,
+    "zeros last": WORDS + bytes((2 << 20) + 5),
+    "zeros between": WORDS + bytes(2 << 20) + b"end",
+    "zeros that fill no block": bytes(BLOCK - 1) + WORDS + bytes(BLOCK - 1),
+    "a byte in each block": (bytes(BLOCK - 1) + b"x") * 600,
+    "a byte and a block in turn": (b"x" * BLOCK + bytes(BLOCK)) * 300,
+    "a byte": bytes(1),
+    "nothing": b"",
+    "no zeros": b"x" * ((1 << 20) + 1),
+}
+
+
+def sparse(
+    size: int, pieces: list[tuple[int, bytes]], words: str = ""
+) -> tuple[tarfile.TarInfo, bytes]:
+    """Return a sparse file as GNU tar packs one (PAX format 1.0), or with this for its map."""
+    numbers = [len(pieces), *(n for at, data in pieces for n in (at, len(data)))]
+    start = (words or "".join(f"{n}\n" for n in numbers)).encode()
+    packed = start + bytes(-len(start) % 512) + b"".join(data for _, data in pieces)
+    headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": "disk",
+        "GNU.sparse.realsize": str(size),
+    }
+    return entry("GNUSparseFile.0/disk", data=packed, pax_headers=headers)
+
+
+@contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """Let the kernel refuse files above a size: what is wrong must not fill the disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_blocks_of_zeros_become_holes_and_the_content_is_the_same(
+    tree: Path, kind: str
+) -> None:  # AG3
+    data = CONTENTS[kind]
+    put(tree, layer(entry("file", data=data), entry("next", data=b"1")), "gzip")
+
+    blocks = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
+    wanted = sum(block != bytes(BLOCK) for block in blocks)
+    assert (tree / "file").read_bytes() == data
+    assert (tree / "next").read_bytes() == b"1"
+    assert (tree / "file").stat().st_blocks * 512 <= wanted * BLOCK
+
+
+def test_a_file_that_was_packed_with_holes_has_them_again(tree: Path) -> None:
+    """AG3: without a look at each byte of a hole."""
+    size = 1 << 32
+    pieces = [(1 << 20, WORDS), (1 << 31, b"x" * 700), (size, b"")]
+    put(tree, layer(sparse(size, pieces), entry("next", data=b"1")), "gzip")
+
+    with (tree / "disk").open("rb") as file:
+        assert os.fstat(file.fileno()).st_size == size
+        for at, data in pieces:
+            file.seek(at - 1 if at else 0)
+            assert file.read(len(data) + 1) == b"\0" + data
+    assert (tree / "disk").stat().st_blocks * 512 <= 4 * BLOCK
+    assert (tree / "next").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize(
+    ("size", "words", "why"),
+    [
+        (5000, "2\n4096\n100\n0\n100\n", "100 bytes at 0, after 4196 and of 5000"),
+        (5000, "2\n0\n4096\n100\n100\n", "100 bytes at 100, after 4096 and of 5000"),
+        (5000, "1\n4096\n1000\n", "1000 bytes at 4096, after 0 and of 5000"),
+        (5000, "1\n0\n-1\n", "-1 bytes at 0, after 0 and of 5000"),
+        (5000, "1\n-1\n9\n", "9 bytes at -1, after 0 and of 5000"),
+        (-5, "0\n", "'disk' has -5 bytes: no file can"),
+        (1 << 63, "0\n", "'disk' has 9223372036854775808 bytes: no file can"),
+    ],
+)
+def test_a_map_of_holes_that_cannot_be_is_refused_and_nothing_is_written(
+    tree: Path, size: int, words: str, why: str
+) -> None:  # F-31 F-32
+    with pytest.raises(Unprocessable, match=why), no_file_above(1 << 20):
+        put(tree, layer(sparse(size, [(0, bytes(4096))], words)))
+    assert not (tree / "disk").exists()
+    untouched(tree)
 
 
 HOSTILE = {

@@ -181,3 +181,51 @@ def test_every_command_is_in_its_document() -> None:
     for name, command in cli.commands.items():
         names = [f"{name} {c}" for c in command.commands] if isinstance(command, Group) else [name]
         assert all(f"| `twine-agent {n}" in said for n in names), names
+
+
+def test_limits_of_devices_are_changed_by_the_names_that_they_have_in_a_file(
+    host: FakeHost, run: Run
+) -> None:
+    """AG8: those of a device that is named, all of them; others stay."""
+    host.fake.cgroups.devices = {"vda": "vda", "vdb": "vdb", "disk/by-path/pci-0:1": "vdb"}
+    _start(host, run)
+
+    def kept() -> list[dict[str, object]]:
+        (record,) = (host.state / "journal").glob("web*")
+        spec = json.loads(record.read_text().splitlines()[1])["spec"]
+        return [{k: v for k, v in io.items() if v is not None} for io in spec["resources"]["io"]]
+
+    def in_force(*io: str) -> list[dict[str, object]]:
+        words = [word for limits in io for word in ("--io", limits)]
+        code, _, err = run("resize", "web", *words, host=host)
+        assert code == 0, err
+        return kept()
+
+    vda = {"device": "/dev/vda", "write_bytes_per_s": 10 << 20}
+    vdb = {"device": "/dev/disk/by-path/pci-0:1", "read_ops_per_s": 1000}
+    assert in_force("device=/dev/vda,write_bytes_per_s=10MiB") == [vda]
+    assert in_force("device=/dev/disk/by-path/pci-0:1, read_ops_per_s=1_000") == [vda, vdb]
+    assert in_force("device=/dev/vda,read_bytes_per_s=7") == [
+        vdb,
+        {"device": "/dev/vda", "read_bytes_per_s": 7},
+    ]
+    assert in_force("device=/dev/vda") == [vdb]
+
+    def refused(code: int, words: str, *io: str) -> None:
+        more = [word for limits in io for word in ("--io", limits)]
+        ended, _, err = run("resize", "web", *more, host=host)
+        assert words in " ".join(err.split())
+        assert ended == code
+
+    refused(64, "'speed=9' is none of device=…, read_bytes_per_s=…", "device=/dev/vda,speed=9")
+    refused(64, "read_ops_per_s=1MiB: a whole number", "device=/dev/vda,read_ops_per_s=1MiB")
+    refused(64, "is said twice", "device=/dev/vda,read_ops_per_s=1,read_ops_per_s=2")
+    refused(64, "missing required field `device`", "read_ops_per_s=1")
+    refused(64, ">= 1", "device=/dev/vda,read_ops_per_s=0")
+    refused(5, "no block device /dev/none", "device=/dev/none,read_ops_per_s=1")
+    refused(5, "are both /dev/vdb", "device=/dev/vdb,read_ops_per_s=1")
+    refused(
+        5, "named twice", "device=/dev/vda,read_ops_per_s=1", "device=/dev/vda,read_ops_per_s=2"
+    )
+    refused(5, "io: /dev/vda has no limit that could be lifted", "device=/dev/vda")
+    assert kept() == [vdb]

@@ -80,6 +80,48 @@ async def test_pages_are_counted_and_refused_with_the_numbers(host: FakeHost) ->
             await client.resize_task("db", Resize(hugepages_2mib=0))
 
 
+async def test_pages_of_a_task_that_is_over_are_there_for_others(host: FakeHost) -> None:
+    """AG8: its processes are gone; they were kept for it until somebody removed it."""
+    once = RestartPolicy(when=RestartWhen.NEVER)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        await client.put_task("db", pages(5, restart=once))
+        await running(client, "db")
+        assert limit(host, PLAIN) == "0"
+        host.fake.systemd.exit(unit("db"))
+        await until(lambda: limit(host, PLAIN) == "max")  # nobody has pages of its own
+
+        await client.put_task("db2", pages(8))
+        await running(client, "db2")
+        assert limit(host, PLAIN) == "0"
+        with pytest.raises(
+            Unprocessable, match=r"db is not restarted: .* 5 does not fit: .* 8 are"
+        ):
+            await client.restart_task("db")
+        await client.delete_task("db2")
+        await gone(client, "db2")
+        await client.restart_task("db")
+        await running(client, "db")
+        assert (limit(host, OWN), limit(host, PLAIN)) == (str(5 * PAGE), "0")
+
+
+async def test_pages_of_a_restart_that_was_asked_for_are_taken_at_once(host: FakeHost) -> None:
+    once = RestartPolicy(when=RestartWhen.NEVER)
+    async with host.agent() as client:
+        await client.put_task("db", pages(5, restart=once))
+        await running(client, "db")
+        host.fake.systemd.exit(unit("db"))
+        await until(lambda: host.fake.systemd.find(unit("db")) is None)
+        host.fake.cgroups.pages_used[PLAIN] = PAGE
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        await client.restart_task("db")
+        await reason(client, "db", "more are in use there")
+        with pytest.raises(Unprocessable, match=r"4 does not fit: .* 5 are other tasks'"):
+            await client.put_task("db2", pages(4))
+
+
 async def test_a_resize_changes_the_limit_and_restarts_nothing(host: FakeHost) -> None:
     async with host.serving() as (services, client):
         await client.put_task("db", pages(3))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from builders import FakeHost, a_spec, gone, running
+import pytest
+from builders import FakeHost, a_spec, gone, running, unit
+from msgspec.structs import replace
 
-from agent.api import Limits, Resize, Resources, TaskSpec
+from agent.api import Limits, Resize, Resources, RestartPolicy, RestartWhen, TaskSpec
+from agent.errors import Unprocessable
 
 ALL, LOCAL, LATE = "workload.slice", "workload-local.slice", "workload-late.slice"
 MIB = 1 << 20
@@ -81,3 +84,27 @@ async def test_a_task_does_not_start_before_its_slice_keeps_its_memory(host: Fak
         assert "twine-task-a.service" not in host.units()
         del host.fake.cgroups.files["/workload.slice"]
         await running(client, "a")
+
+
+async def test_memory_kept_for_a_task_that_is_over_is_there_for_others(host: FakeHost) -> None:
+    """AG8: it has no process that could use it; its restart asks for it anew."""
+    most = host.fake.hardware.memory_bytes // MIB // 4 * 3
+    once = RestartPolicy(when=RestartWhen.NEVER)
+    large = replace(promised(most), limits=Limits(memory_max_bytes=most * MIB), restart=once)
+    async with host.agent() as client:
+        await client.put_task("a", large)
+        await running(client, "a")
+        host.fake.systemd.exit(unit("a"))
+        async with asyncio.timeout(60):
+            while kept(host, LOCAL) != (0, 0):
+                await asyncio.sleep(0.01)
+        await client.put_task("b", large)
+        await running(client, "b")
+        assert kept(host, LOCAL) == kept(host, ALL) == (most * MIB, 0)
+        with pytest.raises(Unprocessable, match=r"a is not restarted: resources\.memory_min_bytes"):
+            await client.restart_task("a")
+        await client.delete_task("b")
+        await gone(client, "b")
+        await client.restart_task("a")
+        await running(client, "a")
+        assert kept(host, LOCAL) == (most * MIB, 0)

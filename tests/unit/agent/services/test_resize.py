@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from builders import FakeHost, a_spec, running, unit
 
-from agent.api import IoLimit, Resize, Resources, Volume
+from agent.api import IoLimit, Resize, Resources, TaskSpec, Volume
 from agent.core.limits import kernel_values
 from agent.core.unit_properties import cgroup_of
 from agent.errors import Conflict, NotFound, Unprocessable
@@ -103,3 +104,38 @@ async def test_a_task_on_a_device_that_is_not_there_is_refused(tmp_path: Path) -
                 continue
             with pytest.raises(Unprocessable, match="there is no block device /dev/nope"):
                 await client.put_task("web", spec)
+
+
+async def test_a_device_is_named_by_a_link_in_the_specification_alone(tmp_path: Path) -> None:
+    """AG8: its limit holds for the real device, however it is named and when it is named anew."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    host.fake.cgroups.devices = {"vda": "vda", "disk/by-path/pci-0000:00:02.0": "vda"}
+    link = "/dev/disk/by-path/pci-0000:00:02.0"
+
+    def limited(device: str, rate: int, generation: int) -> TaskSpec:
+        io = [IoLimit(device=device, write_bytes_per_s=rate)]
+        return a_spec(resources=Resources(io=io), generation=generation)
+
+    def told(rate: int) -> bool:
+        return host.fake.systemd.properties(unit("web")).get("IOWriteBandwidthMax") == {
+            "/dev/vda": rate
+        }
+
+    async with host.serving() as (services, client):
+        await client.put_task("web", limited(link, 1000, 1))
+        before = (await running(client, "web")).invocation_id
+        assert told(1000)
+        for generation, device in enumerate(("/dev/vda", link), start=2):
+            await client.put_task("web", limited(device, generation * 1000, generation))
+            await _until(partial(told, generation * 1000))
+        assert services.tasks.record("web").spec.resources.io[0].device == link
+        again = IoLimit(device=link, write_bytes_per_s=7)
+        await client.resize_task("web", Resize(io=[again]))
+        await _until(partial(told, 7))
+        await client.resize_task("web", Resize(io=[IoLimit(device=link)]))
+        await _until(partial(told, 2**64 - 1))
+        assert services.tasks.record("web").spec.resources.io == []
+        with pytest.raises(Unprocessable, match=r"has /dev/disk/by-path/pci-0000:00:02\.0"):
+            await client.put_task("web", limited("/dev/disk/by-path/pci-9", 1, 9))
+        assert (await client.get_task("web")).invocation_id == before

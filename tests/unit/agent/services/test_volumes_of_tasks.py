@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from builders import FakeHost, a_spec, gone, running, unit, until
 
-from agent.api import TaskState, Volume, VolumeKind
+from agent.api import RestartPolicy, RestartWhen, TaskState, Volume, VolumeKind
 from agent.api.accounts import Account
 from agent.client import AgentClient
 from agent.errors import Conflict, InvalidInput, NotFound, Unprocessable
@@ -137,6 +137,30 @@ async def test_what_does_not_fit_is_refused_with_the_numbers(host: FakeHost) -> 
         both = {"a": Volume(path="/a"), "b": Volume(path="/a/b")}
         with pytest.raises(Unprocessable, match=r"volumes\.b\.path: /a/b is not apart from /a"):
             await client.put_task("web", a_spec(volumes=both))
+
+
+async def test_a_volume_counts_until_its_task_is_removed_also_once_that_has_ended(
+    host: FakeHost,
+) -> None:
+    """AG9: what is in it is on the disk, and the task that is started again finds it."""
+    disk_bytes, _ = host.fake.btrfs.free_bytes(host.state)
+    most = {"tmp": Volume(path="/work", max_bytes=disk_bytes * 3 // 4)}
+    once = RestartPolicy(when=RestartWhen.NEVER)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(volumes=most, restart=once))
+        await running(client, "web")
+        (host.state / "scratch/web.tmp/file").write_text("worth it")
+        host.fake.systemd.exit(unit("web"))
+        await until(client, "web", lambda s: s.state is TaskState.STOPPED)
+        with pytest.raises(Unprocessable, match="do not fit: the disk has"):
+            await client.put_task("db", a_spec(volumes=most))
+        await client.restart_task("web")
+        await running(client, "web")
+        assert (host.state / "scratch/web.tmp/file").read_text() == "worth it"
+        await client.delete_task("web")
+        await gone(client, "web")
+        await client.put_task("db", a_spec(volumes=most))
+        await running(client, "db")
 
 
 async def _accounts(client: AgentClient) -> dict[tuple[str, str], Account]:

@@ -1,0 +1,154 @@
+"""Zeros in an image are holes on a real btrfs; the room on the disk bounds what is unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import FakeHost, chunks_of, digest_of
+from oci import Layout, entry, layer, sha
+from on_btrfs import machine, mounted, really, run
+
+from agent.api import ImageFormat
+from agent.errors import Unprocessable
+from agent.machine.btrfs import HostBtrfs
+from agent.machine.layer import apply
+
+pytestmark = pytest.mark.root
+
+DISK = 512 << 20
+SIZE = 3 << 30
+"""Of a file that is larger than the disk."""
+PIECES = {4096: b"a" * 4096, 1 << 30: b"b" * 700, SIZE - 5000: b"c" * 5000}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[FakeHost]:
+    """Yield a host with a small disk, whose units run tar and find for real."""
+    with mounted(tmp_path, DISK) as host:
+        really(host, "tar", "find")
+        yield host
+
+
+def sparse_file(path: Path) -> None:
+    with path.open("wb") as file:
+        for at, data in PIECES.items():
+            file.seek(at)
+            file.write(data)
+
+
+def packed(tmp_path: Path, *how: str) -> bytes:
+    """Return an archive of a sparse file and another one, by GNU tar."""
+    (tmp_path / "top").mkdir()
+    sparse_file(tmp_path / "top" / "disk")
+    (tmp_path / "top" / "next").write_text("1")
+    archive = tmp_path / "archive"
+    run("tar", "-c", "-S", *how, "-C", str(tmp_path / "top"), "-f", str(archive), "disk", "next")
+    return archive.read_bytes()
+
+
+def is_as_packed(tree: Path) -> None:
+    """Both files are what they were, and the zeros take no room."""
+    HostBtrfs().sync(tree)  # until then the kernel does not say what a file takes
+    for at, data in PIECES.items():
+        with (tree / "disk").open("rb") as file:
+            file.seek(at - 1)
+            assert file.read(len(data) + 1) == b"\0" + data
+    assert (tree / "disk").stat().st_size == SIZE
+    assert (tree / "disk").stat().st_blocks * 512 <= 64 << 10
+    assert (tree / "next").read_text() == "1"
+
+
+FORMATS = {
+    "gnu": ["--format=gnu"],
+    "pax 0.0": ["--format=posix", "--sparse-version=0.0"],
+    "pax 0.1": ["--format=posix", "--sparse-version=0.1"],
+    "pax 1.0": ["--format=posix", "--sparse-version=1.0"],
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_layer_by_gnu_tar_keeps_its_holes_in_each_format(
+    host: FakeHost, tmp_path: Path, kind: str
+) -> None:  # AG3
+    data = packed(tmp_path, *FORMATS[kind])
+    (tmp_path / "blob").write_bytes(data)
+    tree = host.state / "tree"
+    tree.mkdir()
+
+    apply(str(tmp_path), "blob", "tar", sha(data), sha(data), str(tree))
+
+    is_as_packed(tree)
+
+
+async def test_a_plain_tar_keeps_the_holes_that_it_was_packed_with(
+    host: FakeHost, tmp_path: Path
+) -> None:  # AG3
+    data = packed(tmp_path)
+    async with host.agent(machine(host)) as client:
+        info = await client.put_image(digest_of(data), ImageFormat.TAR, chunks_of(data))
+    is_as_packed(host.state / "images" / info.digest.removeprefix("sha256:"))
+
+
+def zeros_packed(size: int) -> tuple[bytes, str]:
+    """Return a layer of one file of so many zeros, packed, and the digest of what is in it."""
+    head = layer(entry("zeros", data=b""))[:512]
+    head = bytearray(head)
+    head[124:136] = b"%011o\0" % size
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    packer, inside = zlib.compressobj(9, wbits=31), hashlib.sha256()
+    out = []
+    for piece in (bytes(head), *[bytes(1 << 20)] * (size >> 20), bytes(1024)):
+        inside.update(piece)
+        out.append(packer.compress(piece))
+    return b"".join((*out, packer.flush())), "sha256:" + inside.hexdigest()
+
+
+def test_zeros_beyond_the_disk_take_no_room_and_other_data_does(
+    host: FakeHost, tmp_path: Path
+) -> None:
+    """F-33: what bounds an unpacking is the room that it takes, not the length of its files."""
+    blob, inside = zeros_packed(2 * DISK)
+    (tmp_path / "blob").write_bytes(blob)
+    tree = host.state / "tree"
+    tree.mkdir()
+    _, before = HostBtrfs().free_bytes(host.state)
+
+    applied = apply(str(tmp_path), "blob", "gzip", sha(blob), inside, str(tree))
+
+    HostBtrfs().sync(host.state)
+    _, after = HostBtrfs().free_bytes(host.state)
+    assert len(blob) < 2 << 20
+    assert applied.file_bytes == (tree / "zeros").stat().st_size == 2 * DISK
+    assert before - after < 1 << 20
+    assert (
+        subprocess.run(["cmp", "-n", str(2 * DISK), str(tree / "zeros"), "/dev/zero"]).returncode
+        == 0
+    )
+
+    dense = layer(entry("dense", data=os.urandom(DISK)))
+    (tmp_path / "blob").write_bytes(dense)
+    with pytest.raises(Unprocessable, match="'dense' cannot be made: No space left on device"):
+        apply(str(tmp_path), "blob", "tar", sha(dense), sha(dense), str(tree))
+
+
+async def test_an_image_of_zeros_is_taken_in_and_takes_no_room(
+    host: FakeHost, tmp_path: Path
+) -> None:  # AG3
+    data = layer(entry("zeros", data=bytes(64 << 20)), entry("dense", data=os.urandom(1 << 20)))
+    layout = Layout(tmp_path / "layout")
+    layout.image(data, config={"Cmd": ["/x"]})
+    archive = layout.archive()
+    async with host.agent(machine(host)) as client:
+        form, stream = ImageFormat.OCI, chunks_of(archive, 1 << 20)
+        info = await client.put_image(digest_of(archive), form, stream)
+    image = host.state / "images" / info.digest.removeprefix("sha256:")
+    HostBtrfs().sync(image)
+    assert (image / "zeros").read_bytes() == bytes(64 << 20)
+    assert ((image / "zeros").stat().st_blocks, (image / "dense").stat().st_blocks) == (0, 2048)
