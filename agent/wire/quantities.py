@@ -169,7 +169,14 @@ class Quantity:
 SIZE = Quantity("a size", size, size_text, "48MiB or 1.5GiB")
 DURATION = Quantity("a duration", seconds, seconds_text, "30s, 10m or 8h")
 CORES = Quantity("a number of CPUs", cores, cores_text, "0.5, 2 or 500m")
-_BY_ENDING = {"_bytes": SIZE, "_s": DURATION, "_cores": CORES, "cpus": CORES}
+_BY_ENDING = {
+    "_bytes_per_s": SIZE,
+    "_per_s": None,  # so many in a second are no duration
+    "_bytes": SIZE,
+    "_s": DURATION,
+    "_cores": CORES,
+    "cpus": CORES,
+}
 
 
 def quantity_of(field: str) -> Quantity | None:

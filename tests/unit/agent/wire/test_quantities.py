@@ -152,6 +152,7 @@ def test_a_long_text_is_refused_without_work(read: object, text: str) -> None:
     [
         ("memory_max_bytes", "a size"),
         ("interval_s", "a duration"),
+        ("read_bytes_per_s", "a size"),
         ("cpu_max_cores", "a number of CPUs"),
     ],
 )
@@ -163,6 +164,7 @@ def test_the_name_of_a_field_says_what_it_holds(field: str, name: str) -> None:
 
 def test_other_fields_hold_no_quantity() -> None:
     assert quantity_of("tasks") is None
+    assert quantity_of("read_ops_per_s") is None
 
 
 @pytest.mark.parametrize(

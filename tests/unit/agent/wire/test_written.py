@@ -43,6 +43,7 @@ def test_sizes_in_words_become_numbers_wherever_they_stand() -> None:
         "restart": {"backoff_s": "250ms", "backoff_max_s": "5m"},
         "stop_timeout_s": "1m30s",
         "environment": {"CACHE": "48MiB"},
+        "resources": {"io": [{"device": "/dev/vda", "read_bytes_per_s": "10MiB"}]},
     }
     job = msgspec.convert(plain(written, JobSpec), JobSpec)
     assert (job.limits.memory_max_bytes, job.limits.cpu_max_cores) == (48 << 20, 0.5)
@@ -50,6 +51,7 @@ def test_sizes_in_words_become_numbers_wherever_they_stand() -> None:
     assert (job.probe.interval_s, job.probe.timeout_s) == (2.0, 1.0)
     assert (job.restart.backoff_s, job.restart.backoff_max_s) == (0.25, 300.0)
     assert job.stop_timeout_s == 90.0
+    assert [io.read_bytes_per_s for io in job.resources.io] == [10 << 20]
     assert job.environment == {"CACHE": "48MiB"}
 
 
