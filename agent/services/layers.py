@@ -28,6 +28,9 @@ from agent.services.crashpoints import passed
 from agent.services.offload import Lanes
 from agent.services.sandbox import Sandbox
 
+Hold = Callable[[Iterable[str]], None]
+"""Keeps the layers of these chains, there or to come, for the image that is being taken in."""
+
 
 class LayerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A layer that is complete."""
@@ -56,14 +59,23 @@ class Layers:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def held(self, chains: Iterable[str]) -> Iterator[None]:
-        """Keep layers, there or to come, from being removed."""
-        mine = list(chains)
-        self._held.update(mine)
+    def holding(self) -> Iterator[Hold]:
+        """Yield what keeps layers, there or to come, from being removed until all is over.
+
+        An image holds what is here of it before it fetches the rest, and lets go once it stands on
+        them itself: in between nothing else would keep them.
+        """
+        mine: list[str] = []
+
+        def hold(chains: Iterable[str]) -> None:
+            more = list(chains)
+            self._held.update(more)
+            mine.extend(more)
+
         try:
-            yield
+            yield hold
         finally:
-            self._held.subtract(mine)
+            self._held -= Counter(mine)
 
     def is_held(self, chain: str) -> bool:
         """Return whether an image under way needs this layer."""
@@ -86,15 +98,16 @@ class Layers:
         found = [self.find("sha256:" + p.stem) for p in self.folder.glob("*.json")]
         return sorted((f for f in found if f), key=lambda f: (f.created_at, f.chain))
 
-    def known(self, blobs: Iterable[str]) -> int:
-        """Return how many of an image's compressed layers, from the lowest, are here already."""
+    def known(self, blobs: Iterable[str]) -> list[str]:
+        """Return the chains of an image's compressed layers that are here, from the lowest."""
         chains = {(info.below, info.blob): info.chain for info in self.all()}
-        below, count = "", 0
+        below, found = "", []
         for blob in blobs:
-            if (found := chains.get((below, blob))) is None:
-                return count
-            below, count = found, count + 1
-        return count
+            if (chain := chains.get((below, blob))) is None:
+                break
+            found.append(chain)
+            below = chain
+        return found
 
     async def stack(
         self, layers: Sequence[Layer], layout: Path, tree: Path, here: Callable[[int], None]

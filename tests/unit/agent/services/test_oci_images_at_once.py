@@ -1,0 +1,111 @@
+"""Pulls that meet others on their way: of images on one base, and what is collected meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from builders import FakeHost
+from oci import Layout, Registry, files, sha
+
+from agent.client import AgentClient
+from agent.machine.fake import Ended
+
+BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")
+FIRST, SECOND = "registry.example/team/web:1", "registry.example/team/web:2"
+
+
+@dataclass
+class Held(Registry):
+    """A registry that holds back what is fetched of some images until it is let go."""
+
+    holds: set[str] = field(default_factory=set)
+    """`docker://…` as skopeo is told."""
+    waiting: dict[str, tuple[list[str], Any]] = field(default_factory=dict)
+
+    def skopeo(self, argv: list[str], properties: Any) -> Ended | None:
+        """Do what skopeo does, later if it is held back."""
+        name = next(word for word in argv if word.startswith("docker://"))
+        if "copy" in argv and name in self.holds:
+            self.waiting[name] = argv, properties
+            return None
+        return super().skopeo(argv, properties)
+
+    def let_go(self, host: FakeHost, *, code: int = 0) -> None:
+        """Let all that waits end, with what it came for unless it fails."""
+        waiting, self.waiting = self.waiting, {}
+        self.holds.clear()
+        for argv, properties in waiting.values():
+            if not code:
+                super().skopeo(argv, properties)
+        for unit in host.fake.systemd.units("twine-fetch-*.service"):
+            host.fake.systemd.exit(unit.unit, code)
+
+
+@pytest.fixture
+def registry(host: FakeHost) -> Held:
+    registry = Held()
+    host.fake.systemd.programs["skopeo"] = registry.skopeo
+    return registry
+
+
+def push(host: FakeHost, registry: Held, place: str, *layers: bytes, held: bool = False) -> str:
+    """Push an image; return its digest."""
+    layout = Layout(host.folder / f"layout-{place.rpartition(':')[2]}")
+    digest = layout.image(*layers)
+    registry.push(place, layout, digest)
+    if held:
+        registry.holds.add(f"docker://{place.rpartition(':')[0]}@{digest}")
+    return digest
+
+
+def layers_here(host: FakeHost) -> set[str]:
+    return {p.stem for p in (host.state / "layers").glob("*.json")}
+
+
+async def begun(registry: Held) -> None:
+    """Return once somebody fetches what is held back."""
+    while not registry.waiting:
+        await asyncio.sleep(0.01)
+
+
+async def gone(client: AgentClient, digest: str) -> None:
+    """Remove an image, and all that nothing stands on."""
+    await client.delete_image(digest)
+    await client.collect_garbage()
+
+
+async def test_the_base_of_an_image_that_is_being_fetched_is_not_collected(
+    host: FakeHost, registry: Held
+) -> None:
+    """Nobody fetches what is here; so nobody may take it away meanwhile."""
+    first = push(host, registry, FIRST, BASE, APP)
+    push(host, registry, SECOND, BASE, OTHER, held=True)
+    async with host.agent() as client, asyncio.timeout(20):
+        await client.fetch_oci_image(FIRST)
+        fetching = asyncio.create_task(client.fetch_oci_image(SECOND))
+        await begun(registry)
+        await gone(client, first)
+        assert layers_here(host) == {sha(BASE)[7:]}, "of the first, its own layer alone went"
+        registry.let_go(host)
+        info = await fetching
+        tree = host.state / "images" / info.digest[7:]
+        assert (tree / "base").read_text() + (tree / "app").read_text() == "base2"
+        await gone(client, info.digest)
+        assert layers_here(host) == set(), "nothing is held once the image is there"
+
+
+async def test_a_pull_that_fails_lets_go_of_what_it_held(host: FakeHost, registry: Held) -> None:
+    first = push(host, registry, FIRST, BASE, APP)
+    push(host, registry, SECOND, BASE, OTHER, held=True)
+    async with host.agent() as client, asyncio.timeout(20):
+        await client.fetch_oci_image(FIRST)
+        fetching = asyncio.create_task(client.fetch_oci_image(SECOND))
+        await begun(registry)
+        registry.let_go(host, code=1)
+        with pytest.raises(Exception, match="cannot fetch"):
+            await fetching
+        await gone(client, first)
+        assert layers_here(host) == set()
