@@ -14,8 +14,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -54,6 +54,8 @@ class Layers:
         self._sandbox = sandbox
         self._lanes = lanes
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._fetching: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """By the chain below and the packed layer: one image at a time fetches it."""
         self._held: Counter[str] = Counter()
         """Chain ids that an image under way needs: nobody may take them away."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -108,6 +110,27 @@ class Layers:
             found.append(chain)
             below = chain
         return found
+
+    @asynccontextmanager
+    async def turn(
+        self, blobs: Sequence[str], waits: Callable[[int], None]
+    ) -> AsyncIterator[list[str]]:
+        """Wait until no other image fetches the lowest layer that is missing of this one.
+
+        Yields the chains that are here then. Of images on one base that are asked for at once the
+        first brings it, and the others need not (docs/adr/0124). `waits` is told the number of a
+        layer that is waited for.
+        """
+        while len(here := self.known(blobs)) < len(blobs):
+            missing = (here[-1] if here else "", blobs[len(here)])
+            lock = self._fetching.setdefault(missing, asyncio.Lock())
+            if lock.locked():
+                waits(len(here) + 1)
+            async with lock:
+                if self.known(blobs) == here:
+                    yield here
+                    return
+        yield here
 
     async def stack(
         self, layers: Sequence[Layer], layout: Path, tree: Path, here: Callable[[int], None]

@@ -132,15 +132,26 @@ class Oci:
         What is here of it is held from before anything is fetched: nobody fetches it.
         """
         manifest = read_manifest(data, place.digest)
-        name = place.at(manifest.digest)
-        stage = self._staging / f"oci-{_key(name)}"
-        try:
-            here = self._layers.known(blob.digest for blob in manifest.layers)
+
+        def waits(number: int) -> None:
+            of = f"layer {number} of {len(manifest.layers)}"
+            self._events.add("image", manifest.digest, f"waiting for {of}: another image brings it")
+
+        blobs = [blob.digest for blob in manifest.layers]
+        async with self._layers.turn(blobs, waits) as here:
             hold(here)
-            missing = manifest.layers[len(here) :]
+            return await self._fetch(place.at(manifest.digest), manifest, len(here), tree, hold)
+
+    async def _fetch(
+        self, name: str, manifest: Manifest, here: int, tree: Path, hold: Hold
+    ) -> Assembled:
+        """Fetch an image of which so many layers, the lowest, are here."""
+        stage = self._staging / f"oci-{_key(name)}"
+        missing = manifest.layers[here:]
+        try:
             await self._lanes.run("files", self._admit, manifest, missing)
             await self._lanes.run("files", _anew, stage)
-            await self._lanes.run("files", _stand_in, stage, manifest.layers[: len(here)])
+            await self._lanes.run("files", _stand_in, stage, manifest.layers[:here])
             total = sum(blob.size for blob in missing)
             said = f"fetching {len(missing)} of {len(manifest.layers)} layers, {about_size(total)}"
             self._events.add("image", manifest.digest, said)

@@ -11,6 +11,7 @@ from builders import FakeHost
 from oci import Layout, Registry, files, sha
 
 from agent.client import AgentClient
+from agent.errors import TwineError
 from agent.machine.fake import Ended
 
 BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")
@@ -105,7 +106,49 @@ async def test_a_pull_that_fails_lets_go_of_what_it_held(host: FakeHost, registr
         fetching = asyncio.create_task(client.fetch_oci_image(SECOND))
         await begun(registry)
         registry.let_go(host, code=1)
-        with pytest.raises(Exception, match="cannot fetch"):
+        with pytest.raises(TwineError, match="cannot fetch"):
             await fetching
         await gone(client, first)
         assert layers_here(host) == set()
+
+
+async def test_of_images_on_one_base_at_once_the_first_brings_it(
+    host: FakeHost, registry: Held
+) -> None:
+    """AG3: ten images that share a base cost one download of it."""
+    places = [f"registry.example/team/web:{number}" for number in range(10)]
+    for number, place in enumerate(places):
+        push(host, registry, place, BASE, files(own=str(number)), held=number == 0)
+    async with host.agent() as client, asyncio.timeout(30):
+        first = asyncio.create_task(client.fetch_oci_image(places[0]))
+        await begun(registry)
+        after = (await client.get_events(0)).latest
+        others = [asyncio.create_task(client.fetch_oci_image(place)) for place in places[1:]]
+        waiting = set[str]()
+        while len(waiting) < len(others):
+            events = await client.get_events(after, wait_s=5)
+            after = events.latest
+            waiting |= {e.object for e in events.events if "another image brings it" in e.message}
+        assert registry.fetched == []
+        registry.let_go(host)
+        infos = await asyncio.gather(first, *others)
+    assert len({info.digest for info in infos}) == 10
+    assert len(registry.fetched) == len(set(registry.fetched)) == 21
+    for number, info in enumerate(infos):
+        assert (host.state / "images" / info.digest[7:] / "own").read_text() == str(number)
+
+
+async def test_where_the_first_fails_the_next_brings_the_base(
+    host: FakeHost, registry: Held
+) -> None:
+    push(host, registry, FIRST, BASE, APP, held=True)
+    push(host, registry, SECOND, BASE, OTHER)
+    async with host.agent() as client, asyncio.timeout(20):
+        first = asyncio.create_task(client.fetch_oci_image(FIRST))
+        await begun(registry)
+        second = asyncio.create_task(client.fetch_oci_image(SECOND))
+        registry.let_go(host, code=1)
+        info = await second
+        with pytest.raises(TwineError, match="cannot fetch"):
+            await first
+    assert (host.state / "images" / info.digest[7:] / "base").read_text() == "base"
