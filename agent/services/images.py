@@ -297,7 +297,8 @@ class Images:
     async def pull(self, reference: str) -> ImageInfo:
         """Fetch an image from a registry; return at once where that very image is here.
 
-        Raises `Unprocessable` for one that cannot be had, does not fit or must not be used.
+        Raises `Unprocessable` for one that cannot be had, does not fit or must not be used,
+        `Unreachable` for one of which nothing comes any more.
         """
         async with self._oci.lock(reference), self._intake() as hold:
             if info := self.find(place_of(reference).digest):

@@ -208,7 +208,11 @@ class Oci:
     ) -> None:
         secrets = [str(self._state / "identity"), str(self._state / "journal")]
         properties = fetch_properties(words, str(stage), secrets, output)
-        await self._sandbox.run(f"twine-fetch-{key}.service", properties, what)
+
+        def came() -> int:
+            return _bytes_in(stage) + (_size(output) if output else 0)
+
+        await self._sandbox.run(f"twine-fetch-{key}.service", properties, what, came)
 
     def _options(self, side: str) -> list[str]:
         found = [] if self._registries.tls_verify else [f"--{side}tls-verify=false"]
@@ -226,6 +230,18 @@ def _anew(stage: Path) -> None:
 def _gone(stage: Path) -> None:
     if os.path.lexists(stage):
         shutil.rmtree(stage)
+
+
+def _bytes_in(stage: Path) -> int:
+    """Return how many bytes skopeo has put there, stand-ins included."""
+    return sum(_size(os.path.join(top, name)) for top, _, names in os.walk(stage) for name in names)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:  # it was moved to its name in between, or is not there yet
+        return 0
 
 
 def _key(name: str) -> str:

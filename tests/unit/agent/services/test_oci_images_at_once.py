@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from builders import FakeHost
 from oci import Layout, Registry, files, sha
 
 from agent.client import AgentClient
-from agent.errors import TwineError
+from agent.errors import TwineError, Unreachable
 from agent.machine.fake import Ended
 
 BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")
@@ -152,3 +153,39 @@ async def test_where_the_first_fails_the_next_brings_the_base(
         with pytest.raises(TwineError, match="cannot fetch"):
             await first
     assert (host.state / "images" / info.digest[7:] / "base").read_text() == "base"
+
+
+async def test_a_fetch_that_stalls_is_given_up_and_keeps_nobody_from_the_base(
+    host: FakeHost, registry: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-29: skopeo waits for ever for a registry that says no more."""
+    monkeypatch.setattr("agent.services.sandbox.FETCH_IDLE_S", 0.2)
+    push(host, registry, FIRST, BASE, APP, held=True)
+    push(host, registry, SECOND, BASE, OTHER)
+    async with host.agent() as client, asyncio.timeout(20):
+        first = asyncio.create_task(client.fetch_oci_image(FIRST))
+        await begun(registry)
+        info = await client.fetch_oci_image(SECOND)
+        with pytest.raises(Unreachable, match=r"cannot fetch .*: it stalled, nothing came for"):
+            await first
+    assert (host.state / "images" / info.digest[7:] / "base").read_text() == "base"
+    assert list((host.state / "staging").iterdir()) == []
+
+
+async def test_a_fetch_that_gets_something_is_waited_for(
+    host: FakeHost, registry: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow registry is none that stalls: it is waited for while its bytes come."""
+    monkeypatch.setattr("agent.services.sandbox.FETCH_IDLE_S", 0.4)
+    digest = push(host, registry, FIRST, BASE, APP, held=True)
+    async with host.agent() as client, asyncio.timeout(20):
+        fetching = asyncio.create_task(client.fetch_oci_image(FIRST))
+        await begun(registry)
+        ((argv, _),) = registry.waiting.values()
+        coming = Path(argv[-1].removeprefix("oci:")) / "oci-put-blob"
+        for size in range(1, 21):  # four times as long as nothing may come
+            coming.write_bytes(b"x" * size)
+            await asyncio.sleep(0.08)
+        coming.unlink()
+        registry.let_go(host)
+        assert (await fetching).digest == digest
