@@ -13,6 +13,7 @@ Device = Annotated[
     str,
     Meta(
         pattern=r"^/dev/[A-Za-z0-9/_.:=+@-]{1,200}" + END,
+        max_length=205,
         description="a block device such as /dev/vda",
     ),
 ]

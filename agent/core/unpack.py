@@ -17,6 +17,9 @@ from agent.core.system_calls import NO_RINGS
 
 _S = 1_000_000
 UNPACK_TIMEOUT_S = 900
+FETCH_IDLE_S = 300.0
+"""A fetch that got not a byte for so long is given up: skopeo itself waits for ever. On a starved
+host of one emulated CPU nine at once took 140 s until the first image was there."""
 UNPACK_MEMORY_BYTES = 512 << 20
 FILL_BYTES_PER_S = 1_000_000_000
 """As fast as an unpacking may fill a disk."""

@@ -44,7 +44,7 @@ from agent.machine import Btrfs, Processes
 from agent.services.crashpoints import passed
 from agent.services.disk import FREE_RESERVE_BYTES
 from agent.services.events import EventLog
-from agent.services.layers import Layers, declare, sync_folder
+from agent.services.layers import Hold, Layers, declare, sync_folder
 from agent.services.oci import Assembled, Oci, Registries
 from agent.services.offload import Lanes
 from agent.services.sandbox import Sandbox
@@ -193,14 +193,14 @@ class Images:
         Raises `Unprocessable` for a stream that has another digest, cannot be unpacked or
         leaves too little space, `Unreachable` for one that stalls; then nothing of it stays.
         """
-        async with self._lock(digest), self._intake():
+        async with self._lock(digest), self._intake() as hold:
             if info := self.find(digest):
                 return info
             stream = self._staging / f"{_hex(digest)}.stream"
             try:
                 size = await self._store(digest, stream, chunks)
                 passed("image.stored")
-                assembled = await self._unpack(digest, format_, stream)
+                assembled = await self._unpack(digest, format_, stream, hold)
                 # What is gone before it is flushed need not be written at all.
                 await self._lanes.run("btrfs", stream.unlink)
                 passed("image.unpacked")
@@ -259,7 +259,9 @@ class Images:
         sha.update(data)
         return len(data)
 
-    async def _unpack(self, digest: str, format_: ImageFormat, stream: Path) -> Assembled | None:
+    async def _unpack(
+        self, digest: str, format_: ImageFormat, stream: Path, hold: Hold
+    ) -> Assembled | None:
         """Turn the stream into a subvolume in staging; say what it is of, for an OCI image."""
         target, name = self._staging / _hex(digest), _hex(digest)[:12]
         make = os.mkdir if format_ is ImageFormat.BTRFS else self._btrfs.create
@@ -276,7 +278,7 @@ class Images:
             await self._sandbox.run(unit, drop_setuid_properties(received), what)
         if format_ is not ImageFormat.OCI:
             return None
-        assembled = await self._oci.assemble(target, self._tree(digest))
+        assembled = await self._oci.assemble(target, self._tree(digest), hold)
         await self._lanes.run("btrfs", self._btrfs.delete, target)
         return assembled
 
@@ -295,9 +297,10 @@ class Images:
     async def pull(self, reference: str) -> ImageInfo:
         """Fetch an image from a registry; return at once where that very image is here.
 
-        Raises `Unprocessable` for one that cannot be had, does not fit or must not be used.
+        Raises `Unprocessable` for one that cannot be had, does not fit or must not be used,
+        `Unreachable` for one of which nothing comes any more.
         """
-        async with self._oci.lock(reference), self._intake():
+        async with self._oci.lock(reference), self._intake() as hold:
             if info := self.find(place_of(reference).digest):
                 return info
             place, data = await self._oci.resolve(reference)
@@ -305,7 +308,8 @@ class Images:
                 if info := self.find(place.digest):
                     return info
                 try:
-                    assembled = await self._oci.fetch(place, data, self._tree(place.digest))
+                    tree = self._tree(place.digest)
+                    assembled = await self._oci.fetch(place, data, tree, hold)
                     size = sum(layer.blob.size for layer in assembled.layers)
                     return await self._complete(
                         _info(place.digest, ImageFormat.OCI, size, assembled, reference)
@@ -316,11 +320,13 @@ class Images:
                     await self._lanes.run("btrfs", self._discard, place.digest)
 
     @asynccontextmanager
-    async def _intake(self) -> AsyncIterator[None]:
+    async def _intake(self) -> AsyncIterator[Hold]:
+        """Count an image that is being taken in; yield what holds its layers until it is there."""
         async with self._quiet:
             self._intakes += 1
         try:
-            yield
+            with self.layers.holding() as hold:
+                yield hold
         finally:
             self._intakes -= 1
 

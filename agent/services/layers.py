@@ -14,8 +14,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -27,6 +27,9 @@ from agent.machine import Btrfs
 from agent.services.crashpoints import passed
 from agent.services.offload import Lanes
 from agent.services.sandbox import Sandbox
+
+Hold = Callable[[Iterable[str]], None]
+"""Keeps the layers of these chains, there or to come, for the image that is being taken in."""
 
 
 class LayerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,19 +54,30 @@ class Layers:
         self._sandbox = sandbox
         self._lanes = lanes
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._fetching: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """By the chain below and the packed layer: one image at a time fetches it."""
         self._held: Counter[str] = Counter()
         """Chain ids that an image under way needs: nobody may take them away."""
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def held(self, chains: Iterable[str]) -> Iterator[None]:
-        """Keep layers, there or to come, from being removed."""
-        mine = list(chains)
-        self._held.update(mine)
+    def holding(self) -> Iterator[Hold]:
+        """Yield what keeps layers, there or to come, from being removed until all is over.
+
+        An image holds what is here of it before it fetches the rest, and lets go once it stands on
+        them itself: in between nothing else would keep them.
+        """
+        mine: list[str] = []
+
+        def hold(chains: Iterable[str]) -> None:
+            more = list(chains)
+            self._held.update(more)
+            mine.extend(more)
+
         try:
-            yield
+            yield hold
         finally:
-            self._held.subtract(mine)
+            self._held -= Counter(mine)
 
     def is_held(self, chain: str) -> bool:
         """Return whether an image under way needs this layer."""
@@ -86,15 +100,37 @@ class Layers:
         found = [self.find("sha256:" + p.stem) for p in self.folder.glob("*.json")]
         return sorted((f for f in found if f), key=lambda f: (f.created_at, f.chain))
 
-    def known(self, blobs: Iterable[str]) -> int:
-        """Return how many of an image's compressed layers, from the lowest, are here already."""
+    def known(self, blobs: Iterable[str]) -> list[str]:
+        """Return the chains of an image's compressed layers that are here, from the lowest."""
         chains = {(info.below, info.blob): info.chain for info in self.all()}
-        below, count = "", 0
+        below, found = "", []
         for blob in blobs:
-            if (found := chains.get((below, blob))) is None:
-                return count
-            below, count = found, count + 1
-        return count
+            if (chain := chains.get((below, blob))) is None:
+                break
+            found.append(chain)
+            below = chain
+        return found
+
+    @asynccontextmanager
+    async def turn(
+        self, blobs: Sequence[str], waits: Callable[[int], None]
+    ) -> AsyncIterator[list[str]]:
+        """Wait until no other image fetches the lowest layer that is missing of this one.
+
+        Yields the chains that are here then. Of images on one base that are asked for at once the
+        first brings it, and the others need not (docs/adr/0124). `waits` is told the number of a
+        layer that is waited for.
+        """
+        while len(here := self.known(blobs)) < len(blobs):
+            missing = (here[-1] if here else "", blobs[len(here)])
+            lock = self._fetching.setdefault(missing, asyncio.Lock())
+            if lock.locked():
+                waits(len(here) + 1)
+            async with lock:
+                if self.known(blobs) == here:
+                    yield here
+                    return
+        yield here
 
     async def stack(
         self, layers: Sequence[Layer], layout: Path, tree: Path, here: Callable[[int], None]

@@ -44,7 +44,7 @@ from agent.machine.beneath import ensure_folder, find_place, read_file
 from agent.services.crashpoints import passed
 from agent.services.disk import FREE_RESERVE_BYTES
 from agent.services.events import EventLog
-from agent.services.layers import Layers
+from agent.services.layers import Hold, Layers
 from agent.services.offload import Lanes
 from agent.services.sandbox import Sandbox
 from agent.wire.quantities import about_size
@@ -126,28 +126,43 @@ class Oci:
             raise Unprocessable(f"{name} has a manifest with digest {digest_of(data)}")
         return data
 
-    async def fetch(self, place: Place, data: bytes, tree: Path) -> Assembled:
-        """Fetch what is missing of an image, and make `tree` what it is of all its layers."""
+    async def fetch(self, place: Place, data: bytes, tree: Path, hold: Hold) -> Assembled:
+        """Fetch what is missing of an image, and make `tree` what it is of all its layers.
+
+        What is here of it is held from before anything is fetched: nobody fetches it.
+        """
         manifest = read_manifest(data, place.digest)
-        name = place.at(manifest.digest)
+
+        def waits(number: int) -> None:
+            of = f"layer {number} of {len(manifest.layers)}"
+            self._events.add("image", manifest.digest, f"waiting for {of}: another image brings it")
+
+        blobs = [blob.digest for blob in manifest.layers]
+        async with self._layers.turn(blobs, waits) as here:
+            hold(here)
+            return await self._fetch(place.at(manifest.digest), manifest, len(here), tree, hold)
+
+    async def _fetch(
+        self, name: str, manifest: Manifest, here: int, tree: Path, hold: Hold
+    ) -> Assembled:
+        """Fetch an image of which so many layers, the lowest, are here."""
         stage = self._staging / f"oci-{_key(name)}"
+        missing = manifest.layers[here:]
         try:
-            known = self._layers.known(blob.digest for blob in manifest.layers)
-            missing = manifest.layers[known:]
             await self._lanes.run("files", self._admit, manifest, missing)
             await self._lanes.run("files", _anew, stage)
-            await self._lanes.run("files", _stand_in, stage, manifest.layers[:known])
+            await self._lanes.run("files", _stand_in, stage, manifest.layers[:here])
             total = sum(blob.size for blob in missing)
             said = f"fetching {len(missing)} of {len(manifest.layers)} layers, {about_size(total)}"
             self._events.add("image", manifest.digest, said)
             words = ["copy", "--preserve-digests", *self._options("src-"), name, f"oci:{stage}"]
             await self._skopeo(_key(name), words, stage, f"cannot fetch {name}")
             passed("pull.fetched")
-            return await self._assemble(manifest, stage, tree)
+            return await self._assemble(manifest, stage, tree, hold)
         finally:
             await self._lanes.run("files", _gone, stage)
 
-    async def assemble(self, layout: Path, tree: Path) -> Assembled:
+    async def assemble(self, layout: Path, tree: Path, hold: Hold) -> Assembled:
         """Make `tree` what the one image of a layout is, which somebody filled."""
         data = await self._lanes.run("files", _document, layout, "index.json")
         seen = 0
@@ -158,9 +173,11 @@ class Oci:
                 raise Unprocessable(f"the manifest {digest} has digest {digest_of(data)}")
             if (seen := seen + 1) > 3:
                 raise Unprocessable("the archive has an index in an index in an index")
-        return await self._assemble(read_manifest(data), layout, tree)
+        return await self._assemble(read_manifest(data), layout, tree, hold)
 
-    async def _assemble(self, manifest: Manifest, layout: Path, tree: Path) -> Assembled:
+    async def _assemble(
+        self, manifest: Manifest, layout: Path, tree: Path, hold: Hold
+    ) -> Assembled:
         data = await self._lanes.run("files", _document, layout, manifest.config.path)
         layers, config = read_config(data, manifest, self._machine)
 
@@ -168,10 +185,10 @@ class Oci:
             said = f"layer {number} of {len(layers)} is here"
             self._events.add("image", manifest.digest, said)
 
-        with self._layers.held(layer.chain for layer in layers):
-            await self._layers.stack(layers, layout, tree, here)
-            config = await self._lanes.run("files", _with_user, config, tree)
-            await self._lanes.run("files", _with_working_dir, config, tree)
+        hold(layer.chain for layer in layers)
+        await self._layers.stack(layers, layout, tree, here)
+        config = await self._lanes.run("files", _with_user, config, tree)
+        await self._lanes.run("files", _with_working_dir, config, tree)
         passed("pull.assembled")
         return Assembled(manifest, tuple(layers), config)
 
@@ -191,7 +208,11 @@ class Oci:
     ) -> None:
         secrets = [str(self._state / "identity"), str(self._state / "journal")]
         properties = fetch_properties(words, str(stage), secrets, output)
-        await self._sandbox.run(f"twine-fetch-{key}.service", properties, what)
+
+        def came() -> int:
+            return _bytes_in(stage) + (_size(output) if output else 0)
+
+        await self._sandbox.run(f"twine-fetch-{key}.service", properties, what, came)
 
     def _options(self, side: str) -> list[str]:
         found = [] if self._registries.tls_verify else [f"--{side}tls-verify=false"]
@@ -209,6 +230,18 @@ def _anew(stage: Path) -> None:
 def _gone(stage: Path) -> None:
     if os.path.lexists(stage):
         shutil.rmtree(stage)
+
+
+def _bytes_in(stage: Path) -> int:
+    """Return how many bytes skopeo has put there, stand-ins included."""
+    return sum(_size(os.path.join(top, name)) for top, _, names in os.walk(stage) for name in names)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:  # it was moved to its name in between, or is not there yet
+        return 0
 
 
 def _key(name: str) -> str:
