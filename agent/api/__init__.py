@@ -23,6 +23,7 @@ from agent.api.oci import ImageUser as ImageUser
 from agent.api.oci import OciConfig as OciConfig
 from agent.api.oci import OciPull as OciPull
 from agent.api.oci import Reference as Reference
+from agent.api.oci import asked_for_as as asked_for_as
 from agent.api.probes import Probe as Probe
 from agent.api.probes import ProbeKind as ProbeKind
 from agent.api.profile import ProfileSpec as ProfileSpec

@@ -25,6 +25,11 @@ Reference = Annotated[
 ]
 
 
+def asked_for_as(reference: str) -> str:
+    """Return what an event of an image says: by this name somebody wants it. Its events follow."""
+    return f"asked for as {reference}"
+
+
 class OciPull(Written, frozen=True, kw_only=True):
     """A request to fetch an image from a registry."""
 

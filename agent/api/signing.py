@@ -11,7 +11,7 @@ from agent.wire.signatures import is_signed
 
 MAX_KEYS = 16
 MAX_SIGNATURES = 16
-SIGN_HINT = "have it signed with one of them: twinectl image sign DIGEST --name NAME --key FILE"
+SIGN_HINT = "have it signed with such a key: twinectl image sign DIGEST --name NAME --key FILE"
 
 ImageName = Annotated[
     str,

@@ -109,23 +109,38 @@ def _reference(text: str) -> str:
 
 async def fetch(client: AgentClient, reference: str) -> api.ImageInfo:
     """Let the agent fetch an image from a registry, and tell what it is at."""
-    after = (await client.get_events(0)).latest
+    progress = _Progress(client, (await client.get_events(0)).latest, reference)
     fetching = asyncio.create_task(client.fetch_oci_image(reference))
-    telling = asyncio.create_task(_tell(client, after))
+    telling = asyncio.create_task(progress.follow())
     try:
-        return await fetching
+        info = await fetching
     finally:
         for task in (fetching, telling):
             task.cancel()
         await asyncio.gather(fetching, telling, return_exceptions=True)
+    await progress.look(0.0)
+    return info
 
 
-async def _tell(client: AgentClient, after: int) -> None:
-    while True:
-        events = await client.get_events(after, wait_s=10)
-        after = events.latest
+class _Progress:
+    """Tells of the image that a reference turns out to name, and of no other on its way."""
+
+    def __init__(self, client: AgentClient, after: int, reference: str) -> None:
+        self._client, self._after = client, after
+        self._first = api.asked_for_as(reference)
+        self._mine = set[str]()
+
+    async def follow(self) -> None:
+        while True:
+            await self.look(10.0)
+
+    async def look(self, wait_s: float) -> None:
+        events = await self._client.get_events(self._after, wait_s=wait_s)
+        self._after = events.latest
         for event in events.events:
-            if event.kind == "image":
+            if event.message == self._first:
+                self._mine.add(event.object)
+            if event.kind == "image" and event.object in self._mine:
                 short = event.object.removeprefix("sha256:")[:12]
                 click.echo(show.printable(f"{short}: {event.message}"), err=True)
 

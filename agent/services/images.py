@@ -29,7 +29,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec.structs import replace
 
-from agent.api import ImageFormat, ImageInfo
+from agent.api import ImageFormat, ImageInfo, asked_for_as
 from agent.core.oci import place_of
 from agent.core.unpack import drop_setuid_properties, unpack_properties
 from agent.errors import (
@@ -304,6 +304,7 @@ class Images:
             if info := self.find(place_of(reference).digest):
                 return info
             place, data = await self._oci.resolve(reference)
+            self._events.add("image", place.digest, asked_for_as(reference))
             async with self._lock(place.digest):
                 if info := self.find(place.digest):
                     return info

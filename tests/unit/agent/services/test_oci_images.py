@@ -13,7 +13,8 @@ from builders import FakeHost, a_spec, chunks_of, digest_of, running, unit
 from msgspec.structs import replace
 from oci import Layout, Registry, entry, files, layer, sha
 
-from agent.api import ImageFormat, ImageUser, OciPull, Relaxation, TaskState
+from agent.api import ImageFormat, ImageUser, OciPull, Relaxation, TaskState, asked_for_as
+from agent.cli.image import fetch
 from agent.core.records import TaskRecord
 from agent.errors import InvalidInput, TwineError, Unprocessable
 from agent.machine import Property
@@ -229,9 +230,26 @@ async def test_what_is_staged_is_fetched_behind_the_callers_back(
         failed = (await client.get_events(after, wait_s=5)).events
 
     assert said.detail.endswith("is being fetched")
-    assert told[0].startswith("fetching 2 of 2 layers")
-    assert told[1:3] == ["layer 1 of 2 is here", "layer 2 of 2 is here"]
+    assert told[0] == asked_for_as(PLACE)
+    assert told[1].startswith("fetching 2 of 2 layers")
+    assert told[2:4] == ["layer 1 of 2 is here", "layer 2 of 2 is here"]
     assert "not fetched: cannot read docker://registry.example/no:where" in failed[0].message
+
+
+async def test_who_fetches_one_hears_of_that_one_alone(
+    host: FakeHost, registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = "registry.example/other:two"
+    an_image(host, registry, BASE, LISTS, place=other)
+    digest = an_image(host, registry)
+    async with host.agent() as client, asyncio.timeout(10):
+        found, _ = await asyncio.gather(fetch(client, PLACE), client.fetch_oci_image(other))
+
+    heard = capsys.readouterr().err.splitlines()
+    assert found.digest == digest
+    assert {line.split(": ")[0] for line in heard} == {digest.removeprefix("sha256:")[:12]}
+    assert heard[0].endswith(asked_for_as(PLACE))
+    assert heard[-1].endswith("published")
 
 
 async def test_an_archive_is_an_image_under_the_digest_of_the_archive(host: FakeHost) -> None:
