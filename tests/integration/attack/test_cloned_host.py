@@ -98,7 +98,10 @@ def copied(face: Face, original: Path) -> Path:
     Subvolumes of the machine in memory are known to its process alone: a copy has no images.
     """
     copy = face.folder / "copy"
-    shutil.copytree(original / "state", copy / "state", symlinks=True)
+    passing = shutil.ignore_patterns(
+        ".*.new", ".new.*", ".*.json.*"
+    )  # what it is about to put in place
+    shutil.copytree(original / "state", copy / "state", symlinks=True, ignore=passing)
     return copy
 
 
