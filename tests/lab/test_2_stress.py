@@ -19,7 +19,7 @@ memory_max_bytes = {MEMORY}
 tasks_max = {PIDS}
 """
 STRESS = (
-    "/usr/bin/stress-ng --cpu 2 --vm 1 --vm-bytes 40M --fork 8 --pipe 2 --switch 2"
+    "/usr/bin/stress-ng --cpu 2 --vm 1 --vm-bytes 24M --fork 8 --pipe 2 --switch 2"
     " --temp-path /tmp --timeout 0"
 )
 GROUP = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-stress.service"
