@@ -8,6 +8,7 @@ import re
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from agent import api
 from agent.cli import show
 from agent.cli.program import call
 from agent.cli.show import output_option
-from agent.errors import InvalidInput, NotFound
+from agent.errors import InvalidInput, NotFound, TwineError
 from agent.wire.quantities import about_size
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ async def fetch(client: AgentClient, reference: str) -> api.ImageInfo:
         for task in (fetching, telling):
             task.cancel()
         await asyncio.gather(fetching, telling, return_exceptions=True)
-    await progress.look(0.0)
+    with suppress(TwineError):  # the image is here, whatever becomes of the rest of its story
+        await progress.look(0.0)
     return info
 
 

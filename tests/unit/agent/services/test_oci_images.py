@@ -13,10 +13,10 @@ from builders import FakeHost, a_spec, chunks_of, digest_of, running, unit
 from msgspec.structs import replace
 from oci import Layout, Registry, entry, files, layer, sha
 
-from agent.api import ImageFormat, ImageUser, OciPull, Relaxation, TaskState, asked_for_as
+from agent.api import Events, ImageFormat, ImageUser, OciPull, Relaxation, TaskState, asked_for_as
 from agent.cli.image import fetch
 from agent.core.records import TaskRecord
-from agent.errors import InvalidInput, TwineError, Unprocessable
+from agent.errors import Busy, InvalidInput, TwineError, Unprocessable
 from agent.machine import Property
 from agent.machine.fake import ends_with
 from agent.services.roots import Roots
@@ -250,6 +250,24 @@ async def test_who_fetches_one_hears_of_that_one_alone(
     assert {line.split(": ")[0] for line in heard} == {digest.removeprefix("sha256:")[:12]}
     assert heard[0].endswith(asked_for_as(PLACE))
     assert heard[-1].endswith("published")
+
+
+async def test_a_fetch_whose_story_cannot_be_told_is_no_failed_one(
+    host: FakeHost, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = an_image(host, registry)
+    async with host.agent() as client, asyncio.timeout(10):
+        listen, asked = client.get_events, list[int]()
+
+        async def once(after: int, wait_s: float = 0.0) -> Events:
+            asked.append(after)
+            if len(asked) > 1:
+                raise Busy("too many wait")
+            return await listen(after, wait_s)
+
+        monkeypatch.setattr(client, "get_events", once)
+        assert (await fetch(client, PLACE)).digest == digest
+    assert len(asked) > 1
 
 
 async def test_an_archive_is_an_image_under_the_digest_of_the_archive(host: FakeHost) -> None:
