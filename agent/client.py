@@ -16,9 +16,9 @@ from agent.api.presence import Presence
 from agent.api.unit import UnitShown
 from agent.routes import ROUTES
 from agent.usage import Usages
-from agent.wire.client import WireClient
-from agent.wire.duplex import Duplex
-from agent.wire.routes import Route
+from wire.client import WireClient
+from wire.duplex import Duplex
+from wire.routes import Route
 
 _T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
@@ -27,7 +27,7 @@ _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 class AgentClient(WireClient):
     """Client of one agent, over mutual TLS or its unix socket.
 
-    Every method raises what the agent raised (`agent.errors`), or `Unreachable`. With each
+    Every method raises what the agent raised (`wire.errors`), or `Unreachable`. With each
     request that counts for it the agent is told which of its answers arrived last.
     """
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.errors import ConfigError
-from agent.wire.violations import violations
-from agent.wire.written import plain
+from wire.errors import ConfigError
+from wire.violations import violations
+from wire.written import plain
 
 DEFAULT_PATH = Path("/etc/twine/agent.toml")
 

@@ -30,7 +30,6 @@ from agent.core.limits import on_devices
 from agent.core.pressure import Waits, starts_at_once
 from agent.core.records import TASK_UNITS, TaskRecord
 from agent.core.retention import Room
-from agent.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
 from agent.machine import Machine
 from agent.machine.acl import let_group
 from agent.machine.notify import notify, watchdog_s
@@ -77,11 +76,12 @@ from agent.services.units import Units, task_unit
 from agent.services.usage import UsageReader
 from agent.services.volume_desk import VolumeDesk
 from agent.services.volumes import Volumes
-from agent.wire import durable
-from agent.wire.client import WireClient
-from agent.wire.door import open_door
-from agent.wire.limits import LOCAL, Limits, raise_descriptor_limit
-from agent.wire.server import http_log
+from wire import durable
+from wire.client import WireClient
+from wire.door import open_door
+from wire.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
+from wire.limits import LOCAL, Limits, raise_descriptor_limit
+from wire.server import http_log
 
 log = logging.getLogger(__name__)
 

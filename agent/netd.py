@@ -21,8 +21,8 @@ from agent.core.addresses import VETH, alias_of, gateway4, host6, netns_of, read
 from agent.core.firewall import TABLE, table
 from agent.core.network import NAMESPACES
 from agent.core.unit_properties import TASKS_SLICE
-from agent.errors import HostError
 from agent.netplan import Answer, Ask, Gates, TaskNet
+from wire.errors import HostError
 
 log = logging.getLogger(__name__)
 

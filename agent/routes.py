@@ -31,7 +31,7 @@ from agent.api.presence import Presence, PresenceAnswer
 from agent.api.task_identity import TaskCertificate, TaskIdentityRequest
 from agent.api.unit import UnitShown
 from agent.usage import Usages
-from agent.wire.routes import Route
+from wire.routes import Route
 
 _TASK = "/v1/tasks/{task_id}"
 _VOLUME = "/v1/volumes/{entitlement}/{volume}"

@@ -18,14 +18,6 @@ from agent.api.unit import UnitShown
 from agent.api.volumes import VOLUME_PATTERN
 from agent.core.records import unit_of
 from agent.core.unit_properties import journal_of
-from agent.errors import (
-    Busy,
-    Forbidden,
-    InvalidInput,
-    NotFound,
-    TwineError,
-    Unprocessable,
-)
 from agent.routes import ROUTES
 from agent.services.accounts import Ledger
 from agent.services.callers import authorize_with, check_raw
@@ -46,8 +38,16 @@ from agent.services.uniqueness import Uniqueness
 from agent.services.unit_view import UnitView
 from agent.services.volume_desk import VolumeDesk
 from agent.usage import Usages
-from agent.wire.duplex import Talk
-from agent.wire.server import Call, Handler, make_app
+from wire.duplex import Talk
+from wire.errors import (
+    Busy,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    TwineError,
+    Unprocessable,
+)
+from wire.server import Call, Handler, make_app
 
 _ID = re.compile(api.ID_PATTERN)
 _VOLUME = re.compile(VOLUME_PATTERN)

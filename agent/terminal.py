@@ -18,9 +18,9 @@ from queue import SimpleQueue
 import msgspec
 
 from agent.api.exec import STDERR, STDIN, STDOUT, TAKEN, ExecEnd, ExecWord, Window, taken_frame
-from agent.errors import HostError, TwineError, Unreachable, from_problem
-from agent.wire.duplex import Duplex
-from agent.wire.flow import Inflow, Outflow
+from wire.duplex import Duplex
+from wire.errors import HostError, TwineError, Unreachable, from_problem
+from wire.flow import Inflow, Outflow
 
 _CHUNK = 32 << 10
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from agent.errors import ConfigError, NotFound
 from control_plane.config import Config
 from control_plane.store import quarantine
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import ConfigError, NotFound
 
 
 async def check(config: Config, aside: str | None, forgotten: str | None) -> None:

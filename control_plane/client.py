@@ -13,8 +13,6 @@ import msgspec
 
 from agent.api import ImageFormat, ImageInfo, Images, ImageSignature, Liveness
 from agent.api.exec import Window
-from agent.wire.duplex import Duplex
-from agent.wire.routes import Route
 from control_plane.api.capacity import (
     DecisionNote,
     EntitlementRequest,
@@ -57,6 +55,8 @@ from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.tasks import TaskDescription
 from control_plane.api.watch import EndpointsNews, WatchedJobs
 from control_plane.people_client import PeopleClient
+from wire.duplex import Duplex
+from wire.routes import Route
 
 _T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from agent.errors import TwineError
+from wire.errors import TwineError
 
 CONFIG = click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file.")
 STATE = click.option("--state", help="Folder of the store, the authority and the images.")

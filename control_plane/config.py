@@ -17,12 +17,12 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Name
-from agent.errors import ConfigError, FieldError, InvalidInput
-from agent.wire.quantities import seconds
-from agent.wire.violations import violations
-from agent.wire.written import plain
 from control_plane.api.people import Principal
 from control_plane.api.settings import PortalSettings, SchedulerSettings
+from wire.errors import ConfigError, FieldError, InvalidInput
+from wire.quantities import seconds
+from wire.violations import violations
+from wire.written import plain
 
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})")
 _SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,9})?")

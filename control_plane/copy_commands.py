@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from agent.errors import TwineError
 from control_plane import config as configuration
 from control_plane.commands import CONFIG, STATE, fail, run
+from wire.errors import TwineError
 
 
 @click.command("backup")

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent import log as logs
-from agent.errors import ConfigError, InvalidInput, TwineError
-from agent.wire.options import seconds
 from control_plane import config as configuration
 from control_plane.commands import CONFIG, STATE, fail, run
 from control_plane.config import Config
 from control_plane.copy_commands import backup, restore_store
+from wire import log as logs
+from wire.errors import ConfigError, InvalidInput, TwineError
+from wire.options import seconds
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -440,7 +440,6 @@ def _write_credential(
     config: Config, subject: tuple[str, str, tuple[str, ...]], out: Path, life_s: float, url: str
 ) -> None:
     """Issue a credential for (role, name, hosts) and write it."""
-    from agent.wire import pins, tls
     from control_plane.api.people import IssuedCredential
     from control_plane.identity.authority import (
         Subject,
@@ -449,6 +448,7 @@ def _write_credential(
         open_authority,
     )
     from control_plane.identity.issued import FOLDER, note
+    from wire import pins, tls
 
     role, name, hosts = subject
     check_user_name(name)

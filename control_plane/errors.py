@@ -1,4 +1,4 @@
-"""Failures that only the control plane has; the tree's root is in `agent.errors`.
+"""Failures that only the control plane has; the tree's root is in `wire.errors`.
 
 TwineError
 ├── UnknownOutcome      the store does not say whether a write was made
@@ -7,7 +7,7 @@ TwineError
     └── QuotaExceeded   a job asks for more than its entitlement may use
 """
 
-from agent.errors import TwineError, Unprocessable
+from wire.errors import TwineError, Unprocessable
 
 
 class UnknownOutcome(TwineError):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from agent.errors import ConfigError
 from control_plane.config import Config
 from control_plane.identity.loss import begin_anew
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import ConfigError
 
 
 async def begin(config: Config) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from agent.wire.client import WireClient
-from agent.wire.routes import Route
 from control_plane.api.authority import AuthorityView, RotationStep, Step
 from control_plane.api.duplicates import Duplicates
 from control_plane.api.people import (
@@ -24,6 +22,8 @@ from control_plane.api.people import (
 )
 from control_plane.api.restored import Restored, RestoredView
 from control_plane.api.routes import ROUTES
+from wire.client import WireClient
+from wire.routes import Route
 
 _T = TypeVar("_T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}

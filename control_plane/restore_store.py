@@ -16,8 +16,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from agent.errors import Busy, ConfigError
-from agent.wire import durable
 from control_plane.api.people import Revocation
 from control_plane.api.restored import Restored
 from control_plane.config import Config
@@ -28,6 +26,8 @@ from control_plane.store import Delete, Operation, Put, copies
 from control_plane.store.bounds import ROWS_MAX
 from control_plane.store.records import RESTORED, REVOKED, encode
 from control_plane.store.sqlite import SqliteStore, take_lock
+from wire import durable
+from wire.errors import Busy, ConfigError
 
 MAIN = "main"
 """Name of the main store's file in a copy; those of data centers have theirs."""

@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Self
 
 from agent.api import JoinRequest, Liveness, Relaxation
-from agent.errors import InvalidInput
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentFactory
@@ -56,13 +55,14 @@ from control_plane.scheduler.task_desk import TaskDesk
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
 from control_plane.task_control.controllers import CallController, Controllers, nobody
+from wire.errors import InvalidInput
 
 
 class ControlPlane:
     """Broker, portal, allocator, scheduler and the services around them.
 
     `async with` loads everything from an open store and runs the loops until it is left;
-    leaving it touches no task. Methods raise `agent.errors` and `control_plane.errors`.
+    leaving it touches no task. Methods raise `wire.errors` and `control_plane.errors`.
     """
 
     def __init__(

@@ -13,14 +13,14 @@ import click
 from dns import name as dns_name
 from dns.exception import DNSException
 
-from agent import log as logs
-from agent.errors import Busy, InvalidInput, Unreachable
-from agent.wire import quantities
 from control_plane.cli.program import Program, Target, target_options
 from resolver import keeping, proxies
 from resolver.dns_message import Zone
 from resolver.dns_server import DnsServer
 from resolver.following import Follower
+from wire import log as logs
+from wire import quantities
+from wire.errors import Busy, InvalidInput, Unreachable
 
 Work = Callable[[Follower, asyncio.Event], Awaitable[None]]
 """What is done with a follower and an event that is set with each news."""

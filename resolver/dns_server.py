@@ -12,11 +12,11 @@ from typing import cast
 
 import dns.message
 
-from agent.errors import Busy, ConfigError
 from control_plane.api.jobs import Endpoints
 from resolver import dns_message
 from resolver.dns_message import Question, Zone
 from resolver.zone import answer
+from wire.errors import Busy, ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from agent.errors import Busy, TwineError
 from control_plane.api.jobs import Endpoints
 from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointsNews
+from wire.errors import Busy, TwineError
 
 log = logging.getLogger(__name__)
 

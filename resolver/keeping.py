@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from agent.errors import Busy, HostError, ProgramError, TwineError
 from resolver.following import Follower
 from resolver.proxies import Known, Render, Service
+from wire.errors import Busy, HostError, ProgramError, TwineError
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.errors import InvalidInput
 from control_plane.api.jobs import Endpoint, Endpoints
+from wire.errors import InvalidInput
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _LISTEN = re.compile(r"(?P<host>[A-Za-z0-9_.-]*|\*|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})", re.ASCII)

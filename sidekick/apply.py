@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from agent.errors import HostError, TwineError, Unprocessable
 from sidekick import boot, reboot
 from sidekick.boot import LINE
 from sidekick.observe import Sight, fresh, tasks_of
@@ -45,6 +44,7 @@ from sidekick.state import (
     Wrote,
 )
 from sidekick.status import state_of, verify
+from wire.errors import HostError, TwineError, Unprocessable
 
 
 class _ChangeFailed(HostError):

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from agent.errors import FieldError, HostError
 from sidekick import loaders
 from sidekick.bootline import (
     GUARD,
@@ -30,6 +29,7 @@ from sidekick.loaders.entry import Entry
 from sidekick.report import Change, Disruption, Outcome, SettingReport
 from sidekick.setting import RUNNING, STAGED, Applied, Contribution, Host
 from sidekick.state import OwnedGroup
+from wire.errors import FieldError, HostError
 
 LINE = "boot.line"
 """The name of the one change that only a boot brings into force."""

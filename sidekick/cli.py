@@ -17,7 +17,6 @@ from typing import NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from agent.errors import Forbidden, ProgramError, TwineError
 from agent.machine import Completed, Processes, boottime_s
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
@@ -37,6 +36,7 @@ from sidekick.settings import SETTINGS, setting_of
 from sidekick.shown import print_error, print_json, print_plan, print_report
 from sidekick.state import Disk, StateFolder, Target
 from sidekick.targets import target_of
+from wire.errors import Forbidden, ProgramError, TwineError
 
 STATE = Path("/var/lib/twine/sidekick")
 PROFILES = (
@@ -116,7 +116,7 @@ def _log() -> Log:
     """Return the log of this process, as all programs of ours keep it."""
     import logging  # both for --verbose alone
 
-    from agent import log
+    from wire import log
 
     log.configure("sidekick")
     return logging.getLogger("sidekick")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from agent.cpus import listed as text
-from agent.cpus import numbers
+from wire.cpus import listed as text
+from wire.cpus import numbers
 
 __all__ = ["CPUS", "chosen", "joined", "numbers", "parted", "text"]
 

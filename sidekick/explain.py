@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from agent.errors import NotFound
 from sidekick.profile import Library, Profile
 from sidekick.report import Disruption, Wanted
 from sidekick.setting import Host
 from sidekick.settings import setting_of
 from sidekick.state import Record
+from wire.errors import NotFound
 
 SYSCTL_PAGES = {
     "kernel": "admin-guide/sysctl/kernel.rst",

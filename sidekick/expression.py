@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from agent.errors import InvalidInput
+from wire.errors import InvalidInput
 
 Fact = int | float | str | bool | list[int] | list[str]
 Value = int | float | str | bool | list["Value"]

@@ -11,11 +11,11 @@ import contextlib
 import math
 import re
 
-from agent.errors import KernelFileError
 from agent.machine import Hardware
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
 from sidekick.expression import Fact
+from wire.errors import KernelFileError
 
 FACTS = {
     "cpu.arch": "amd64 or arm64, as the package manager calls it; empty where unknown",

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from agent.errors import HostError
 from sidekick.report import Outcome, ProfileState, Report
 from sidekick.state import StateFolder
+from wire.errors import HostError
 
 FILE = "history.jsonl"
 KEPT = 500

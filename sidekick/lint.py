@@ -11,13 +11,13 @@ from enum import StrEnum
 
 import msgspec
 
-from agent.errors import ConfigError, TwineError, Unprocessable
 from sidekick.expression import Facts
 from sidekick.profile import Library, Profile
 from sidekick.setting import Host
 from sidekick.settings import setting_of, settings_of
 from sidekick.sysctl_ranges import why_out_of_range
 from sidekick.targets import target_of
+from wire.errors import ConfigError, TwineError, Unprocessable
 
 
 class Severity(StrEnum):

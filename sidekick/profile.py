@@ -20,9 +20,9 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from msgspec import Meta
 
-from agent.errors import ConfigError, FieldError, NotFound
 from sidekick.expression import ExpressionError, Facts, parse
 from sidekick.toml_lines import Lines
+from wire.errors import ConfigError, FieldError, NotFound
 
 MAX_BYTES = 64 * 1024
 """No profile is larger; a file that is was not meant to be one."""

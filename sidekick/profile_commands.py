@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import click
 import msgspec
 
-from agent.errors import NotFound, TwineError
 from sidekick import history as histories
 from sidekick.click_commands import COMPLETE, PROFILE_TYPE, takes
 from sidekick.explain import explain as explanation
@@ -24,6 +23,7 @@ from sidekick.settings import SETTINGS, settings_of
 from sidekick.shown import print_json, print_table
 from sidekick.state import StateFolder
 from sidekick.targets import target_of
+from wire.errors import NotFound, TwineError
 
 
 class Surroundings(Protocol):

@@ -11,10 +11,10 @@ import tomllib
 
 import msgspec
 
-from agent.errors import ConfigError, ProgramError, Unprocessable
 from sidekick.boot import BootLine, Wish
 from sidekick.bootline import GUARD, VERSION
 from sidekick.setting import Host
+from wire.errors import ConfigError, ProgramError, Unprocessable
 
 CONFIG = "/etc/twine/sidekick.toml"
 KEXEC = ("/usr/sbin/kexec", "/sbin/kexec")

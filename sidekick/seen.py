@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from agent.errors import KernelFileError, ProgramError
 from agent.machine import Completed, Lines
 from agent.machine.kernelfs import KernelFs
 from sidekick import look
 from sidekick.report import ProfileState, Report
 from sidekick.setting import Host
 from sidekick.state import StateFolder
+from wire.errors import KernelFileError, ProgramError
 
 
 class KeepingFs(KernelFs, frozen=True):

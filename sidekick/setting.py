@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
-from agent.errors import FieldError, KernelFileError
 from sidekick.report import Change, Disruption, Outcome, SettingReport, Wanted
+from wire.errors import FieldError, KernelFileError
 
 if TYPE_CHECKING:
     from agent.machine import Hardware, Processes

@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from agent.errors import TwineError
 from sidekick.report import Disruption, Outcome, PlanReport, ProfileState, Report, Wanted
+from wire.errors import TwineError
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 """As terminals take them (ECMA-48, Select Graphic Rendition)."""

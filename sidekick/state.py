@@ -22,9 +22,9 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from agent.errors import Busy, Forbidden, HostError
 from sidekick.look import KEPT
 from sidekick.report import Change, Report, Wanted
+from wire.errors import Busy, Forbidden, HostError
 
 SCHEMA = 2
 LOCK_POLL_S = 0.1

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from agent.errors import TwineError
 from sidekick.boot import LINE
 from sidekick.observe import Sight
 from sidekick.report import Outcome, ProfileState, Report, SettingReport
 from sidekick.setting import Host
 from sidekick.settings import setting_of
 from sidekick.state import Failure, Record, StateFolder, Target
+from wire.errors import TwineError
 
 
 def state_of(reports: Iterable[SettingReport], name: str) -> ProfileState:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from agent.errors import ConfigError, FieldError
 from sidekick import boot
 from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Contribution, Host, Setting
 from sidekick.settings import setting_of, settings_of
 from sidekick.state import Target
+from wire.errors import ConfigError, FieldError
 
 
 def target_of(profile: Profile, host: Host, generation: int = 0, epoch: int = 0) -> Target:

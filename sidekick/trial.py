@@ -10,12 +10,12 @@ import contextlib
 
 from msgspec.structs import replace
 
-from agent.errors import Conflict, HostError
 from sidekick.apply import Run, is_over
 from sidekick.report import ProfileState, Report
 from sidekick.setting import Host
 from sidekick.state import StateFolder, Target
 from sidekick.status import verify
+from wire.errors import Conflict, HostError
 
 UNIT = "twine-sidekick-revert"
 

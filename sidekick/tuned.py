@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.errors import NotFound
+from wire.errors import NotFound
 
 FILE = "tuned.conf"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")

@@ -10,6 +10,6 @@
     server.py       any of them over HTTP with mutual TLS
     cli.py          `twine-taskcontroller`
 
-`docs/taskcontrol.md` is the guide. Of the rest of Twine this needs `agent.wire` (routes, TLS) and
-`agent.errors` alone.
+`docs/taskcontrol.md` is the guide. Of the rest of Twine this needs `wire` (routes, TLS) and
+`wire.errors` alone.
 """

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from agent import log as logs
-from agent.errors import TwineError
 from taskcontrol import config as configuration
 from taskcontrol import server
+from wire import log as logs
+from wire.errors import TwineError
 
 _FILE = click.argument("file", type=click.Path(path_type=Path))
 

@@ -13,9 +13,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from agent.errors import ConfigError, InvalidInput, TwineError
-from agent.wire.violations import violations
-from agent.wire.written import plain
 from taskcontrol import sights
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from taskcontrol.quorum import Quorum
@@ -23,6 +20,9 @@ from taskcontrol.shards import Sharded
 from taskcontrol.sights import Dialect
 from taskcontrol.stateless import Stateless
 from taskcontrol.windows import Never
+from wire.errors import ConfigError, InvalidInput, TwineError
+from wire.violations import violations
+from wire.written import plain
 
 log = logging.getLogger(__name__)
 Process = Callable[[TaskControlRequest], Awaitable[TaskControlResponse]]

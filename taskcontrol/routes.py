@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.wire.routes import Route
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
+from wire.routes import Route
 
 PROCESS = Route(
     "process",

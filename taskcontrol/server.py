@@ -16,15 +16,15 @@ from typing import Any
 
 from aiohttp import web
 
-from agent.errors import ConfigError, Unauthenticated
-from agent.wire import tls
-from agent.wire.openapi import document
-from agent.wire.peers import expect_peer, peer_of
-from agent.wire.routes import Route
-from agent.wire.server import Call, Peer, http_log, make_app
-from agent.wire.tls import CONTROL_PLANE, Credential
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from taskcontrol.routes import PROCESS, ROUTES
+from wire import tls
+from wire.errors import ConfigError, Unauthenticated
+from wire.openapi import document
+from wire.peers import expect_peer, peer_of
+from wire.routes import Route
+from wire.server import Call, Peer, http_log, make_app
+from wire.tls import CONTROL_PLANE, Credential
 
 log = logging.getLogger(__name__)
 Answer = TaskControlResponse | Awaitable[TaskControlResponse]

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from agent.errors import ConfigError, TwineError, Unreachable
+from wire.errors import ConfigError, TwineError, Unreachable
 
 ANSWER_MAX_BYTES = 16 << 20
 """45,000 replicas of 15,000 shards are below 1 MiB."""

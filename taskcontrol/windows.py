@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 
 from msgspec.structs import replace
 
-from agent.errors import InvalidInput
 from taskcontrol.api import TaskControlRequest
+from wire.errors import InvalidInput
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _WINDOW = re.compile(

@@ -21,10 +21,10 @@ from agent.config import AgentConfig
 from agent.core.lifecycle import Seen, SeenUnit
 from agent.core.records import TaskRecord, key_of
 from agent.daemon import Agent
-from agent.errors import NotFound
 from agent.machine import Machine
 from agent.machine.fake import FakeMachine, ends_with
 from agent.server import Services
+from wire.errors import NotFound
 
 IMAGE = "sha256:" + "1" * 64
 OTHER_IMAGE = "sha256:" + "2" * 64

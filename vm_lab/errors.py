@@ -1,6 +1,6 @@
 """What goes wrong in the lab, said with what to try."""
 
-from agent.errors import TwineError
+from wire.errors import TwineError
 
 
 class LabError(TwineError):

@@ -19,7 +19,7 @@ import msgspec
 
 from agent import api
 from agent.client import AgentClient
-from agent.errors import TwineError
+from wire.errors import TwineError
 
 SOCKET = "unix:/run/twine/agent.sock"
 BUSYBOX = Path("/root/busybox")

@@ -16,9 +16,9 @@ import aiohttp
 import click
 import msgspec
 
-from agent.errors import TwineError
 from control_plane.api.jobs import Endpoint, Endpoints
 from control_plane.client import ControlPlaneClient
+from wire.errors import TwineError
 
 REQUEST_TIMEOUT_S = 15.0
 """Generous: a guest in software emulation can be slow, and slow is not failed."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from vm_lab.errors import LabError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PACKAGES = ("agent", "sidekick", "control_plane", "vm_lab", "profiles")
+PACKAGES = ("wire", "agent", "sidekick", "control_plane", "vm_lab", "profiles")
 EXTRA = "host"
 # Published as source only; the guest has Debian's packages of both (see packages-base.txt).
 FROM_DEBIAN = frozenset({"pystemd", "btrfsutil"})

@@ -5,7 +5,7 @@ text frames, as JSON.
 
 Who asks may say how many bytes of output were taken so far, in frames of the stream `TAKEN`, the
 first of them at once; then the agent says the same of input. Who hears one sends no more than a
-window beyond that from then on (`agent/wire/flow.py`); an agent that knows none drops them.
+window beyond that from then on (`wire/flow.py`); an agent that knows none drops them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from agent.api.ranges import Id, Reported, Words, Written
-from agent.errors import Problem
+from wire.errors import Problem
 
 STDIN, STDOUT, STDERR, TAKEN = 0, 1, 2, 3
 Cells = Annotated[int, Meta(ge=1, le=10_000)]

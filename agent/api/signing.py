@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from agent.api.ranges import END, Written
-from agent.wire.signatures import is_signed
+from wire.signatures import is_signed
 
 MAX_KEYS = 16
 MAX_SIGNATURES = 16
@@ -44,7 +44,7 @@ class ImageSignature(Written, frozen=True, kw_only=True):
     key: PublicKey
     """Whose signature this is."""
     signature: SignatureText
-    """Of `agent.wire.signatures.statement(name, digest)`."""
+    """Of `wire.signatures.statement(name, digest)`."""
 
 
 Signatures = Annotated[list[ImageSignature], Meta(max_length=MAX_SIGNATURES)]

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from agent import api
-from agent.errors import InvalidInput
-from agent.wire.written import plain
+from wire.errors import InvalidInput
+from wire.written import plain
 
 
 def asked_for(given: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def checked(document: dict[str, Any]) -> api.TaskSpec:
     """Return the specification after the same checks that the server makes."""
-    from agent.wire.routes import decode_json
+    from wire.routes import decode_json
 
     spec = decode_json(msgspec.json.encode(document), api.TaskSpec, "the task")
     assert isinstance(spec, api.TaskSpec)

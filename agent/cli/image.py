@@ -18,8 +18,8 @@ from agent import api
 from agent.cli import show
 from agent.cli.program import call
 from agent.cli.show import output_option
-from agent.errors import InvalidInput, NotFound, TwineError
-from agent.wire.quantities import about_size
+from wire.errors import InvalidInput, NotFound, TwineError
+from wire.quantities import about_size
 
 if TYPE_CHECKING:
     from agent.client import AgentClient

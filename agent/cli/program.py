@@ -12,7 +12,7 @@ import click
 
 from agent.cli.show import printable
 from agent.config import load, local_socket
-from agent.errors import TwineError
+from wire.errors import TwineError
 
 if TYPE_CHECKING:
     from agent.client import AgentClient

@@ -11,7 +11,7 @@ import msgspec
 
 from agent import api
 from agent.cli.program import call
-from agent.wire import options
+from wire import options
 
 
 class _Io(click.ParamType[api.IoLimit]):

@@ -11,7 +11,7 @@ from agent.cli import image as images
 from agent.cli import resize as sizes
 from agent.cli import volume as volumes
 from agent.cli.program import run_program
-from agent.wire.pipes import PipedGroup
+from wire.pipes import PipedGroup
 
 
 @click.group(cls=PipedGroup)
@@ -46,7 +46,7 @@ for _command in _COMMANDS:
 @cli.command("manual")
 def manual_() -> None:
     """Print the manual page: `twine-agent manual | man -l -`."""
-    from agent.wire.manual import manual
+    from wire.manual import manual
 
     click.echo(
         manual(cli, "twine-agent", "sidekick(1), twinectl(1), journalctl(1), systemctl(1)"),
@@ -58,7 +58,7 @@ def manual_() -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_(shell: str) -> None:
     """Print what makes a shell complete words: `source <(twine-agent completion bash)`."""
-    from agent.wire.manual import completion
+    from wire.manual import completion
 
     click.echo(completion(cli, "twine-agent", shell))
 

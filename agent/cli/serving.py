@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.config import load
-from agent.errors import TwineError
-from agent.log import configure
+from wire.errors import TwineError
+from wire.log import configure
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ from agent.cli.image import image_of
 from agent.cli.program import call
 from agent.cli.show import output_option
 from agent.cli.waiting import Watch, is_as_asked
-from agent.cpus import listed
-from agent.errors import InvalidInput
 from agent.usage import TaskUsage, Usages
-from agent.wire import options
-from agent.wire.quantities import about_size
+from wire import options
+from wire.cpus import listed
+from wire.errors import InvalidInput
+from wire.quantities import about_size
 
 if TYPE_CHECKING:
     from agent.client import AgentClient

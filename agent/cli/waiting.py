@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from agent import api
 from agent.core.gate import is_asked
-from agent.errors import Busy, NotFound, Unreachable
+from wire.errors import Busy, NotFound, Unreachable
 
 if TYPE_CHECKING:
     from agent.client import AgentClient

@@ -14,8 +14,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from agent.api import TaskSpec
 from agent.core.network import NAMESPACES
-from agent.errors import HostError
 from agent.netplan import Site, TaskNet
+from wire.errors import HostError
 
 HASH_BITS = 32
 _LABEL = "twine"

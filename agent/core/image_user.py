@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from agent.api import ImageUser
-from agent.errors import Unprocessable
+from wire.errors import Unprocessable
 
 LISTS = ("etc/passwd", "etc/group")
 """Where an image has its users and its groups."""

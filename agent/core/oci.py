@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from agent.api import OciConfig, TaskSpec
 from agent.api.ranges import DIGEST_PATTERN
 from agent.core.signals import SIGNALS
-from agent.errors import Unprocessable
+from wire.errors import Unprocessable
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from agent.api import Resources, TaskSpec
-from agent.cpus import Core, listed
+from wire.cpus import Core, listed
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from agent.api import (
     Volume,
     VolumeKind,
 )
-from agent.cpus import listed
+from wire.cpus import listed
 
 
 class Wanted(StrEnum):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from agent.cpus import Core
     from agent.netplan import Answer, Ask
+    from wire.cpus import Core
 
 Property = object
 """Value of a unit property in Python's types: str, int, bool, float, list, tuple, bytes."""

@@ -12,10 +12,10 @@ import os
 import struct
 from pathlib import Path
 
-from agent.errors import KernelFileError
 from agent.machine import bpf
 from agent.machine.bpf import PINNED
 from agent.machine.kernelfs import KernelFs
+from wire.errors import KernelFileError
 
 RECORDED = "/run/recorded/bpf"
 ARRAY = 2

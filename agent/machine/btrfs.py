@@ -16,8 +16,8 @@ from pathlib import Path
 
 import btrfsutil
 
-from agent.errors import BtrfsError, Conflict, NotBtrfs
 from agent.machine import Quota, Room, Subvolume, qgroups
+from wire.errors import BtrfsError, Conflict, NotBtrfs
 
 SUBVOLUME_INODE = 256
 """Inode number of every subvolume's top folder (BTRFS_FIRST_FREE_OBJECTID)."""

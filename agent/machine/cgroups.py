@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.errors import KernelFileError
 from agent.machine import Usage
 from agent.machine.kernelfs import KernelFs
+from wire.errors import KernelFileError
 
 ROOT = "/sys/fs/cgroup"
 _USEC = 1_000_000

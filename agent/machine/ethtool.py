@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.errors import KernelFileError
 from agent.machine.kernelfs import KernelFs
+from wire.errors import KernelFileError
 
 SIOCETHTOOL = 0x8946
 RECORDED = "/run/recorded/ethtool"

@@ -21,8 +21,6 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from agent.cpus import Core, listed
-from agent.errors import BtrfsError, Conflict, NotBtrfs, ProgramError
 from agent.machine import (
     Completed,
     Cpu,
@@ -39,6 +37,8 @@ from agent.machine import (
 from agent.machine.fake_network import FakeNetwork
 from agent.machine.fake_programs import PROGRAMS, btrfs, ends_with
 from agent.machine.fake_systemd import Ended, FakeSystemd, Program
+from wire.cpus import Core, listed
+from wire.errors import BtrfsError, Conflict, NotBtrfs, ProgramError
 
 __all__ = [
     "HARDWARE",

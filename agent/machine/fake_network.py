@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.errors import HostError
 from agent.netplan import Answer, Ask, Gates, TaskNet, gate_of
+from wire.errors import HostError
 
 
 class FakeNetwork:

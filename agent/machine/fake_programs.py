@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agent.errors import TwineError
 from agent.machine import Property
 from agent.machine.fake_systemd import Ended, Program
 from agent.machine.layer import apply
+from wire.errors import TwineError
 
 _FILTER: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 """The Python of Debian 12 (3.11.2) has no filters yet."""

@@ -14,9 +14,9 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from agent.errors import Conflict, SystemdError
 from agent.machine import Property, UnitListener, UnitState
 from agent.machine.unit_properties import encode
+from wire.errors import Conflict, SystemdError
 
 _CLEAN_SIGNALS = frozenset({"SIGHUP", "SIGINT", "SIGTERM", "SIGPIPE"})
 """Ends that systemd counts as success (systemd.service(5), SuccessExitStatus=)."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 
-from agent.cpus import Core, numbers
-from agent.errors import KernelFileError
 from agent.machine import Cpu, Hardware
 from agent.machine.kernelfs import KernelFs
+from wire.cpus import Core, numbers
+from wire.errors import KernelFileError
 
 CPUS = "/sys/devices/system/cpu"
 NODES = "/sys/devices/system/node"

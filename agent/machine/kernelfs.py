@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.errors import KernelFileError
+from wire.errors import KernelFileError
 
 _MOST = 16_384
 """Bytes of one read: nearly every file of the kernel's is whole with the first."""

@@ -25,9 +25,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
-from agent.errors import TwineError, Unprocessable
 from agent.machine.beneath import open_file, open_folder
 from agent.machine.process import filtered
+from wire.errors import TwineError, Unprocessable
 
 ENTRIES_MAX = 2_000_000
 """Of one layer; the largest known images have a tenth."""

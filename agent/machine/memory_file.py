@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 
-from agent.errors import HostError
 from agent.machine.notify import keep_descriptor, kept_descriptors
+from wire.errors import HostError
 
 SLOT_BYTES = 4 << 20
 

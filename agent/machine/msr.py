@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from agent.errors import KernelFileError
 from agent.machine.kernelfs import KernelFs
+from wire.errors import KernelFileError
 
 
 def find_msr(fs: KernelFs, cpu: int, register: int) -> int | None:

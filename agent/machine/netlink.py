@@ -15,8 +15,8 @@ from typing import Any
 from pyroute2 import AsyncIPRoute, netns
 from pyroute2.netlink.exceptions import NetlinkError
 
-from agent.errors import HostError
 from agent.netplan import TUNNEL, TaskNet
+from wire.errors import HostError
 
 INSIDE = "eth0"
 _NODAD = 2

@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from agent.errors import SystemdError
 from agent.machine import UnitListener
 from agent.machine.systemd import HostSystemd
+from wire.errors import SystemdError
 
 log = logging.getLogger(__name__)
 

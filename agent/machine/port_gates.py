@@ -20,10 +20,10 @@ import struct
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from agent.errors import HostError
 from agent.machine import bpf
 from agent.machine.bpf import Command
 from agent.netplan import BOUND, GATES, gate_of
+from wire.errors import HostError
 
 _PROGRAM = 18
 _ATTACH_TYPE = {"bind4": 8, "bind6": 9}

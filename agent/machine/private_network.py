@@ -9,9 +9,9 @@ import struct
 
 import msgspec
 
-from agent.errors import HostError
 from agent.machine import port_gates
 from agent.netplan import Answer, Ask
+from wire.errors import HostError
 
 SOCKET = "/run/twine/network.sock"
 PATIENCE_S = 180.0

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, cast
 
-from agent.errors import ProgramError
 from agent.machine import Completed
+from wire.errors import ProgramError
 
 
 def has_program(path: str) -> bool:

@@ -22,10 +22,10 @@ from typing import Any, cast
 from pystemd.dbusexc import DBusBaseError
 from pystemd.dbuslib import path_decode, path_encode
 
-from agent.errors import Conflict, SystemdError
 from agent.machine import Property, UnitListener, UnitState
 from agent.machine.bus import Bus, Message, open_bus
 from agent.machine.unit_properties import CLOSE, Token, encode
+from wire.errors import Conflict, SystemdError
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import TypeGuard
 
-from agent.errors import InvalidInput
+from wire.errors import InvalidInput
 
 Token = tuple[int, object]
 """A piece of a message as `bus.py` takes it: type code and value, -1 closes a container."""

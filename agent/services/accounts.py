@@ -16,12 +16,12 @@ from pathlib import Path
 from agent.api.accounts import Account, Accounts
 from agent.core.census import Found, Store, judge, lasting
 from agent.core.retention import Fate, ImageUse, LayerUse, Room, decide_images, decide_layers
-from agent.errors import Conflict, NotFound, TwineError
 from agent.machine import Btrfs, Machine
 from agent.services.crashpoints import passed
 from agent.services.images import Images
 from agent.services.supervisor import Host
 from agent.services.tasks import Tasks
+from wire.errors import Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from agent.core.oci import as_run
 from agent.core.own_init import INITS
 from agent.core.own_init import asks as has_own_init
 from agent.core.volumes import too_large
-from agent.errors import Unprocessable
 from agent.machine import Hardware
 from agent.services.supervisor import Host
+from wire.errors import Unprocessable
 
 _LESS = "stop a task, or ask for less"
 

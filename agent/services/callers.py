@@ -11,11 +11,11 @@ from aiohttp import web
 
 from agent.api import Relaxation, TaskSpec
 from agent.api.term import HEADER
-from agent.errors import Forbidden, Unauthenticated
 from agent.services.last_term import LastTerm
-from agent.wire.peers import local_user, tls_peer
-from agent.wire.routes import Route
-from agent.wire.server import Peer
+from wire.errors import Forbidden, Unauthenticated
+from wire.peers import local_user, tls_peer
+from wire.routes import Route
+from wire.server import Peer
 
 log = logging.getLogger(__name__)
 

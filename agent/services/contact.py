@@ -25,8 +25,8 @@ from agent.core.lease import (
     read_numbers,
 )
 from agent.core.records import TaskRecord
-from agent.errors import Busy, Conflict, HostError, Unprocessable
 from agent.services.journal import Replay
+from wire.errors import Busy, Conflict, HostError, Unprocessable
 
 log = logging.getLogger(__name__)
 

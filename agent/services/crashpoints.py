@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from agent.errors import ConfigError
+from wire.errors import ConfigError
 
 POINTS = (
     "task.recorded",

@@ -16,9 +16,9 @@ import msgspec
 from agent.api import TaskSpec
 from agent.api.credentials import CredentialInfo
 from agent.core.credentials import asked_for, credential_properties, missing, why_missing
-from agent.errors import HostError, InvalidInput, NotFound
 from agent.machine.memory_file import MemoryFile
-from agent.wire.peers import local_user
+from wire.errors import HostError, InvalidInput, NotFound
+from wire.peers import local_user
 
 log = logging.getLogger(__name__)
 

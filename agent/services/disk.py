@@ -11,7 +11,7 @@ from agent.services.events import EventLog
 from agent.services.offload import Lanes
 from agent.services.reserve import Reserve
 from agent.services.rounds import pause
-from agent.wire.quantities import about_size
+from wire.quantities import about_size
 
 log = logging.getLogger(__name__)
 

@@ -20,15 +20,15 @@ from agent.api.life import Command as HookCommand
 from agent.core.exits import STEPS
 from agent.core.inside import Command, inside_unit
 from agent.core.records import TaskRecord
-from agent.errors import Busy, InvalidInput, SystemdError, TwineError
 from agent.machine import UnitState
 from agent.machine.terminals import Streams
 from agent.services.inside import Inside
 from agent.services.units import Units
-from agent.wire.duplex import Duplex, Frame
-from agent.wire.flow import Inflow, Outflow
-from agent.wire.routes import decode_json
-from agent.wire.server import Call
+from wire.duplex import Duplex, Frame
+from wire.errors import Busy, InvalidInput, SystemdError, TwineError
+from wire.flow import Inflow, Outflow
+from wire.routes import decode_json
+from wire.server import Call
 
 PER_TASK, PER_HOST = 8, 32
 """Sessions at once. Each is a unit, a terminal and up to four descriptors."""

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 
 from agent.api import ProfileSpec, ProfileState, ProfileStatus
-from agent.errors import Conflict, HostError, TwineError, Unprocessable
 from agent.services.events import EventLog
 from agent.services.rounds import pause
 from agent.services.units import Units
+from wire.errors import Conflict, HostError, TwineError, Unprocessable
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from agent.core.huge_pages import (
     refusal,
 )
 from agent.core.unit_properties import TASKS_SLICE, cgroup_of, is_without_pages, slice_for
-from agent.errors import HostError
 from agent.machine import Cgroups
 from agent.services.offload import Lanes
 from agent.services.units import Units
+from wire.errors import HostError
 
 _UNIT = "twine-pages.service"
 _LONGEST_S = 60.0

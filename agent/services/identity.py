@@ -22,11 +22,11 @@ import msgspec
 from agent import api
 from agent.api.presence import Presence, PresenceAnswer
 from agent.api.task_identity import TaskCertificate, TaskIdentityRequest
-from agent.errors import ConfigError, Forbidden, InvalidInput, ProtocolError, TwineError
 from agent.routes import JOIN_ROUTES
-from agent.wire import durable, pins, tls
-from agent.wire.client import WireClient
-from agent.wire.tls import Credential
+from wire import durable, pins, tls
+from wire.client import WireClient
+from wire.errors import ConfigError, Forbidden, InvalidInput, ProtocolError, TwineError
+from wire.tls import Credential
 
 log = logging.getLogger(__name__)
 

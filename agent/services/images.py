@@ -32,14 +32,6 @@ from msgspec.structs import replace
 from agent.api import ImageFormat, ImageInfo, asked_for_as
 from agent.core.oci import place_of
 from agent.core.unpack import drop_setuid_properties, unpack_properties
-from agent.errors import (
-    Conflict,
-    HostError,
-    NotFound,
-    TwineError,
-    Unprocessable,
-    Unreachable,
-)
 from agent.machine import Btrfs, Processes
 from agent.services.crashpoints import passed
 from agent.services.disk import FREE_RESERVE_BYTES
@@ -49,6 +41,14 @@ from agent.services.oci import Assembled, Oci, Registries
 from agent.services.offload import Lanes
 from agent.services.sandbox import Sandbox
 from agent.services.units import Units
+from wire.errors import (
+    Conflict,
+    HostError,
+    NotFound,
+    TwineError,
+    Unprocessable,
+    Unreachable,
+)
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from agent.core.own_init import asks as is_own_init
 from agent.core.own_init import unstaging
 from agent.core.records import TaskRecord
 from agent.core.unit_properties import cgroup_of
-from agent.errors import StepFailed, SystemdError, TwineError
 from agent.machine import UnitState
 from agent.services.units import Units
+from wire.errors import StepFailed, SystemdError, TwineError
 
 _GRACE_S = 30.0
 """systemd ends the command after its time; so long after that nobody answered at all."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from agent.config import AgentConfig
-from agent.errors import Conflict, Unprocessable
+from wire.errors import Conflict, Unprocessable
 
 _PREFIX = "/opt/twine"
 _UNITS = "etc/systemd/system"

@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 
 from agent.core.records import TaskRecord, Tombstone
-from agent.errors import ConfigError, HostError
 from agent.services.reserve import Reserve
+from wire.errors import ConfigError, HostError
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from agent.api import TaskSpec
 from agent.core.kept_memory import KEPT_FILES, files, is_kept, kept_in_slices
 from agent.core.limits import not_in_force
 from agent.core.unit_properties import TASKS_SLICE
-from agent.errors import HostError, TwineError
 from agent.machine import Cgroups
 from agent.services.offload import Lanes
 from agent.services.units import Units
+from wire.errors import HostError, TwineError
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.api.term import Term, read_term
 from agent.core.term import is_older, newest
-from agent.errors import InvalidInput, OlderStore, TwineError
+from wire.errors import InvalidInput, OlderStore, TwineError
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from agent.core.inside import inside_unit, step_unit
 from agent.core.records import task_of
-from agent.errors import ProgramError
 from agent.machine import Lines, Processes
+from wire.errors import ProgramError
 
 _QUEUE_CHUNKS = 64
 """Chunks in flight to a slow reader; then the program that reads the journal waits."""

@@ -20,7 +20,7 @@ from agent.services.offload import Lanes
 from agent.services.prober import Prober
 from agent.services.tasks import Tasks
 from agent.usage import TaskUsage, Usages
-from agent.wire.process_metrics import of_process
+from wire.process_metrics import of_process
 
 GROUPS = {"host": "", "tasks": "/workload.slice", "agent": "/hostcritical.slice"}
 """Whose sums are shown, and their cgroups; the root's pressure is the host's (psi.rst)."""

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from agent.api import NetworkMode, TaskSpec
 from agent.core.addresses import plan
-from agent.errors import HostError
 from agent.machine import Network
 from agent.netplan import Answer, Ask, Site, TaskNet
 from agent.services.offload import Lanes
 from agent.services.port_gates import PortGates
+from wire.errors import HostError
 
 log = logging.getLogger(__name__)
 

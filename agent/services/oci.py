@@ -38,7 +38,6 @@ from agent.core.oci import (
     read_manifest,
 )
 from agent.core.unpack import fetch_properties
-from agent.errors import Unprocessable
 from agent.machine import Btrfs
 from agent.machine.beneath import ensure_folder, find_place, read_file
 from agent.services.crashpoints import passed
@@ -47,7 +46,8 @@ from agent.services.events import EventLog
 from agent.services.layers import Hold, Layers
 from agent.services.offload import Lanes
 from agent.services.sandbox import Sandbox
-from agent.wire.quantities import about_size
+from wire.errors import Unprocessable
+from wire.quantities import about_size
 
 
 @dataclass(frozen=True, slots=True)

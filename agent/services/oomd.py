@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from agent.core.lifecycle import SeenUnit
 from agent.core.oomd import is_unclear, killed, told_apart, what_ended, what_was_done
-from agent.errors import TwineError
 from agent.machine import Processes, UnitState
 from agent.services.units import seen_unit
+from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from agent.core.own_cpus import (
 )
 from agent.core.records import TaskRecord
 from agent.core.unit_properties import TASKS_SLICE, is_shared_slice, slice_for
-from agent.cpus import Core, listed, numbers
-from agent.errors import HostError
 from agent.machine import Cgroups
 from agent.services.offload import Lanes
 from agent.services.units import Units
+from wire.cpus import Core, listed, numbers
+from wire.errors import HostError
 
 _EFFECTIVE = "cpuset.cpus.effective"
 

@@ -12,8 +12,8 @@ import logging
 import socket
 from contextlib import suppress
 
-from agent.errors import ConfigError
 from agent.machine.notify import keep, kept, let_go
+from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from agent.api import TaskSpec, TaskState
 from agent.core.network import gate_for, ports_of
 from agent.core.records import TaskRecord
 from agent.core.unit_properties import cgroup_of
-from agent.errors import HostError
 from agent.machine import Network
 from agent.netplan import Ask, Gates
 from agent.services.offload import Lanes
+from wire.errors import HostError
 
 log = logging.getLogger(__name__)
 

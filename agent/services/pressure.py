@@ -21,13 +21,13 @@ from agent.core.pressure import (
     watched,
     why_evicted,
 )
-from agent.errors import TwineError
 from agent.machine import Cgroups
 from agent.services.oomd import Oomd
 from agent.services.rounds import Rest
 from agent.services.starts import Starts
 from agent.services.tasks import Tasks
 from agent.services.usage import UsageReader
+from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import aiohttp
 
 from agent.api import Health, Probe, ProbeKind
 from agent.core.health import Streak, after_answer
-from agent.wire.reasons import why
+from wire.reasons import why
 
 Report = Callable[[Health, str], Awaitable[None]]
 Ask = Callable[[list[str], float], Awaitable[str]]

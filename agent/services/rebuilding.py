@@ -8,11 +8,11 @@ from dataclasses import replace
 from agent.core.reconcile import rebuilt
 from agent.core.records import TASK_UNITS, TaskRecord, task_of
 from agent.core.unit_properties import key_in
-from agent.errors import HostError
 from agent.services.events import EventLog
 from agent.services.journal import Journal, Replay
 from agent.services.offload import Lanes
 from agent.services.units import Units
+from wire.errors import HostError
 
 log = logging.getLogger(__name__)
 

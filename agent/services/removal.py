@@ -8,11 +8,11 @@ from pathlib import Path
 
 from agent.core.firewall import TABLE
 from agent.core.records import TASK_UNITS
-from agent.errors import Conflict
 from agent.machine import Machine
 from agent.machine.hardware import KEPT
 from agent.netplan import GATES
 from agent.services.install import targets
+from wire.errors import Conflict
 
 SERVICES = (
     *("sidekick-verify.timer", "sidekick-verify.service", "sidekick-resume.service"),

@@ -11,8 +11,8 @@ import msgspec
 
 from agent.api import ImageInfo, OciConfig
 from agent.core.own_init import INITS
-from agent.errors import NotFound
 from agent.machine import Btrfs
+from wire.errors import NotFound
 
 _USED_EVERY_S = 60.0
 """How often the use of an image is written down: images go by days (core/retention.py)."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent.core.unpack import FETCH_IDLE_S, UNPACK_TIMEOUT_S, complaint, until_next_look_s
-from agent.errors import SystemdError, TwineError, Unprocessable, Unreachable
 from agent.machine import Btrfs, Processes, UnitState
 from agent.services.disk import FREE_RESERVE_BYTES
 from agent.services.offload import Lanes
 from agent.services.units import Units
+from wire.errors import SystemdError, TwineError, Unprocessable, Unreachable
 
 CLEAR_TIMEOUT_S = 30.0
 """How long a unit from before may take to end once it was stopped."""

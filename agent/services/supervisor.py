@@ -27,7 +27,6 @@ from agent.core.records import (
     words_on_cpus,
 )
 from agent.core.unit_properties import cgroup_of, not_after
-from agent.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 from agent.machine import Cgroups
 from agent.services.contact import Contact
 from agent.services.crashpoints import passed
@@ -50,6 +49,7 @@ from agent.services.task_identities import TaskIdentities
 from agent.services.uniqueness import Uniqueness
 from agent.services.units import Units, seen_unit
 from agent.services.volumes import Volumes
+from wire.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 
 log = logging.getLogger(__name__)
 

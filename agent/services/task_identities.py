@@ -37,10 +37,10 @@ from agent.core.task_identity import (
     is_due,
     is_usable,
 )
-from agent.errors import HostError, TwineError, Unreachable
 from agent.services.events import EventLog
 from agent.services.offload import Lanes
 from agent.services.rounds import pause
+from wire.errors import HostError, TwineError, Unreachable
 
 log = logging.getLogger(__name__)
 

@@ -36,12 +36,12 @@ from agent.core.records import (
     unit_of,
 )
 from agent.core.volumes import KEPT, places
-from agent.errors import Conflict, HostError, NotFound, Unprocessable
 from agent.machine import Hardware
 from agent.services.admission import Admission
 from agent.services.crashpoints import passed
 from agent.services.journal import Replay
 from agent.services.supervisor import Host, TaskLoop
+from wire.errors import Conflict, HostError, NotFound, Unprocessable
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from agent.api.presence import Presence, PresenceAnswer, Verdict
-from agent.errors import Conflict, TwineError
 from agent.services.events import EventLog
+from wire.errors import Conflict, TwineError
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from agent.core.own_cpus import own_properties
 from agent.core.own_init import asks as own_init
 from agent.core.records import TaskRecord
 from agent.core.unit_properties import describe_unit, key_in, unit_properties
-from agent.errors import Conflict, SystemdError
 from agent.machine import Systemd, UnitState
 from agent.services.offload import Lanes
 from agent.services.roots import Roots
+from wire.errors import Conflict, SystemdError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

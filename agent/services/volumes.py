@@ -20,9 +20,9 @@ from agent.core.volumes import (
     read_name,
     stray_scratch,
 )
-from agent.errors import BtrfsError, Conflict, HostError, NotFound, Unprocessable
 from agent.machine import Btrfs, Quota
 from agent.services.crashpoints import passed
+from wire.errors import BtrfsError, Conflict, HostError, NotFound, Unprocessable
 
 Users = Callable[[], dict[str, list[str]]]
 """Returns the tasks that have a volume, by where it is below the state folder."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from agent.api import ImagePull, ProfileSpec, TaskSpec
-from agent.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachable
 from control_plane.agents.core.commands import Command, Start, Stop
 from control_plane.agents.core.seen import is_empty
 from control_plane.agents.core.stop_queue import Place, StopQueue
@@ -29,6 +28,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.images.store import FindImage
 from control_plane.images.trust import distrust_in, trust_in
 from control_plane.runtime.table import ignore
+from wire.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachable
 
 log = logging.getLogger(__name__)
 Wanted = Callable[[str, str], TaskSpec | Stop | None]

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from agent import api
 from agent.client import AgentClient
-from agent.errors import Busy, TwineError, Unreachable
 from control_plane.runtime.runtime import Runtime
+from wire.errors import Busy, TwineError, Unreachable
 
 MIN_POLL_S = 0.1
 """Between two polls that brought nothing: no busy loop against an agent that does not wait."""

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from agent import api
 from agent.usage import Usages
-from agent.wire.duplex import Duplex
 from control_plane.api.machines import MachineRecord
+from wire.duplex import Duplex
 
 
 class EventStream(Protocol):

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from agent.api import ProfileState
-from agent.errors import Unprocessable
 from control_plane.agents.core.commands import strays
 from control_plane.agents.core.restored import is_of_before
 from control_plane.agents.region import Region
@@ -51,6 +50,7 @@ from control_plane.broker.core.unavailability import blocking
 from control_plane.portal.core.pools import pool_of
 from control_plane.runtime.table import Table, ignore
 from control_plane.store import Compacted, Store
+from wire.errors import Unprocessable
 
 STEP = 1_000
 """Machines that are looked at between two pauses of a comparison of everything."""

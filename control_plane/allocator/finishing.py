@@ -12,9 +12,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from agent.errors import Busy
 from control_plane.broker.holds import Take
 from control_plane.runtime.runtime import Runtime
+from wire.errors import Busy
 
 log = logging.getLogger(__name__)
 PREPARE_S = 5.0

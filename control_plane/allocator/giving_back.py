@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from agent.errors import Busy, Conflict, NotFound, TwineError
 from control_plane.agents.siblings import Machines
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
+from wire.errors import Busy, Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 _KNOWN = (Conflict, NotFound, Busy)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from agent.errors import TwineError
 from control_plane.agents.region import Region
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.feasibility import judge
@@ -15,6 +14,7 @@ from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.broker.core.assignment import FREE
 from control_plane.runtime.table import ignore
+from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 _LOOK_S = 5.0

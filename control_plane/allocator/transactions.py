@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agent.errors import Busy, Conflict, NotFound, TwineError
 from control_plane.allocator.core.allocation_record import record_after, restoring
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.machine_pools import Machine
@@ -40,6 +39,7 @@ from control_plane.store.records import (
     decode,
     encode,
 )
+from wire.errors import Busy, Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from agent.api import Ack
-from agent.wire.routes import Route
 from control_plane.api.capacity import (
     DecisionNote,
     EntitlementRequest,
@@ -16,6 +15,7 @@ from control_plane.api.capacity import (
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.entitlement_rules import entitlement_relations, wish_relations
 from control_plane.api.people import Needs
+from wire.routes import Route
 
 _ALL = "/v1/entitlements"
 _ONE = "/v1/entitlements/{entitlement}"

@@ -11,8 +11,8 @@ from typing import Any, TypeGuard
 
 from agent.api import Relaxation
 from agent.api.relaxations import TO_BE_ALLOWED
-from agent.errors import FieldError
 from control_plane.api.validate import preference_errors, requirement_errors
+from wire.errors import FieldError
 
 _UNIT_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")
 MAX_DEPTH = 10

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent.wire.routes import Route
 from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
 from control_plane.api.people import Needs
+from wire.routes import Route
 
 HEALTH_ROUTES: tuple[Route, ...] = (
     Route(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent.wire.routes import Route
 from control_plane.api.limits import Lift, LimitView, LimitViews
 from control_plane.api.people import Needs
+from wire.routes import Route
 
 LIMIT_ROUTES: tuple[Route, ...] = (
     Route(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from agent.api import Ack
-from agent.wire.routes import Route
 from control_plane.api.inventory import (
     BrokerMachines,
     BrokerViews,
@@ -18,6 +17,7 @@ from control_plane.api.inventory import (
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView
 from control_plane.api.people import Needs
+from wire.routes import Route
 
 _MACHINE = "/v1/machines/{machine}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from agent.wire.routes import Route
 from control_plane.api.maintenance import (
     GoOn,
     MaintenanceWish,
@@ -12,6 +11,7 @@ from control_plane.api.maintenance import (
     Reported,
 )
 from control_plane.api.people import Needs
+from wire.routes import Route
 
 _PLAN = "/v1/maintenance/{plan}"
 

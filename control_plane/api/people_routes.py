@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from agent.api import Ack
-from agent.wire.routes import Route
 from control_plane.api.authority import AuthorityView, RotationStep
 from control_plane.api.duplicates import Duplicates
 from control_plane.api.people import (
@@ -18,6 +17,7 @@ from control_plane.api.people import (
     Revocation,
     Users,
 )
+from wire.routes import Route
 
 _OPERATOR = "/v1/operators/{who}"
 _HOST_ADMIN = "/v1/host-admins/{admin}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent.wire.routes import Route
 from control_plane.api.people import Needs
 from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
+from wire.routes import Route
 
 _PROFILE = "/v1/entitlements/{entitlement}/profile"
 

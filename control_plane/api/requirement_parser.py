@@ -12,8 +12,6 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import NamedTuple
 
-from agent.errors import InvalidInput
-from agent.wire.quantities import size
 from control_plane.api.policy import LABEL_NAME, MAX_EXPRESSION
 from control_plane.api.requirements import (
     CAPABILITY,
@@ -33,6 +31,8 @@ from control_plane.api.requirements import (
     Not,
     Term,
 )
+from wire.errors import InvalidInput
+from wire.quantities import size
 
 MAX_TERMS = 200
 """Comparisons in one text."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.wire.quantities import cores_text, size_text
 from control_plane.api.policy import Property
+from wire.quantities import cores_text, size_text
 
 LABEL = "label."
 """What names of labels begin with."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from agent.api import Ack
-from agent.wire.routes import Route
 from control_plane.api.people import Needs
 from control_plane.api.restored import Restored, RestoredView
+from wire.routes import Route
 
 RESTORED_ROUTES: tuple[Route, ...] = (
     Route(

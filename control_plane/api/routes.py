@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from agent.api import Ack, ImageInfo, Images, ImageSignature, Liveness
 from agent.routes import JOIN_ROUTES
-from agent.wire.routes import Route
 from control_plane.api.capacity_routes import CAPACITY_ROUTES
 from control_plane.api.health_routes import HEALTH_ROUTES
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
@@ -22,6 +21,7 @@ from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.task_routes import TASK_ROUTES
 from control_plane.api.validate import job_relations
 from control_plane.api.watch import EndpointsNews, WatchedJobs
+from wire.routes import Route
 
 _JOB = "/v1/jobs/{job}"
 

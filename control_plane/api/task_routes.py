@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agent.wire.routes import Route
 from control_plane.api.operations import RestartWish, TaskStory
 from control_plane.api.people import Needs
 from control_plane.api.tasks import TaskDescription
+from wire.routes import Route
 
 _TASK = "/v1/jobs/{job}/tasks/{index}"
 

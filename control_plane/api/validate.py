@@ -1,7 +1,7 @@
 """What makes a job file wrong, all of it at once, for the command line and the front end.
 
 Two kinds of rules. What a single field may hold is written in its type and checked by
-`agent.wire.violations`. What fields mean to each other is checked here, on the plain
+`wire.violations`. What fields mean to each other is checked here, on the plain
 document, so that these errors are listed together with the others and not after them.
 """
 
@@ -18,13 +18,13 @@ from agent.api import Limits, Reach, Relaxation, Relaxations, Resources, VolumeM
 from agent.api.own_init import contradictions as odd_own_init
 from agent.api.resources import contradiction as odd_resources
 from agent.api.volumes import contradiction as odd_volumes
-from agent.errors import FieldError
-from agent.wire.quantities import shown
-from agent.wire.routes import invalid
-from agent.wire.violations import MAX_ERRORS, violations
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Admission
 from control_plane.api.requirement_parser import parsed, why_unknown
+from wire.errors import FieldError
+from wire.quantities import shown
+from wire.routes import invalid
+from wire.violations import MAX_ERRORS, violations
 
 MAX_JOB_FILE_BYTES = 256 << 10
 _PLACEHOLDER = re.compile(r"\$\{([^}$]*)\}")

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from msgspec.structs import replace
 
 from agent.api import JoinRequest, MachineFacts, ProfileState, ProfileStatus
-from agent.errors import Conflict, FieldError
 from control_plane.api.inventory import MachineChange
 from control_plane.api.machines import (
     EventKind,
@@ -36,6 +35,7 @@ from control_plane.broker.reader import MachineReader
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Heard, Loaded, Table
 from control_plane.store import Store
+from wire.errors import Conflict, FieldError
 
 __all__ = ["FREE", "HISTORY", "Broker", "Take"]
 

@@ -16,7 +16,6 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from agent.api import JoinRequest, MachineFacts, ProfileStatus
-from agent.errors import Conflict, FieldError, NotFound, TwineError
 from control_plane.api.inventory import ImportResult, InventoryMachine, MachineScope
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.broker.broker import Broker, Take
@@ -29,6 +28,7 @@ from control_plane.broker.region_table import RegionTable
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import PART, Loaded, pages, tell_each
 from control_plane.store import Delete, Put, Store
+from wire.errors import Conflict, FieldError, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 _MOVES = "machine-moves/"

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.inventory import (
     BrokerMachines,
     BrokerView,
@@ -34,6 +33,7 @@ from control_plane.broker.outages import Outages
 from control_plane.runtime.limits import Limit
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Compacted
+from wire.errors import Conflict, InvalidInput, NotFound
 
 log = logging.getLogger(__name__)
 MAX_PAGE = 5000

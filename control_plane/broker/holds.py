@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from agent.errors import Conflict, FieldError
 from control_plane.api.machines import Hold, MachineRecord
 from control_plane.broker.core.assignment import assigned, held, unavailable
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
+from wire.errors import Conflict, FieldError
 
 log = logging.getLogger(__name__)
 _NAMED = 5

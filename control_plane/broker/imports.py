@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Protocol
 
-from agent.errors import Busy, Conflict, FieldError, TwineError
 from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.inventory import ImportResult, InventoryMachine
 from control_plane.api.machines import MachineRecord
@@ -34,6 +33,7 @@ from control_plane.store import Delete, Put, Store
 from control_plane.store.outcomes import Attempt, Slots
 from control_plane.store.protocol import LAST
 from control_plane.store.records import IMPORT_DECISIONS, IMPORTS, decode, encode
+from wire.errors import Busy, Conflict, FieldError, TwineError
 
 log = logging.getLogger(__name__)
 _ROWS = 8

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from agent.errors import Conflict, FieldError, NotFound, TwineError
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import (
@@ -23,6 +22,7 @@ from control_plane.broker.core.assignment import (
 from control_plane.broker.holds import refused
 from control_plane.runtime.limits import Limit
 from control_plane.runtime.runtime import Runtime
+from wire.errors import Conflict, FieldError, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from agent.errors import FieldError, InvalidInput, NotFound
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.unavailability import DRAINING, began, ended, of_plan
 from control_plane.broker.many import change_each
 from control_plane.runtime.runtime import Runtime
+from wire.errors import FieldError, InvalidInput, NotFound
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 
-from agent.errors import NotFound
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.broker import Broker
 from control_plane.store import Store
 from control_plane.store.records import MACHINES
+from wire.errors import NotFound
 
 
 class RegionTable:

@@ -16,11 +16,11 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.errors import ConfigError, FieldError, NotFound
 from control_plane.api.broker_stores import BrokerStoreNote, BrokerStoreOwner
 from control_plane.broker.keys import survey
 from control_plane.store import Delete, Put, Store
 from control_plane.store.records import decode, encode
+from wire.errors import ConfigError, FieldError, NotFound
 
 log = logging.getLogger(__name__)
 _IDENTITY = "store-identity"

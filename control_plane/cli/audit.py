@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.wire.options import seconds
 from control_plane.api.people import AuditEntry, AuditPage
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.options import seconds
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient

@@ -10,9 +10,6 @@ import click
 import msgspec
 
 from agent.api.relaxations import TO_BE_ALLOWED
-from agent.wire.routes import invalid
-from agent.wire.violations import violations
-from agent.wire.written import plain
 from control_plane.api.capacity import (
     EntitlementRequest,
     EntitlementRequests,
@@ -28,6 +25,9 @@ from control_plane.cli.jobfile import read_document
 from control_plane.cli.people import principal_of
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.routes import invalid
+from wire.violations import violations
+from wire.written import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.errors import InvalidInput
 from control_plane.api.operations import REASON_MAX, JobEvent, JobEvents, MoveWish, TaskStory
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.errors import InvalidInput
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient

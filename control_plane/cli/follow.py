@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from agent.errors import NotFound, TwineError, Unreachable
 from control_plane.api.jobs import JobPhase, JobStatus
 from control_plane.cli.show import progress
+from wire.errors import NotFound, TwineError, Unreachable
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient

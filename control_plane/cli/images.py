@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.api import ImageFormat, ImageInfo, Images, ImageSignature
-from agent.errors import InvalidInput
-from agent.wire import signatures
-from agent.wire.quantities import about_size
-from agent.wire.routes import invalid
-from agent.wire.violations import violations
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire import signatures
+from wire.errors import InvalidInput
+from wire.quantities import about_size
+from wire.routes import invalid
+from wire.violations import violations
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient

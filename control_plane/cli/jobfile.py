@@ -11,10 +11,10 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.errors import InvalidInput
-from agent.wire.written import plain
 from control_plane.api.jobs import JobSpec
 from control_plane.api.validate import MAX_JOB_FILE_BYTES, job_spec
+from wire.errors import InvalidInput
+from wire.written import plain
 
 MAX_DEPTH = 32
 

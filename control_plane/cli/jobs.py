@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from agent.wire.options import seconds
-from agent.wire.quantities import size_text
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.cli import follow, show
 from control_plane.cli.log_text import print_log
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.options import seconds
+from wire.quantities import size_text
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from agent.wire.options import seconds
 from control_plane.api.limits import Lift, LimitName, LimitView, LimitViews
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.options import seconds
 
 
 @click.group()

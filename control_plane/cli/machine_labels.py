@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from agent.errors import InvalidInput
 from control_plane.api.inventory import Records, Relabel
 from control_plane.cli import show
 from control_plane.cli.machines import chosen, labels_text, scope_option
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.errors import InvalidInput
 
 
 @click.command("label")

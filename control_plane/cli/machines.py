@@ -11,9 +11,6 @@ from typing import Any
 import click
 
 from agent.api import MachineFacts
-from agent.errors import InvalidInput
-from agent.wire.options import seconds
-from agent.wire.quantities import about_size
 from control_plane.api.inventory import (
     Drain,
     ImportResult,
@@ -36,6 +33,9 @@ from control_plane.api.machines import (
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.errors import InvalidInput
+from wire.options import seconds
+from wire.quantities import about_size
 
 _KINDS = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
 _LEVELS = ("region", "datacenter", "msb", "row", "rack")

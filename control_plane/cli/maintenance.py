@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from agent.wire.options import seconds
 from control_plane.api.maintenance import (
     Ends,
     GoOn,
@@ -24,6 +23,7 @@ from control_plane.cli import show
 from control_plane.cli.machines import chosen, scope_option
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.options import seconds
 
 _READY_SHOWN = 20
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from agent.errors import FieldError, InvalidInput, TwineError
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineRecord
@@ -20,6 +19,7 @@ from control_plane.api.settings import PowerSettings, SchedulerSettings
 from control_plane.cli import show
 from control_plane.cli.plans import print_outcome, print_placed, some
 from control_plane.cli.show import output_option
+from wire.errors import FieldError, InvalidInput, TwineError
 
 if TYPE_CHECKING:
     from control_plane.allocator.allocator import Allocator
@@ -102,10 +102,10 @@ def read_machines(path: Path) -> list[MachineRecord]:
 
 def read_entitlements(path: Path) -> dict[str, EntitlementSpec]:
     """Return the entitlements of a file by name, or raise everything that is wrong with it."""
-    from agent.wire.violations import violations
-    from agent.wire.written import plain
     from control_plane.api.entitlement_rules import entitlement_relations
     from control_plane.cli.jobfile import read_document
+    from wire.violations import violations
+    from wire.written import plain
 
     kind = dict[str, EntitlementSpec]
     document = plain(read_document(path), kind)
@@ -120,9 +120,9 @@ def read_entitlements(path: Path) -> dict[str, EntitlementSpec]:
 
 def read_power(path: Path) -> PowerSettings:
     """Return the budgets of a file, or raise everything that is wrong with it."""
-    from agent.wire.violations import violations
-    from agent.wire.written import plain
     from control_plane.cli.jobfile import read_document
+    from wire.violations import violations
+    from wire.written import plain
 
     document = plain(read_document(path), PowerSettings)
     if errors := violations(document, PowerSettings):

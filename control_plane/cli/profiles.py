@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from agent.errors import InvalidInput
-from agent.wire.options import seconds
 from control_plane.api.profiles import TEXT_MAX, ProfileStats, ProfileView, ProfileWish
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.errors import InvalidInput
+from wire.options import seconds
 
 
 @click.group()

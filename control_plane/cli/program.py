@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from agent.errors import Forbidden, InvalidInput, TwineError
-from agent.wire.pipes import PipedGroup
 from control_plane.cli.show import failure
+from wire.errors import Forbidden, InvalidInput, TwineError
+from wire.pipes import PipedGroup
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
@@ -45,7 +45,7 @@ class Target:
                     hint="pass --credential FILE, made by `twine-control-plane user add`",
                 )
             return ControlPlaneClient(endpoint)
-        from agent.wire import tls
+        from wire import tls
 
         held = tls.load(self.credential)
         if held.not_after <= time.time():

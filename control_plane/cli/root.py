@@ -63,7 +63,7 @@ for command in (pause, resume, restart, rollback, move):
 @main.command("manual")
 def manual_() -> None:
     """Print the manual page: `twinectl manual | man -l -`."""
-    from agent.wire.manual import manual
+    from wire.manual import manual
 
     click.echo(manual(main, "twinectl", "twine-agent(1), sidekick(1)"), nl=False)
 
@@ -72,6 +72,6 @@ def manual_() -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_(shell: str) -> None:
     """Print what makes a shell complete words: `source <(twinectl completion bash)`."""
-    from agent.wire.manual import completion
+    from wire.manual import completion
 
     click.echo(completion(main, "twinectl", shell))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.wire.routes import decode_json
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.routes import decode_json
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from agent.errors import TwineError
+from wire.errors import TwineError
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cpus import listed
-from agent.errors import InvalidInput, NotFound
 from agent.usage import TaskUsage
-from agent.wire.options import seconds
-from agent.wire.quantities import about_size
 from control_plane.api.operations import REASON_MAX, RestartWish
 from control_plane.api.tasks import TaskDescription
 from control_plane.cli import show
@@ -22,6 +18,10 @@ from control_plane.cli.events import head, task, task_named
 from control_plane.cli.log_text import print_log
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.cpus import listed
+from wire.errors import InvalidInput, NotFound
+from wire.options import seconds
+from wire.quantities import about_size
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.wire.options import seconds
 from control_plane.api.jobs import JobStatus
 from control_plane.cli import follow, show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
+from wire.options import seconds
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient

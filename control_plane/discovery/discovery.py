@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
-from agent.errors import NotFound
 from control_plane.api.jobs import Endpoint, Endpoints, JobRecord, TaskRecord, task_id
 from control_plane.api.machines import MachineRecord
 from control_plane.api.shards import ShardMapView
@@ -19,6 +18,7 @@ from control_plane.api.watch import EndpointsNews
 from control_plane.discovery.shard_maps import ShardMaps
 from control_plane.runtime.readable import Heard, Loaded, Readable
 from control_plane.runtime.table import ignore
+from wire.errors import NotFound
 
 _WAIT_MAX_S = 60.0
 

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from agent.errors import TwineError, Unprocessable
 from control_plane.api.jobs import JobRecord
 from control_plane.api.shards import PARTS, ShardMapView, ShardPart, part_of, parts_of
 from control_plane.runtime.readable import Readable
 from control_plane.runtime.table import Breathe, Table
 from control_plane.store import Store
 from control_plane.store.records import SHARDS
+from wire.errors import TwineError, Unprocessable
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from agent.errors import Forbidden, Unauthenticated
-from agent.wire.peers import local_user, peer_of
-from agent.wire.routes import Route
-from agent.wire.server import Peer
+from wire.errors import Forbidden, Unauthenticated
+from wire.peers import local_user, peer_of
+from wire.routes import Route
+from wire.server import Peer
 
 ANYONE = "anyone"
 ROLES = (ANYONE, "host", "user", "component", "local")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent.wire.server import Call
 from control_plane.api.authority import AuthorityView
 from control_plane.identity.rotation import Rotation
+from wire.server import Call
 
 
 class AuthorityHandlers:

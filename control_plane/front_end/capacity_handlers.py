@@ -7,9 +7,6 @@ import re
 from msgspec.structs import replace
 
 from agent.api import ID_PATTERN, Ack
-from agent.errors import InvalidInput
-from agent.wire.peers import principal
-from agent.wire.server import Call, Peer
 from control_plane.api.capacity import (
     EntitlementRequest,
     EntitlementRequests,
@@ -22,6 +19,9 @@ from control_plane.api.capacity_report import CapacityReport
 from control_plane.front_end.guard import Guard
 from control_plane.portal.desk import CapacityDesk
 from control_plane.portal.portal import Person
+from wire.errors import InvalidInput
+from wire.peers import principal
+from wire.server import Call, Peer
 
 _NAME = re.compile(ID_PATTERN)
 

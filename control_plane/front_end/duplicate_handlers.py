@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from agent.api import Ack
 from agent.api.presence import PresenceAnswer
-from agent.wire.peers import principal
-from agent.wire.server import Call
 from control_plane.api.duplicates import Duplicates
 from control_plane.identity.duplicates import DuplicateHosts
+from wire.peers import principal
+from wire.server import Call
 
 
 class DuplicateHandlers:

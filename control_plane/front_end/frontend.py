@@ -20,10 +20,6 @@ from agent.api import (
     Liveness,
 )
 from agent.api.task_identity import TaskCertificate
-from agent.errors import Busy, InvalidInput
-from agent.wire.peers import principal
-from agent.wire.routes import Route
-from agent.wire.server import Call, Handler, Peer, make_app
 from control_plane.api.jobs import Endpoints, Jobs, JobStatus
 from control_plane.api.machines import Token
 from control_plane.api.operations import JobEvents, JobMove, MoveWish, RestartWish, TaskStory
@@ -53,6 +49,10 @@ from control_plane.identity.registrar import Registrar
 from control_plane.images.store import ImageStore
 from control_plane.roles import ControlPlane
 from control_plane.scheduler.event_log import PAGE_MAX
+from wire.errors import Busy, InvalidInput
+from wire.peers import principal
+from wire.routes import Route
+from wire.server import Call, Handler, Peer, make_app
 
 MAX_WAIT_S = 60.0
 MAX_TAIL_LINES = 100_000

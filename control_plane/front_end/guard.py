@@ -11,16 +11,16 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from agent.api import Relaxation
-from agent.errors import Forbidden
-from agent.wire.peers import principal
-from agent.wire.routes import Route
-from agent.wire.server import Call, Peer
 from control_plane.api.capacity import EntitlementWish
 from control_plane.api.jobs import JobSpec
 from control_plane.api.operations import JobMove
 from control_plane.api.people import Myself, Needs, Role
 from control_plane.identity.core.standing import Caller, Refusal, refusal, refusal_of_raw
 from control_plane.identity.people import People
+from wire.errors import Forbidden
+from wire.peers import principal
+from wire.routes import Route
+from wire.server import Call, Peer
 
 NAMED = frozenset(("job", "task", "entitlement"))
 """Parameters of paths that say whose it is."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent.wire.server import Call
 from control_plane.api.health import ConfirmedDown, HeldBackMachines
 from control_plane.health.desk import HealthDesk
+from wire.server import Call
 
 
 class HealthHandlers:

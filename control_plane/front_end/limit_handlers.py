@@ -6,11 +6,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
-from agent.errors import Busy
-from agent.wire.peers import principal
-from agent.wire.server import Call
 from control_plane.api.limits import LimitName, LimitView, LimitViews
 from control_plane.runtime.limits import Limits, TokenBucket
+from wire.errors import Busy
+from wire.peers import principal
+from wire.server import Call
 
 log = logging.getLogger(__name__)
 DELETES_PER_S, DELETES_BURST = 0.5, 30

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from agent.errors import ConfigError
-from agent.wire.door import Door, IsVoid, open_door
-from agent.wire.limits import LOCAL, Limits, raise_descriptor_limit
-from agent.wire.server import http_log
+from wire.door import Door, IsVoid, open_door
+from wire.errors import ConfigError
+from wire.limits import LOCAL, Limits, raise_descriptor_limit
+from wire.server import http_log
 
 BACKLOG = 4096
 """A full queue makes newcomers wait a second until they knock again; the kernel may take less."""

@@ -7,10 +7,6 @@ from typing import Any
 import msgspec
 
 from agent.api import Ack
-from agent.errors import InvalidInput, TooLarge
-from agent.wire.routes import invalid
-from agent.wire.server import Call
-from agent.wire.violations import violations
 from control_plane.api.inventory import (
     BrokerMachines,
     BrokerViews,
@@ -20,6 +16,10 @@ from control_plane.api.inventory import (
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView
 from control_plane.broker.desk import MAX_PAGE, MachineDesk
+from wire.errors import InvalidInput, TooLarge
+from wire.routes import invalid
+from wire.server import Call
+from wire.violations import violations
 
 MAX_WAIT_S = 60.0
 MAX_INVENTORY_BYTES = 512 << 20

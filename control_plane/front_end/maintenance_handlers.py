@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agent.wire.peers import principal
-from agent.wire.server import Call
 from control_plane.api.maintenance import Plans, PlanView, Preview
 from control_plane.ops_planner.planner import OpsPlanner
+from wire.peers import principal
+from wire.server import Call
 
 
 class MaintenanceHandlers:

@@ -13,14 +13,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from agent.wire.process_metrics import of_process
-from agent.wire.routes import Route
 from control_plane.allocator.transactions import Allocations
 from control_plane.api.jobs import TaskPhase
 from control_plane.api.limits import LimitViews
 from control_plane.api.machines import MachineState
 from control_plane.health.desk import HealthDesk
 from control_plane.scheduler.census import Census
+from wire.process_metrics import of_process
+from wire.routes import Route
 
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from agent.api import Ack
-from agent.wire.peers import principal
-from agent.wire.server import Call
 from control_plane.api.people import (
     AuditPage,
     Grant,
@@ -23,6 +21,8 @@ from control_plane.front_end.guard import Guard
 from control_plane.front_end.trail import PAGE, Query, Trail
 from control_plane.identity.authority import check_user_name
 from control_plane.identity.issued import users
+from wire.peers import principal
+from wire.server import Call
 
 Issued = Callable[[], Awaitable[list[IssuedCredential]]]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agent.wire.peers import principal
-from agent.wire.server import Call
 from control_plane.api.profiles import ProfileStats, ProfileView
 from control_plane.profiles.rollouts import ProfileRollouts
+from wire.peers import principal
+from wire.server import Call
 
 
 class ProfileHandlers:

@@ -13,13 +13,13 @@ import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
-from agent.errors import Forbidden, TwineError, Unauthenticated
-from agent.wire.peers import principal
-from agent.wire.routes import Route
-from agent.wire.server import Call, Handler, NextHandler, Peer, request_id
 from control_plane.api.people import AuditEntry, Outcome
 from control_plane.front_end.access import Access
 from control_plane.front_end.trail import Trail
+from wire.errors import Forbidden, TwineError, Unauthenticated
+from wire.peers import principal
+from wire.routes import Route
+from wire.server import Call, Handler, NextHandler, Peer, request_id
 
 _OBJECTS = (
     "job",

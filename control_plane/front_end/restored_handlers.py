@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from agent.api import Ack
-from agent.wire.peers import principal
-from agent.wire.server import Call
 from control_plane.api.restored import Restored, RestoredView
 from control_plane.scheduler.restored import RestoredStore
+from wire.peers import principal
+from wire.server import Call
 
 
 class RestoredHandlers:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agent.errors import InvalidInput
-from agent.wire.duplex import Talk
-from agent.wire.server import Call
 from control_plane.api.tasks import TaskDescription
 from control_plane.scheduler.task_desk import TaskDesk
+from wire.duplex import Talk
+from wire.errors import InvalidInput
+from wire.server import Call
 
 
 class TaskHandlers:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from agent.errors import Busy, TwineError
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.people import AuditEntry, AuditPage, Outcome
 from control_plane.identity.core.duplicates import words
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Entry, Operation, Put, Store
+from wire.errors import Busy, TwineError
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from agent.errors import Conflict
 from control_plane.agents.polled import KNOCK_S
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.region import Region
@@ -37,6 +36,7 @@ from control_plane.health.marker import Marker, Marks
 from control_plane.health.watch import Watch, is_leaving
 from control_plane.runtime.runtime import TICK_S
 from control_plane.runtime.table import ignore
+from wire.errors import Conflict
 
 log = logging.getLogger(__name__)
 _AGAIN_S = 1.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from agent.errors import InvalidInput
 from control_plane.api.health import ConfirmedDown, HeldBack
 from control_plane.api.inventory import MachineScope
 from control_plane.health.checker import HealthChecker
+from wire.errors import InvalidInput
 
 
 class Scopes(Protocol):

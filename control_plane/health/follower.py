@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from agent.api import Event, Events, MachineFacts
-from agent.errors import Conflict, NotFound, OlderStore, Refused, TwineError, Unreachable
 from control_plane.agents.polled import KNOCK_S
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi, EventStream
@@ -21,6 +20,7 @@ from control_plane.agents.region import Region
 from control_plane.api.machines import MachineRecord
 from control_plane.health.put_back import PutBack
 from control_plane.runtime.table import ignore
+from wire.errors import Conflict, NotFound, OlderStore, Refused, TwineError, Unreachable
 
 log = logging.getLogger(__name__)
 _TRIES = 2

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from agent.errors import NotFound, TwineError
+from wire.errors import NotFound, TwineError
 
 log = logging.getLogger(__name__)
 Still = Callable[[str], bool]

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sized
 from contextlib import suppress
 
-from agent.errors import ConfigError
 from control_plane.health.core.put_back import is_put_back
+from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

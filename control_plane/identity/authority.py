@@ -2,7 +2,7 @@
 
 Root keys in one file (0600), and leaves; how one root follows another is in `rotation`. A leaf
 that must not count any more is revoked (`people.py`), which each request and each call looks at.
-The identity of a leaf is the URI of its subject alternative name (`agent.wire.peers`); what a
+The identity of a leaf is the URI of its subject alternative name (`wire.peers`); what a
 requester writes into its own request counts for nothing, only its public key is taken.
 """
 
@@ -26,11 +26,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from agent.errors import ConfigError, Forbidden, InvalidInput
-from agent.wire import durable, tls
-from agent.wire.peers import peer_of, principal
-from agent.wire.tls import Credential
-from agent.wire.visitor import ends_at
 from control_plane.identity.core.certificates import (
     SKEW_S,
     builder,
@@ -39,6 +34,11 @@ from control_plane.identity.core.certificates import (
     root_name,
 )
 from control_plane.identity.core.roots import Roots, made, parsed, text_of
+from wire import durable, tls
+from wire.errors import ConfigError, Forbidden, InvalidInput
+from wire.peers import peer_of, principal
+from wire.tls import Credential
+from wire.visitor import ends_at
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class TaskSubject:
     """The task that a certificate is for.
 
     Its identity has another form than that of people, hosts and components, so that no front
-    door takes a task for one of them (`agent.wire.peers`).
+    door takes a task for one of them (`wire.peers`).
     """
 
     entitlement: str

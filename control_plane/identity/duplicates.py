@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from agent.api.presence import Presence, PresenceAnswer, Verdict
-from agent.errors import Busy, NotFound, TwineError, Unreachable
 from control_plane.api.duplicates import Duplicate, Duplicates
 from control_plane.identity.core.duplicates import (
     Finding,
@@ -25,6 +24,7 @@ from control_plane.identity.core.duplicates import (
 )
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Entry, Operation, Put, Store
+from wire.errors import Busy, NotFound, TwineError, Unreachable
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from agent.wire import durable
 from control_plane.api.people import IssuedCredential, Revocation, Users, UserView
+from wire import durable
 
 FOLDER = "credentials"
 _MAX = 100_000

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from agent.errors import ConfigError
-from agent.wire import durable
 from control_plane.identity.rotation import TRUST
 from control_plane.store import Delete, Operation, Store
 from control_plane.store.bounds import ROWS_MAX
+from wire import durable
+from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

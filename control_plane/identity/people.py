@@ -14,10 +14,6 @@ from typing import Any
 
 import msgspec
 
-from agent.errors import Conflict, InvalidInput, NotFound, Unauthenticated
-from agent.wire.peers import principal
-from agent.wire.server import Peer
-from agent.wire.violations import violations
 from control_plane.api.people import (
     Grant,
     Grants,
@@ -33,6 +29,10 @@ from control_plane.identity.core.standing import Caller
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Operation, Put, Store
 from control_plane.store.records import GROUPS, HOST_ADMINS, OPERATORS, REVOKED, decode
+from wire.errors import Conflict, InvalidInput, NotFound, Unauthenticated
+from wire.peers import principal
+from wire.server import Peer
+from wire.violations import violations
 
 log = logging.getLogger(__name__)
 

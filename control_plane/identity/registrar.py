@@ -21,8 +21,6 @@ import msgspec
 
 from agent.api import ID_PATTERN, Certificate, JoinRequest, RenewRequest
 from agent.api.task_identity import TaskCertificate
-from agent.errors import Busy, Conflict, FieldError, Forbidden, InvalidInput, NotFound
-from agent.wire.networks import network_of
 from control_plane.api.machines import MachineRecord, MachineView, Token, TokenRequest
 from control_plane.identity.authority import Authority, Subject, TaskSubject, public_key_of
 from control_plane.identity.duplicates import DuplicateHosts
@@ -30,6 +28,8 @@ from control_plane.identity.rotation import Rotation
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Entry, Operation, Put, Store
 from control_plane.store.bounds import ROWS_MAX
+from wire.errors import Busy, Conflict, FieldError, Forbidden, InvalidInput, NotFound
+from wire.networks import network_of
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from agent.errors import Conflict, TwineError
-from agent.wire import durable
 from control_plane.api.authority import AuthorityView, HostTrust, RootState, RootView, Step
 from control_plane.api.people import IssuedCredential
 from control_plane.identity.authority import Authority
@@ -24,6 +22,8 @@ from control_plane.identity.core.roots import after, hinders, is_behind, made, t
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Entry, Operation, Put, Store
 from control_plane.store.bounds import ROWS_MAX
+from wire import durable
+from wire.errors import Conflict, TwineError
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from msgspec.structs import replace
 from agent import api
 from agent.api import DIGEST_PATTERN, ImageFormat, ImageInfo, Images, ImageSignature
 from agent.api.signing import MAX_SIGNATURES
-from agent.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
-from agent.wire import durable
-from agent.wire.signatures import is_signed
+from wire import durable
+from wire.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
+from wire.signatures import is_signed
 
 log = logging.getLogger(__name__)
 

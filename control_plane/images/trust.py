@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.api.signing import SIGN_HINT, ImageTrust, distrust
-from agent.errors import Unprocessable
 from control_plane.images.store import FindImage
+from wire.errors import Unprocessable
 
 
 async def trust_in(find: FindImage, digest: str, keys: Sequence[str]) -> ImageTrust:

@@ -13,7 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.api import Name
-from agent.errors import Conflict, InvalidInput, NotFound, TwineError
 from control_plane.agents.region import Region
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.api.maintenance import (
@@ -49,6 +48,7 @@ from control_plane.scheduler.census import Census
 from control_plane.scheduler.siblings import Places
 from control_plane.store import Store
 from control_plane.store.records import PLANS, WAVES
+from wire.errors import Conflict, InvalidInput, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 _LOOK_S = 2.0

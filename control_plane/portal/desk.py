@@ -9,7 +9,6 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from agent.errors import NotFound
 from control_plane.api.capacity import (
     EntitlementRecord,
     EntitlementRequest,
@@ -27,6 +26,7 @@ from control_plane.portal.core.pools import pool_of
 from control_plane.portal.core.report import Report, Used
 from control_plane.portal.portal import MANY, Person, Portal, Use
 from control_plane.runtime.runtime import Runtime
+from wire.errors import NotFound
 
 _CHUNK = 500
 """Machines that a report reads before others have their turn: a few milliseconds."""

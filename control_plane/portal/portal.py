@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from agent.errors import Conflict, FieldError, Forbidden, InvalidInput, Unprocessable
 from control_plane.api.capacity import (
     EntitlementRecord,
     EntitlementRequest,
@@ -33,6 +32,7 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.store import Delete, Put, Store
 from control_plane.store.records import ENTITLEMENTS, USES
+from wire.errors import Conflict, FieldError, Forbidden, InvalidInput, Unprocessable
 
 log = logging.getLogger(__name__)
 MANY = 200

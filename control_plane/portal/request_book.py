@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent.errors import NotFound
 from control_plane.api.capacity import EntitlementRequest, RequestState
 from control_plane.store import Delete, Put, Store
 from control_plane.store.bounds import ROWS_MAX
 from control_plane.store.records import REQUESTS, decode, encode
+from wire.errors import NotFound
 
 
 class RequestBook:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from agent.api import Health, TaskState
 from agent.api import ProfileState as Proof
-from agent.errors import Conflict, InvalidInput, NotFound, TwineError
 from control_plane.agents.core.seen import is_empty
 from control_plane.agents.region import Region
 from control_plane.api.capacity import EntitlementRecord
@@ -42,6 +41,7 @@ from control_plane.profiles.siblings import Entitlements
 from control_plane.runtime.table import Table
 from control_plane.store import Store
 from control_plane.store.records import PROFILES, ROLLOUTS
+from wire.errors import Conflict, InvalidInput, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 _LOOK_S = 2.0

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 
-from agent.errors import TwineError
 from control_plane.api.clock import ClockAnchor
 from control_plane.runtime.date import STEP_S
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put, Store
 from control_plane.store.records import CLOCK, decode, encode
+from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 _RETRY_S = 60.0

@@ -6,8 +6,8 @@ waits is told with the reason, and operators lift a limit for a while. A restart
 
 from __future__ import annotations
 
-from agent.errors import NotFound
 from control_plane.api.limits import LimitName, LimitView, LimitViews
+from wire.errors import NotFound
 
 _WORDS = {
     LimitName.STOPS: "stops of tasks on machines",

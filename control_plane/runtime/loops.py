@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from typing import Any
 
-from agent.errors import TwineError
 from control_plane.runtime.runtime import Runtime
+from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 Loop = Callable[[], Coroutine[Any, Any, None]]

@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from agent.errors import NotFound
 from control_plane.store import Compacted, Entry, Store
 from control_plane.store.records import decode
+from wire.errors import NotFound
 
 T = TypeVar("T", bound=msgspec.Struct)
 Heard = Callable[[str, T | None, T | None], None]

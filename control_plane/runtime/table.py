@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from agent.errors import Busy, Conflict, TwineError
 from control_plane.errors import UnknownOutcome
 from control_plane.runtime.locks import Locks
 from control_plane.runtime.readable import (
@@ -24,6 +23,7 @@ from control_plane.runtime.readable import (
 from control_plane.store import Delete, Entry, Operation, Put, Store
 from control_plane.store.outcomes import Attempt, Slots
 from control_plane.store.records import encode
+from wire.errors import Busy, Conflict, TwineError
 
 __all__ = ["PAGE", "PART", "Heard", "Item", "Loaded", "Table", "ignore", "pages", "tell_each"]
 

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from agent.errors import TwineError
 from control_plane.runtime.runtime import Runtime
+from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 Work = Callable[[str], Awaitable[float | None]]

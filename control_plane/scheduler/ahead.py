@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 
-from agent.errors import TwineError
 from control_plane.agents.region import Region
 from control_plane.allocator.core.spread import Target
 from control_plane.broker.core.assignment import FREE
 from control_plane.scheduler.siblings import Places
+from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 _KEPT_S = 900.0

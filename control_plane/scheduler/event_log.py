@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from agent.errors import NotFound, TwineError
 from control_plane.api.jobs import JobRecord
 from control_plane.api.operations import EventRow, GoneJobs, JobEvent, JobEvents, TaskStory
 from control_plane.runtime.job_table import JobTable
 from control_plane.store import Delete, Operation, Put, Store
 from control_plane.store.records import GONE_JOBS, decode, encode, event_row_key, event_rows
+from wire.errors import NotFound, TwineError
 
 log = logging.getLogger(__name__)
 ROW = 64

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from agent.api import ImageInfo
 from agent.api.volumes import VolumeKind
-from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.settings import SchedulerSettings
@@ -37,6 +36,7 @@ from control_plane.scheduler.core.shares import check_share, is_shared
 from control_plane.scheduler.siblings import Entitlements
 from control_plane.store import Put
 from control_plane.store.records import USES, retired_key
+from wire.errors import Conflict, InvalidInput, NotFound
 
 log = logging.getLogger(__name__)
 STAYING = (VolumeKind.PERSISTENT, VolumeKind.SHARED)

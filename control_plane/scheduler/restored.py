@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from agent.errors import Conflict, NotFound
 from control_plane.agents.core.restored import differences, is_of_before
 from control_plane.agents.region import Region
 from control_plane.api.jobs import JobRecord
@@ -22,6 +21,7 @@ from control_plane.runtime.table import Table
 from control_plane.scheduler.siblings import Directory
 from control_plane.store import Put, Store
 from control_plane.store.records import RESTORED, decode, encode
+from wire.errors import Conflict, NotFound
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from collections.abc import Sequence, Set
 from msgspec.structs import replace
 
 from agent.api import TaskSpec
-from agent.errors import Conflict, TwineError
 from control_plane.agents.core.commands import Start, Stop
 from control_plane.agents.core.seen import View
 from control_plane.agents.dispatcher import Dispatcher
@@ -50,6 +49,7 @@ from control_plane.store import Put
 from control_plane.store.records import retired_key
 from control_plane.task_control.controllers import Controllers
 from control_plane.task_control.core.talk import Heard
+from wire.errors import Conflict, TwineError
 
 log = logging.getLogger(__name__)
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 from agent.api import TaskStatus
-from agent.errors import Forbidden, NotFound
-from agent.wire.duplex import Duplex, Talk, join
 from control_plane.agents.protocol import AgentApi
 from control_plane.api.jobs import TaskRecord, spec_of, task_id
 from control_plane.api.tasks import TaskDescription
 from control_plane.identity.authority import TaskSubject
 from control_plane.runtime.job_table import JobTable
+from wire.duplex import Duplex, Talk, join
+from wire.errors import Forbidden, NotFound
 
 
 class Agents(Protocol):

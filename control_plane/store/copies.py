@@ -15,9 +15,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.errors import ConfigError
-from agent.wire import durable
 from control_plane.store import statements
+from wire import durable
+from wire.errors import ConfigError
 
 FILE = "twine.db"
 EPOCHS_BETWEEN = 50_000

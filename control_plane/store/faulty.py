@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from agent.errors import Busy, Conflict
 from control_plane.errors import UnknownOutcome
 from control_plane.store.protocol import Entry, KeyChange, Listing, Operation, Store
+from wire.errors import Busy, Conflict
 
 
 @dataclass(frozen=True, slots=True)

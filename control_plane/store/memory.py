@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from agent.errors import Busy, Conflict
 from control_plane.store.bounds import Bounds
 from control_plane.store.feed import HISTORY, Feed
 from control_plane.store.protocol import (
@@ -24,6 +23,7 @@ from control_plane.store.protocol import (
     Put,
     check_transaction,
 )
+from wire.errors import Busy, Conflict
 
 
 class MemoryStore:

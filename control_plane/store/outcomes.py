@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent.errors import Busy, Conflict
 from control_plane.errors import UnknownOutcome
 from control_plane.store.protocol import Operation, Put, Store
+from wire.errors import Busy, Conflict
 
 OUTCOMES = "outcomes/"
 

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from agent.errors import TwineError
+from wire.errors import TwineError
 
 LAST = "\U0010ffff"
 """Sorts after every character that a key may hold: `prefix + LAST` ends a prefix."""

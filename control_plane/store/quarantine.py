@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agent.errors import ConfigError, NotFound
 from control_plane.api.allocations import AllocationRecord, Decision
 from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
 from control_plane.api.clock import ClockAnchor
@@ -53,6 +52,7 @@ from control_plane.store.records import (
     decode,
     schema_of,
 )
+from wire.errors import ConfigError, NotFound
 
 log = logging.getLogger(__name__)
 _PAGE = 1000

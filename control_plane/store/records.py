@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import astuple
 
-from agent.errors import ConfigError
 from control_plane.api.allocations import AllocationRecord, Decision
 from control_plane.api.broker_stores import BrokerStoreNote, BrokerStoreOwner
 from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
@@ -23,6 +22,7 @@ from control_plane.api.profiles import ProfileRollout, ProfileVersion
 from control_plane.api.restored import Restored
 from control_plane.api.shards import ShardPart
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
+from wire.errors import ConfigError
 
 SCHEMAS: dict[type, int] = {
     MachineRecord: 1,

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from agent.errors import Busy, ConfigError
 from control_plane.store import statements
 from control_plane.store.bounds import Bounds
 from control_plane.store.checkpoints import Checkpoints
@@ -36,6 +35,7 @@ from control_plane.store.protocol import (
     check_transaction,
 )
 from control_plane.store.writer import Writer, unusable
+from wire.errors import Busy, ConfigError
 
 _PRAGMAS = (
     "journal_mode=WAL",

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from agent.errors import ConfigError
 from control_plane.store.protocol import OPERATIONS_MAX, Entry, KeyChange
+from wire.errors import ConfigError
 
 SCHEMA = 2
 _SHIFT = (OPERATIONS_MAX - 1).bit_length()

@@ -15,13 +15,13 @@ from aiohttp.helpers import is_ip_address
 from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
-from agent.errors import Forbidden, ProtocolError, TwineError
-from agent.wire.client import Lane, WireClient
-from agent.wire.tls import EXPECTED
 from control_plane.api.jobs import ControllerRef
 from control_plane.task_control.core.addresses import Rules
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from taskcontrol.routes import PROCESS
+from wire.client import Lane, WireClient
+from wire.errors import Forbidden, ProtocolError, TwineError
+from wire.tls import EXPECTED
 
 ANSWER_MAX_BYTES = 1 << 20
 """Ids of 30,000 operations."""

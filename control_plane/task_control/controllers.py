@@ -10,7 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from agent.errors import TwineError, Unreachable
 from control_plane.api.jobs import ControllerRef
 from control_plane.api.operations import JobEvent
 from control_plane.runtime.runtime import Runtime
@@ -22,6 +21,7 @@ from taskcontrol.api import (
     TaskControlRequest,
     TaskControlResponse,
 )
+from wire.errors import TwineError, Unreachable
 
 log = logging.getLogger(__name__)
 CallController = Callable[[ControllerRef, TaskControlRequest], Awaitable[TaskControlResponse]]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.errors import HostError
 from sidekick.loaders.entry import Entry
 from sidekick.setting import Host
+from wire.errors import HostError
 
 FILE = "/etc/twine/boot-line"
 _HEAD = "# Written by sidekick: the kernel command line of the host's profile."

@@ -13,10 +13,10 @@ import re
 
 import msgspec
 
-from agent.errors import HostError
 from sidekick.bootline import tokens_of
 from sidekick.loaders.entry import Entry
 from sidekick.setting import Host
+from wire.errors import HostError
 
 FOLDER = "/boot/grub"
 MENU = f"{FOLDER}/grub.cfg"

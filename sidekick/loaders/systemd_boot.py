@@ -11,10 +11,10 @@ import re
 
 import msgspec
 
-from agent.errors import HostError
 from sidekick.bootline import tokens_of
 from sidekick.loaders.entry import Entry
 from sidekick.setting import Host
+from wire.errors import HostError
 
 PARTITIONS = ("/efi", "/boot/efi", "/boot")
 """Where bootctl(1) looks for the partition, in its order."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 
-from agent.errors import HostError
 from sidekick.setting import Setting, kind_of
+from wire.errors import HostError
 
 CLASSES = {
     "modules": "ModulesSetting",

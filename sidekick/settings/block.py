@@ -12,13 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.errors import KernelFileError
 from sidekick.cpulists import chosen
 from sidekick.facts import disk_names
 from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Host
 from sidekick.settings.leading import LeadingSetting
+from wire.errors import KernelFileError
 
 
 class Disks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

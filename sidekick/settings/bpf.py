@@ -14,10 +14,10 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from agent.errors import FieldError
 from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Host, Setting
+from wire.errors import FieldError
 
 FILES = {
     "max_cpu_percent": "/proc/sys/kernel/perf_cpu_time_max_percent",

@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from agent.errors import FieldError, KernelFileError, Unprocessable
 from sidekick.bootline import HUGEPAGES, group_in
 from sidekick.profile import Profile
 from sidekick.report import Change, Disruption, Outcome, SettingReport, Wanted
@@ -31,6 +30,7 @@ from sidekick.setting import (
     Observed,
     Setting,
 )
+from wire.errors import FieldError, KernelFileError, Unprocessable
 
 PREFIX = "hugepages."
 SIZES = {"1g": 1 << 30, "2m": 2 << 20}

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from agent.errors import FieldError
 from sidekick.bootline import (
     GUARD,
     OF_HUGEPAGES,
@@ -26,6 +25,7 @@ from sidekick.bootline import (
 from sidekick.profile import Profile
 from sidekick.report import Change, Outcome, SettingReport, Wanted
 from sidekick.setting import RUNNING, STAGED, Contribution, Host, Observed, Setting
+from wire.errors import FieldError
 
 CMDLINE = "kernel.cmdline"
 RELEASE = "kernel.version"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from agent.errors import KernelFileError
 from sidekick.report import Change, Wanted
 from sidekick.setting import Host, Observed, Setting
+from wire.errors import KernelFileError
 
 LED_BY = "led by"
 """In the options of a change: the leader of the same plan that it follows."""

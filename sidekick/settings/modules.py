@@ -13,10 +13,10 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from agent.errors import FieldError
 from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Host, Setting
+from wire.errors import FieldError
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_]{0,55}\Z")]
 MODPROBE = "/sbin/modprobe"

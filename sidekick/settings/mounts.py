@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.errors import FieldError
 from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Host, Setting
+from wire.errors import FieldError
 
 MOUNT = "/bin/mount"
 DEFAULT = "default"

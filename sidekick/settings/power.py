@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import msgspec
 
-from agent.errors import FieldError
 from sidekick.cpulists import CPUS, joined, parted
 from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Host, Setting
+from wire.errors import FieldError
 
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
 FILES = {

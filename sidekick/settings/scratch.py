@@ -21,10 +21,10 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.errors import FieldError, HostError
 from sidekick.profile import Profile
 from sidekick.report import Disruption, Wanted
 from sidekick.setting import Host, Setting
+from wire.errors import FieldError, HostError
 
 LABEL = "twine"
 """Of every file system that we make; at most 12 bytes fit into XFS."""

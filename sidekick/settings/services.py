@@ -13,10 +13,10 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from agent.errors import FieldError
 from sidekick.profile import Profile
 from sidekick.report import Disruption, Wanted
 from sidekick.setting import Host, Setting
+from wire.errors import FieldError
 
 Unit = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9:_.-]{0,200}\.service\Z")]
 SYSTEMCTL = "/usr/bin/systemctl"

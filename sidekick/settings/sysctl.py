@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from agent.errors import FieldError, KernelFileError
 from sidekick.profile import Profile
 from sidekick.report import Change, SettingReport, Wanted
 from sidekick.setting import Host, Observed, Setting
+from wire.errors import FieldError, KernelFileError
 
 Value = int | str | bool | list[int]
 

@@ -38,11 +38,11 @@ sys.path[:1] = [str(ROOT), str(ROOT / "tests/integration")]
 from attack.face import USER, Face, running  # noqa: E402
 
 from agent.api import ImageFormat  # noqa: E402
-from agent.errors import Unreachable  # noqa: E402
-from agent.wire import tls  # noqa: E402
 from control_plane.api.capacity import EntitlementSpec  # noqa: E402
 from control_plane.api.jobs import JobSpec  # noqa: E402
 from control_plane.client import ControlPlaneClient  # noqa: E402
+from wire import tls  # noqa: E402
+from wire.errors import Unreachable  # noqa: E402
 
 IMAGE = b"no image at all"
 DIGEST = "sha256:" + hashlib.sha256(IMAGE).hexdigest()

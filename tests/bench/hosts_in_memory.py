@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from agent import api
 from agent.api import Health, ProfileState, TaskState
-from agent.errors import NotFound, Unreachable
 from control_plane.agents.protocol import EventStream
 from control_plane.api.machines import MachineRecord
+from wire.errors import NotFound, Unreachable
 
 IMAGE = "sha256:" + "1" * 64
 ANSWER_S = 0.002

@@ -37,7 +37,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agent.errors import Busy
 from control_plane.store.bulk import put_all
 from control_plane.store.records import ENTITLEMENTS, MACHINES, encode
 from control_plane.store.sqlite import SqliteStore
@@ -55,6 +54,7 @@ from tests.bench.placement_region import (
 )
 from vm_lab.region.generator import make_region
 from vm_lab.region.workload import make_jobs
+from wire.errors import Busy
 
 SIZES = (10_000, 100_000, 1_000_000)
 NEW_JOBS = 3000

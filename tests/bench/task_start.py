@@ -93,7 +93,7 @@ class Inside:
 
     async def agent(self, turn: int) -> float:
         from agent import api
-        from agent.errors import NotFound
+        from wire.errors import NotFound
 
         name = f"bench-{turn}"
         spec = api.TaskSpec(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import BtrfsError, Conflict
 from agent.machine import Quota
+from wire.errors import BtrfsError, Conflict
 
 from .conftest import Volume
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.cpus import Core
 from agent.machine import Hardware
 from agent.machine.fake import FakeMachine
 from agent.machine.hardware import read_cores, read_hardware
 from agent.machine.kernelfs import KernelFs
+from wire.cpus import Core
 
 
 def real_cores() -> tuple[Core, ...]:

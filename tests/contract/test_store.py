@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import pytest
 
-from agent.errors import Busy, ConfigError, Conflict
 from control_plane.store import Compacted, Delete, Entry, KeyChange, Put, Store
 from control_plane.store.bulk import put_all
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import Busy, ConfigError, Conflict
 
 T = TypeVar("T")
 

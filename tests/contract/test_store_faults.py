@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import Busy
 from control_plane.errors import UnknownOutcome
 from control_plane.store import Put, writer
 from control_plane.store.outcomes import Attempt, Slots
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import Busy
 
 ROOT = Path(__file__).parents[2]
 

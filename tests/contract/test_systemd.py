@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.core.huge_pages import bounded_unit
 from agent.core.unit_properties import not_after
-from agent.errors import Conflict, InvalidInput, SystemdError
+from wire.errors import Conflict, InvalidInput, SystemdError
 
 from .conftest import Host
 

@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from agent.errors import Busy, NotFound
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.errors import UnknownOutcome
 from control_plane.runtime import readable
@@ -15,6 +14,7 @@ from control_plane.store import Put, Store
 from control_plane.store.faulty import MADE, UNHEARD, Fate, FaultyStore
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import Busy, NotFound
 
 PREFIX = "entitlements/"
 

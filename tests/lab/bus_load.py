@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Coroutine
 
 from agent import api
 from agent.client import AgentClient
-from agent.errors import NotFound
+from wire.errors import NotFound
 
 SOCKET = "unix:/run/twine/agent.sock"
 STAYING = ("stay-1", "stay-2", "stay-3")

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from oci import Layout, entry, folder, layer
 
-from agent.wire import signatures
 from tests.lab.one_guest import BUSYBOX, FOLDERS, OneGuest
 from tests.lab.the_lab import BIN
+from wire import signatures
 
 pytestmark = pytest.mark.long
 ADDRESS, PORT, RELAY_PORT = "10.77.0.1", 5000, 5001

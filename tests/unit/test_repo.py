@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("agent", "sidekick", "control_plane", "resolver", "taskcontrol", "vm_lab")
+PACKAGES = ("wire", "agent", "sidekick", "control_plane", "resolver", "taskcontrol", "vm_lab")
 MODULES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 MAX_LINES = 500
 VAGUE = {"utils", "helpers", "common", "manager", "base", "misc"}

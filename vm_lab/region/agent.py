@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from agent import api
 from agent.api import ProfileState, TaskState
-from agent.errors import Busy, Conflict, NotFound, TwineError, Unprocessable
 from vm_lab.region.machine import RESERVE_BYTES, Copy, Machine
+from wire.errors import Busy, Conflict, NotFound, TwineError, Unprocessable
 
 Reply = Callable[[object], None]
 """Takes the answer, or the error that is the answer."""

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from agent.errors import ProtocolError, Unreachable
 from control_plane.api.jobs import ControllerRef
 from taskcontrol.api import Ack, TaskControlRequest, TaskControlResponse
 from taskcontrol.quorum import Quorum
 from taskcontrol.shards import Sharded
 from taskcontrol.stateless import Stateless
 from taskcontrol.windows import Never
+from wire.errors import ProtocolError, Unreachable
 
 if TYPE_CHECKING:
     from vm_lab.region.checker import Checker

@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from agent.errors import InvalidInput, TwineError
 from vm_lab.region import drawing, outcomes, results, scenario, story
 from vm_lab.region.run import Job, run_many, seeds_of
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.seed import Outcome, Passed, run_seed
 from vm_lab.region.shrink import shrink
+from wire.errors import InvalidInput, TwineError
 
 
 @click.group()

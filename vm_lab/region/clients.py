@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from agent.api import JoinRequest
-from agent.errors import NotFound, TwineError
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.roles import ControlPlane
@@ -20,6 +19,7 @@ from vm_lab.region.history import History
 from vm_lab.region.loop import Timeline
 from vm_lab.region.observer import Observer
 from vm_lab.region.plane import Life
+from wire.errors import NotFound, TwineError
 
 AGAIN_S = 2.0
 """Until somebody asks again who got no answer, or "try again"."""

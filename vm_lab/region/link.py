@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from agent import api
-from agent.errors import NotFound, Refused, TwineError, Unreachable
 from agent.usage import Usages
-from agent.wire.duplex import Duplex
 from vm_lab.region import agent as agents
 from vm_lab.region.machine import Machine
 from vm_lab.region.network import Exchange, Network
+from wire.duplex import Duplex
+from wire.errors import NotFound, Refused, TwineError, Unreachable
 
 if TYPE_CHECKING:
     from vm_lab.region.plane import Life

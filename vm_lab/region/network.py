@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from agent.errors import ProtocolError, Refused, TwineError, Unreachable
 from vm_lab.region import agent as agents
 from vm_lab.region.loop import Timeline
 from vm_lab.region.machine import Machine
+from wire.errors import ProtocolError, Refused, TwineError, Unreachable
 
 if TYPE_CHECKING:
     from vm_lab.region.plane import Life

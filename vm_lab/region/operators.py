@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.errors import Conflict
 from control_plane.api.maintenance import (
     GoOn,
     MaintenanceWish,
@@ -25,6 +24,7 @@ from control_plane.roles import ControlPlane
 from vm_lab.region.clients import Wish
 from vm_lab.region.network import Condition
 from vm_lab.region.story import Fault
+from wire.errors import Conflict
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.errors import Conflict, NotFound
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.operations import RestartWish
 from control_plane.api.profiles import ProfileWish
@@ -21,6 +20,7 @@ from vm_lab.region.clients import Owned, Wish
 from vm_lab.region.machine import FAILS
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.story import Fault
+from wire.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion

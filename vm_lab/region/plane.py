@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 from agent.api import ImageFormat, ImageInfo
-from agent.errors import TwineError
 from control_plane.api.machines import MachineRecord
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.roles import ControlPlane
@@ -21,6 +20,7 @@ from vm_lab.region.machine import EPOCH_S, Machine
 from vm_lab.region.network import Network
 from vm_lab.region.observer import Observer
 from vm_lab.region.stores import Disk, StoreFacade, at_once
+from wire.errors import TwineError
 
 RESTART_S = 2.0
 """Until a process that ended is started again (systemd's RestartSec)."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.errors import NotFound, TwineError
 from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus, task_id
 from control_plane.api.machines import MachineState
 from control_plane.profiles.core.gradual import is_under_way
@@ -18,6 +17,7 @@ from vm_lab.region.checker import is_profile_of
 from vm_lab.region.machine import Machine
 from vm_lab.region.owners import expected
 from vm_lab.region.shape import usable_bytes
+from wire.errors import NotFound, TwineError
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion

@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Name
-from agent.errors import ConfigError, FieldError, NotFound
-from agent.wire.violations import violations
 from control_plane.api.settings import SchedulerSettings
 from vm_lab.region.kinds import KINDS
+from wire.errors import ConfigError, FieldError, NotFound
+from wire.violations import violations
 
 Count = Annotated[int, Meta(ge=1, le=100_000)]
 Positive = Annotated[float, Meta(gt=0)]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from agent.errors import Busy, TwineError
 from control_plane.errors import UnknownOutcome
 from control_plane.store.memory import MemoryStore
 from control_plane.store.protocol import Entry, KeyChange, Listing, Operation, Put
+from wire.errors import Busy, TwineError
 
 if TYPE_CHECKING:
     from vm_lab.region.plane import Life

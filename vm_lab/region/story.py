@@ -13,10 +13,10 @@ import random
 import re
 from dataclasses import dataclass, replace
 
-from agent.errors import InvalidInput
 from vm_lab.region.kinds import INSTANT, KINDS
 from vm_lab.region.scenario import FaultRate, Scenario
 from vm_lab.region.shape import Place, places
+from wire.errors import InvalidInput
 
 _LINE = re.compile(
     r"(?P<at>\d+(?:\.\d+)?)s (?P<kind>[a-z-]+) (?P<target>[a-z-]+:[^\s]*)"

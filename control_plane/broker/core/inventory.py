@@ -17,8 +17,6 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.api import COUNT_MAX, ID_PATTERN, JoinRequest, Location
-from agent.errors import FieldError
-from agent.wire.quantities import shown
 from control_plane.api.inventory import InventoryMachine, MachineScope
 from control_plane.api.machines import (
     EventKind,
@@ -33,6 +31,8 @@ from control_plane.broker.core.assignment import taken
 from control_plane.broker.core.labels import read_labels
 from control_plane.broker.core.matching import Listed, holds
 from control_plane.broker.core.unavailability import began, ended
+from wire.errors import FieldError
+from wire.quantities import shown
 
 NOT_JOINED = "imported; its agent has not joined yet"
 _PLACE = ("region", "datacenter", "msb", "row", "rack")

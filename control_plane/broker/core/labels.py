@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
-from agent.errors import InvalidInput
 from control_plane.api.machines import MachineRecord
 from control_plane.api.policy import LABEL_NAME, LABEL_VALUE, MAX_LABELS
+from wire.errors import InvalidInput
 
 _NAME, _VALUE = re.compile(LABEL_NAME), re.compile(LABEL_VALUE)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
-from agent.wire.quantities import size_text
 from control_plane.api.machines import MachineRecord
 from control_plane.api.policy import Property
 from control_plane.api.requirements import (
@@ -27,6 +26,7 @@ from control_plane.api.requirements import (
     Term,
 )
 from control_plane.broker.core.capacity import Capacity, Place, capacity_of
+from wire.quantities import size_text
 
 
 class Subject(Protocol):

@@ -15,11 +15,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from agent.errors import Conflict
-from agent.wire import pins
 from control_plane.api.authority import HostTrust, Step
 from control_plane.api.people import IssuedCredential
 from control_plane.identity.core.certificates import key_text, new_root
+from wire import pins
+from wire.errors import Conflict
 
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]{1,32})-----[^-]{1,8192}-----END \1-----\n?")
 _NAMED = 3

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent.errors import FieldError
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.portal.core.grants import Supply
 from control_plane.portal.core.pools import members
+from wire.errors import FieldError
 
 _KINDS = ("machines", "per_type", "rru")
 

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agent.errors import FieldError
+from wire.errors import FieldError
 
 _HEADER = frozenset({"description", "extends", "version", "owner", "fits"})
 _DEEP = frozenset({"sysctl"})

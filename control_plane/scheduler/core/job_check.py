@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from agent.api import ImageInfo, ImageTrust
 from agent.api.relaxations import TO_BE_ALLOWED
 from agent.api.signing import SIGN_HINT, distrust
-from agent.errors import FieldError
 from control_plane.allocator.core.demand import Demand, claiming_cpu, demand_for
 from control_plane.allocator.core.feasibility import Tally, judge, of_kind
 from control_plane.allocator.core.machine_pools import Machine
@@ -19,6 +18,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, UpdatePolicy
 from control_plane.api.policy import Admission, Fit
 from control_plane.scheduler.core.task_spec import RESERVED_PREFIX, unknown_templates
+from wire.errors import FieldError
 
 
 def check_job(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.errors import Conflict, NotFound
 from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord
 from control_plane.api.operations import Cause, OperationKind, OperationState
 from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import Ledger, is_going, waits
+from wire.errors import Conflict, NotFound
 
 
 def with_move(record: JobRecord, index: int, to: str, reason: str, now: Moment) -> JobRecord:

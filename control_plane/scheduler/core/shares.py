@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from agent.errors import FieldError
 from control_plane.allocator.core.demand import Demand, demand_of
 from control_plane.allocator.core.feasibility import as_far_as, judge
 from control_plane.allocator.core.machine_pools import Machine
@@ -27,6 +26,7 @@ from control_plane.api.policy import Property
 from control_plane.api.requirements import NUMBERS
 from control_plane.broker.core.capacity import Capacity
 from control_plane.scheduler.core.rollout import wanted_tasks
+from wire.errors import FieldError
 
 _EPSILON = 1e-6
 """Of a quota: sums of parts are not exact."""

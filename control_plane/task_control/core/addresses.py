@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from agent.errors import ConfigError
+from wire.errors import ConfigError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

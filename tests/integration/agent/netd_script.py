@@ -19,11 +19,11 @@ from pyroute2 import netns
 
 from agent.api import Network, NetworkMode, TaskSpec
 from agent.core.addresses import netns_of, plan
-from agent.errors import HostError
 from agent.machine import nft
 from agent.machine.private_network import HostNetwork
 from agent.netd import answer
 from agent.netplan import Ask, Site, TaskNet
+from wire.errors import HostError
 
 SITE = Site(prefix6="fd74:7769::/32", host4="10.77.0.11", prefix4="100.64.0.0/10", agent_port=7443)
 TIMEOUT_S = 1.0

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import HostError
 from agent.machine.port_gates import attached, gates, hold, keep, program
 from agent.netplan import gate_of
+from wire.errors import HostError
 
 TRY = """
 import json, socket, sys

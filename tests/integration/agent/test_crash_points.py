@@ -24,9 +24,9 @@ from on_btrfs import machine, mounted, really
 
 from agent.api import ImageFormat, Volume, VolumeKind
 from agent.client import AgentClient
-from agent.errors import ConfigError, Conflict, NotFound
 from agent.services import crashpoints
 from agent.services.crashpoints import KILLED, POINTS, arm_from_environment
+from wire.errors import ConfigError, Conflict, NotFound
 
 pytestmark = pytest.mark.root
 

@@ -13,8 +13,8 @@ from on_btrfs import machine, mounted, really
 from on_btrfs import run as run_program
 
 from agent.api import ImageFormat, TaskState
-from agent.errors import TwineError
 from agent.machine.btrfs import HostBtrfs
+from wire.errors import TwineError
 
 pytestmark = pytest.mark.root
 DATA = a_tar(app="code")

@@ -12,7 +12,7 @@ from builders import FakeHost, a_spec, a_tar, chunks_of, digest_of, gone, runnin
 from on_btrfs import machine, mounted, really
 
 from agent.api import ImageFormat, TaskState
-from agent.errors import HostError
+from wire.errors import HostError
 
 pytestmark = pytest.mark.root
 DATA = a_tar(app="code")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import ConfigError
 from agent.machine import notify
 from agent.services.port import NAME, listen
+from wire.errors import ConfigError
 
 
 class Keeper:

@@ -15,9 +15,9 @@ from oci import Layout, entry, layer, sha
 from on_btrfs import machine, mounted, really, run
 
 from agent.api import ImageFormat
-from agent.errors import Unprocessable
 from agent.machine.btrfs import HostBtrfs
 from agent.machine.layer import apply
+from wire.errors import Unprocessable
 
 pytestmark = pytest.mark.root
 

@@ -21,9 +21,9 @@ from oci import Layout, compressed, difference, entry, folder, layer, look, sha
 from on_btrfs import machine, mounted, really, run
 
 from agent.api import ImageFormat
-from agent.errors import TwineError, Unprocessable
 from agent.machine.btrfs import HostBtrfs
 from agent.machine.layer import apply
+from wire.errors import TwineError, Unprocessable
 
 pytestmark = pytest.mark.root
 

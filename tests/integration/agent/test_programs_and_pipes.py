@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from agent.errors import ProgramError
 from agent.machine.process import HostProcesses
+from wire.errors import ProgramError
 
 SAYS_AND_FAILS = "echo one; echo two; echo nothing more >&2; exit 3"
 

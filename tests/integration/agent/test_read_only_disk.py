@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from agent.api import ImageFormat, TaskState
 from agent.core.records import Tombstone
-from agent.errors import HostError
 from agent.machine import Machine
 from agent.machine.btrfs import HostBtrfs
 from agent.services.journal import Journal
+from wire.errors import HostError
 
 pytestmark = pytest.mark.root
 DATA = a_tar(app="code")

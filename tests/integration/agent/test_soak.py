@@ -28,10 +28,10 @@ from on_btrfs import machine, mounted, really
 
 from agent.api import ImageFormat, TaskState
 from agent.client import AgentClient
-from agent.errors import HostError, NotFound, SystemdError, TwineError
 from agent.machine import Machine
 from agent.services import supervisor
 from agent.services.journal import Journal
+from wire.errors import HostError, NotFound, SystemdError, TwineError
 
 pytestmark = pytest.mark.root
 

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent import log as logs
 from agent.config import AgentConfig
 from agent.daemon import Agent
 from agent.machine.fake import FakeMachine
 from agent.machine.fake_systemd import Program
+from wire import log as logs
 
 
 async def main(

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import aiohttp
 
-from agent.wire import tls
-from agent.wire.client import WireClient
-from agent.wire.routes import Route
 from control_plane.identity.authority import Subject, open_authority
+from wire import tls
+from wire.client import WireClient
+from wire.routes import Route
 
 DESCRIPTORS = 1024
 """That a face may open here: as few as a program gets of whom nobody thought."""

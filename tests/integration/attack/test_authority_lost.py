@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from agent.api import ImageFormat, TaskState
 from agent.client import AgentClient
-from agent.wire import tls
 from control_plane.daemon import main as daemon
+from wire import tls
 
 from .face import USER, Face, running
 from .test_authority_rotates import credential

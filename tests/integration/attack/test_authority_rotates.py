@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agent.errors import TwineError
-from agent.wire import pins, tls
 from control_plane.api.authority import AuthorityView, Step
 from control_plane.cli.root import main
 from control_plane.client import ControlPlaneClient
 from control_plane.daemon import main as daemon
 from control_plane.identity.authority import open_authority
+from wire import pins, tls
+from wire.errors import TwineError
 
 from .face import USER, Face, running
 from .test_identity import ctl, joins

@@ -14,12 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api.presence import Presence
-from agent.errors import TwineError
 from agent.routes import JOIN_ROUTES
 from agent.services.identity import HostIdentity
-from agent.wire import pins, tls
-from agent.wire.client import WireClient
-from agent.wire.routes import Route
+from wire import pins, tls
+from wire.client import WireClient
+from wire.errors import TwineError
+from wire.routes import Route
 
 from .face import USER, running
 from .test_authority_rotates import Load, credential, shown

@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from agent.api import ImageFormat, TaskState, TaskStatus
 from agent.client import AgentClient
-from agent.errors import Busy, Conflict, Forbidden, Unreachable
 from agent.services.identity import HostIdentity
 from control_plane.cli.root import main
+from wire.errors import Busy, Conflict, Forbidden, Unreachable
 
 from .face import USER, Face, running
 from .test_identity import ctl, joins

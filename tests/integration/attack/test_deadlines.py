@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent.errors import InvalidInput
 from agent.routes import JOIN_ROUTES
 from agent.services import keys
-from agent.wire import server
-from agent.wire.door import Door, open_door
-from agent.wire.limits import Limits
-from agent.wire.server import Call, Peer, make_app
 from control_plane.identity.authority import public_key_of
+from wire import server
+from wire.door import Door, open_door
+from wire.errors import InvalidInput
+from wire.limits import Limits
+from wire.server import Call, Peer, make_app
 
 ROUTES = [r for r in JOIN_ROUTES if r.name in ("renew", "fetch_image")]
 QUICK = Limits(write_s=0.5, first_byte_s=0.5, header_s=0.5, idle_s=0.5)

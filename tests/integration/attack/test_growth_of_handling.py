@@ -24,10 +24,10 @@ from agent.api import ImageFormat
 from agent.client import AgentClient
 from agent.routes import ROUTES as AGENT_ROUTES
 from agent.services import keys
-from agent.wire.routes import Route
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.routes import ROUTES
 from control_plane.client import ControlPlaneClient
+from wire.routes import Route
 
 from .bodies import LARGE, Maker
 from .face import SETTLES_S, Face, running

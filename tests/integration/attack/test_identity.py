@@ -18,17 +18,17 @@ import pytest
 from click.testing import CliRunner
 
 from agent.api import Location, MachineFacts
-from agent.errors import Unauthenticated
 from agent.routes import ROUTES as AGENT_ROUTES
 from agent.services.identity import Candidate, HostIdentity, Invitation
-from agent.wire import tls
-from agent.wire.routes import Route
-from agent.wire.tls import Credential
 from control_plane.api.routes import ROUTES
 from control_plane.cli.root import main
 from control_plane.client import ControlPlaneClient
 from control_plane.daemon import main as daemon
 from control_plane.identity.authority import Authority, Subject, open_authority
+from wire import tls
+from wire.errors import Unauthenticated
+from wire.routes import Route
+from wire.tls import Credential
 
 from .face import SETTLES_S, USER, Face, running
 

@@ -15,8 +15,8 @@ from urllib.parse import quote
 import pytest
 
 from agent.routes import ROUTES as AGENT_ROUTES
-from agent.wire.routes import Route
 from control_plane.api.routes import ROUTES
+from wire.routes import Route
 
 from .face import SETTLES_S, Face
 

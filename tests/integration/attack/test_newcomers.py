@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent.wire import tls
-from agent.wire.door import Door, open_door
-from agent.wire.limits import Limits
-from agent.wire.networks import PROVED_S, SUSPECT_S, Suspects
 from control_plane.identity.authority import OwnIdentity, Subject, open_authority
+from wire import tls
+from wire.door import Door, open_door
+from wire.limits import Limits
+from wire.networks import PROVED_S, SUSPECT_S, Suspects
 
 from .face import ATTACKER, SETTLES_S, USER
 

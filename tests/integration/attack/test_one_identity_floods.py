@@ -12,11 +12,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from agent.wire import tls
-from agent.wire.door import Door, open_door
-from agent.wire.limits import Limits
-from agent.wire.server import Peer, make_app
 from control_plane.identity.authority import Authority, Subject, open_authority
+from wire import tls
+from wire.door import Door, open_door
+from wire.limits import Limits
+from wire.server import Peer, make_app
 
 BOUND, BEYOND = 4, 12
 PATIENT_S = 600.0

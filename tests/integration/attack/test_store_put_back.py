@@ -16,14 +16,14 @@ from builders import a_tar, chunks_of, digest_of
 from click.testing import CliRunner
 
 from agent.api import ImageFormat, Location, TaskState, TaskStatus
-from agent.errors import Forbidden, Unauthenticated
 from agent.services.identity import Candidate, HostIdentity, Invitation
-from agent.wire import tls
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec, TaskPhase
 from control_plane.cli.root import main as twinectl
 from control_plane.client import ControlPlaneClient
 from control_plane.daemon import main as daemon
+from wire import tls
+from wire.errors import Forbidden, Unauthenticated
 
 from .face import USER, Face, running
 from .test_authority_lost import again, ends, starts

@@ -20,9 +20,6 @@ import msgspec
 import pytest
 
 from agent.api import Health, JoinRequest, Liveness, MachineFacts, TaskState
-from agent.errors import HostError, InvalidInput, NotFound
-from agent.wire import tls
-from agent.wire.client import WireClient
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi
 from control_plane.agents.region import Region as SharedRegion
@@ -83,6 +80,9 @@ from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.task_desk import TaskDesk
 from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
+from wire import tls
+from wire.client import WireClient
+from wire.errors import HostError, InvalidInput, NotFound
 
 T = TypeVar("T")
 

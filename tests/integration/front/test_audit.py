@@ -17,7 +17,6 @@ from cryptography.x509.oid import NameOID
 from msgspec.structs import replace
 
 from agent.api import JoinRequest, Relaxation
-from agent.errors import Forbidden, TwineError, Unauthenticated
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.inventory import Drain
 from control_plane.api.jobs import JobSpec
@@ -26,6 +25,7 @@ from control_plane.api.people import AuditEntry, GroupSpec, Outcome
 from control_plane.api.routes import ROUTES
 from control_plane.cli import main
 from control_plane.front_end.trail import REFUSALS_PER_MINUTE
+from wire.errors import Forbidden, TwineError, Unauthenticated
 
 from .conftest import FACTS, Region
 

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agent.api import JoinRequest, Location
-from agent.wire import tls
 from control_plane.api.settings import Approval
 from control_plane.cli import main
 from control_plane.identity.authority import Subject
+from wire import tls
 
 from .conftest import FACTS, Region
 

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.errors import Busy
 from agent.usage import TaskUsage
-from agent.wire import tls
 from control_plane.api.jobs import JobPhase, JobSpec, task_id
 from control_plane.api.tasks import TaskDescription
 from control_plane.cli import follow, main
 from control_plane.client import ControlPlaneClient
 from control_plane.identity.authority import Subject
+from wire import tls
+from wire.errors import Busy
 
 from .conftest import FACTS, Region
 

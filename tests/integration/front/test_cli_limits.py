@@ -8,12 +8,12 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.errors import Busy
-from agent.wire.client import WireClient
 from control_plane.api.people import GroupSpec
 from control_plane.api.routes import ROUTES
 from control_plane.cli import main
 from control_plane.front_end.limit_handlers import DELETES_BURST
+from wire.client import WireClient
+from wire.errors import Busy
 
 from .conftest import Region
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.wire import tls
 from control_plane.client import ControlPlaneClient
 from control_plane.store.sqlite import SqliteStore
+from wire import tls
 
 START_S = 60
 _NUMBERS = itertools.count()

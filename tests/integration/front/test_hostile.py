@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.api import ImageFormat, ImageInfo
-from agent.wire.server import MAX_BODY_BYTES
 from control_plane.agents.polled import Patience, PolledAgent
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineRecord
@@ -43,6 +42,7 @@ from control_plane.images.store import ImageStore
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
+from wire.server import MAX_BODY_BYTES
 
 DIGEST = "sha256:" + "a" * 64
 JOB: dict[str, Any] = {

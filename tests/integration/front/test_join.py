@@ -15,16 +15,16 @@ import trustme
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent import api
-from agent.errors import ConfigError, Forbidden, InvalidInput, TwineError, Unreachable
 from agent.routes import JOIN_ROUTES
 from agent.services.identity import Candidate, HostIdentity, Invitation
-from agent.wire import tls
-from agent.wire.client import WireClient
-from agent.wire.peers import peer_of
-from agent.wire.tls import Credential
 from control_plane.api.machines import EventKind, Token, TokenRequest
 from control_plane.identity.authority import SKEW_S, Authority, Subject, open_authority
 from control_plane.identity.core.certificates import key_text
+from wire import tls
+from wire.client import WireClient
+from wire.errors import ConfigError, Forbidden, InvalidInput, TwineError, Unreachable
+from wire.peers import peer_of
+from wire.tls import Credential
 
 from .conftest import FACTS, Region
 

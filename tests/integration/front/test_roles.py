@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from agent.errors import Forbidden, TwineError, Unauthenticated
-from agent.wire.routes import Route
-from agent.wire.server import Call, Peer
 from control_plane.api.capacity import DecisionNote, EntitlementSpec, EntitlementWish
 from control_plane.api.health import ConfirmDown
 from control_plane.api.inventory import Drain, Lend, Revoke, Undrain
@@ -29,6 +26,9 @@ from control_plane.front_end.guard import NAMED, Guard
 from control_plane.identity.people import People
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
+from wire.errors import Forbidden, TwineError, Unauthenticated
+from wire.routes import Route
+from wire.server import Call, Peer
 
 from .conftest import Region, start_region
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import Unreachable
 from agent.routes import ROUTES
-from agent.wire import tls
-from agent.wire.client import WireClient
 from control_plane.identity.authority import OwnIdentity, Subject, open_authority
+from wire import tls
+from wire.client import WireClient
+from wire.errors import Unreachable
 
 READY = next(route for route in ROUTES if route.name == "readyz")
 BODY = '{"ok":true,"detail":""}'

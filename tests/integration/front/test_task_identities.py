@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from agent import api
-from agent.errors import Forbidden, HostError, TwineError, Unauthenticated
 from agent.routes import JOIN_ROUTES
 from agent.services import keys
 from agent.services.events import EventLog
 from agent.services.identity import Candidate, HostIdentity, Invitation
 from agent.services.offload import Lanes
 from agent.services.task_identities import TaskIdentities
-from agent.wire import tls
-from agent.wire.client import WireClient
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskRecord
 from control_plane.api.machines import TokenRequest
 from control_plane.api.routes import ROUTES
+from wire import tls
+from wire.client import WireClient
+from wire.errors import Forbidden, HostError, TwineError, Unauthenticated
 
 from .conftest import FACTS, Region
 

@@ -33,17 +33,17 @@ from oci import sha
 from agent import api
 from agent.core.oci import choose, is_index, place_of, read_config, read_manifest
 from agent.core.records import Tombstone
-from agent.errors import ConfigError, InvalidInput, TwineError
 from agent.machine import layer
 from agent.services.journal import Journal
-from agent.wire import tls
-from agent.wire.routes import decode_json
 from control_plane.api.jobs import ControllerRef, JobSpec
 from control_plane.api.validate import job_errors, job_relations, job_spec
 from control_plane.identity.authority import OwnIdentity, Subject, open_authority
 from control_plane.task_control.caller import ControllerCaller
 from control_plane.task_control.core.addresses import rules_of
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
+from wire import tls
+from wire.errors import ConfigError, InvalidInput, TwineError
+from wire.routes import decode_json
 
 pytestmark = [
     pytest.mark.root,

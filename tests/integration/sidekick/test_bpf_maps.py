@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import KernelFileError
 from agent.machine import bpf, bpf_maps
 from agent.machine.bpf_maps import find_value, set_value
 from agent.machine.kernelfs import KernelFs
+from wire.errors import KernelFileError
 
 HASH = 1
 

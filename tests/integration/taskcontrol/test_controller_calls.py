@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import Forbidden, InvalidInput, ProtocolError, TwineError, Unreachable
-from agent.wire import tls
 from control_plane.api.jobs import ControllerRef
 from control_plane.identity.authority import Authority, OwnIdentity, Subject, open_authority
 from control_plane.task_control import caller
@@ -19,6 +17,8 @@ from control_plane.task_control.caller import ControllerCaller
 from control_plane.task_control.core.addresses import rules_of
 from taskcontrol import server
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
+from wire import tls
+from wire.errors import Forbidden, InvalidInput, ProtocolError, TwineError, Unreachable
 
 REQUEST = TaskControlRequest(job_handle="db", sequence_number=1, tasks=1, at=0.0)
 LOOPBACK = rules_of(["127.0.0.0/8", "::1/128"], [])

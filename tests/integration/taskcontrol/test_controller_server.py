@@ -14,9 +14,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.errors import Forbidden, InvalidInput, TwineError, Unreachable
-from agent.wire import tls
-from agent.wire.client import WireClient
 from control_plane.identity.authority import Authority, OwnIdentity, Subject, open_authority
 from taskcontrol import config, server
 from taskcontrol.api import (
@@ -27,6 +24,9 @@ from taskcontrol.api import (
     UnhealthyTask,
 )
 from taskcontrol.routes import PROCESS
+from wire import tls
+from wire.client import WireClient
+from wire.errors import Forbidden, InvalidInput, TwineError, Unreachable
 
 ROOT = Path(__file__).resolve().parents[3]
 UPDATES = [

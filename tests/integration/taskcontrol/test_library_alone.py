@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-OURS = {"agent", "control_plane", "resolver", "sidekick", "taskcontrol", "vm_lab"}
+OURS = {"wire", "agent", "control_plane", "resolver", "sidekick", "taskcontrol", "vm_lab"}
 LOADED = """
 import json, sys
 import taskcontrol.api, taskcontrol.quorum, taskcontrol.shards, taskcontrol.stateless
@@ -35,8 +35,8 @@ def test_a_controller_needs_nothing_of_the_control_plane() -> None:
     """TC17: in a process of its own, by its list of modules."""
     loaded = json.loads(run("-c", LOADED))
     ours = {module for module in loaded if module.split(".")[0] in OURS}
-    others = {module for module in ours if not module.startswith(("taskcontrol", "agent.wire"))}
-    assert others == {"agent", "agent.errors", "agent.log"}
+    others = {module for module in ours if not module.startswith(("taskcontrol", "wire"))}
+    assert others == set()
     assert "taskcontrol.server" in ours
 
 
@@ -46,8 +46,8 @@ def test_a_rule_alone_needs_no_server_either(kind: str) -> None:
     code = f"import sys, json, taskcontrol.{kind}; print(json.dumps(sorted(sys.modules)))"
     loaded = set(json.loads(run("-c", code)))
     assert {module for module in loaded if module.split(".")[0] in OURS - {"taskcontrol"}} <= {
-        "agent",
-        "agent.errors",
+        "wire",
+        "wire.errors",
     }
     assert not {"aiohttp", "ssl", "click"} & loaded
 

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from agent.errors import ConfigError
 from taskcontrol import sights
 from taskcontrol.sights import Dialect
+from wire.errors import ConfigError
 
 Answer = Callable[[web.Request], Awaitable[web.Response]]
 

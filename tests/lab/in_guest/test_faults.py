@@ -13,9 +13,9 @@ from the_host import OURS, STATE, TheHost, differences, everything, memory_in_pi
 
 from agent.api import ProfileSpec
 from agent.client import AgentClient
-from agent.errors import Unreachable
 from sidekick.cli import PROFILES, main
 from sidekick.report import Outcome, ProfileState
+from wire.errors import Unreachable
 
 SIDEKICK = "/opt/twine/bin/sidekick"
 POOL = Path("/proc/sys/vm/nr_hugepages")

@@ -27,9 +27,9 @@ from agent.core.admission import accept
 from agent.core.lease import ends_at
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, decide
 from agent.core.records import TaskRecord, key_of
-from agent.errors import TwineError
 from agent.services.contact import Contact
 from agent.services.journal import Replay
+from wire.errors import TwineError
 
 AFTER_S, STOP_TIMEOUT_S = 20.0, 5.0
 DISCONNECT = Disconnect(policy=DisconnectPolicy.STOP, after_s=AFTER_S)

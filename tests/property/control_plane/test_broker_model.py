@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agent.api import Location
-from agent.errors import Conflict, NotFound
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
@@ -21,6 +20,7 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import Conflict, NotFound
 
 NAMES = ["m1", "m2", "m3", "m4", "m5"]
 MACHINE = st.sampled_from(NAMES)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agent.api import Location
-from agent.errors import Conflict, NotFound
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.broker.brokers import Brokers
@@ -20,6 +19,7 @@ from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.census import Census
 from control_plane.store.memory import MemoryStore
+from wire.errors import Conflict, NotFound
 
 MACHINE = st.sampled_from(["m1", "m2", "m3", "m4"])
 DATACENTER = st.sampled_from(["dc1", "dc2", "dc3"])

@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent.errors import Conflict
 from control_plane.store import Compacted, Delete, KeyChange, Operation, Put, Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import Conflict
 
 KEYS = st.sampled_from(["a", "a/1", "a/2", "b/1", "b/ü"])
 OPERATIONS = st.lists(

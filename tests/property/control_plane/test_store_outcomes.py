@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import Busy, Conflict
 from control_plane.errors import UnknownOutcome
 from control_plane.store import Delete, Operation, Put
 from control_plane.store.faulty import LOST, MADE, REFUSED, UNHEARD, Fate, FaultyStore
 from control_plane.store.memory import MemoryStore
 from control_plane.store.outcomes import OUTCOMES, Attempt, Slots
+from wire.errors import Busy, Conflict
 
 fates = st.lists(
     st.sampled_from((MADE, REFUSED, LOST, UNHEARD)) | st.builds(Fate, late=st.integers(1, 4)),

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from agent.errors import ConfigError
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.reader import MachineReader
 from control_plane.store import Entry
 from control_plane.store.records import SCHEMAS, decode, encode
+from wire.errors import ConfigError
 
 KEY = "machines/dc1/m1"
 PLAIN = {

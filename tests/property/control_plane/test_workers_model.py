@@ -17,8 +17,8 @@ import itertools
 
 from virtual_time import RUNTIME, run
 
-from agent.errors import Busy
 from control_plane.runtime.workers import Pace, Workers
+from wire.errors import Busy
 
 END_S = 1_000.0
 KEYS = st.sampled_from("abcde")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import ConfigError, ProtocolError, TwineError, Unauthenticated, Unreachable
 from agent.services.identity import RENEW_FROM, RENEW_TO, HostIdentity, Identity, renewal_time
-from agent.wire import durable, tls
-from agent.wire.tls import Credential
+from wire import durable, tls
+from wire.errors import ConfigError, ProtocolError, TwineError, Unauthenticated, Unreachable
+from wire.tls import Credential
 
 DAY_S = 86_400.0
 

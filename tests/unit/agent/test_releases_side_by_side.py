@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from agent import api
-from agent.wire.routes import decode_json
+from wire.routes import decode_json
 
 FIRST_RELEASE = {
     "generation",

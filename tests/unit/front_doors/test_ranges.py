@@ -15,12 +15,12 @@ import pytest
 from msgspec import inspect
 
 from agent.api import MachineFacts
-from agent.errors import InvalidInput
 from agent.routes import JOIN_ROUTES
 from agent.routes import ROUTES as AGENT_ROUTES
-from agent.wire.routes import Route, decode_json
 from control_plane.api.machines import Hardware
 from control_plane.api.routes import ROUTES
+from wire.errors import InvalidInput
+from wire.routes import Route, decode_json
 
 LARGEST = float(1 << 53)
 """Beyond it two programs that read the same JSON may have different numbers."""
@@ -104,7 +104,7 @@ def test_facts_of_a_host_are_refused_with_field_value_and_range(field: str, numb
 
 def test_numbers_of_queries_have_a_range() -> None:
     """BUG-HT1: of the queries, too."""
-    from agent.wire.server import Call, Peer
+    from wire.server import Call, Peer
 
     route = Route("x", "GET", "/x", query=("after",))
     for text in ("-1", "nan", "inf", "1e400", "1" + "0" * 400, "x", "1e16"):

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import Busy
 from control_plane.api.jobs import Endpoint, Endpoints
 from resolver.dns_message import MAX_ANSWERS, UDP_PAYLOAD, Zone
 from resolver.dns_server import DnsServer
+from wire.errors import Busy
 
 ZONE = Zone(dns.name.from_text("twine.internal"), 1)
 

@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "control_plane" / "services")
 from test_dns import an_endpoint
 from virtual_time import run
 
-from agent.errors import Busy, Unreachable
 from control_plane.api.jobs import Endpoints
 from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointsNews
 from resolver.following import IDLE_S, Follower
+from wire.errors import Busy, Unreachable
 
 
 class Front:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from test_dns import WEB
 
-from agent.errors import InvalidInput
 from control_plane.api.jobs import Endpoints
 from resolver import proxies
+from wire.errors import InvalidInput
 
 KNOWN = {"web": Endpoints(job="web", revision=3, endpoints=WEB), "gone": None}
 SERVICES = [proxies.service("web:http=:8080"), proxies.service("gone:http")]

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from agent.errors import KernelFileError, ProgramError
 from agent.machine import Completed
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
@@ -32,6 +31,7 @@ from sidekick.settings.kernel import Kernel
 from sidekick.settings.sysctl import SysctlValue
 from sidekick.state import Disk, StateFolder, Target
 from sidekick.targets import target_of
+from wire.errors import KernelFileError, ProgramError
 
 POOL = "hugepages/hugepages-2048kB/nr_hugepages"
 LARGE_POOL = "hugepages/hugepages-1048576kB/nr_hugepages"

@@ -14,7 +14,6 @@ from typing import Any
 
 from fake_host import PROFILES, FakeDisk, FakeKernel, Points
 
-from agent.errors import KernelFileError, ProgramError
 from agent.machine import Completed
 from agent.machine.ethtool import RECORDED
 from agent.machine.hardware import read_hardware
@@ -26,6 +25,7 @@ from sidekick.setting import Host
 from sidekick.settings import SETTINGS
 from sidekick.state import StateFolder, Target
 from sidekick.targets import target_of
+from wire.errors import KernelFileError, ProgramError
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "hosts"
 NAMES = sorted(path.stem for path in DATA.glob("*.toml"))

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from fake_host import CUSTOM, KERNEL, LARGE_POOL, FakeHost, a_target, shipped
 
-from agent.errors import ConfigError, ProgramError, Unprocessable
 from sidekick import status as standing
 from sidekick.loaders.direct import FILE
 from sidekick.report import Outcome, ProfileState, Report, exit_code
 from sidekick.settings.hugepages import Hugepages
 from sidekick.settings.kernel import Kernel
 from sidekick.state import Target
+from wire.errors import ConfigError, ProgramError, Unprocessable
 
 THP = "transparent_hugepage=always"
 ROOT = "root=/dev/vda1 ro quiet"

@@ -11,7 +11,6 @@ import pytest
 from fake_host import FakeHost, a_profile
 
 import sidekick
-from agent.errors import ConfigError
 from sidekick import settings
 from sidekick.profile import Profile
 from sidekick.report import Outcome, ProfileState, Wanted
@@ -19,6 +18,7 @@ from sidekick.setting import Contribution, Host, Setting
 from sidekick.settings import SETTINGS
 from sidekick.state import Target
 from sidekick.targets import target_of
+from wire.errors import ConfigError
 
 FOLDER = Path(sidekick.__file__).parent
 ENGINE = ["apply", "boot", "observe", "plan", "reboot", "setting", "status", "targets"]

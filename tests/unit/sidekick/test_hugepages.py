@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from fake_host import FakeHost, a_profile, a_target
 
-from agent.errors import KernelFileError, Unprocessable
 from sidekick.apply import Run
 from sidekick.report import Change, Disruption, Outcome, ProfileState, Wanted
 from sidekick.settings.hugepages import BUDGET_S, SIZES, Hugepages, HugepagesSetting, Pairs
+from wire.errors import KernelFileError, Unprocessable
 
 SETTING = HugepagesSetting()
 

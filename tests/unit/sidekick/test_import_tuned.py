@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from fake_host import FakeHost
 
-from agent.errors import NotFound
 from sidekick.cli import main
 from sidekick.profile import Library
 from sidekick.settings import SETTINGS
 from sidekick.tuned import convert
+from wire.errors import NotFound
 
 FAST = """
 [main]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from fake_host import FakeHost, a_profile, a_target
 
-from agent.errors import ConfigError
 from sidekick.bootline import compose, group_of, in_force, leftovers, split, taken, without
 from sidekick.loaders.direct import FILE
 from sidekick.report import Outcome, ProfileState
@@ -14,6 +13,7 @@ from sidekick.settings.hugepages import Hugepages, HugepagesSetting
 from sidekick.settings.kernel import Kernel, KernelSetting
 from sidekick.state import OwnedGroup
 from sidekick.status import verify
+from wire.errors import ConfigError
 
 HOST = 'root=/dev/vda1 ro quiet dyndbg="file a.c +p" console=tty0 console=ttyS0'
 THP = "transparent_hugepage=always"

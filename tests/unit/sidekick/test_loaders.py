@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from fake_host import CUSTOM, GRUBENV, ROOT_LINE, Crash, FakeHost, a_target
 
-from agent.errors import Unprocessable
 from sidekick import loaders
 from sidekick.report import ProfileState
 from sidekick.state import Target
 from sidekick.status import verify
+from wire.errors import Unprocessable
 
 THP = "transparent_hugepage=always"
 LINE = f"{ROOT_LINE} {THP} panic=30"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from fake_host import PROFILES, FakeHost, shipped
 
-from agent.errors import ConfigError, NotFound, Unprocessable
 from sidekick.expression import Fact
 from sidekick.facts import FACTS as KNOWN
 from sidekick.facts import read_facts
@@ -16,6 +15,7 @@ from sidekick.report import Wanted
 from sidekick.settings import SETTINGS
 from sidekick.settings.sysctl import values_of
 from sidekick.targets import target_of
+from wire.errors import ConfigError, NotFound, Unprocessable
 
 FACTS: dict[str, Fact] = {
     "cpu.count": 4,

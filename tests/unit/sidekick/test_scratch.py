@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from recorded import RecordedHost, put
 
-from agent.errors import HostError, ProgramError
 from agent.machine import Completed
 from sidekick.apply import Run
 from sidekick.facts import read_facts
@@ -18,6 +17,7 @@ from sidekick.settings import SETTINGS, scratch
 from sidekick.settings.scratch import MIB, ScratchSetting
 from sidekick.state import Target
 from sidekick.targets import target_of
+from wire.errors import HostError, ProgramError
 
 DEVICE = "/dev/nvme7n1"
 SETTING = f"scratch.{DEVICE}"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from recorded import RecordedHost
 
-from agent.errors import KernelFileError
 from sidekick.expression import Facts
 from sidekick.facts import read_facts
 from sidekick.profile import Library, Profile
@@ -15,6 +14,7 @@ from sidekick.report import Change, Disruption, Outcome, Wanted
 from sidekick.setting import Setting
 from sidekick.settings import SETTINGS, setting_of
 from sidekick.settings.affinity import divide
+from wire.errors import KernelFileError
 
 GUEST = {"turbo", "power", "cstates", "smt", "prefetch", "services", "affinity"}
 UNABLE = {

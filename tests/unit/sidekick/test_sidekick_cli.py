@@ -12,11 +12,11 @@ import pytest
 from click.shell_completion import ShellComplete
 from fake_host import FakeHost
 
-from agent.errors import ProgramError
 from sidekick import profile_commands
 from sidekick.cli import DELIVERED, PROGRAM, NoProcesses, main, real_host
 from sidekick.click_commands import COMPLETE, group
 from sidekick.history import KEPT
+from wire.errors import ProgramError
 
 Run = Callable[..., tuple[int, str, str]]
 

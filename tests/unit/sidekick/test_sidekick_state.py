@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from fake_host import FakeHost
 
-from agent.errors import Busy, HostError
 from sidekick.report import Change
 from sidekick.state import Began, Disk, Record, StateFolder, Target, Undoing, Undone, Wrote
+from wire.errors import Busy, HostError
 
 CHANGE = Change(setting="sysctl.vm.swappiness", before="60", after="1")
 BEGAN = Began(

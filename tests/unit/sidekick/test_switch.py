@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from fake_host import FakeHost, a_target, shipped
 
-from agent.errors import HostError
 from sidekick import status as standing
 from sidekick.apply import Run
 from sidekick.report import Disruption, Outcome, ProfileState, Report, exit_code
 from sidekick.settings.hugepages import Hugepages
 from sidekick.settings.sysctl import SysctlValue
 from sidekick.state import Target
+from wire.errors import HostError
 
 WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144, "vm.dirty_bytes": 8388608}
 CACHE = {"vm.swappiness": 1, "vm.max_map_count": 262144, "net.ipv4.tcp_rmem": [1, 2, 3]}

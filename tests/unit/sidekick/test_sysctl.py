@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from fake_host import FakeHost, a_profile
 
-from agent.errors import KernelFileError
 from sidekick.report import Change, Outcome, Wanted
 from sidekick.settings.sysctl import SysctlSetting, Value, path_of, text_of
 from sidekick.sysctl_ranges import why_out_of_range
+from wire.errors import KernelFileError
 
 SETTING = SysctlSetting()
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from fake_host import Crash, FakeHost, a_target
 
-from agent.errors import Conflict, Unprocessable
 from sidekick import trial
 from sidekick.apply import watch
 from sidekick.report import Outcome, ProfileState, Report
 from sidekick.settings.hugepages import Hugepages
 from sidekick.state import Target
 from sidekick.status import status, verify
+from wire.errors import Conflict, Unprocessable
 
 WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144}
 CACHE = {"vm.swappiness": 1, "vm.max_map_count": 262144}

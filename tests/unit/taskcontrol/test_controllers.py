@@ -3,12 +3,12 @@
 import pytest
 from asked import MONDAY, a_request, acked, an_update
 
-from agent.errors import InvalidInput
 from taskcontrol.api import AdvanceNotice
 from taskcontrol.quorum import Quorum
 from taskcontrol.shards import Sharded
 from taskcontrol.stateless import Stateless
 from taskcontrol.windows import Never, window
+from wire.errors import InvalidInput
 
 FIGURE_2 = {
     1: {"A", "C"},

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import Conflict
 from agent.services.install import PACKAGED, install, targets
 from vm_lab.errors import LabError
 from vm_lab.package import MARKS, SCRIPTS, arrange, describe, version_of
+from wire.errors import Conflict
 
 
 @pytest.fixture

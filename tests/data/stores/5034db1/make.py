@@ -28,7 +28,6 @@ from fake_agents import IMAGE_2, Region, find_image  # noqa: E402
 from world import a_job  # noqa: E402
 
 from agent.api import Limits  # noqa: E402
-from agent.errors import Busy  # noqa: E402
 from control_plane.api.allocations import AllocationRecord  # noqa: E402
 from control_plane.api.capacity import EntitlementSpec  # noqa: E402
 from control_plane.api.inventory import Drain, Lend  # noqa: E402
@@ -36,6 +35,7 @@ from control_plane.api.jobs import JobPhase, TaskPhase, UpdatePolicy  # noqa: E4
 from control_plane.api.settings import SchedulerSettings  # noqa: E402
 from control_plane.store.records import ALLOCATIONS, DECISIONS, decode  # noqa: E402
 from control_plane.store.sqlite import SqliteStore  # noqa: E402
+from wire.errors import Busy  # noqa: E402
 
 MIB = 1 << 20
 LARGE, HUGE = Limits(memory_max_bytes=600 * MIB), Limits(memory_max_bytes=3000 * MIB)

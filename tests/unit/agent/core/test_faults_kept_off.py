@@ -10,9 +10,9 @@ from builders import IMAGE, a_spec
 
 from agent.api import Limits, TaskSpec
 from agent.core.unit_properties import unit_properties
-from agent.errors import InvalidInput
-from agent.wire.routes import decode_json
 from control_plane.api.validate import job_errors
+from wire.errors import InvalidInput
+from wire.routes import decode_json
 
 UNIT = unit_properties("web", a_spec(limits=Limits(tasks_max=9)), "/r")
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from agent import api
 from agent.api.signing import ImageSignature, ImageTrust, distrust
-from agent.errors import InvalidInput
-from agent.wire import signatures
-from agent.wire.routes import decode_json
+from wire import signatures
+from wire.errors import InvalidInput
+from wire.routes import decode_json
 
 KEY, OTHER = signatures.new_key(), signatures.new_key()
 DIGEST, ELSE = "sha256:" + "1" * 64, "sha256:" + "2" * 64

@@ -10,7 +10,7 @@ from agent.core.image_user import Listed, asks, login, resolve
 from agent.core.inside import Command, inside_properties
 from agent.core.mounts import mount_properties
 from agent.core.records import user_of
-from agent.errors import Unprocessable
+from wire.errors import Unprocessable
 
 USERS = Listed(
     "etc/passwd",

@@ -25,7 +25,7 @@ from agent.core.own_cpus import (
 )
 from agent.core.records import key_of, status_of, tell_change
 from agent.core.unit_properties import cgroup_of, is_shared_slice, slice_for, unit_properties
-from agent.cpus import Core
+from wire.cpus import Core
 
 NOW = Moment(wall=100.0, boot_s=100.0)
 TWO_NODES = tuple(Core((n, n + 8), node=n // 4) for n in range(8))

@@ -25,8 +25,8 @@ from agent.core.addresses import (
     veth_of,
 )
 from agent.core.firewall import table, told
-from agent.errors import HostError
 from agent.netplan import Rule, Site
+from wire.errors import HostError
 
 SITE = Site(prefix6="fd74:7769::/32", host4="10.77.0.11", prefix4="100.64.0.0/10", agent_port=7443)
 PRIVATE = Network(mode=NetworkMode.PRIVATE)

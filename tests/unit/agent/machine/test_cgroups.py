@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import KernelFileError
 from agent.machine import Usage
 from agent.machine.cgroups import ROOT, HostCgroups
 from agent.machine.kernelfs import KernelFs
+from wire.errors import KernelFileError
 
 GROUP = "/workload.slice/workload-demo.slice/twine-task-web.service"
 FILES = {

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import ProgramError
 from agent.machine import Completed
 from agent.machine.fake import FakeMachine, ends_with
+from wire.errors import ProgramError
 
 UNIT = "t.service"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.cpus import Core, listed, numbers
-from agent.errors import KernelFileError
 from agent.machine.hardware import KEPT, hugepages_bytes, read_cores, read_hardware
 from agent.machine.kernelfs import KernelFs
+from wire.cpus import Core, listed, numbers
+from wire.errors import KernelFileError
 
 
 def a_host(root: Path, changes: dict[str, str | None] | None = None) -> KernelFs:

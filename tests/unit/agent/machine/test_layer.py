@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from oci import compressed, entry, folder, layer, sha
 
-from agent.errors import TwineError, Unprocessable
 from agent.machine import layer as program
 from agent.machine.layer import apply
+from wire.errors import TwineError, Unprocessable
 
 
 @pytest.fixture

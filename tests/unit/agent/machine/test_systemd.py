@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from pystemd.dbusexc import DBusBaseError
 
-from agent.errors import Conflict, SystemdError
 from agent.machine.systemd import MANAGER, PROPERTIES, HostSystemd
+from wire.errors import Conflict, SystemdError
 
 UNIT = "t.service"
 A_SERVICE = {"ExecStart": [["/bin/true"]], "CPUWeight": 50, "MemoryMax": 1}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.errors import InvalidInput
 from agent.machine.unit_properties import CLOSE, SIGNATURES, UNLIMITED, encode, split_signature
+from wire.errors import InvalidInput
 
 
 def on_the_wire(name: str, value: object) -> list[object]:

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from agent import api
 from agent.core.unit_properties import cgroup_of
-from agent.errors import Forbidden, Problem, SystemdError, Unauthenticated
 from agent.machine import Usage
 from agent.routes import ROUTES
 from agent.services import callers
 from agent.services.callers import authorize_with
-from agent.wire.server import Peer
+from wire.errors import Forbidden, Problem, SystemdError, Unauthenticated
+from wire.server import Peer
 
 ROUTE = ROUTES[0]
 

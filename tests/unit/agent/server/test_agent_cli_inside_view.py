@@ -10,8 +10,8 @@ import pytest
 from builders import IMAGE, FakeHost, unit
 
 from agent.config import load_with_origins
-from agent.errors import ConfigError
 from agent.machine.fake import ends_with
+from wire.errors import ConfigError
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -13,8 +13,8 @@ from agent.api import Life, TaskState
 from agent.cli import waiting
 from agent.cli.waiting import Watch
 from agent.client import AgentClient
-from agent.errors import Unreachable
 from agent.machine.fake import ends_with
+from wire.errors import Unreachable
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli import main, serving
-from agent.errors import ConfigError
+from wire.errors import ConfigError
 
 
 def test_a_failure_on_purpose_is_one_message_and_an_exit_code(

@@ -13,7 +13,11 @@ import pytest
 from builders import IMAGE, FakeHost, a_spec, a_tar, chunks_of, digest_of, running
 
 from agent.api import ImageFormat, ImagePull
-from agent.errors import (
+from agent.machine import Property
+from agent.machine.fake import ends_with
+from agent.services import images
+from agent.services.images import Images
+from wire.errors import (
     BtrfsError,
     Conflict,
     HostError,
@@ -22,10 +26,6 @@ from agent.errors import (
     Unprocessable,
     Unreachable,
 )
-from agent.machine import Property
-from agent.machine.fake import ends_with
-from agent.services import images
-from agent.services.images import Images
 
 DATA = a_tar(app="code", lib="dependencies")
 DIGEST = digest_of(DATA)

@@ -26,9 +26,9 @@ from msgspec.structs import replace
 
 from agent.api import ImageFormat, TaskState
 from agent.client import AgentClient
-from agent.errors import NotFound, TwineError
 from agent.machine import Machine
 from agent.services.journal import Journal
+from wire.errors import NotFound, TwineError
 
 STEPS = {"start_transient", "stop", "reset_failed", "set_properties"}
 STEPS |= {"snapshot", "delete", "create", "set_read_only"}

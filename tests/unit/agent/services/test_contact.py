@@ -14,10 +14,10 @@ from builders import FakeHost, a_spec, running, unit, until
 from agent import fence
 from agent.api import Disconnect, DisconnectPolicy, TaskState
 from agent.client import AgentClient
-from agent.errors import Busy, Conflict, Unprocessable
 from agent.services import callers
 from agent.services.contact import Contact
-from agent.wire.server import Peer
+from wire.errors import Busy, Conflict, Unprocessable
+from wire.server import Peer
 
 STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0)
 REASON = "not heard from its control plane for 30 s, as its job asks"

@@ -17,10 +17,10 @@ from builders import FakeHost, a_spec, running, unit, until
 from agent import api
 from agent.core.credentials import asked_for
 from agent.core.records import key_of
-from agent.errors import HostError, InvalidInput, NotFound
 from agent.machine import memory_file
 from agent.machine.memory_file import MemoryFile
 from agent.services.credentials import MOST_BYTES
+from wire.errors import HostError, InvalidInput, NotFound
 
 VALUE = b"correct horse\n\0battery"
 

@@ -14,12 +14,12 @@ from contextlib import asynccontextmanager, suppress
 from builders import FakeHost
 
 from agent.client import AgentClient
-from agent.errors import TwineError
-from agent.wire.limits import LOCAL
+from wire.errors import TwineError
+from wire.limits import LOCAL
 
 MANY = 200
 WAITS_OF_ONE = 128
-"""What `agent.wire.server` lets one caller have."""
+"""What `wire.server` lets one caller have."""
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

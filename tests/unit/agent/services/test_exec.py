@@ -18,14 +18,14 @@ from builders import FakeHost, a_spec, running, unit
 
 from agent.api.exec import TAKEN, ExecEnd, ExecWord, taken_frame
 from agent.core.inside import inside_unit
-from agent.errors import Busy, HostError, InvalidInput, NotFound, from_problem
 from agent.machine import Property, UnitState
 from agent.machine.fake import Ended, ends_with
 from agent.machine.terminals import Streams
 from agent.services import exec as sessions
 from agent.terminal import attend
-from agent.wire.duplex import Duplex, Frame
-from agent.wire.flow import WINDOW_BYTES, Inflow, Outflow
+from wire.duplex import Duplex, Frame
+from wire.errors import Busy, HostError, InvalidInput, NotFound, from_problem
+from wire.flow import WINDOW_BYTES, Inflow, Outflow
 
 
 async def _end(duplex: Duplex) -> tuple[bytes, bytes, ExecEnd]:

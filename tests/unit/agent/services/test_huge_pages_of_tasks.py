@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from agent.api import Resize, Resources, RestartPolicy, RestartWhen, TaskSpec
 from agent.client import AgentClient
-from agent.errors import Unprocessable
 from agent.machine.fake import HARDWARE
+from wire.errors import Unprocessable
 
 PAGE = 2 << 20
 FILE = "hugetlb.2MB.max"

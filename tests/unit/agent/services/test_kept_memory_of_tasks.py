@@ -9,7 +9,7 @@ from builders import FakeHost, a_spec, gone, running, unit
 from msgspec.structs import replace
 
 from agent.api import Limits, Resize, Resources, RestartPolicy, RestartWhen, TaskSpec
-from agent.errors import Unprocessable
+from wire.errors import Unprocessable
 
 ALL, LOCAL, LATE = "workload.slice", "workload-local.slice", "workload-late.slice"
 MIB = 1 << 20

@@ -12,8 +12,8 @@ import pytest
 
 from agent.api.term import Term, read_term
 from agent.core.term import is_older, newest
-from agent.errors import HostError, InvalidInput, OlderStore
 from agent.services.last_term import LastTerm
+from wire.errors import HostError, InvalidInput, OlderStore
 
 ONE, TWO = "0" * 15 + "1", "0" * 15 + "2"
 

@@ -23,10 +23,10 @@ from agent.api import (
 )
 from agent.core.inside import inside_unit, step_unit
 from agent.core.records import user_of
-from agent.errors import Conflict
 from agent.machine import Property, boottime_s
 from agent.machine.fake import Ended, ends_with
 from agent.services import leaving
+from wire.errors import Conflict
 
 MIGRATE = Step(name="migrate", command=["/bin/migrate"])
 WARM = Step(name="warm", command=["/bin/warm"], timeout_s=7)

@@ -11,9 +11,9 @@ import pytest
 from builders import FakeHost, a_record, a_spec, gone, running
 from msgspec.structs import replace
 
-from agent import log as ours
 from agent.api import Health, TaskState
 from agent.core.records import status_of, tell_change
+from wire import log as ours
 
 
 def a_log_record(message: str, **fields: object) -> logging.LogRecord:

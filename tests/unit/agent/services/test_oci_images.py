@@ -16,11 +16,11 @@ from oci import Layout, Registry, entry, files, layer, sha
 from agent.api import Events, ImageFormat, ImageUser, OciPull, Relaxation, TaskState, asked_for_as
 from agent.cli.image import fetch
 from agent.core.records import TaskRecord
-from agent.errors import Busy, InvalidInput, TwineError, Unprocessable
 from agent.machine import Property
 from agent.machine.fake import ends_with
 from agent.services.roots import Roots
 from agent.services.units import task_unit
+from wire.errors import Busy, InvalidInput, TwineError, Unprocessable
 
 BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")
 LISTS = layer(

@@ -12,8 +12,8 @@ from builders import FakeHost
 from oci import Layout, Registry, files, sha
 
 from agent.client import AgentClient
-from agent.errors import TwineError, Unreachable
 from agent.machine.fake import Ended
+from wire.errors import TwineError, Unreachable
 
 BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")
 FIRST, SECOND = "registry.example/team/web:1", "registry.example/team/web:2"

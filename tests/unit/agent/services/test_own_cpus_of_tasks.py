@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from agent.api import Resize, Resources, RestartPolicy, RestartWhen, TaskSpec, TaskState
 from agent.client import AgentClient
-from agent.cpus import Core
-from agent.errors import HostError, Unprocessable
 from agent.machine.fake import HARDWARE
 from agent.services.journal import Journal
+from wire.cpus import Core
+from wire.errors import HostError, Unprocessable
 
 SHARED, EFFECTIVE = "workload-local.slice", "cpuset.cpus.effective"
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.api import Network, NetworkMode, Relaxation, TaskSpec, TaskState
 from agent.core.own_init import FIRST_ID, ID_COUNT, NSPAWN, SLOTS
-from agent.errors import Unprocessable
+from wire.errors import Unprocessable
 
 PRIVATE = Network(mode=NetworkMode.PRIVATE)
 

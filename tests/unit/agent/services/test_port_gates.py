@@ -11,13 +11,13 @@ from builders import FakeHost, a_spec, gone, running, until
 
 from agent.api import Network, NetworkMode, TaskSpec, TaskState
 from agent.core.unit_properties import cgroup_of
-from agent.errors import HostError
 from agent.machine.fake_network import FakeNetwork
 from agent.netd import gated
 from agent.netplan import Gates
 from agent.services import port_gates
 from agent.services.offload import Lanes
 from agent.services.port_gates import PortGates
+from wire.errors import HostError
 
 WEB = a_spec(network=Network(ports={"http": 8080, "admin": 81}))
 

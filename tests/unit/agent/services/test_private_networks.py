@@ -8,11 +8,11 @@ import pytest
 from builders import FakeHost, a_spec, gone, running, until
 
 from agent.api import Network, NetworkMode, TaskState
-from agent.errors import Unprocessable
 from agent.machine.fake_network import FakeNetwork
 from agent.netplan import TaskNet
 from agent.services.networks import Networks, site_with
 from agent.services.offload import Lanes
+from wire.errors import Unprocessable
 
 PRIVATE = Network(mode=NetworkMode.PRIVATE)
 

@@ -25,7 +25,6 @@ from agent.api import (
     TaskState,
 )
 from agent.client import AgentClient
-from agent.errors import Conflict, NotFound, ProgramError, Unprocessable, Unreachable
 from agent.machine import Completed, boottime_s
 from agent.machine.fake import Ended
 from agent.services import host_profile
@@ -34,6 +33,7 @@ from agent.services.journal import Journal
 from agent.services.logs import Logs, Run, journal_command
 from agent.services.prober import Ask, Prober
 from control_plane.api.profiles import version_name
+from wire.errors import Conflict, NotFound, ProgramError, Unprocessable, Unreachable
 
 
 @asynccontextmanager

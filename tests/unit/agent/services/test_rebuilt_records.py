@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from agent.cli.host import _oldest
 from agent.core.reconcile import rebuilt
 from agent.core.records import TaskRecord, Tombstone, Wanted, key_of
-from agent.errors import HostError
 from agent.services.journal import Journal
+from wire.errors import HostError
 
 
 def record_file(host: FakeHost, task_id: str = "web") -> Path:

@@ -13,7 +13,7 @@ from builders import FakeHost, a_spec, running, unit
 from agent.api import IoLimit, Resize, Resources, TaskSpec, Volume
 from agent.core.limits import kernel_values
 from agent.core.unit_properties import cgroup_of
-from agent.errors import Conflict, NotFound, Unprocessable
+from wire.errors import Conflict, NotFound, Unprocessable
 
 MIB = 1 << 20
 

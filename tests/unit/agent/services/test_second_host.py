@@ -11,11 +11,11 @@ from builders import FakeHost, a_spec, running
 
 from agent.api import TaskState
 from agent.api.presence import Presence, PresenceAnswer, Verdict
-from agent.errors import Conflict, TwineError, Unreachable
 from agent.services import uniqueness
 from agent.services.events import EventLog
 from agent.services.identity import HostIdentity
 from agent.services.uniqueness import Uniqueness
+from wire.errors import Conflict, TwineError, Unreachable
 
 AGAIN, SECOND, ALONE = (
     PresenceAnswer(verdict=Verdict.AGAIN),

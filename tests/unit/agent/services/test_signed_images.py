@@ -14,8 +14,8 @@ from agent.api import (
     RestartWhen,
     TaskState,
 )
-from agent.errors import InvalidInput, Unprocessable
-from agent.wire import signatures
+from wire import signatures
+from wire.errors import InvalidInput, Unprocessable
 
 KEY, OTHER = signatures.new_key(), signatures.new_key()
 PUBLIC = signatures.public_key(KEY)

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives import serialization
 from agent.api import RestartPolicy, RestartWhen, TaskSpec, TaskState
 from agent.api.task_identity import TaskCertificate
 from agent.core.records import key_of
-from agent.errors import Forbidden, HostError, Unreachable
 from agent.services.events import EventLog
 from agent.services.identity import HostIdentity
 from agent.services.offload import Lanes
@@ -29,6 +28,7 @@ from control_plane.identity.authority import (
     open_authority,
     public_key_of,
 )
+from wire.errors import Forbidden, HostError, Unreachable
 
 WEB = a_spec(entitlement="shop", job="web", identity=True)
 QUICK = RestartPolicy(backoff_s=0.05, backoff_max_s=0.05)

@@ -24,7 +24,9 @@ import agent as agent_package
 from agent import api
 from agent.api import Health, Limits, RestartPolicy, RestartWhen, TaskState
 from agent.client import AgentClient
-from agent.errors import (
+from agent.machine.fake import ends_with
+from agent.services.journal import Journal
+from wire.errors import (
     Busy,
     ConfigError,
     Conflict,
@@ -33,8 +35,6 @@ from agent.errors import (
     SystemdError,
     Unprocessable,
 )
-from agent.machine.fake import ends_with
-from agent.services.journal import Journal
 
 NEVER = RestartPolicy(when=RestartWhen.NEVER)
 

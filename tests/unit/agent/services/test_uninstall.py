@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from builders import FakeHost, a_spec, running
 
-from agent.errors import Conflict, ProgramError
 from agent.machine import Completed
 from agent.services.install import install
 from agent.services.removal import uninstall
+from wire.errors import Conflict, ProgramError
 
 SIDEKICK = "/opt/twine/bin/sidekick"
 

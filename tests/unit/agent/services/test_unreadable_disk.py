@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from builders import IMAGE, FakeHost, a_spec, running
 
-from agent.errors import HostError
 from agent.services.journal import Journal
+from wire.errors import HostError
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:

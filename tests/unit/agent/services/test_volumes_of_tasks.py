@@ -11,8 +11,8 @@ from builders import FakeHost, a_spec, gone, running, unit, until
 from agent.api import RestartPolicy, RestartWhen, TaskState, Volume, VolumeKind
 from agent.api.accounts import Account
 from agent.client import AgentClient
-from agent.errors import Conflict, InvalidInput, NotFound, Unprocessable
 from agent.machine import Quota
+from wire.errors import Conflict, InvalidInput, NotFound, Unprocessable
 
 MIB = 1 << 20
 DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=64 * MIB)

@@ -14,9 +14,9 @@ from aiohttp import web
 
 from agent import client as agent_client
 from agent.client import AgentClient
-from agent.errors import Busy, ProtocolError, Unreachable
-from agent.wire.client import WireClient
-from agent.wire.server import Waiting
+from wire.client import WireClient
+from wire.errors import Busy, ProtocolError, Unreachable
+from wire.server import Waiting
 
 CHUNK = b" " * 65_536
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import InvalidInput
-from agent.wire.quantities import (
+from wire.errors import InvalidInput
+from wire.quantities import (
     about_size,
     cores,
     cores_text,

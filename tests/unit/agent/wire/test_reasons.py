@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agent.errors import ProtocolError
-from agent.wire.client import WireClient
-from agent.wire.reasons import why
-from agent.wire.routes import Route
+from wire.client import WireClient
+from wire.errors import ProtocolError
+from wire.reasons import why
+from wire.routes import Route
 
 ROUTE = Route("get_job", "GET", "/v1/jobs")
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from agent.api import TaskSpec
-from agent.errors import InvalidInput
-from agent.wire.routes import decode_json
-from agent.wire.violations import MAX_ERRORS, violations
+from wire.errors import InvalidInput
+from wire.routes import decode_json
+from wire.violations import MAX_ERRORS, violations
 
 GOOD = {"image": "sha256:" + "a" * 64, "command": ["/bin/true"]}
 

@@ -12,13 +12,13 @@ from msgspec import inspect
 
 from agent.api import Location, ProfileSpec, TaskSpec
 from agent.config import AgentConfig
-from agent.wire.quantities import quantity_of
-from agent.wire.violations import violations
-from agent.wire.written import plain
 from control_plane.api.capacity import EntitlementSpec, EntitlementWish
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke, Undrain
 from control_plane.api.jobs import JobSpec
 from control_plane.config import Config
+from wire.quantities import quantity_of
+from wire.violations import violations
+from wire.written import plain
 
 WRITTEN = (
     *(TaskSpec, ProfileSpec, Location, AgentConfig, JobSpec, EntitlementSpec, EntitlementWish),

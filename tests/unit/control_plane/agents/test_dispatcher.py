@@ -17,7 +17,6 @@ from virtual_time import RUNTIME, run
 from world import a_job, scenario
 
 from agent import api
-from agent.errors import NotFound, Unreachable
 from control_plane.agents.core.commands import Start, Stop
 from control_plane.agents.core.stop_queue import Place, StopQueue
 from control_plane.agents.dispatcher import Dispatcher
@@ -29,6 +28,7 @@ from control_plane.api.settings import SchedulerSettings
 from control_plane.broker.brokers import Brokers
 from control_plane.runtime.limits import TokenBucket
 from control_plane.store.memory import MemoryStore
+from wire.errors import NotFound, Unreachable
 
 
 class Agent:

@@ -7,9 +7,9 @@ import pytest
 from aiohttp.test_utils import unused_port
 
 from agent.api import Event, Events
-from agent.errors import Busy, Refused, TwineError, Unreachable
 from control_plane.agents.polled import Patience, PolledAgent, PolledEvents
 from control_plane.runtime.runtime import Runtime
+from wire.errors import Busy, Refused, TwineError, Unreachable
 
 SHORT = Patience(wait_s=0.05, give_up_s=0.2)
 

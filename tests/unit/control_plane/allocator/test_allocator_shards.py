@@ -8,7 +8,6 @@ import pytest
 from test_place import a_job
 
 from agent.api import Limits, Location
-from agent.errors import Unprocessable
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.alone import allocator_beside, allocator_over
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
@@ -18,6 +17,7 @@ from control_plane.store import Store
 from control_plane.store.bulk import put_all
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import ENTITLEMENTS, encode
+from wire.errors import Unprocessable
 
 GIB = 1 << 30
 DATACENTERS = ("dc1", "dc2")

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from agent.api import Limits, Location
-from agent.errors import Unprocessable
 from control_plane.allocator.alone import allocator_of, allocator_over
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
@@ -18,6 +17,7 @@ from control_plane.broker.keys import prefix_of
 from control_plane.store.bulk import put_all
 from control_plane.store.records import ENTITLEMENTS, encode
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import Unprocessable
 
 GIB = 1 << 30
 FRONT = {"front": EntitlementSpec(machines=9)}

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agent.errors import InvalidInput
 from control_plane.cli.jobfile import put, read_document
 from control_plane.cli.show import (
     duration,
@@ -23,6 +22,7 @@ from control_plane.cli.show import (
     rich_table,
     text_table,
 )
+from wire.errors import InvalidInput
 
 
 def steers(text: str) -> bool:

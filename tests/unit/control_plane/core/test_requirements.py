@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from agent.api import Location, MachineFacts
-from agent.errors import InvalidInput
 from control_plane.api.machines import Hardware, MachineRecord, MachineState
 from control_plane.api.requirement_parser import parse, parsed
 from control_plane.api.requirements import (
@@ -23,6 +22,7 @@ from control_plane.api.requirements import (
     text_of,
 )
 from control_plane.broker.core.matching import Listed, holds, may_hold
+from wire.errors import InvalidInput
 
 GIB = 1 << 30
 MACHINE = MachineRecord(

@@ -15,14 +15,14 @@ from regions import (
     where,
 )
 
-from agent.errors import InvalidInput
-from agent.wire.routes import decode_json
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.request import Group, Request
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.api.requirements import In
 from control_plane.api.routes import ROUTES
+from wire.errors import InvalidInput
+from wire.routes import decode_json
 
 MSB = Property.MSB
 

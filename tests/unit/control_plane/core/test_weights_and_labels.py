@@ -18,12 +18,12 @@ from regions import (
     where,
 )
 
-from agent.errors import InvalidInput
 from control_plane.allocator.core import spread
 from control_plane.allocator.core.evenness import Even
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.api.validate import job_spec
+from wire.errors import InvalidInput
 
 ZONE = "label.zone"
 

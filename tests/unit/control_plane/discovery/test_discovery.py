@@ -17,9 +17,9 @@ from world import World, a_job, a_region, scenario
 
 from agent.api import NetworkMode
 from agent.api.network import Reach
-from agent.errors import NotFound
 from control_plane.api.jobs import TaskRecord
 from control_plane.api.watch import EndpointsNews
+from wire.errors import NotFound
 
 
 @scenario()

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
-from agent.errors import NotFound, Unprocessable
 from control_plane.api.jobs import Endpoints
 from control_plane.api.shards import PARTS, part_of, parts_of
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import SHARDS, encode
+from wire.errors import NotFound, Unprocessable
 
 
 def tasks(found: Endpoints) -> list[str]:

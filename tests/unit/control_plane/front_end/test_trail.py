@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.errors import Busy
 from control_plane.api.people import AuditEntry, Outcome
 from control_plane.front_end.trail import (
     MAX_SCAN,
@@ -22,6 +21,7 @@ from control_plane.front_end.trail import (
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Operation
 from control_plane.store.memory import MemoryStore
+from wire.errors import Busy
 
 ENTRY = AuditEntry(
     sequence=0,

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from agent.errors import ConfigError
 from control_plane.health import put_back
 from control_plane.health.core.put_back import is_put_back
 from control_plane.health.put_back import PutBack
 from control_plane.store.memory import MemoryStore
 from control_plane.store.protocol import Put
 from control_plane.store.term import OwnTerm
+from wire.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api.presence import Presence, Verdict
-from agent.errors import Busy, NotFound, Unreachable
 from control_plane.api.duplicates import Duplicate
 from control_plane.errors import UnknownOutcome
 from control_plane.front_end.trail import Query, Trail
@@ -22,6 +21,7 @@ from control_plane.identity.duplicates import DUPLICATES, DuplicateHosts
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
+from wire.errors import Busy, NotFound, Unreachable
 
 
 class Host:

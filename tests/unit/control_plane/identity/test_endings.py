@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.wire import tls
-from agent.wire.tls import Credential
 from control_plane.identity.authority import Authority, OwnIdentity, Subject, open_authority
+from wire import tls
+from wire.tls import Credential
 
 DAY_S = 86_400.0
 HOST = "10.77.0.11"

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from agent.errors import ConfigError, Conflict, InvalidInput, NotFound
 from control_plane.api.people import GroupSpec
 from control_plane.identity.people import People
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
+from wire.errors import ConfigError, Conflict, InvalidInput, NotFound
 
 
 async def opened(store: MemoryStore, *operators: str) -> People:

@@ -16,8 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api import JoinRequest, MachineFacts
-from agent.errors import Busy, ConfigError, Forbidden, InvalidInput, Unauthenticated
-from agent.wire.peers import expect_peer, peer_of, principal
 from control_plane.api.machines import MachineRecord, MachineView, TokenRequest
 from control_plane.identity.authority import (
     LEAF_LIFE_S,
@@ -30,6 +28,8 @@ from control_plane.identity.authority import (
 from control_plane.identity.registrar import TOKENS, Failures, Registrar, host_of
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
+from wire.errors import Busy, ConfigError, Forbidden, InvalidInput, Unauthenticated
+from wire.peers import expect_peer, peer_of, principal
 
 FACTS = MachineFacts(
     machine_id="vm1",

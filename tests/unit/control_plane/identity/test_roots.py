@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import Conflict
 from control_plane.api.authority import HostTrust, Step
 from control_plane.api.people import IssuedCredential
 from control_plane.identity.core.roots import (
@@ -19,6 +18,7 @@ from control_plane.identity.core.roots import (
     parsed,
     text_of,
 )
+from wire.errors import Conflict
 
 A, B, C = (made("twine", 1_700_000_000.0) for _ in range(3))
 POOL = (A, B, C)

@@ -13,7 +13,6 @@ from virtual_time import clock, run
 from world import World, a_job
 
 from agent.api import Limits
-from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import UpdatePolicy
@@ -28,6 +27,7 @@ from control_plane.api.maintenance import (
     Work,
 )
 from control_plane.store.memory import MemoryStore
+from wire.errors import Conflict, InvalidInput, NotFound
 
 LARGE = Limits(memory_max_bytes=700 << 20)
 """One on each machine."""

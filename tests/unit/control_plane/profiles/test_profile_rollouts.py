@@ -14,11 +14,11 @@ from world import World, a_job, a_region, scenario
 
 from agent.api import Health, ProfileState, ProfileStatus, SettingOutcome
 from agent.api.profile import ProfileSwitch, SettingSwitch
-from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.profiles import ProfileWish, version_name
 from control_plane.api.settings import PortalSettings
 from control_plane.profiles.core.stats import ALL, stats_of
+from wire.errors import Conflict, InvalidInput, NotFound
 
 TEXT = """
 description = "Front ends with a longer queue"

@@ -12,12 +12,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
 from virtual_time import EPOCH_S, run
 
-from agent.errors import Busy
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.date import BELIEVED_AFTER_S, Date
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import CLOCK
+from wire.errors import Busy
 
 
 class Host:

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from virtual_time import RUNTIME, run
 from world import World, a_region
 
-from agent.errors import Busy
 from control_plane.runtime.loops import Failing, Loops
+from wire.errors import Busy
 
 
 async def forever() -> None:

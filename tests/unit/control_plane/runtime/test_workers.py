@@ -12,8 +12,8 @@ import itertools
 
 from virtual_time import RUNTIME, run
 
-from agent.errors import Busy
 from control_plane.runtime.workers import Pace, Workers
+from wire.errors import Busy
 
 
 def test_a_million_keys_that_nobody_wakes_have_no_task_and_one_timer():

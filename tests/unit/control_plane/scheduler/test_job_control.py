@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from virtual_time import run
 from world import World, a_job, a_region
 
-from agent.errors import TwineError
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.store.memory import MemoryStore
+from wire.errors import TwineError
 
 
 class SlowStore(MemoryStore):

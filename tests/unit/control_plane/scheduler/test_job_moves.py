@@ -15,7 +15,6 @@ from world import World, a_job, a_region, scenario
 
 from agent.api import Health
 from agent.api.volumes import Volume, VolumeKind
-from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import ControllerRef, JobSpec
 from control_plane.api.machines import EventKind
@@ -23,6 +22,7 @@ from control_plane.api.policy import Neighbour
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.store.memory import MemoryStore
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
+from wire.errors import Conflict, InvalidInput, NotFound
 
 
 def policy(**fields) -> UpdatePolicy:

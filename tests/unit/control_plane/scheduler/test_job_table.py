@@ -5,13 +5,13 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api import Health, TaskState
-from agent.errors import Busy, Conflict
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
 from control_plane.api.stored_jobs import CHUNK
 from control_plane.runtime.job_table import JobTable
 from control_plane.store import Put
 from control_plane.store.faulty import LOST, MADE, UNHEARD, Fate, FaultyStore
 from control_plane.store.memory import MemoryStore
+from wire.errors import Busy, Conflict
 
 VALUE_MAX, ROWS_MAX = 256 << 10, 100
 SPEC = JobSpec(name="web", entitlement="front", tasks=3, image="sha256:" + "1" * 64, command=["/x"])

@@ -13,13 +13,13 @@ from virtual_time import clock, run
 from world import World, a_job
 
 from agent.api import Limits as TaskLimits
-from agent.errors import NotFound
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.limits import LimitName, LimitView
 from control_plane.api.machines import EventKind, MachineState
 from control_plane.api.maintenance import MaintenanceWish, Work
 from control_plane.runtime.limits import Limit, Limits
+from wire.errors import NotFound
 
 LARGE = TaskLimits(memory_max_bytes=700 << 20)
 SMALL = TaskLimits(memory_max_bytes=64 << 20)

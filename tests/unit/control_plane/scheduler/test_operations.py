@@ -12,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from virtual_time import clock
 from world import World, a_job, scenario
 
-from agent.errors import NotFound
 from control_plane.api.inventory import Drain
 from control_plane.api.jobs import JobRecord, TaskRecord, UpdatePolicy
 from control_plane.api.operations import Cause, JobEvent, OperationKind, OperationState
@@ -21,6 +20,7 @@ from control_plane.scheduler import event_log
 from control_plane.scheduler.event_log import ROW, ROWS, EventLog
 from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
+from wire.errors import NotFound
 
 
 async def told(w: World, job: str = "web") -> list[JobEvent]:

@@ -14,7 +14,6 @@ from virtual_time import run
 from world import World, a_job, a_region, scenario
 
 from agent.api import TaskState
-from agent.errors import Busy
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.inventory import Drain, Lend, Revoke
 from control_plane.api.jobs import ControllerRef, JobRecord, UpdatePolicy
@@ -22,6 +21,7 @@ from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.roles import ControlPlane
 from control_plane.store.memory import MemoryStore
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
+from wire.errors import Busy
 
 REF = ControllerRef(url="https://10.0.0.9:7450", name="db", failure_wait_s=3600)
 

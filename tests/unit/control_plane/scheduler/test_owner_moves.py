@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
-from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.operations import RestartWish
+from wire.errors import Conflict, InvalidInput, NotFound
 
 
 async def where(w: World, index: int) -> str:

@@ -14,12 +14,12 @@ from virtual_time import clock, run
 from world import World, a_job, a_region, scenario
 
 from agent.api import Health, Limits
-from agent.errors import InvalidInput, Unreachable
 from control_plane.api.jobs import ControllerRef, JobSpec, UpdatePolicy
 from control_plane.api.machines import EventKind
 from control_plane.api.operations import JobEvent, RestartWish
 from taskcontrol.api import Ack, TaskControlRequest, TaskControlResponse
 from taskcontrol.shards import Sharded
+from wire.errors import InvalidInput, Unreachable
 
 REF = ControllerRef(url="https://10.0.0.9:7450", name="db")
 Rule = Callable[[TaskControlRequest], list[str | Ack]]

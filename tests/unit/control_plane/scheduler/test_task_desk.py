@@ -13,12 +13,12 @@ from builders import FakeHost, a_spec, running
 from agent.api import TaskState
 from agent.api.exec import ExecEnd
 from agent.client import AgentClient
-from agent.errors import InvalidInput, NotFound
 from agent.machine import Property
 from agent.machine.fake import Ended
-from agent.wire.duplex import Frame
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskRecord
 from control_plane.scheduler.task_desk import TaskDesk
+from wire.duplex import Frame
+from wire.errors import InvalidInput, NotFound
 
 SPEC = JobSpec(name="web", entitlement="e", tasks=2, image="sha256:" + "1" * 64, command=["/x"])
 

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
-from agent.errors import Conflict, NotFound
 from control_plane.api.machines import EventKind
+from wire.errors import Conflict, NotFound
 
 OTHER = ["/bin/other"]
 

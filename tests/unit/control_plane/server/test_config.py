@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import ConfigError
 from control_plane import config
+from wire.errors import ConfigError
 
 
 def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import InvalidInput
-from agent.wire.routes import decode_json
 from control_plane.api.capacity import EntitlementSpec, EntitlementWish
 from control_plane.api.entitlement_rules import entitlement_relations, wish_relations
+from wire.errors import InvalidInput
+from wire.routes import decode_json
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 from pytest_mock import MockerFixture
 
 from agent.api import ImageFormat, ImageSignature
-from agent.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
-from agent.wire import signatures
 from control_plane.images.store import ImageStore
+from wire import signatures
+from wire.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
 
 DATA = os.urandom(3 << 20)
 DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"

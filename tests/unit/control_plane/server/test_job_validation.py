@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import InvalidInput
 from control_plane.allocator.core.demand import demand_of
 from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.api.jobs import JobSpec
 from control_plane.api.validate import job_errors, job_relations, job_spec
+from wire.errors import InvalidInput
 
 GOOD: dict[str, Any] = {
     "name": "web",

@@ -9,7 +9,6 @@ from typing import Any
 from inventory import a_machine
 
 from agent.api import Location
-from agent.errors import Busy
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Request
@@ -24,6 +23,7 @@ from control_plane.store import Entry, Operation, Put, Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import ALLOCATIONS, DECISIONS, decode
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import Busy
 
 GIB = 1 << 30
 SITES = ("dc1", "dc2", "dc3")

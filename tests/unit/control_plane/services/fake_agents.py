@@ -14,11 +14,11 @@ from virtual_time import RUNTIME, clock
 
 from agent import api
 from agent.api import Health, ProfileState, TaskState
-from agent.errors import Busy, Conflict, NotFound, Refused, Unprocessable, Unreachable
 from agent.usage import TaskUsage, Usages
 from control_plane.agents.polled import Patience, PolledEvents
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.core.capacity import usable_memory
+from wire.errors import Busy, Conflict, NotFound, Refused, Unprocessable, Unreachable
 
 ALIVE = (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
 IMAGE = "sha256:" + "1" * 64

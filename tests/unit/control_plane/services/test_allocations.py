@@ -7,7 +7,6 @@ import pytest
 from allocating import SITES, TASK, WHOLE, Region, a_request, settle_all
 from msgspec.structs import replace as changed
 
-from agent.errors import Busy, Conflict, FieldError, TwineError
 from control_plane.allocator.core.request import Group, Request
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.machines import EventKind, UnavailabilityEvent
@@ -18,6 +17,7 @@ from control_plane.broker.holds import Take
 from control_plane.errors import UnknownOutcome
 from control_plane.store import Delete, Operation, Put
 from control_plane.store.records import ALLOCATIONS
+from wire.errors import Busy, Conflict, FieldError, TwineError
 
 ENGINES = ["memory", "sqlite"]
 

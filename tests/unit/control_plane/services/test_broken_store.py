@@ -6,8 +6,8 @@ import pytest
 from virtual_time import run
 from world import World, a_region
 
-from agent.errors import Busy
 from control_plane.store.memory import MemoryStore
+from wire.errors import Busy
 
 
 class Breakable(MemoryStore):

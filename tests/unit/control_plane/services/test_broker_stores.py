@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 import pytest
 from inventory import a_machine, loaded
 
-from agent.errors import ConfigError, NotFound
 from control_plane.broker.stores import OwnStore, claim, forget
 from control_plane.store import Operation, Put, Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import encode
+from wire.errors import ConfigError, NotFound
 
 
 class Stores:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from inventory import a_join, a_machine, a_region_of, loaded
 
-from agent.errors import Conflict, NotFound
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.broker.broker import Broker
 from control_plane.broker.brokers import Brokers
@@ -19,6 +18,7 @@ from control_plane.store import Compacted, Operation, Put, Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import encode
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import Conflict, NotFound
 
 
 @pytest.fixture(params=["memory", "sqlite"])

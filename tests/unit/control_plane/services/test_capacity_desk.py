@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 from world import World, a_job, scenario
 
-from agent.errors import InvalidInput, NotFound, Unprocessable
 from control_plane.api.capacity import EntitlementSpec, EntitlementWish, RequestState
 from control_plane.api.inventory import InventoryMachine
 from control_plane.api.machines import Hardware
 from control_plane.api.settings import Approval, PowerSettings
 from control_plane.portal.portal import Person
+from wire.errors import InvalidInput, NotFound, Unprocessable
 
 ANN, ROOT = Person("ann"), Person("local:0", is_operator=True)
 

@@ -10,11 +10,11 @@ from virtual_time import clock, run
 from world import World, a_job, a_region, scenario
 
 from agent.api import Health, Limits, ProfileState, TaskState
-from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobPhase, JobProbe, TaskPhase, UpdatePolicy
 from control_plane.api.machines import EventKind, MachineState
 from control_plane.store.memory import MemoryStore
+from wire.errors import Conflict, InvalidInput, NotFound
 
 
 @pytest.fixture(autouse=True)

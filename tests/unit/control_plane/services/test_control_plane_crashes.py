@@ -10,9 +10,9 @@ from virtual_time import run
 from world import World, a_job, a_region
 
 from agent.api import TaskState
-from agent.errors import NotFound
 from control_plane.api.jobs import UpdatePolicy
 from control_plane.store.memory import MemoryStore
+from wire.errors import NotFound
 
 SPEC = a_job(3, update=UpdatePolicy(drain_s=1))
 

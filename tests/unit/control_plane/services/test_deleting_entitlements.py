@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from world import a_job, scenario
 
-from agent.errors import Conflict, TwineError
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord
 from control_plane.portal.portal import Portal
@@ -13,6 +12,7 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import USES
+from wire.errors import Conflict, TwineError
 
 
 @scenario()

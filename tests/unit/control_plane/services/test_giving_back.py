@@ -9,12 +9,12 @@ from fake_agents import find_image
 from virtual_time import RUNTIME, run
 from world import World, a_job, a_region, scenario
 
-from agent.errors import Busy
 from control_plane.api.settings import SchedulerSettings
 from control_plane.errors import UnknownOutcome
 from control_plane.roles import ControlPlane
 from control_plane.store import Operation, Store
 from control_plane.store.memory import MemoryStore
+from wire.errors import Busy
 
 
 @scenario()

@@ -11,7 +11,6 @@ from virtual_time import clock, run
 from world import World, a_job, a_region
 
 from agent.api import Limits, Location, TaskState
-from agent.errors import Busy, Conflict, InvalidInput
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke
 from control_plane.api.jobs import JobPhase, UpdatePolicy
@@ -21,6 +20,7 @@ from control_plane.api.settings import Overgrant
 from control_plane.broker.core.unavailability import leaving
 from control_plane.broker.loans import revoke_times_s
 from control_plane.store.memory import MemoryStore
+from wire.errors import Busy, Conflict, InvalidInput
 
 MIB = 1 << 20
 LARGE = Limits(memory_max_bytes=600 * MIB)

@@ -6,13 +6,13 @@ import pytest
 from inventory import a_machine, loaded
 
 from agent.api import ProfileState
-from agent.errors import Conflict, NotFound
 from control_plane.api.machines import EventKind, UnavailabilityEvent
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.holds import Take
 from control_plane.store import Operation
 from control_plane.store.memory import MemoryStore
+from wire.errors import Conflict, NotFound
 
 MACHINES = ("m1", "m2", "m3", "m4")
 TAKES = {name: Take("front", "web") for name in MACHINES}

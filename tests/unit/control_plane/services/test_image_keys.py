@@ -14,9 +14,9 @@ from virtual_time import run
 from world import World, a_job, a_region
 
 from agent.api import ImageInfo, ImageSignature
-from agent.errors import InvalidInput
-from agent.wire import signatures
 from control_plane.api.capacity import EntitlementSpec
+from wire import signatures
+from wire.errors import InvalidInput
 
 KEY, OTHER = signatures.new_key(), signatures.new_key()
 PUBLIC, STRANGE = signatures.public_key(KEY), signatures.public_key(OTHER)

@@ -9,7 +9,6 @@ import pytest
 from inventory import a_machine, loaded
 
 from agent.api import Location
-from agent.errors import Busy, Conflict
 from control_plane.api.inventory import InventoryMachine
 from control_plane.api.machines import Hardware
 from control_plane.broker.brokers import Brokers
@@ -18,6 +17,7 @@ from control_plane.store import Operation, Put, Store
 from control_plane.store.faulty import MADE, REFUSED, UNHEARD, Fate, FaultyStore
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import Busy, Conflict
 
 NEW = 2 * PART + 10
 """New machines: several transactions in each of two data centers."""

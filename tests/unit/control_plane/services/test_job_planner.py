@@ -16,7 +16,6 @@ from virtual_time import run
 from world import World
 
 from agent.api import Limits, ProfileState
-from agent.errors import InvalidInput, NotFound
 from control_plane.allocator.core.region_index import STEP
 from control_plane.allocator.core.request import Allowance
 from control_plane.allocator.transactions import Allocations
@@ -26,6 +25,7 @@ from control_plane.api.plans import JobPlan
 from control_plane.api.policy import Admission, Preference, Property, Strategy
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
+from wire.errors import InvalidInput, NotFound
 
 PLACES = ("dc1/msb1", "dc1/msb2", "dc1/msb2", "dc2/msb3", "dc2/msb4")
 MEMORY = st.sampled_from([100, 250, 400, 600])

@@ -6,7 +6,6 @@ import pytest
 from inventory import a_join, a_machine, loaded
 from virtual_time import RUNTIME, run
 
-from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.broker.brokers import Brokers
@@ -16,6 +15,7 @@ from control_plane.broker.loans import Loans, revoke_times_s
 from control_plane.broker.outages import Outages
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
+from wire.errors import Conflict, InvalidInput, NotFound
 
 
 class Time:

@@ -10,8 +10,8 @@ import pytest
 from world import World, a_job, scenario
 
 from agent.api import Exit, Health, RestartPolicy, RestartWhen, TaskState
-from agent.errors import NotFound
 from control_plane.api.jobs import JobPhase, TaskPhase
+from wire.errors import NotFound
 
 HOUR = 3600
 

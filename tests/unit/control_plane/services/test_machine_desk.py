@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from inventory import a_join, a_machine, a_region_of
 
-from agent.errors import Conflict, InvalidInput, NotFound
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke, Undrain
 from control_plane.api.machines import EventKind, MachineState, MachineView
 from control_plane.broker.brokers import Brokers
@@ -15,6 +14,7 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import PART
 from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
+from wire.errors import Conflict, InvalidInput, NotFound
 
 PROFILES = {"batch": "offline", "online": "web"}
 

@@ -8,13 +8,13 @@ from fake_agents import Region
 from virtual_time import clock, run
 from world import World, a_region, scenario
 
-from agent.errors import Conflict
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machines import EventKind, MachineState
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.faulty import MADE, REFUSED, FaultyStore
 from control_plane.store.memory import MemoryStore
+from wire.errors import Conflict
 
 
 def live(region: Region, body, store=None, wall=None, **settings) -> World:

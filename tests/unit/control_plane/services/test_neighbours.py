@@ -10,13 +10,13 @@ from test_growing_and_shrinking import hosts as hosts_of
 from world import World
 
 from agent.api import Limits, Location
-from agent.errors import InvalidInput
 from control_plane.allocator.alone import allocator_of
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.policy import Neighbour, Preference, Property, Strategy
+from wire.errors import InvalidInput
 
 GIB = 1 << 30
 

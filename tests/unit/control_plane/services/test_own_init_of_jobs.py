@@ -11,11 +11,11 @@ from virtual_time import run
 from world import World, a_job, a_region
 
 from agent.api import NetworkMode, Reach, Relaxation
-from agent.errors import InvalidInput
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.api.jobs import JobSpec
 from control_plane.api.validate import job_errors
+from wire.errors import InvalidInput
 
 FILE: dict[str, Any] = {
     "name": "web",

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from virtual_time import clock, run
 
 from agent.api import Location, Relaxation
-from agent.errors import Conflict, Forbidden, InvalidInput, NotFound, TwineError, Unprocessable
 from control_plane.api.capacity import EntitlementSpec, EntitlementWish, RequestState
 from control_plane.api.machines import (
     EventKind,
@@ -26,6 +25,7 @@ from control_plane.portal.portal import NOTHING, Person, Portal, Use
 from control_plane.portal.supply import SupplyIndex
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
+from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, TwineError, Unprocessable
 
 ANN, BOB, ROOT = Person("ann"), Person("bob"), Person("local:0", is_operator=True)
 MANUAL = {"approval": "always", "approvers": ["bob"]}

@@ -9,13 +9,13 @@ from test_growing_and_shrinking import SMALL, entitle, held, hosts, job, on, reg
 from test_machine_desk import a_world
 from world import World
 
-from agent.errors import InvalidInput
 from control_plane.allocator.core.allocation_record import _demand, _stored
 from control_plane.allocator.core.demand import demand_of
 from control_plane.api.allocations import StoredDemand
 from control_plane.api.inventory import MachineScope, Relabel
 from control_plane.broker.core.labels import read_labels
 from control_plane.store.memory import MemoryStore
+from wire.errors import InvalidInput
 
 
 @on(region_of("dc1/msb1", "dc1/msb2", "dc1/msb3"))

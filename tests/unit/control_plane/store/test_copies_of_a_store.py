@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import Busy, ConfigError
 from control_plane.config import Config
 from control_plane.restore_store import copy_all, restore
 from control_plane.store import Compacted, Put, copies
 from control_plane.store.copies import Facts, above, look, make_copy
 from control_plane.store.records import RESTORED
 from control_plane.store.sqlite import SqliteStore
+from wire.errors import Busy, ConfigError
 
 
 @pytest.fixture

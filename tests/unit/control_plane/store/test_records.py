@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from agent.errors import ConfigError
 from control_plane.api.allocations import AllocationRecord
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.store.bounds import VALUE_MAX
 from control_plane.store.records import decode, encode
+from wire.errors import ConfigError
 
 RECORD = EntitlementRecord(name="web", spec=EntitlementSpec(machines=3))
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.errors import ConfigError
 from control_plane.task_control.core.addresses import rules_of
+from wire.errors import ConfigError
 
 OWN = ["cp.example", "192.168.7.1", "fd00::7"]
 

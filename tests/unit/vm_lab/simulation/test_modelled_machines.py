@@ -9,15 +9,6 @@ import pytest
 
 from agent import api
 from agent.api import Health, ProfileState, TaskState
-from agent.errors import (
-    Busy,
-    Conflict,
-    NotFound,
-    ProtocolError,
-    Refused,
-    Unprocessable,
-    Unreachable,
-)
 from vm_lab.region import agent
 from vm_lab.region.history import History
 from vm_lab.region.link import GIVE_UP_S, POLL_S, AgentLink
@@ -26,6 +17,15 @@ from vm_lab.region.machine import Machine, Setting
 from vm_lab.region.network import Condition, Network
 from vm_lab.region.observer import Observer
 from vm_lab.region.plane import Life
+from wire.errors import (
+    Busy,
+    Conflict,
+    NotFound,
+    ProtocolError,
+    Refused,
+    Unprocessable,
+    Unreachable,
+)
 
 IMAGE = "sha256:" + "1" * 64
 

@@ -7,7 +7,6 @@ from typing import get_args
 import msgspec
 import pytest
 
-from agent.errors import ConfigError, InvalidInput, NotFound
 from control_plane.api.settings import SchedulerSettings
 from vm_lab.region import scenario
 from vm_lab.region.applications import KINDS as APPLICATION_KINDS
@@ -18,6 +17,7 @@ from vm_lab.region.run import seeds_of
 from vm_lab.region.scenario import Controller
 from vm_lab.region.shrink import fewer, milder
 from vm_lab.region.story import Fault, draw, read, write
+from wire.errors import ConfigError, InvalidInput, NotFound
 
 
 @pytest.mark.parametrize("name", scenario.names())

@@ -10,7 +10,7 @@ import base64
 import binascii
 from collections.abc import Callable
 
-from agent.errors import InvalidInput
+from wire.errors import InvalidInput
 
 PREFIX = "ed25519:"
 _HINT = "make one with `twinectl image key FILE --new`, or openssl genpkey -algorithm ed25519"

@@ -16,7 +16,8 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from agent.errors import (
+from wire.duplex import HEARTBEAT_S, MAX_FRAME_BYTES, Duplex, Socket
+from wire.errors import (
     Forbidden,
     InvalidInput,
     Problem,
@@ -26,11 +27,10 @@ from agent.errors import (
     Unreachable,
     from_problem,
 )
-from agent.wire.duplex import HEARTBEAT_S, MAX_FRAME_BYTES, Duplex, Socket
-from agent.wire.quantities import about_size
-from agent.wire.reasons import why
-from agent.wire.routes import Route
-from agent.wire.tls import EXPECTED
+from wire.quantities import about_size
+from wire.reasons import why
+from wire.routes import Route
+from wire.tls import EXPECTED
 
 
 class Lane(Enum):

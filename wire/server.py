@@ -22,12 +22,12 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from agent.errors import Busy, InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
-from agent.wire import duplex
-from agent.wire.openapi import QUERY_MAX, document
-from agent.wire.quantities import shown
-from agent.wire.routes import Route, decode_json
-from agent.wire.visitor import attended, prepare
+from wire import duplex
+from wire.errors import Busy, InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
+from wire.openapi import QUERY_MAX, document
+from wire.quantities import shown
+from wire.routes import Route, decode_json
+from wire.visitor import attended, prepare
 
 log = logging.getLogger(__name__)
 

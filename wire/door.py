@@ -25,9 +25,9 @@ from itertools import chain
 
 from aiohttp import web
 
-from agent.wire.limits import Limits
-from agent.wire.networks import Suspects, whence
-from agent.wire.visitor import Visitor, begins_at, ends_at, identity_in
+from wire.limits import Limits
+from wire.networks import Suspects, whence
+from wire.visitor import Visitor, begins_at, ends_at, identity_in
 
 log = logging.getLogger(__name__)
 

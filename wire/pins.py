@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import ssl
 
-from agent.errors import ConfigError
+from wire.errors import ConfigError
 
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 

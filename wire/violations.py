@@ -14,9 +14,9 @@ from typing import Any, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from agent.errors import FieldError
-from agent.wire.kinds import arm, is_struct, strip
-from agent.wire.words import refusal
+from wire.errors import FieldError
+from wire.kinds import arm, is_struct, strip
+from wire.words import refusal
 
 MAX_ERRORS = 100
 MAX_DEPTH = 32

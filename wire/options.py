@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from agent.errors import InvalidInput
-from agent.wire.quantities import CORES, DURATION, SIZE, Quantity
+from wire.errors import InvalidInput
+from wire.quantities import CORES, DURATION, SIZE, Quantity
 
 
 class _Option(click.ParamType[float]):

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from agent.errors import Problem
-from agent.wire.limits import Limits
+from wire.errors import Problem
+from wire.limits import Limits
 
 MAX_LINE_BYTES = 8190
 """Of a request line and of a header; more is answered with 400."""

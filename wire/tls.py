@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from agent.errors import ConfigError, TwineError
-from agent.wire import durable
-from agent.wire.peers import expect_peer
+from wire import durable
+from wire.errors import ConfigError, TwineError
+from wire.peers import expect_peer
 
 CONTROL_PLANE = "/component/control-plane"
 """The identity that a host and a user expect behind the control plane's address."""

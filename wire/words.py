@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import inspect
 
-from agent.errors import InvalidInput
-from agent.wire.quantities import Quantity, quantity_of, shown
+from wire.errors import InvalidInput
+from wire.quantities import Quantity, quantity_of, shown
 
 _MOST_CHOICES = 40
 

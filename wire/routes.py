@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from agent.errors import FieldError, InvalidInput
-from agent.wire.violations import MAX_ERRORS, violations
+from wire.errors import FieldError, InvalidInput
+from wire.violations import MAX_ERRORS, violations
 
 Relations = Callable[[Any], list[FieldError]]
 """Takes a document as plain values, not yet checked, and returns what its fields get wrong."""

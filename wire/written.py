@@ -11,9 +11,9 @@ from typing import Any, get_args, get_origin
 import msgspec
 from msgspec.structs import FieldInfo
 
-from agent.errors import InvalidInput
-from agent.wire.kinds import arm, is_number, is_struct, strip
-from agent.wire.quantities import Quantity, quantity_of
+from wire.errors import InvalidInput
+from wire.kinds import arm, is_number, is_struct, strip
+from wire.quantities import Quantity, quantity_of
 
 MAX_DEPTH = 32
 

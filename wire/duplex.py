@@ -13,7 +13,7 @@ from typing import Protocol
 import aiohttp
 from aiohttp import web
 
-from agent.errors import InvalidInput
+from wire.errors import InvalidInput
 
 Frame = bytes | str
 """Bytes of a stream, or a word as JSON."""

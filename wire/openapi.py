@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from agent.errors import Problem
-from agent.wire.routes import Route
+from wire.errors import Problem
+from wire.routes import Route
 
 _NUMBERS = frozenset(("before", "epoch", "generation", "limit", "since", "tail", "wait_s"))
 _PATTERNS = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from agent.errors import InvalidInput
+from wire.errors import InvalidInput
 
 _SIZES = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40, "PiB": 50, "EiB": 60}
 _LETTERS = {"K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
