@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
-EXTRAS := host,control,lab,native,dev
+EXTRAS := host,control,etcd,lab,native,dev
 
 .PHONY: help demo dev test setup check unit one behaviours mutants fmt seeds soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench clean
 
@@ -34,7 +34,7 @@ one: setup ## one test: T=tests/unit/agent/core/test_gate.py::test_name
 	$(BIN)/pytest -q $(T)
 
 behaviours: setup ## which tests show which behaviour, into build/behaviours.md
-	$(BIN)/python tools/behaviours
+	$(BIN)/python tools/behaviours proto
 
 test-unit: setup ## all unit and property tests, and three planted bugs
 	tools/run-suites unit
@@ -74,6 +74,10 @@ bench: setup ## every file of tests/bench, into tests/bench/RESULTS.md (root)
 
 mutants: setup ## bugs planted in the allocator, one at a time: do the tests notice?
 	$(BIN)/python tools/mutants
+
+proto: setup ## generate the messages of etcd's interface again, with the oldest protobuf that is supported
+	$(BIN)/python -m venv $(VENV)/proto && $(VENV)/proto/bin/pip install -q 'grpcio-tools==1.74.0'
+	cd control_plane/store && ../../$(VENV)/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. etcd.proto
 
 fmt: setup ## format the code
 	$(BIN)/ruff format .
