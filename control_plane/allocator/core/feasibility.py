@@ -107,7 +107,8 @@ def judge(demand: Demand, machine: Candidate, room: Room) -> int:
 
 SHARED = frozenset(Property) - {Property.ROW, Property.RACK, Property.MACHINE}
 """Properties that all machines of one type in one MSB have in common."""
-_OF_BUCKETS = SHARED | {"rru"}
+OF_BUCKETS = SHARED | {"rru", "cpus", "gpus", "network_mbps", "power_w"}
+"""Properties that all machines of one bucket have in common."""
 _OF_KINDS = frozenset({*SHARED, *NUMBERS})
 """What a kind of machine tells: not its row, rack and name, nor what each is called and can do."""
 
@@ -118,8 +119,8 @@ def admits(demand: Demand, machine: Candidate) -> bool:
 
 
 def admits_any_of(demand: Demand, bucket: Candidate) -> bool:
-    """Return whether machines can meet the hard requirements that are like this in `SHARED`."""
-    return all(may_hold(term, bucket, _OF_BUCKETS) for term in demand.requires)
+    """Return whether machines of a bucket can meet the hard requirements."""
+    return all(may_hold(term, bucket, OF_BUCKETS) for term in demand.requires)
 
 
 def of_kind(demand: Demand) -> Demand:

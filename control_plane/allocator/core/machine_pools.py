@@ -1,7 +1,7 @@
 """Machines as allocations see them: what is left on each, on shelves by how much that is.
 
     pool (an entitlement, or the free pool)
-      └─ bucket: its machines of one type in one MSB
+      └─ bucket: its machines of one class in one MSB
            └─ shelf: those with about the same share of room left
 
 What allocations need to know of a machine lies in one small object; what many machines have
@@ -23,6 +23,7 @@ from control_plane.allocator.core.feasibility import (
     admits_any_of,
     bin_of,
 )
+from control_plane.allocator.core.machine_class import class_key, class_of
 from control_plane.allocator.core.misses import Misses
 from control_plane.allocator.core.ports import Ports as Ports
 from control_plane.allocator.core.shelves import (
@@ -91,9 +92,9 @@ class Machine:
 
 
 class Bucket:
-    """The machines of one pool that have type, RRU and MSB in common.
+    """The machines of one pool that have class and MSB in common.
 
-    It can be asked like a machine for the properties that they share.
+    It answers like a machine for the properties that they share (`feasibility.OF_BUCKETS`).
     """
 
     __slots__ = (
@@ -112,7 +113,7 @@ class Bucket:
     is_apart = False
 
     def __init__(self, pool: Pool, capacity: Capacity, place: Place) -> None:
-        """Make an empty bucket for machines like this."""
+        """Make an empty bucket for machines of this class and MSB."""
         self._cells: dict[bool, list[Cell]] = {}
         """Made when somebody asks, and again when machines came or went."""
         self.pool = pool
@@ -364,6 +365,10 @@ class Partition(dict[Bins, tuple["Bucket", ...]]):
 NOTHING = Partition()
 
 
+def _key(capacity: Capacity, place: Place) -> tuple[object, ...]:
+    return (*class_key(capacity), place.region, place.msb)
+
+
 class Pool:
     """The machines of one entitlement, or the free ones."""
 
@@ -408,15 +413,20 @@ class Pool:
             self._misses.add(demand.size)
 
     def bucket(self, machine: Machine) -> Bucket:
-        """Return the bucket of a machine's kind and MSB; makes it if need be."""
-        capacity, place = machine.capacity, machine.place
-        kind = (capacity.machine_type, capacity.generation, capacity.sku, capacity.gpu_type)
-        key = (*kind, capacity.rru, place.region, place.msb)
+        """Return the bucket of a machine's class and MSB; makes it if need be."""
+        key = _key(machine.capacity, machine.place)
         found = self.buckets.get(key)
         if found is None:
-            found = self.buckets[key] = Bucket(self, capacity, place)
+            place = machine.place
+            place = Place(place.region, place.datacenter, place.msb, "", "")
+            found = self.buckets[key] = Bucket(self, class_of(machine.capacity), place)
             self._partitions = {}
         return found
+
+    def drop(self, bucket: Bucket) -> None:
+        """Forget a bucket that has no machine."""
+        del self.buckets[_key(bucket.capacity, bucket.place)]
+        self._partitions = {}
 
     def partition(self, properties: tuple[str, ...]) -> Partition:
         """Return the buckets by the bins of properties that a bucket's machines share."""

@@ -2,8 +2,8 @@
 
 To add a strategy, add a member to `api.policy.Strategy` and its score here. To add a
 property, add it to `api.requirements` and to `matching.bin_of`; it belongs in
-`feasibility.SHARED` if all machines of one type in one MSB have it in common: then whole
-buckets are ordered by it. Labels, capabilities and numbers such as `memory` are of single machines.
+`feasibility.OF_BUCKETS` if `machine_class` holds it: then whole buckets are ordered by it. Labels,
+capabilities, memory and disk are of single machines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from control_plane.allocator.core.evenness import Even
-from control_plane.allocator.core.feasibility import SHARED, Candidate, bin_of, names
+from control_plane.allocator.core.feasibility import OF_BUCKETS, Candidate, bin_of, names
 from control_plane.allocator.core.skew import Floor
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
@@ -124,10 +124,10 @@ class Ranking:
             value for p in preferences if p.property == Property.MACHINE for value in p.values
         )
         """Machines that a preference names."""
-        self.is_fine = any(p not in SHARED and p != Property.MACHINE for p in self.properties)
-        """Whether machines of one type in one MSB differ."""
-        self.by_size = not NUMBERS.keys().isdisjoint(self.properties)
-        """Whether they do by how much of something they have."""
+        self.is_fine = any(p not in OF_BUCKETS and p != Property.MACHINE for p in self.properties)
+        """Whether machines of one bucket differ."""
+        self.by_size = not (NUMBERS.keys() - OF_BUCKETS).isdisjoint(self.properties)
+        """Whether they do by their memory or disk."""
         self.is_plain = not (
             self.by_machine or self.is_fine or any(slot.is_static for slot in self._slots)
         )

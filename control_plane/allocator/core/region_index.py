@@ -102,7 +102,7 @@ class RegionIndex:
         same = (machine.capacity, machine.place, machine.pool) == (capacity, place, pool)
         if same and machine.blocked == blocked:
             return
-        self._leave(machine)
+        before = self._leave(machine)
         if not same:
             self._kinds.count(machine.capacity, machine.place, -1)
             self._kinds.count(capacity, place, 1)
@@ -118,6 +118,7 @@ class RegionIndex:
         if self.power is not None and machine.jobs and self.power.light(machine):
             self.loosened()
         self._enter(machine, pool)
+        self._drop(before)
         if not same:
             self._invalidate(machine)
         elif blocked:
@@ -171,7 +172,7 @@ class RegionIndex:
                     claims.unset(claim.task)
             if not claims.machines and claims.reserved is None:
                 del self.claims[claims.job]
-        self._leave(machine)
+        self._drop(self._leave(machine))
         self._dark(machine)
         self._kinds.count(machine.capacity, machine.place, -1)
         self.losses += not machine.blocked
@@ -192,7 +193,14 @@ class RegionIndex:
         if not sample.blocked:
             self._gained(bucket)
 
-    def _leave(self, machine: Machine) -> None:
+    def _move(self, machine: Machine, pool: str) -> None:
+        """Bring a machine to another pool."""
+        before = self._leave(machine)
+        self._enter(machine, pool)
+        self._drop(before)
+
+    def _leave(self, machine: Machine) -> Bucket:
+        """Take a machine out of its bucket, and return that: it may be empty now."""
         bucket = machine.bucket
         bucket.moves += 1
         bucket.drop(machine)
@@ -200,6 +208,13 @@ class RegionIndex:
         bucket.size -= 1
         self._moved[bucket] = self._moved.get(bucket, 0) - 1
         bucket.pool.count(machine, -1)
+        return bucket
+
+    @staticmethod
+    def _drop(bucket: Bucket) -> None:
+        """Forget a bucket if it has no machine."""
+        if not bucket.size:
+            bucket.pool.drop(bucket)
 
     def _gained(self, bucket: Bucket) -> None:
         bucket.gain += 1
@@ -310,8 +325,7 @@ class RegionIndex:
             change.took = True
             for machine in change.takes:
                 self._taking[machine.name] = change.pool
-                self._leave(machine)
-                self._enter(machine, change.pool)
+                self._move(machine, change.pool)
         for start in range(0, len(change.claims), STEP):
             if conflicts:
                 break
@@ -423,8 +437,7 @@ class RegionIndex:
             return
         pool = self._told.pop(machine.name, pool)
         if pool != machine.pool and machine.at >= 0:
-            self._leave(machine)
-            self._enter(machine, pool)
+            self._move(machine, pool)
             self._invalidate(machine)
 
     def loosened(self, pool: str = FREE) -> None:

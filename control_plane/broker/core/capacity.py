@@ -14,7 +14,7 @@ MICRO = 1_000_000
 """CPUs and relative resource units are counted as whole millionths, so that sums are exact."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Capacity:
     """What machines of one kind offer to tasks; one object is shared by all that are alike."""
 
