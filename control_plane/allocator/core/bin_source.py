@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.draft import Draft
-from control_plane.allocator.core.feasibility import admits_any_of, judge
+from control_plane.allocator.core.feasibility import admits, admits_any_of, is_large_enough, judge
 from control_plane.allocator.core.machine_pools import Cell, Kinds, Machine, Part
 from control_plane.allocator.core.request import Group
 from control_plane.allocator.core.shelves import scarcity
@@ -68,6 +68,16 @@ class Search:
         if found is None:
             found = self._filled[id(capacity)] = is_rare(capacity, self._totals)
         return found
+
+    def suits(self, machine: Machine) -> bool:
+        """Return whether a machine could run the tasks if nothing else did."""
+        group, demand = self.group, self.demand
+        return (
+            machine.name not in group.leave
+            and is_large_enough(demand, machine.capacity)
+            and admits(demand, machine)
+            and all(holds(term, machine) for term in group.among)
+        )
 
     def ordered(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Return machines of several kinds, those first of which a task strands least."""

@@ -113,6 +113,17 @@ _OF_KINDS = frozenset({*SHARED, *NUMBERS})
 """What a kind of machine tells: not its row, rack and name, nor what each is called and can do."""
 
 
+def is_large_enough(demand: Demand, capacity: Capacity) -> bool:
+    """Return whether an empty machine like this has room for such a task."""
+    return (
+        demand.memory_bytes <= capacity.memory_bytes
+        and demand.cpu_on(capacity) <= capacity.cpu_room
+        and demand.gpus <= capacity.gpus
+        and demand.network_mbps <= capacity.network_mbps
+        and demand.disk_bytes <= capacity.disk_bytes
+    )
+
+
 def admits(demand: Demand, machine: Candidate) -> bool:
     """Return whether a machine meets the hard requirements."""
     return all(holds(term, machine) for term in demand.requires)

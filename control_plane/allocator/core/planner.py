@@ -173,7 +173,7 @@ class Planning(Draft):
         sources: dict[Bins, Source] = {}
         ahead: list[Bins] = []
         if ranking.bounded:
-            ranking.among(bins for part in (own, free) for bins in _open(part, search))
+            ranking.among((*_open(own, search), *_open(free, search, self.allowance)))
         position = done = len(new)
         while position < len(tasks) and order.bins is not None:
             if position - done >= STEP:
@@ -384,12 +384,25 @@ class Planning(Draft):
         self.reasons.insert(0, reason)
 
 
-def _open(binned: Binned, search: Search) -> Iterator[Bins]:
-    """Yield the bins in which a machine takes tasks, full or not, and meets the requirements."""
-    demand = search.demand
+def _open(binned: Binned, search: Search, allowance: Allowance | None = None) -> Iterator[Bins]:
+    """Yield the bins in which a machine could run the tasks, full or not.
+
+    With an `allowance`: a machine that the entitlement may take.
+    """
     for bins, parts in binned.items():
-        if any(admits_any_of(demand, p) and next(iter(p.usable()), None) for p in parts):
+        if any(_is_open(part, search, allowance) for part in parts):
             yield bins
+
+
+def _is_open(part: Part, search: Search, allowance: Allowance | None) -> bool:
+    if not admits_any_of(search.demand, part):
+        return False
+    for machine in part.usable():
+        if allowance is not None and allowance.lacks(machine):
+            return False  # it lacks the same for all of this bucket
+        if search.suits(machine):
+            return True
+    return False
 
 
 def _claim(claims: Claims, task: int) -> Claim:

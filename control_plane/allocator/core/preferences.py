@@ -9,7 +9,7 @@ capabilities, memory and disk are of single machines.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from control_plane.allocator.core.evenness import Even
 from control_plane.allocator.core.feasibility import OF_BUCKETS, Candidate, bin_of, names
@@ -208,9 +208,8 @@ class Ranking:
                 return slot.preference
         return None
 
-    def among(self, found: Iterable[Bins]) -> None:
+    def among(self, every: Sequence[Bins]) -> None:
         """Let the bins of these machines count for the emptiest one, where skew is bounded."""
-        every = list(found)
         for number, slot in enumerate(self._slots):
             if slot.floor is not None:
                 slot.floor.among(bins[number] for bins in every)
