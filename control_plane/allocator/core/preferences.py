@@ -102,6 +102,12 @@ class _Slot:
         return SCORES[self.preference.strategy](self.counts[bin_], position, len(values))
 
 
+def liking(preference: Preference, machine: Candidate) -> int:
+    """Return how good a machine is by a strategy that ignores tasks; lower is better."""
+    slot = _Slot(preference)
+    return slot.score(slot.bin(machine))
+
+
 class Ranking:
     """The preferences of one job while its tasks are placed: counts per bin, and scores.
 
@@ -238,9 +244,18 @@ class Ranking:
 
 
 def preferences_of(spec: JobSpec, entitlement: EntitlementSpec | None) -> tuple[Preference, ...]:
-    """Return the soft preferences of a job: its own, its entitlement's, or the region's."""
+    """Return what a job or else its entitlement prefers, and the default spread behind that."""
     if spec.preferences is not None:
-        return tuple(spec.preferences)
+        return spread_by_default(spec.preferences)
     if entitlement is not None and entitlement.preferences is not None:
-        return tuple(entitlement.preferences)
+        return spread_by_default(entitlement.preferences)
     return DEFAULT
+
+
+def spread_by_default(own: Sequence[Preference]) -> tuple[Preference, ...]:
+    """Return preferences with those of `DEFAULT` behind them that they say nothing else of.
+
+    Else is another `even` or `pack` over the same property, or an empty list.
+    """
+    spoken = {p.property for p in own if p.strategy not in STATIC}
+    return (*own, *(p for p in DEFAULT if p.property not in spoken)) if own else ()
