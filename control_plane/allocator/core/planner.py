@@ -195,12 +195,12 @@ class Planning(Draft):
             source = sources.get(bins)
             if source is None:
                 source = sources[bins] = Source(self, search, own.get(bins, ()), free.get(bins, ()))
-            machine = source.take_free() if growing else source.pick()
+            machine = source.pick_last() if growing else source.pick()
             if source.paused:
                 yield
                 continue
             if machine is None:
-                if not growing and bins in free:
+                if not growing and (bins in free or source.has_kept):
                     order.must_grow()
                 else:
                     order.drop()

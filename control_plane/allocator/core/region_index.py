@@ -58,8 +58,7 @@ class RegionIndex:
         self._told: dict[str, str] = {}
         """Machine that is being taken → the pool that its broker named meanwhile."""
         self._moved: dict[Bucket, int] = {}
-        """By how many machines buckets have grown since somebody asked."""
-
+        """By how many machines buckets have grown since `take_moves`."""
         self.reasons: dict[object, tuple[int, Sequence[str]]] = {}
         """Kind of request → why it found no room, and the gains of its pool then."""
 
@@ -156,8 +155,7 @@ class RegionIndex:
 
     def block(self, name: str, blocked: str) -> None:
         """Say why a machine takes no tasks now; empty: it does."""
-        machine = self.machines.get(name)
-        if machine is not None and machine.blocked != blocked:
+        if (machine := self.machines.get(name)) is not None:
             self.put(name, machine.capacity, machine.place, machine.pool, blocked)
 
     def remove(self, name: str) -> None:
