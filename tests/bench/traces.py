@@ -2,8 +2,8 @@
 
     python -m tests.bench.traces [--machines 1200] [--json]
 
-Two mixes are generated, each on one MSB, on three and on twelve. Jobs come in one order, a tenth more
-than there is room for, and are placed by five packers:
+Two mixes are generated, each on one MSB, on three and on twelve. Jobs come in one order, a tenth
+more than there is room for, and are placed by five packers:
 
     twine       the product's planner as it is by default: even over MSBs
     free        the same from the free pool, by an entitlement that holds no machine yet

@@ -7,7 +7,7 @@ import zlib
 from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import Room
-from control_plane.allocator.core.machine_pools import Bucket, Machine
+from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
 from control_plane.allocator.core.power import Budget
 from control_plane.allocator.core.preferences import Ranking
 from control_plane.allocator.core.region_index import RegionIndex
@@ -25,7 +25,6 @@ class Draft:
         self.allowance = allowance
         self.index = index
         self.totals = index.totals()
-        self.pool = index.pool(request.pool)
         self.free = index.pool(FREE)
         self.ranking = Ranking(request.preferences)
         self.change = Change(request.job, request.pool)
@@ -54,6 +53,11 @@ class Draft:
         self.claims = index.claims.get(request.job)
         self.moving: dict[int, Claim] = {}
         self.tie = zlib.crc32(request.job.encode())
+
+    @property
+    def pool(self) -> Pool:
+        """The pool as it is now: one without machines is dropped, perhaps during the plan."""
+        return self.index.pool(self.request.pool)
 
     def free_claim(self, claim: Claim) -> None:
         """Let a task go from its machine; its room is for the tasks that the request names."""

@@ -384,10 +384,10 @@ class Pool:
         "size",
     )
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, gain: int = 0) -> None:
         """Hold nothing yet."""
         self.name = name
-        self.gain = 0
+        self.gain = gain
         """Rises whenever a machine here gets more room or becomes usable."""
         self.size = 0
         self.micro_rru = 0

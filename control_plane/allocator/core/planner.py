@@ -98,7 +98,7 @@ class Planning(Draft):
         if claim is None:
             return False
         machine = claim.machine
-        is_ours = machine.bucket.pool is self.pool or machine.pool == group.elsewhere != FREE
+        is_ours = machine.pool == self.request.pool or machine.pool == group.elsewhere != FREE
         if not is_ours or not same_claim(claim.demand, group.demand):
             self.free_claim(claim)
             return False
@@ -238,9 +238,9 @@ class Planning(Draft):
         self.apart = set()
         for name in self.ranking.named:
             machine = self.index.machines.get(name)
-            if machine is not None and machine.bucket.pool is self.pool:
+            if machine is not None and machine.pool == self.request.pool:
                 self._set_apart(machine, own)
-            elif machine is not None and machine.bucket.pool is self.free and may_grow:
+            elif machine is not None and machine.pool == FREE and may_grow:
                 self._set_apart(machine, own if machine in self.taken else free)
         if self.ranking.counts_machines:
             for machine in self.mine:
@@ -377,7 +377,7 @@ class Planning(Draft):
         self.change.freed = [
             claim
             for claim in self.change.freed
-            if claim.task not in stay or claim.machine.bucket.pool is not self.pool
+            if claim.task not in stay or claim.machine.pool != self.request.pool
         ]
         self.change.claims.clear()
         self.change.takes.clear()

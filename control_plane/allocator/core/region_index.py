@@ -13,15 +13,17 @@ from control_plane.allocator.core.claims import (
     Change,
     Claim,
     Claims,
+    charge,
     counted_anew,
     holders,
+    uncharge,
     without,
 )
 from control_plane.allocator.core.credit import Credit
 from control_plane.allocator.core.demand import Demand
-from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT, admits_any_of, judge
+from control_plane.allocator.core.feasibility import admits_any_of, judge
 from control_plane.allocator.core.kind_counts import KindCounts
-from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool, Ports
+from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
 from control_plane.allocator.core.power import Power
 from control_plane.allocator.core.stranding import Totals
 from control_plane.api.capacity_report import PowerBudget
@@ -48,6 +50,8 @@ class RegionIndex:
         self.machines: BigMap[Machine] = BigMap()
         self.pools: dict[str, Pool] = {FREE: Pool(FREE)}
         self.claims: dict[str, Claims] = {}
+        self._least_gain = 0
+        """The gain with which a pool begins: no less than it had when it was dropped."""
         self.gain = 0
         """Rises whenever any machine gets more room or becomes usable."""
         self.losses = 0
@@ -70,15 +74,13 @@ class RegionIndex:
             del self.reasons[next(iter(self.reasons))]
 
     def pool(self, name: str) -> Pool:
-        """Return a pool; one that holds nothing is made."""
-        found = self.pools.get(name)
-        if found is None:
-            found = self.pools[name] = Pool(name)
-        return found
+        """Return a pool; one that holds nothing is made, but not kept."""
+        return self.pools.get(name) or Pool(name, self._least_gain)
 
     def gains(self, pool: str) -> int:
         """Return what rises whenever a request in this pool may find more room than before."""
-        return self.pool(pool).gain + self.pools[FREE].gain
+        found = self.pools.get(pool)
+        return (found.gain if found is not None else self._least_gain) + self.pools[FREE].gain
 
     def take_moves(self) -> dict[Bucket, int]:
         """Return by how many machines each bucket has grown since this was asked last."""
@@ -182,7 +184,7 @@ class RegionIndex:
     def _enter_all(self, machines: list[Machine], pool_name: str) -> None:
         """Put machines into a pool that are alike, and belong on the same shelf."""
         sample = machines[0]
-        pool = self.pool(pool_name)
+        pool = self.pools.setdefault(pool_name, self.pool(pool_name))
         bucket = pool.bucket(sample)
         pool.count(sample, len(machines))
         bucket.size += len(machines)
@@ -208,11 +210,14 @@ class RegionIndex:
         bucket.pool.count(machine, -1)
         return bucket
 
-    @staticmethod
-    def _drop(bucket: Bucket) -> None:
-        """Forget a bucket if it has no machine."""
+    def _drop(self, bucket: Bucket) -> None:
+        """Forget a bucket if it has no machine, and its pool likewise."""
+        pool = bucket.pool
         if not bucket.size:
-            bucket.pool.drop(bucket)
+            pool.drop(bucket)
+        if not pool.size and pool.name != FREE:
+            del self.pools[pool.name]
+            self._least_gain = max(self._least_gain, pool.gain)
 
     def _gained(self, bucket: Bucket) -> None:
         bucket.gain += 1
@@ -440,7 +445,11 @@ class RegionIndex:
 
     def loosened(self, pool: str = FREE) -> None:
         """Note that more may fit in a pool than before for another reason than room."""
-        self.pool(pool).gain += 1
+        found = self.pools.get(pool)
+        if found is not None:
+            found.gain += 1
+        else:
+            self._least_gain += 1
         self.gain += 1
 
     def _is_takeable(self, machine: Machine) -> bool:
@@ -451,38 +460,18 @@ class RegionIndex:
         )
 
     def _charge(self, job: tuple[Claims], claim: Claim) -> None:
-        machine, demand = claim.machine, claim.demand
-        machine.free_cpu -= demand.cpu_on(machine.capacity)
-        machine.free_memory -= demand.memory_bytes
-        if demand.gpus:
-            machine.free_gpus -= demand.gpus
-        if demand.network_mbps:
-            machine.free_network -= demand.network_mbps
-        if demand.disk_bytes:
-            machine.free_disk -= demand.disk_bytes
+        machine = claim.machine
         if self.power is not None and not machine.jobs:
             self.power.light(machine)
         machine.jobs += job
-        if claim.ports:
-            if machine.ports is None:
-                machine.ports = Ports()
-            machine.ports.taken.update(claim.ports.values())
-            last = max(claim.ports.values())
-            machine.ports.next = FIRST_PORT if last >= LAST_PORT else last + 1
+        charge(claim)
 
     def _uncharge(self, claims: Claims, claim: Claim) -> None:
-        machine, demand = claim.machine, claim.demand
+        machine = claim.machine
         machine.jobs = without(holders(machine), claims)
         if not machine.jobs:
             self._dark(machine)
-        if claim.ports and machine.ports:
-            machine.ports.taken.difference_update(claim.ports.values())
-        machine.free_memory += demand.memory_bytes
-        machine.free_gpus += demand.gpus
-        machine.free_network += demand.network_mbps
-        if demand.disk_bytes:
-            machine.free_disk += demand.disk_bytes
-        machine.free_cpu += demand.cpu_on(machine.capacity)
+        uncharge(claim)
         self._gained(machine.bucket)
 
     def _reshelve(self, machine: Machine) -> None:

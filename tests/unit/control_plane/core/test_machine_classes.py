@@ -3,9 +3,13 @@
 import pytest
 from regions import FREE, GIB, RegionIndex, a_capacity, a_place, a_request, add, allocate, check
 
+from agent.api import Location
 from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.request import Allowance
+from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.requirements import Compare
+from control_plane.broker.core import capacity
 
 OFFER = {"rru": 4.0, "cpus": 2.0, "network_mbps": 100, "power_w": 100, "disk_bytes": 8 * GIB}
 OTHERS = [
@@ -108,3 +112,66 @@ def test_a_bucket_is_dropped_with_its_last_machine():
     assert (buckets(index), buckets(index, FREE)) == ([], [["a"]])
     index.remove("a")
     assert buckets(index, FREE) == []
+
+
+def test_a_pool_is_dropped_with_its_last_machine_and_its_gains_never_fall():
+    """BUG-AL31: pools of entitlements that were removed stayed for good."""
+    index = RegionIndex()
+    seen = []
+    for number in range(30):
+        pool = f"e{number}"
+        seen.append(index.gains("e0"))
+        add(index, "a b", pool=pool)
+        allocate(index, a_request(2, pool=pool))
+        seen.append(index.gains("e0"))
+        allocate(index, a_request([], pool=pool))
+        add(index, "a b", pool=FREE)
+        index.loosened(pool)
+    assert list(index.pools) == [FREE]
+    assert seen == sorted(seen)
+    assert index.gains("e0") >= seen[-1]
+    index.gains("asked")
+    index.pool("asked")
+    assert "asked" not in index.pools
+
+
+def test_a_plan_goes_on_when_its_pool_is_dropped_meanwhile():
+    """BUG-AL31."""
+    index = RegionIndex()
+    add(index, "a", pool="e1")
+    add(index, "f", pool=FREE)
+    steps = planning(index, a_request(1501, demand=Demand(1)), Allowance())
+    next(steps)
+    add(index, "a", pool=FREE)
+    made = _finish(steps)
+    assert index.reserve(made.change) == ("a",)
+    made = allocate(index, a_request(1501, demand=Demand(1)), Allowance())
+    assert not made.unplaced
+    check(index)
+
+
+def _finish(steps):
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return stop.value
+
+
+def test_capacities_and_places_are_forgotten_with_the_machines_that_had_them(monkeypatch):
+    """BUG-AL31: all that were ever seen stayed for good."""
+    monkeypatch.setattr(capacity, "_SWEEP", 10)
+    kinds, kept = capacity.Kinds(), []
+    for number in range(200):
+        record = MachineRecord(
+            machine=f"m{number}",
+            machine_type="small",
+            location=Location(rack=f"r{number}"),
+            hardware=Hardware(cpus=number + 1, memory_bytes=GIB),
+        )
+        kept = [kinds.capacity(record), kinds.place(record)]
+        assert kinds.capacity(record) is kept[0]
+        assert kinds.place(record) is kept[1]
+    assert len(kinds._capacities) <= 2
+    assert len(kinds._of_hardware) <= 11
+    assert len(kinds._places) <= 11
