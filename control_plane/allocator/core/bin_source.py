@@ -119,7 +119,7 @@ class Search:
             frees = bucket in gained  # shelves do not know what the request itself frees there
             if not frees and bucket.is_hopeless(demand):
                 continue
-            gain, moves, barren = bucket.gain, bucket.moves, not (powered or spaces)
+            news, moves, barren = bucket.news, bucket.moves, not (powered or spaces)
             if not tight:
                 machine = bucket.first()
                 if machine is None:
@@ -128,7 +128,8 @@ class Search:
                     demand, machine, spaces.get(machine, machine) if spaces else machine
                 ):
                     return None if powered and work.is_short(machine) else machine
-            for machine in bucket.usable(None if frees else demand, tight=tight):
+            supply = work if powered else None
+            for machine in bucket.usable(None if frees else demand, tight=tight, supply=supply):
                 if machine in mine:
                     barren = False
                 elif not judge(demand, machine, spaces.get(machine, machine)):
@@ -137,7 +138,7 @@ class Search:
                 if tried > _AT_SIGHT:
                     return None
             if barren:
-                bucket.missed(demand, gain, moves)
+                bucket.missed(demand, news, moves)
         return None
 
     def _strands(self, part: Part) -> float:
@@ -318,11 +319,13 @@ class Source:
         if not parts:
             return
         barren = plain and all(part is part.bucket for part in parts)
-        seen = [(part.bucket, part.bucket.gain, part.bucket.moves) for part in parts]
+        seen = [(part.bucket, part.bucket.news, part.bucket.moves) for part in parts]
+        work.lacks_own = False
         orders = [
             part.usable(
                 None if part.bucket in gained else demand,
                 tight=search.tight or search.fills(part.capacity),
+                supply=None if work.power is None else work,
             )
             for part in parts
         ]
@@ -347,9 +350,9 @@ class Source:
             if self._pauses():
                 yield None
                 self.paused = False
-        if barren:
-            for bucket, gain, moves in seen:
-                bucket.missed(demand, gain, moves)
+        if barren and not work.lacks_own:
+            for bucket, news, moves in seen:
+                bucket.missed(demand, news, moves)
 
     def _takeable(self, parts: Sequence[Part]) -> Iterator[Machine | None]:
         """Yield fitting machines of the free pool that the entitlement may take."""
@@ -359,8 +362,11 @@ class Source:
             if not self._may_have_room(part, demand):
                 continue
             bucket = part.bucket
-            gain, moves, barren = bucket.gain, bucket.moves, part is bucket and search.plain
-            for machine in part.usable(tight=search.tight):
+            news, moves, barren = bucket.news, bucket.moves, part is bucket and search.plain
+            work.lacks_own, supply = False, None if work.power is None else work
+            if work.refuses_all(bucket):
+                continue
+            for machine in part.usable(tight=search.tight, supply=supply):
                 if allowance.lacks(machine):  # then it lacks the same for all of this bucket
                     barren = False
                     break
@@ -377,5 +383,5 @@ class Source:
                 if self._pauses():
                     yield None
                     self.paused = False
-            if barren:
-                bucket.missed(demand, gain, moves)
+            if barren and not work.lacks_own:
+                bucket.missed(demand, news, moves)

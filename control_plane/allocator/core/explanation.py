@@ -64,7 +64,8 @@ def _free(work: Draft, limits: Counter[str]) -> Iterator[Machine]:
     """
     for bucket in list(work.free.buckets.values()):
         sample = next(bucket.machines(), None)
-        if sample is not None and (why := work.allowance.lacks(sample)):
+        why = sample is not None and (work.allowance.lacks(sample) or work.refuses_all(bucket))
+        if why:
             others = bucket.size - sum(machine.bucket is bucket for machine in work.taken)
             if others > 0:
                 limits[why] += others

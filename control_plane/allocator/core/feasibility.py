@@ -14,7 +14,7 @@ from typing import Protocol
 
 from control_plane.allocator.core.demand import Demand
 from control_plane.api.policy import Property
-from control_plane.api.requirements import NUMBERS, Maybe, Term, properties_of, text_of
+from control_plane.api.requirements import NUMBERS, Maybe, Not, Term, properties_of, text_of
 from control_plane.broker.core.capacity import MICRO, Capacity, Place
 from control_plane.broker.core.matching import bin_of as bin_of
 from control_plane.broker.core.matching import holds, may_hold
@@ -132,6 +132,13 @@ def admits(demand: Demand, machine: Candidate) -> bool:
 def admits_any_of(demand: Demand, bucket: Candidate) -> bool:
     """Return whether machines of a bucket can meet the hard requirements."""
     return all(may_hold(term, bucket, OF_BUCKETS) for term in demand.requires)
+
+
+def fits_each(demand: Demand, bucket: Candidate) -> bool:
+    """Return whether surely each machine of a bucket takes such a task while it has no others."""
+    return is_large_enough(demand, bucket.capacity) and not any(
+        may_hold(Not(term), bucket, OF_BUCKETS) for term in demand.requires
+    )
 
 
 def of_kind(demand: Demand) -> Demand:

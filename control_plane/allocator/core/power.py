@@ -120,6 +120,14 @@ class Power:
                 return budget
         return None
 
+    def has(self, place: Place, watts: int, extra: Mapping[Budget, int] | None = None) -> bool:
+        """Return whether a machine in a place may get its first task; see `short`."""
+        for budget in self.budgets_of(place) if watts else ():
+            if budget.left(extra) < watts:
+                budget.was_short = True
+                return False
+        return True
+
     def why(self, machine: Powered, extra: Mapping[Budget, int] | None = None) -> str:
         """Return why a machine may get no first task, in words; empty: it may."""
         budget = self.short(machine, extra)

@@ -24,6 +24,7 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import admits_any_of, judge
 from control_plane.allocator.core.kind_counts import KindCounts
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
+from control_plane.allocator.core.misses import Relief
 from control_plane.allocator.core.power import Power
 from control_plane.allocator.core.stranding import Totals
 from control_plane.api.capacity_report import PowerBudget
@@ -48,7 +49,8 @@ class RegionIndex:
         """Know nothing yet; without `power` no place has a budget of it."""
         self.power = power
         self.machines: BigMap[Machine] = BigMap()
-        self.pools: dict[str, Pool] = {FREE: Pool(FREE)}
+        self._relief = Relief()
+        self.pools: dict[str, Pool] = {FREE: Pool(FREE, relief=self._relief)}
         self.claims: dict[str, Claims] = {}
         self._least_gain = 0
         """The gain with which a pool begins: no less than it had when it was dropped."""
@@ -75,7 +77,7 @@ class RegionIndex:
 
     def pool(self, name: str) -> Pool:
         """Return a pool; one that holds nothing is made, but not kept."""
-        return self.pools.get(name) or Pool(name, self._least_gain)
+        return self.pools.get(name) or Pool(name, self._least_gain, self._relief)
 
     def gains(self, pool: str) -> int:
         """Return what rises whenever a request in this pool may find more room than before."""
@@ -117,7 +119,7 @@ class RegionIndex:
         self.losses += bool(blocked and not machine.blocked)
         machine.place, machine.blocked = place, blocked
         if self.power is not None and machine.jobs and self.power.light(machine):
-            self.loosened()
+            self._relieved()
         self._enter(machine, pool)
         self._drop(before)
         if not same:
@@ -432,7 +434,11 @@ class RegionIndex:
 
     def _dark(self, machine: Machine) -> None:
         if self.power is not None and self.power.dark(machine):
-            self.loosened()
+            self._relieved()
+
+    def _relieved(self) -> None:
+        self._relief.count += 1
+        self.loosened()
 
     def _taken(self, machine: Machine, pool: str) -> None:
         """End the taking of a machine: from now on it is where its broker says."""
