@@ -6,7 +6,7 @@ The planner, the check at the commit, the check of a job before it is accepted a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import IntFlag
 from math import floor
@@ -186,20 +186,30 @@ class Tally:
             self._note("excluded", 0.0)
         if lacks & _BLOCKED:
             self._note(machine.blocked, 0.0)
+        for key, free in self._lacking(lacks, machine, room):
+            self._note(key, free)
+        return lacks
+
+    def compare(self, machine: Candidate, room: Room) -> None:
+        """Let a machine that is not counted say how much is free at most."""
+        for key, free in self._lacking(judge(self._demand, machine, room), machine, room):
+            self._most[key] = max(free, self._most.get(key, 0.0))
+
+    def _lacking(self, lacks: int, machine: Candidate, room: Room) -> Iterator[tuple[str, float]]:
+        """Yield what a machine lacks room for, and how much of it is free."""
         if lacks & _MEMORY:
-            self._note("memory", room.free_memory)
+            yield "memory", room.free_memory
         if lacks & _CPU:
             free = machine.capacity.rru_of if self._demand.rru else machine.capacity.cpus_of
-            self._note("cpu", free(room.free_cpu))
+            yield "cpu", free(room.free_cpu)
         if lacks & _GPUS:
-            self._note("gpus", room.free_gpus)
+            yield "gpus", room.free_gpus
         if lacks & _NETWORK:
-            self._note("network", room.free_network)
+            yield "network", room.free_network
         if lacks & _PORTS:
-            self._note("ports", 0.0)
+            yield "ports", 0.0
         if lacks & _DISK:
-            self._note("disk", room.free_disk)
-        return lacks
+            yield "disk", room.free_disk
 
     def _note(self, key: str, free: float) -> None:
         self._counts[key] = self._counts.get(key, 0) + 1
