@@ -217,8 +217,10 @@ class Source:
 
     def _with_few_gpus(self) -> Iterator[Machine | None]:
         """Yield machines of the pool that have no more GPUs left than any free one that fits."""
-        fitting = [p for p in self._parts if self._may_have_room(p, self._search.demand)]
-        least = min((part.capacity.gpus for part in fitting), default=_MANY)
+        lacks = self._work.allowance.lacks
+        samples = (next(part.usable(), None) for part in self._parts)
+        free = [m.capacity.gpus for m in samples if m and self._fits(m) and not lacks(m)]
+        least = min(free, default=_MANY)
         for machine in self._own_first:
             if machine is not None and self._work.room(machine).free_gpus > least:
                 self._broken = machine
