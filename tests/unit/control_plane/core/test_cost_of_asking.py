@@ -1,20 +1,32 @@
 """Asks that find nothing judge a few machines, however many there are, and say what is right."""
 
 import pytest
-from regions import FREE, GIB, RegionIndex, a_capacity, a_place, a_request, allocate, check, plan
+from regions import (
+    FREE,
+    GIB,
+    RegionIndex,
+    a_capacity,
+    a_place,
+    a_request,
+    add,
+    allocate,
+    check,
+    plan,
+)
 
 from control_plane.allocator.core import draft, explanation
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import fits_each, judge
 from control_plane.allocator.core.power import Power
-from control_plane.allocator.core.request import Allowance
-from control_plane.api.policy import Fit
+from control_plane.allocator.core.request import Allowance, Group, Request
+from control_plane.api.policy import Fit, Preference
 from control_plane.api.requirements import Exists, In, Not
 from control_plane.api.settings import PowerSettings
 
 LEVELS = ["dc1", "dc1/msb1", "dc1/msb1/row1", "dc1/msb1/row1/rack"]
 POOLS = pytest.mark.parametrize("pool", ["e1", FREE])
+EVEN_RACKS = (Preference(property="rack"),)
 EACH = 40
 """Machines of a rack."""
 
@@ -66,12 +78,14 @@ def test_released_power_is_found_again(level, pool):
     """BUG-AL27: what a search in vain remembers ends when power is released."""
     places = [f"{level}{n}" for n in range(3)] if level.endswith("rack") else [level]
     index = a_region_with(dict.fromkeys(places, 100), 3, pool)
-    whole = Demand(GIB, cpus=4)
-    count = len(places)
-    assert not allocate(index, a_request(count, "first", demand=whole), Allowance()).unplaced
+    for rack in range(3):
+        add(index, f"other{rack}", pool="e2", rack=f"rack{rack}", power_w=100)
+    whole, count = Demand(GIB, cpus=4), len(places)
+    theirs = a_request(count, "theirs", "e2", whole, preferences=EVEN_RACKS)
+    assert not allocate(index, theirs).unplaced
     for _ in range(2):
         assert allocate(index, a_request(1, demand=whole), Allowance()).unplaced == (0,)
-    allocate(index, a_request([], "first"))
+    allocate(index, a_request([], "theirs", "e2"))
     assert not allocate(index, a_request(count, demand=whole), Allowance()).unplaced
     check(index)
 
@@ -79,9 +93,13 @@ def test_released_power_is_found_again(level, pool):
 def test_power_that_a_plan_uses_itself_is_not_remembered_as_used_up():
     """BUG-AL27."""
     index = a_region_with({"dc1": 100}, 2, "e1")
-    made = plan(index, a_request(2, demand=Demand(GIB, cpus=4)), Allowance())
-    assert len(made.unplaced) == 1
-    assert not plan(index, a_request(1, "other", demand=Demand(GIB, cpus=4)), Allowance()).unplaced
+    add(index, "m2", "msb2", power_w=100)
+    here, there = (
+        Demand(GIB, cpus=1, requires=(In("msb", frozenset({msb})),)) for msb in ("msb1", "msb2")
+    )
+    made = plan(index, Request("web", "e1", (Group(here, (0,)), Group(there, (1,)))), Allowance())
+    assert made.unplaced == (1,)
+    assert not plan(index, a_request(1, "other", demand=there), Allowance()).unplaced
 
 
 def test_a_machine_in_use_gets_more_tasks_where_power_is_used_up():
