@@ -20,7 +20,7 @@ from sidekick.report import Change, Disruption, Outcome, SettingReport, Wanted
 from wire.errors import FieldError, KernelFileError
 
 if TYPE_CHECKING:
-    from agent.machine import Hardware, Processes
+    from agent.machine import Hardware, Processes, Services
     from agent.machine.kernelfs import KernelFs
     from sidekick.profile import Profile
     from sidekick.state import Disk
@@ -66,6 +66,8 @@ class Host(msgspec.Struct, frozen=True):
     """Seconds since the boot, suspension included."""
     sleep: Callable[[float], None]
     log: Log = Nobody()
+    services: Services | None = None
+    """The service manager; None for the one that belongs to `fs`."""
 
 
 class Applied(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from sidekick.facts import read_facts
 from sidekick.profile import Library
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS
+from sidekick.settings.service_manager import Recorded
 from sidekick.state import StateFolder, Target
 from sidekick.targets import target_of
 from wire.errors import KernelFileError, ProgramError
@@ -113,9 +114,6 @@ class TreeProcesses:
             case ["systemctl", "set-property", "--runtime", unit, assignment]:
                 _, _, value = assignment.partition("=")
                 self._put(f"/sys/fs/cgroup/{unit}/cpuset.cpus", value)
-            case ["systemctl", "start" | "stop" as verb, unit]:
-                populated = f"populated {int(verb == 'start')}\nfrozen 0"
-                self._put(f"/sys/fs/cgroup/system.slice/{unit}/cgroup.events", populated)
             case ["systemctl", "daemon-reload"]:
                 self._reload()
             case ["mount", "--options-source=mtab", "--options-source-force", "-o", option, point]:
@@ -158,6 +156,26 @@ class TreeProcesses:
         put(self.fs, path, text)
 
 
+class TreeServices(Recorded):
+    """Services of a tree that can be started and stopped."""
+
+    def __init__(self, fs: TreeKernel) -> None:
+        super().__init__(fs)
+        self._tree = fs
+
+    def start(self, unit: str) -> None:
+        self._populate(unit, 1)
+
+    def stop(self, unit: str) -> None:
+        self._populate(unit, 0)
+
+    def _populate(self, unit: str, processes: int) -> None:
+        found = self.load(unit)
+        assert found is not None
+        path = f"/sys/fs/cgroup{found.control_group}/cgroup.events"
+        put(self._tree, path, f"populated {processes}\nfrozen 0")
+
+
 class RecordedHost:
     """One host of `tests/data/hosts` below a folder."""
 
@@ -192,6 +210,7 @@ class RecordedHost:
             now=lambda: 1_700_000_000.0,
             monotonic=self._tick,
             sleep=self._sleep,
+            services=TreeServices(self.fs),
         )
 
     def _tick(self) -> float:
