@@ -17,6 +17,7 @@ from fake_host import PROFILES, FakeDisk, FakeKernel, Points
 from agent.machine import Completed
 from agent.machine.ethtool import RECORDED
 from agent.machine.hardware import read_hardware
+from agent.machine.mounts import Mount
 from sidekick.cpulists import numbers
 from sidekick.cpulists import text as cpu_text
 from sidekick.facts import read_facts
@@ -116,8 +117,6 @@ class TreeProcesses:
                 self._put(f"/sys/fs/cgroup/{unit}/cpuset.cpus", value)
             case ["systemctl", "daemon-reload"]:
                 self._reload()
-            case ["mount", "--options-source=mtab", "--options-source-force", "-o", option, point]:
-                self._remount(option.removeprefix("remount,"), point)
             case ["modprobe", "-r", name]:
                 if f"sch_{self.fs.find(DEFAULT_QDISC)}" == name:
                     raise ProgramError(f"modprobe: FATAL: Module {name} is in use.")
@@ -133,18 +132,6 @@ class TreeProcesses:
 
     def lines(self, argv: Sequence[str]) -> Iterator[bytes]:
         raise AssertionError("sidekick reads no program's lines")
-
-    def _remount(self, option: str, point: str) -> None:
-        """As util-linux does: the options that are in force, and then the one that is given."""
-        rows = [line.split() for line in self.fs.read("/proc/self/mounts").splitlines()]
-        for row in (row for row in rows if row[1] == point):
-            key = option.partition("=")[0]
-            gone = {"commit": "commit=", "nolazytime": "lazytime"}.get(key, "\0")
-            kept = [o for o in row[3].split(",") if o not in ATIMES or key not in ATIMES]
-            kept = [o for o in kept if not o.startswith(gone)]
-            shown = [] if option in ("commit=0", "nolazytime", "strictatime") else [option]
-            row[3] = ",".join(sorted(kept + shown, key=_place))
-        self._put("/proc/self/mounts", "\n".join(" ".join(row) for row in rows))
 
     def _reload(self) -> None:
         drop_in = "/run/systemd/system/workload.slice.d/50-twine-controllers.conf"
@@ -174,6 +161,32 @@ class TreeServices(Recorded):
         assert found is not None
         path = f"/sys/fs/cgroup{found.control_group}/cgroup.events"
         put(self._tree, path, f"populated {processes}\nfrozen 0")
+
+
+class TreeMounts:
+    """Mounts of a tree, whose kernel does as it is asked."""
+
+    def __init__(self, fs: TreeKernel) -> None:
+        self._fs = fs
+
+    def set_atime(self, mount: Mount, mode: str) -> None:
+        kept = [o for o in mount.options if o not in ATIMES]
+        self._show(mount, 5, kept + [mode] * (mode != "strictatime"))
+
+    def set_option(self, mount: Mount, key: str, value: str | None) -> None:
+        name = key.removeprefix("no")
+        kept = [o for o in mount.of_file_system if o.partition("=")[0] != name]
+        if value != "0" and key == name:
+            # the kernel shows its own options before those of the file system
+            place = 1 if value is None else len(kept)
+            kept.insert(place, key if value is None else f"{key}={value}")
+        self._show(mount, -1, kept)
+
+    def _show(self, mount: Mount, column: int, options: list[str]) -> None:
+        rows = [line.split(" ") for line in self._fs.read("/proc/self/mountinfo").splitlines()]
+        for row in (row for row in rows if row[0] == str(mount.id)):
+            row[column] = ",".join(options)
+        put(self._fs, "/proc/self/mountinfo", "\n".join(" ".join(row) for row in rows))
 
 
 class RecordedHost:
@@ -211,6 +224,7 @@ class RecordedHost:
             monotonic=self._tick,
             sleep=self._sleep,
             services=TreeServices(self.fs),
+            mounts=TreeMounts(self.fs),
         )
 
     def _tick(self) -> float:
@@ -235,11 +249,6 @@ class RecordedHost:
                 if not path.startswith("/var/lib/twine") and name not in ACTIONS:
                     found[path] = Path(folder, name).read_bytes().rstrip()
         return found
-
-
-def _place(option: str) -> int:
-    """Return where the kernel shows a mount option: its own first, the file system's last."""
-    return 0 if option == "rw" else 1 if option in ATIMES else 2
 
 
 def put(fs: FakeKernel, path: str, text: str) -> None:
