@@ -293,7 +293,7 @@ class Run:
                 boot_id=host.hardware.boot_id, purpose=self._purpose(), way=way.name, at=now
             )
             self._record = replace(
-                self._record, attempt=attempt, reboots=(*reboot.recent(reboots, now), now)
+                self._record, attempt=attempt, reboots=reboot.noted(host, reboots)
             )
             self._state.save(self._record)
             report = replace(report, detail=f"rebooting by {way.name}")

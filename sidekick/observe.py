@@ -42,7 +42,8 @@ class Sight:
         """Read everything that the target wants or an earlier profile changed."""
         self.host = host
         self.target = target
-        self.boot = BootLine(host, record.boot)
+        panic = record.originals.get("sysctl.kernel.panic")
+        self.boot = BootLine(host, record.boot, panic)
         self._contributions = contributions(target.wanted, self.boot.own)
         names = [w.setting for w in target.wanted] + list(record.originals)
         self.observed: dict[str, str | None] = {}

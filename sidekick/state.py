@@ -95,6 +95,8 @@ class OwnedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The host's own arguments of the group, which had its place."""
     late: bool = False
     """May linger: what it did is undone at run time."""
+    before: str = ""
+    """Of the guard: the host's own `kernel.panic`, noted before the first boot with it."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +118,14 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Which arguments it was to bring, for which generation."""
     way: str
     at: float
+
+
+class Rebooted(msgspec.Struct, frozen=True, kw_only=True):
+    """A boot that ended by a reboot of ours."""
+
+    boot_id: str
+    uptime_s: float
+    """How long it had lasted, by its own monotonic clock."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,8 +161,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What of the boot line is ours: staged, in force, or still to be taken off."""
     failure: Failure | None = None
     attempt: Attempt | None = None
-    reboots: tuple[float, ...] = ()
-    """When we rebooted the host, of late: a guard against a loop."""
+    reboots: tuple[Rebooted | float, ...] = ()
+    """Our reboots of late, oldest first: a guard against a loop. An earlier release noted the times
+    of a clock that each boot may set otherwise."""
     trial: Trial | None = None
 
 
