@@ -25,6 +25,7 @@ from sidekick.profile import Library
 from sidekick.settings import SETTINGS
 from sidekick.state import StateFolder, Target
 from sidekick.targets import target_of
+from wire.errors import HostError
 
 folder = Path(sys.argv[1])
 host, state = real_host(Path("/")), StateFolder(folder / "state")
@@ -116,6 +117,43 @@ report, outcomes = apply(target(f"[mounts]\\n'{point}'={{atime='noatime'}}\\n"))
 assert report.rolled_back, report
 assert "covered" in report.detail, report
 assert table() == before
+print("ok")
+"""
+    in_a_namespace(tmp_path, prepare, script)
+
+
+def test_a_state_disk_that_is_really_full_leaves_a_way_back(tmp_path: Path) -> None:
+    """BUG-SK39: rollback on a file system without a free block."""
+    prepare = "mkdir fs state; mount -t tmpfs t fs; mount -t tmpfs -o size=2M s state"
+    script = """
+import os
+point = str(folder / "fs")
+apply(target(f"[mounts]\\n'{point}'={{atime='noatime'}}\\n"))
+assert (folder / "state/reserve").stat().st_blocks * 512 == 1 << 20
+
+def fill():
+    with open(folder / "state/others", "ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    assert os.statvfs(folder / "state").f_bavail == 0
+
+fill()
+report, _ = apply(target(f"[mounts]\\n'{point}'={{atime='strictatime'}}\\n"))
+assert report.state == "verified", report
+assert state.load().applied.wanted[0].value == "strictatime"
+fill()
+try:
+    apply(Target())
+except HostError as e:
+    assert "state.json: No space left" in str(e)
+assert table() == before
+(folder / "state/others").unlink()
+apply(Target())
+assert table() == before
+assert state.load().applied is None
 print("ok")
 """
     in_a_namespace(tmp_path, prepare, script)
