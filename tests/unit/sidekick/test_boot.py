@@ -342,10 +342,11 @@ def test_the_hosts_own_panic_is_told_from_the_guards_by_record(fake: FakeHost, o
         assert standing.verify(fake.host(), fake.state).state is not ProfileState.DRIFTED
 
 
-def test_a_profiles_own_panic_is_not_taken_for_the_hosts(fake: FakeHost) -> None:
+@pytest.mark.parametrize("name", ["kernel.panic", "kernel/panic"])
+def test_a_profiles_own_panic_is_not_taken_for_the_hosts(fake: FakeHost, name: str) -> None:
     """BUG-SK44: the host's own value is the original of the setting, not what is in force."""
-    wanted = a_target(fake, "p", sysctl={"kernel.panic": 30}, cmdline=(THP,))
-    fake.apply(a_target(fake, "p", sysctl={"kernel.panic": 30}))
+    wanted = a_target(fake, "p", sysctl={name: 30}, cmdline=(THP,))
+    fake.apply(a_target(fake, "p", sysctl={name: 30}))
     fake.apply(wanted)
     fake.boot(LINE)
     fake.put("/proc/sys/kernel/panic", "30")
