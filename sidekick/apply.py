@@ -9,7 +9,7 @@ plans from what it finds, and whatever was ever claimed has its original in the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
@@ -118,7 +118,12 @@ class Run:
             self._check()
         except HostError as e:
             return self._undo(str(e))
-        report = self._commit()
+        try:
+            report = self._commit()
+        except HostError as e:
+            if not self._target.name:
+                raise  # every original is back: it stays so
+            return self._undo(str(e))
         if self._may_reboot and report.state is ProfileState.PENDING_REBOOT:
             return self._reboot(report)
         return report
@@ -148,17 +153,29 @@ class Run:
         self._record = replace(self._record, originals=originals, trial=self._trial())
         if not sight.plan.changes and self._trial_until is None:
             return
-        self._state.save(self._record)
-        self._state.begin(
-            Began(
-                command=self._command,
-                target=self._target,
-                changes=(*sight.plan.changes, *self._interrupted_changes()),
-                boot_id=self._host.hardware.boot_id,
-                at=self._host.now(),
-            )
+        began = Began(
+            command=self._command,
+            target=self._target,
+            changes=(*sight.plan.changes, *self._interrupted_changes()),
+            boot_id=self._host.hardware.boot_id,
+            at=self._host.now(),
         )
+        if self._target.name:
+            self._state.reserve()
+        self._keep(lambda: self._state.save(self._record))
+        self._keep(lambda: self._state.begin(began))
         self._state.write_status(self._report(ProfileState.APPLYING))
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Put on the disk what a later run must know.
+
+        The way back to every original goes on without it: all of them are in the record already.
+        """
+        try:
+            write()
+        except HostError:
+            if self._target.name:
+                raise
 
     def _trial(self) -> Trial | None:
         if self._trial_until is None:
@@ -196,7 +213,7 @@ class Run:
         )
         if outcome is Outcome.FAILED:
             raise _ChangeFailed(f"{change.setting}: {applied.detail}")
-        self._state.step(Wrote(setting=change.setting))
+        self._keep(lambda: self._state.step(Wrote(setting=change.setting)))
 
     def _staging(self) -> list[Change]:
         """Return the staging of the boot line, now that it is known what it must bring.
@@ -207,9 +224,10 @@ class Run:
         changes = self._sight.fell_short(waiting)
         if changes:
             self._record = replace(self._record, boot=self._sight.wish.owned)
-            self._state.save(self._record)
+            self._keep(lambda: self._state.save(self._record))
             if all(change.setting != LINE for change in self._sight.plan.changes):
-                self._state.step(Planned(changes=tuple(changes)))
+                planned = Planned(changes=tuple(changes))
+                self._keep(lambda: self._state.step(planned))
         return changes
 
     def _interrupted_changes(self) -> list[Change]:
@@ -293,7 +311,7 @@ class Run:
                 boot_id=host.hardware.boot_id, purpose=self._purpose(), way=way.name, at=now
             )
             self._record = replace(
-                self._record, attempt=attempt, reboots=(*reboot.recent(reboots, now), now)
+                self._record, attempt=attempt, reboots=reboot.noted(host, reboots)
             )
             self._state.save(self._record)
             report = replace(report, detail=f"rebooting by {way.name}")
@@ -381,7 +399,11 @@ class Run:
             rolled_back=undone,
         )
         self._record = replace(self._before if undone else self._record, failure=failure)
-        self._state.save(self._record)
+        try:
+            self._state.save(self._record)
+        except HostError as e:
+            if not undone or not self._written:
+                raise HostError(reason) from e  # the originals and the journal stay as they are
         report = self._report(ProfileState.DEGRADED, reason, undone=undone)
         self._state.write_status(report)
         return report

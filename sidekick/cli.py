@@ -8,6 +8,7 @@ profile · 4 failed and rolled back · 5 refused (the host cannot give that) · 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -346,8 +347,19 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except TwineError as e:
-        print_error(e)
-        return e.exit_code
+        return _tell(e, line)
+    except PermissionError as e:
+        what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
+        return _tell(Forbidden(what, hint="run as root"), line)
+
+
+def _tell(error: TwineError, line: Sequence[str]) -> int:
+    """Say what went wrong: to people always, as JSON too where the line asks for it."""
+    if re.search(r"\0(-o\0?|--output[\0=])json\0", "\0".join(["", *line, ""])):
+        print_json(error.problem())
+        sys.stdout.flush()
+    print_error(error)
+    return error.exit_code
 
 
 def _by_click(line: Sequence[str], make_host: Callable[[Path], Host]) -> int:

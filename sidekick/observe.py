@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from sidekick.boot import LINE, BootLine, Wish
+from sidekick.boot import LINE, PANIC, BootLine, Wish
 from sidekick.plan import Plan, make_plan
 from sidekick.report import Change, SettingReport
 from sidekick.setting import Applied, Host
@@ -42,7 +42,8 @@ class Sight:
         """Read everything that the target wants or an earlier profile changed."""
         self.host = host
         self.target = target
-        self.boot = BootLine(host, record.boot)
+        owns = [v for s, v in record.originals.items() if PANIC in setting_of(s).touches(s)]
+        self.boot = BootLine(host, record.boot, next(iter(owns), None))
         self._contributions = contributions(target.wanted, self.boot.own)
         names = [w.setting for w in target.wanted] + list(record.originals)
         self.observed: dict[str, str | None] = {}

@@ -20,8 +20,9 @@ from sidekick.report import Change, Disruption, Outcome, SettingReport, Wanted
 from wire.errors import FieldError, KernelFileError
 
 if TYPE_CHECKING:
-    from agent.machine import Hardware, Processes
+    from agent.machine import Hardware, Processes, Services
     from agent.machine.kernelfs import KernelFs
+    from agent.machine.mounts import Mounts
     from sidekick.profile import Profile
     from sidekick.state import Disk
 
@@ -66,6 +67,10 @@ class Host(msgspec.Struct, frozen=True):
     """Seconds since the boot, suspension included."""
     sleep: Callable[[float], None]
     log: Log = Nobody()
+    services: Services | None = None
+    """The service manager; None for the one that belongs to `fs`."""
+    mounts: Mounts | None = None
+    """What changes mounts; None for the kernel of `fs`."""
 
 
 class Applied(msgspec.Struct, frozen=True):

@@ -172,6 +172,11 @@ class FakeDisk(Disk):
         super().append(path, line)
         self.points.pass_()
 
+    def reserve(self, path: Path, size: int) -> None:
+        self.points.pass_()
+        super().reserve(path, size)
+        self.points.pass_()
+
     def remove(self, path: Path) -> None:
         self.points.pass_()
         super().remove(path)
