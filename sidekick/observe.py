@@ -44,24 +44,43 @@ class Sight:
         self.target = target
         self.boot = BootLine(host, record.boot)
         self._contributions = contributions(target.wanted, self.boot.own)
-        names = [w.setting for w in target.wanted] + list(record.originals)
+        own = [w.setting for w in target.wanted] + list(record.originals)
+        names = own + [too for n in own for too in setting_of(n).changes_too(n)]
         self.observed: dict[str, str | None] = {}
         self._settings = settings_of(names)
         for setting in self._settings:
             self.observed |= setting.observe(host, names)
         self.claimed = {name for n in names for name in setting_of(n).claims(n)}
         self.wish: Wish = self.boot.wish(self._contributions)
-        live = make_plan(self._settings, target.wanted, self.observed, record.originals)
+        originals = self._to_restore(record)
+        live = make_plan(self._settings, target.wanted, self.observed, originals)
         self.plan = Plan(
             changes=(*live.changes, *self.boot.plan(self.wish)),
             missing=live.missing,
             unsupported=live.unsupported,
         )
 
+    def _to_restore(self, record: Record) -> dict[str, str | None]:
+        """Return the originals without those that a wanted value of another kind changes."""
+        led = set()
+        for wanted in self.target.wanted:
+            setting = setting_of(wanted.setting)
+            original = record.originals.get(wanted.setting) or self.observed.get(wanted.setting)
+            if original is not None and not setting.same(wanted.value, original):
+                led.update(setting.changes_too(wanted.setting))
+        return {k: v for k, v in record.originals.items() if k not in led}
+
     @property
     def names(self) -> set[str]:
         """The settings that are wanted."""
         return {w.setting for w in self.target.wanted}
+
+    @property
+    def brings_more(self) -> list[Change]:
+        """The changes that may bring what this host lacks so far: modules bring sysctls."""
+        lacking = self.plan.missing or self.plan.unsupported
+        changes = (c for c in self.plan.changes if lacking and c.setting in self.names)
+        return [c for c in changes if setting_of(c.setting).brings_settings]
 
     def fell_short(self, short: Iterable[str]) -> list[Change]:
         """Return the staging of the line, now that it is known what the boot must bring."""

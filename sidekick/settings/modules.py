@@ -41,6 +41,7 @@ class ModulesSetting(Setting):
     kind: ClassVar[str] = "modules"
     section: ClassVar[type[Modules]] = Modules
     carries_others: ClassVar[bool] = True
+    brings_settings: ClassVar[bool] = True
 
     def merge(self, parent: dict[str, object], child: dict[str, object]) -> dict[str, object]:
         """Return the modules of both."""
