@@ -259,7 +259,7 @@ class Run:
         waiting = {s for s, r in self._results.items() if r.outcome in settled}
         before: int | None = None
         while True:
-            self._after = again = Sight(self._host, self._record, self._target)
+            self._after = again = Sight(self._host, self._record, self._target, is_written=True)
             waits = {LINE, *waiting}
             changed = [c for c in again.plan.changes if c.setting not in waits]
             if not changed:
@@ -397,17 +397,15 @@ class Run:
         _, refused = in_passes(wrote, self._undo_one)
         dependent = [c for c in wrote if c.setting != LINE and setting_of(c.setting).interdependent]
         again = [*dependent, *self._changed_too()]
-        if again and not refused:
-            _, refused = in_passes(again, self._sight.undo)
+        for step in (self._sight.undo, self._sight.check_undone):
+            if not refused:
+                _, refused = in_passes(again, step)
         for change, error in refused:
-            failed = self._results.get(change.setting) or SettingReport(
-                setting=change.setting,
-                outcome=Outcome.FAILED,
-                wanted=change.before,
-                actual=change.after,
+            name, failed = change.setting, Outcome.FAILED
+            made = self._results.get(name) or SettingReport(
+                setting=name, outcome=failed, wanted=change.before, actual="-"
             )
-            failed = replace(failed, outcome=Outcome.FAILED, detail=str(error))
-            self._results[change.setting] = failed
+            self._results[name] = replace(made, outcome=failed, detail=str(error))
         return [error for _, error in refused]
 
     def _undo_one(self, change: Change) -> None:

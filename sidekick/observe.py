@@ -13,6 +13,7 @@ from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of, settings_of
 from sidekick.state import OwnedGroup, Record, Target
 from sidekick.targets import contributions, of_kind
+from wire.errors import HostError
 
 TASK_SLICES = ("workload.slice", "sideload.slice")
 CGROUPS = "/sys/fs/cgroup"
@@ -38,8 +39,13 @@ def fresh(host: Host, record: Record) -> Record:
 class Sight:
     """What is wanted and what is found, at one moment."""
 
-    def __init__(self, host: Host, record: Record, target: Target) -> None:
-        """Read everything that the target wants or an earlier profile changed."""
+    def __init__(
+        self, host: Host, record: Record, target: Target, *, is_written: bool = False
+    ) -> None:
+        """Read everything that the target wants or an earlier profile changed.
+
+        With `is_written` the target's changes are made already.
+        """
         self.host = host
         self.target = target
         self.boot = BootLine(host, record.boot)
@@ -52,7 +58,7 @@ class Sight:
             self.observed |= setting.observe(host, names)
         self.claimed = {name for n in names for name in setting_of(n).claims(n)}
         self.wish: Wish = self.boot.wish(self._contributions)
-        originals = self._to_restore(record)
+        originals = self._to_restore(record, is_written)
         live = make_plan(self._settings, target.wanted, self.observed, originals)
         self.plan = Plan(
             changes=(*live.changes, *self.boot.plan(self.wish)),
@@ -60,15 +66,22 @@ class Sight:
             unsupported=live.unsupported,
         )
 
-    def _to_restore(self, record: Record) -> dict[str, str | None]:
-        """Return the originals without those that a wanted value of another kind changes."""
-        led = set()
+    def _to_restore(self, record: Record, is_written: bool) -> dict[str, str | None]:
+        """Return the originals without what a wanted value of another kind has changed.
+
+        What the applied profile had set itself is given back before that value is written.
+        """
+        applied = record.applied.wanted if record.applied and not is_written else ()
+        own = {wanted.setting for wanted in applied}
+        led: set[str] = set()
         for wanted in self.target.wanted:
             setting = setting_of(wanted.setting)
-            original = record.originals.get(wanted.setting) or self.observed.get(wanted.setting)
-            if original is not None and not setting.same(wanted.value, original):
+            now = self.observed.get(wanted.setting)
+            original = record.originals.get(wanted.setting) or now
+            holds = is_written or (now is not None and setting.same(now, wanted.value))
+            if holds and original is not None and not setting.same(wanted.value, original):
                 led.update(setting.changes_too(wanted.setting))
-        return {k: v for k, v in record.originals.items() if k not in led}
+        return {k: v for k, v in record.originals.items() if k not in led - own}
 
     @property
     def names(self) -> set[str]:
@@ -99,6 +112,15 @@ class Sight:
             self.boot.put(self.boot.staged)
         else:
             setting_of(change.setting).undo(self.host, change)
+
+    def check_undone(self, change: Change) -> None:
+        """Raise `HostError` unless a change of an interdependent kind is taken back."""
+        setting = setting_of(change.setting)
+        actual = setting.read(self.host, change.setting) or ""
+        if not setting.same(actual, change.before):
+            raise HostError(
+                f"cannot bring {change.setting} back to {change.before!r}: it reads {actual!r}"
+            )
 
     def verify(self) -> list[SettingReport]:
         """Return how each wanted value stands, and what the boot line still has to lose."""

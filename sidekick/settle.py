@@ -21,18 +21,20 @@ def write_all(changes: Sequence[Change], make: Write, take_back: Write) -> None:
     first, after the others were taken back. `make` raises for a refusal; that error is raised
     if no such order is accepted.
     """
-    order, moved = list(changes), set[str]()
+    head, moved = list[Change](), set[str]()
     while True:
-        written, refused = in_passes(order, make)
+        rest = [change for change in changes if change not in head]
+        written, refused = in_passes(rest, make)
         if not refused:
             return
         stuck, error = refused[0]
-        if not written or stuck.setting in moved:
+        if not (head or written) or stuck.setting in moved:
             raise error
-        for change in reversed(written):
+        for change in reversed([*head, *written]):
             take_back(change)
         moved.add(stuck.setting)
-        order = [stuck, *(change for change in order if change is not stuck)]
+        head = [stuck]
+        make(stuck)
 
 
 def in_passes(

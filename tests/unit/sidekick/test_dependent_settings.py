@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.machine import Completed
-from sidekick.report import ProfileState
+from sidekick.report import Outcome, ProfileState
+from sidekick.settings.block import Block, Disks
 from sidekick.settings.modules import Modules
 from sidekick.settings.sysctl import SysctlSetting
 from sidekick.settings.thp import FOLDER, TransparentHugepages
@@ -240,3 +241,20 @@ def test_a_childs_name_of_a_limit_replaces_its_parents_other() -> None:  # BUG-S
     )
     assert merged == {"vm.swappiness": 1, "vm.dirty_bytes": 8388608}
     assert SysctlSetting().check(a_profile(sysctl=merged)) == []
+
+
+@pytest.mark.parametrize("module", ["bfq.ko.xz", "kyber-iosched.ko.xz"])
+def test_a_scheduler_that_is_a_module_is_loaded_by_the_write(  # BUG-SK32
+    host: FakeHost, module: str
+) -> None:
+    queue, choice = "/sys/block/vda/queue", module.partition(".")[0].removesuffix("-iosched")
+    host.put(f"{queue}/scheduler", "[none] mq-deadline")
+    host.put(f"{queue}/rotational", "0")
+    host.put("/sys/block/vda/device/vendor", "0x1af4")
+    host.put(f"/lib/modules/{KERNEL}/modules.dep", f"kernel/block/{module}:")
+    host.fs.rounds[f"{queue}/scheduler"] = lambda value: f"none mq-deadline [{value}]"
+    target = a_target(host, block=Block(flash=Disks(scheduler=choice)))
+    report = host.apply(target)
+    assert [(s.setting, s.outcome) for s in report.settings] == [
+        ("block.vda.scheduler", Outcome.APPLIED)
+    ]
