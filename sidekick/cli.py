@@ -24,8 +24,7 @@ from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
 from sidekick import history
 from sidekick import status as standing
-from sidekick.apply import Run, watch
-from sidekick.apply import resume as finish
+from sidekick.apply import Run
 from sidekick.facts import read_facts
 from sidekick.grammar import OUTPUT, PROFILE, Number, Option, PathText, Program, Span
 from sidekick.plan import describe
@@ -37,6 +36,8 @@ from sidekick.settings import SETTINGS, setting_of
 from sidekick.shown import print_error, print_json, print_plan, print_report
 from sidekick.state import Disk, StateFolder, Target
 from sidekick.targets import target_of
+from sidekick.upkeep import resume as finish
+from sidekick.upkeep import watch
 from wire.errors import Forbidden, ProgramError, TwineError
 
 STATE = Path("/var/lib/twine/sidekick")

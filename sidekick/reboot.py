@@ -14,7 +14,7 @@ import msgspec
 from sidekick.boot import BootLine, Wish
 from sidekick.bootline import GUARD, VERSION
 from sidekick.setting import Host
-from sidekick.state import Rebooted
+from sidekick.state import Attempt, Failure, Rebooted, Target
 from wire.errors import ConfigError, ProgramError, Unprocessable
 
 CONFIG = "/etc/twine/sidekick.toml"
@@ -79,6 +79,18 @@ def noted(host: Host, reboots: Reboots) -> Reboots:
     """Return the reboots with the end of this boot among them, once."""
     ends = Rebooted(boot_id=host.hardware.boot_id, uptime_s=host.monotonic())
     return (*recent(host, reboots), ends)
+
+
+def came_back_without(target: Target, attempt: Attempt) -> Failure:
+    """Return the failure of a target whose reboot did not bring what it was for."""
+    return Failure(
+        name=target.name,
+        generation=target.generation,
+        epoch=target.epoch,
+        reason=f"the host was rebooted for it ({attempt.way}) and came back without "
+        f"{attempt.purpose}; it is not rebooted again",
+        rolled_back=False,
+    )
 
 
 def choose(host: Host, config: Config, boot: BootLine, wish: Wish, reboots: Reboots) -> Way:

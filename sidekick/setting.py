@@ -105,6 +105,11 @@ class Setting:
     """The type of that section: a Struct that forbids unknown fields, or a dict."""
     carries_others: ClassVar[bool] = False
     """Whether other kinds stand on it: it is set before them, and given back after them."""
+    brings_settings: ClassVar[bool] = False
+    """Whether settings of other kinds may exist only once it is set."""
+    interdependent: ClassVar[bool] = False
+    """Whether its values bound or change each other: the order of its writes is searched, and a
+    value that a later write changed is written again."""
 
     # what a profile says
 
@@ -140,9 +145,13 @@ class Setting:
         """Return settings that change with it: their originals are kept too."""
         return ()
 
+    def changes_too(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Return settings of other kinds whose values the kernel changes with it."""
+        return ()
+
     def claims(self, setting: str) -> tuple[str, ...]:
         """Return the settings whose originals must be kept before it is changed."""
-        return (setting, *self.partners(setting))
+        return (setting, *self.partners(setting), *self.changes_too(setting))
 
     def touches(self, setting: str) -> tuple[str, ...]:
         """Return what it sets, in words that another kind would use for the same thing (a
