@@ -15,8 +15,11 @@ from world import World, a_job, a_region, scenario
 from agent.api import Health, ProfileState, ProfileStatus, SettingOutcome
 from agent.api.profile import ProfileSwitch, SettingSwitch
 from control_plane.api.jobs import UpdatePolicy
+from control_plane.api.machines import EventKind
 from control_plane.api.profiles import ProfileWish, version_name
 from control_plane.api.settings import PortalSettings
+from control_plane.broker.core.assignment import FREE, unavailable
+from control_plane.broker.core.unavailability import open_event
 from control_plane.profiles.core.stats import ALL, stats_of
 from wire.errors import Conflict, InvalidInput, NotFound
 
@@ -131,6 +134,62 @@ async def test_a_profile_that_a_host_cannot_reach_is_taken_back_everywhere(w: Wo
     assert len(view.rollout.failed) == 1
     assert f"{NAME} failed on" in view.rollout.reason
     await w.until(lambda: w.alive().total() == 3)
+
+
+@scenario(quarantine_s=60)
+async def test_a_machine_that_failed_a_profile_is_promised_again_afterwards(w: World):
+    """BUG-CP54: the switch ends with the assignment; it does not block the machine for ever."""
+    await spread(w)
+    for machine in w.region.machines.values():
+        machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
+    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await arrived(w, "returned")
+    (failed,) = rollout(w).failed
+    record = w.cp._broker.table.get(failed)
+    assert open_event(record, EventKind.PROFILE) is None
+    await w.until(lambda: len(w.cp._broker.held("front")) == 3 and w.alive().total() == 3)
+
+
+@pytest.mark.parametrize("leave", ["release", "quarantine"])
+def test_a_machine_that_leaves_its_entitlement_leaves_its_switch_of_profile_behind(leave: str):
+    """BUG-CP54: released, put aside, or stored so by an earlier release: the event ends."""
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            await spread(w)
+            broker, name = w.cp._broker, sorted(w.region.machines)[0]
+            await w.cp.stop_job("web")
+            await w.cp.profiles._begin(name, NAME)
+            if leave == "release":
+                await broker.release(name, revision=broker.table.revision(name))
+            else:
+                await broker.quarantine(name, "it cannot be brought to it", 0.0)
+            record = broker.table.get(name)
+            assert record.entitlement == FREE
+            assert unavailable(record, w.runtime.date()) == ""
+
+    run(main())
+
+
+@scenario()
+async def test_a_reboot_owed_to_one_entitlement_is_not_awaited_by_the_next(w: World):
+    """BUG-CP54: its deadline would put the machine aside before the new switch begins."""
+    await w.set_up()
+    broker, name = w.cp._broker, sorted(w.region.machines)[0]
+    await broker.expect_reboot(name, "for the old profile", w.runtime.date() + 60)
+    await broker.assign(name, "front", "web", revision=broker.table.revision(name))
+    assert open_event(broker.table.get(name), EventKind.PLANNED) is None
+
+
+@scenario()
+async def test_an_event_that_an_earlier_release_left_on_a_free_machine_is_ended(w: World):
+    """BUG-CP54: a machine that is stuck in the store today is promised again after an upgrade."""
+    await w.set_up()
+    name = sorted(w.region.machines)[0]
+    assert w.cp._broker.table.get(name).entitlement == FREE
+    await w.cp.profiles._begin(name, NAME)
+    await w.until(lambda: unavailable(w.cp._broker.table.get(name), w.runtime.date()) == "")
 
 
 @scenario()
