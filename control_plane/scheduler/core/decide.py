@@ -62,7 +62,7 @@ from control_plane.scheduler.core.rollout import (
     take_down,
 )
 from control_plane.scheduler.core.sizing import begin_removals, kept, resized
-from control_plane.scheduler.core.surge import surged
+from control_plane.scheduler.core.surge import spare, surged
 
 _UP = (TaskPhase.STARTING, TaskPhase.RUNNING)
 _VOLUNTARY = (
@@ -85,7 +85,7 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     if made.record.paused and any(t.version != made.record.version for t in made.record.tasks):
         made.detail = f"the update to version {made.record.version} is paused"
     made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
-    made.record = begin_removals(made, seen)
+    made.record = begin_removals(made, seen, spare(made.record, seen.view))
     _propose(made, seen)
     return made
 

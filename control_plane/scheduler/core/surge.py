@@ -14,7 +14,7 @@ from control_plane.api.jobs import JobRecord, TaskRecord
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.scheduler.core.consulting import is_controlled
 from control_plane.scheduler.core.decision import Decision, Seen
-from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.operations import is_going, waits
 from control_plane.scheduler.core.reconcile import available
 from control_plane.scheduler.core.release import is_outdated, may_renew, starts_as
 from control_plane.scheduler.core.rollout import must_move
@@ -24,9 +24,10 @@ from control_plane.scheduler.core.sizing import without
 def spare(record: JobRecord, view: View) -> int:
     """Return how many tasks that serve may go; below 0: too many do not serve already.
 
-    Extra ones that serve stand in for as many others.
+    Extra tasks that serve stand in for as many others, until their removal begins.
     """
-    base, extras = _parts(record)
+    base, _ = _parts(record)
+    extras = [task for task in record.tasks if task.extra and (waits(task) or not is_going(task))]
     down = sum(1 for task in base if not available(task, view))
     standing_in = sum(1 for task in extras if available(task, view))
     return record.spec.update.max_unavailable + standing_in - down
@@ -94,9 +95,10 @@ def _is_under_way(task: TaskRecord) -> bool:
 def _removable(record: JobRecord, gone: list[TaskRecord], view: View) -> frozenset[int]:
     """Return which of the extra tasks may go now: those that do not serve, others by the budget.
 
-    One whose machine does not answer may well serve: it stays until that is known.
+    One whose machine does not answer may well serve: it stays until that is known. A controller
+    is asked about all that serve; the budget holds when their removal begins.
     """
-    if is_controlled(record):  # it is asked about those that serve
+    if is_controlled(record):
         return frozenset(task.index for task in gone)
     serving = [task.index for task in gone if available(task, view)]
     idle = [task.index for task in gone if not task.listed]
