@@ -377,7 +377,7 @@ class Scheduler:
         The image is brought there first: an old task is not stopped for a new one that
         cannot start.
         """
-        record, ready, detail = made.record, set[int](), ""
+        record, ready, detail, without_room = made.record, set[int](), "", set[int]()
         known = {repair.task: repair.target for repair in repairs}
         wanted = made.runs_next()
         asked = {index: spec for index, spec in wanted.items() if index not in known}
@@ -385,6 +385,7 @@ class Scheduler:
         for index in made.chosen:
             target = known.get(index) or targets.of.get(index)
             if target is None:
+                without_room.add(index)
                 detail = f"the update waits for room: {'; '.join(targets.reasons)}"
                 continue
             if index in known and not self.ahead.is_proved(target):
@@ -406,7 +407,7 @@ class Scheduler:
             self._dispatcher.prestage(target.machine, image, keys)
             refused = sight.refused.get(image)
             detail = f"the update waits for its image: {refused}" if refused else detail
-        return Found(frozenset(ready), detail)
+        return Found(frozenset(ready), frozenset(without_room), detail)
 
     # -- machines
 

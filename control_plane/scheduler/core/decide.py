@@ -62,7 +62,7 @@ from control_plane.scheduler.core.rollout import (
     take_down,
 )
 from control_plane.scheduler.core.sizing import begin_removals, kept, resized
-from control_plane.scheduler.core.surge import spare, surged
+from control_plane.scheduler.core.surge import spare, stood_in, surged
 
 _UP = (TaskPhase.STARTING, TaskPhase.RUNNING)
 _VOLUNTARY = (
@@ -107,9 +107,9 @@ def go_on(made: Decision, found: Found, seen: Seen) -> None:
             task = made.ledger.to(task, OperationState.RUNNING, approved=approved)
             task = take_down(task, generation, seen.now)
         begun.append(task)
-    made.record = replace(
-        made.record, tasks=begun, generation=generation, operations=made.ledger.opened
-    )
+    record = replace(made.record, tasks=begun, generation=generation)
+    record = stood_in(record, seen.view, found.without_room - going)
+    made.record = replace(record, operations=made.ledger.opened)
     waiting = sum(1 for task in begun if is_offered(task)) if asks else 0
     if waiting and made.record.spec.controller is not None:
         name, s = made.record.spec.controller.name, "" if waiting == 1 else "s"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from agent.api.volumes import VolumeKind
 from control_plane.agents.core.seen import View
-from control_plane.api.jobs import JobRecord, TaskRecord
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.scheduler.core.consulting import is_controlled
 from control_plane.scheduler.core.decision import Decision, Seen
@@ -35,7 +36,8 @@ def spare(record: JobRecord, view: View) -> int:
 
 def surged(made: Decision, seen: Seen) -> JobRecord:
     """Return the record with as many extra tasks as it needs now, within what it may have."""
-    record, view = made.record, seen.view
+    view = seen.view
+    record = made.record = stood_in(made.record, view)
     base, extras = _parts(record)
     most = 0 if record.stopping else record.spec.update.surge
     if not (most or extras):
@@ -70,6 +72,40 @@ def surged(made: Decision, seen: Seen) -> JobRecord:
         for n in range(more)
     ]
     return replace(record, tasks=[*record.tasks, *added])
+
+
+def stood_in(
+    record: JobRecord, view: View, without_room: frozenset[int] = frozenset()
+) -> JobRecord:
+    """Return the record in which extra tasks stay for wanted ones that have no room (BUG-CP52).
+
+    Such an extra task may hold the very room for which the other waits. The two change roles:
+    the one without room is the extra task now, and goes like any other. `without_room`: tasks
+    that are up and found no place to go to. Data in volumes cannot change roles.
+    """
+    kinds = {volume.kind for spec in record.specs.values() for volume in spec.volumes.values()}
+    base, extras = _parts(record)
+    free = [task for task in extras if available(task, view) and not must_move(task, view)]
+    if not free or VolumeKind.PERSISTENT in kinds:
+        return record
+    swapped: set[int] = set()
+    for task in base:
+        is_homeless = task.phase is TaskPhase.PENDING and task.reason
+        is_stuck = task.index in without_room and _must_go(record, task, view)
+        if not (is_homeless or is_stuck):
+            continue
+        fit = [
+            extra
+            for extra in free
+            if not is_outdated(extra, record) or (is_homeless and extra.version == task.version)
+        ]
+        if fit:
+            free.remove(fit[0])
+            swapped |= {task.index, fit[0].index}
+    if not swapped:
+        return record
+    tasks = [replace(t, extra=not t.extra) if t.index in swapped else t for t in record.tasks]
+    return replace(record, tasks=tasks)
 
 
 def _parts(record: JobRecord) -> tuple[list[TaskRecord], list[TaskRecord]]:
