@@ -96,7 +96,8 @@ def go_on(made: Decision, found: Found, seen: Seen) -> None:
     asks, overdue = is_controlled(made.record), frozenset(made.overdue)
     chosen = frozenset(made.chosen)
     ready = chosen & found.ready
-    going = _going(made, ready, seen, asks=asks) | overdue
+    stopping = frozenset[int]() if asks else _may_stop(made, found.without_room, seen)
+    going = _going(made, ready | stopping, seen, asks=asks) | overdue
     for task in made.record.tasks:
         asked = task.index in ready or (asks and task.index in chosen and _may_stay(task))
         if asked and task.index not in going:
@@ -104,7 +105,8 @@ def go_on(made: Decision, found: Found, seen: Seen) -> None:
         elif task.index in going:
             generation += 1
             approved = approval(task, asks=asks, forced=task.index in overdue)
-            task = made.ledger.to(task, OperationState.RUNNING, approved=approved)
+            instead = {"instead": STOP} if task.index in stopping - overdue else {}
+            task = made.ledger.to(task, OperationState.RUNNING, approved=approved, **instead)
             task = take_down(task, generation, seen.now)
         begun.append(task)
     record = replace(made.record, tasks=begun, generation=generation)
@@ -309,6 +311,24 @@ def _going(made: Decision, ready: frozenset[int], seen: Seen, *, asks: bool) -> 
             made.capped += is_capped
             going.add(index)
     return frozenset(going)
+
+
+def _may_stop(made: Decision, without_room: frozenset[int], seen: Seen) -> frozenset[int]:
+    """Return which tasks may stop, and start again in their place, for a switch of host profile.
+
+    No other machine has room for them. A switch has no deadline: they would wait for ever, and
+    the machine with them (BUG-CP53). It takes as long as a boot, so the budget decides.
+    """
+    return frozenset(
+        task.index
+        for task in made.record.tasks
+        if task.index in without_room
+        and task.operation is not None
+        and task.operation.cause is Cause.PROFILE
+        and task.placement is not None
+        and (machine := seen.view.get(task.placement.machine)) is not None
+        and machine.returning
+    )
 
 
 def _may_stay(task: TaskRecord) -> bool:
