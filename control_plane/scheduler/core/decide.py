@@ -4,8 +4,8 @@
 
 In brackets stands what the allocator is asked, each in one request for all tasks. All that an
 owner could mind counts against one availability budget, `update.max_unavailable`: while that
-many tasks do not serve, for whatever reason, nothing more is taken down (SC6). What is broken
-anyway may be replaced, as long as no more than the budget is under way at once.
+many tasks do not serve, for whatever reason, nothing that serves is taken down (SC6). What is
+broken anyway may be replaced, as long as no more than the budget is under way at once (ADR 0132).
 """
 
 from __future__ import annotations

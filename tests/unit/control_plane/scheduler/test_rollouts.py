@@ -250,6 +250,31 @@ async def test_a_successor_serves_before_its_predecessor_stops(w: World):
 
 
 @scenario()
+async def test_a_release_repairs_a_job_of_which_every_task_is_broken(w: World):
+    """BUG-AU1: two at a time, as its budget says (ADR 0132)."""
+    update = policy(max_unavailable=2)
+    await w.deployed(a_job(4, update=update))
+    bad = w.cp._jobs.get("web").spec.command[0]
+    break_version(w, bad)
+    for machine in w.region.machines.values():
+        for task in list(machine.tasks):
+            machine.report(task, health=Health.UNHEALTHY)
+    await w.until(lambda: w.endpoints_count(0))
+    await w.cp.apply_job(a_job(4, update=update, command=OTHER))
+    most = 0
+
+    async def done() -> bool:
+        nonlocal most
+        tasks = w.cp._jobs.get("web").tasks
+        most = max(most, sum(1 for t in tasks if not (t.listed or t.phase == "running")))
+        return (await w.cp.get_job("web")).phase is JobPhase.STABLE
+
+    await w.until(done, 600)
+    assert await versions(w) == [2] * 4
+    assert most == 2
+
+
+@scenario()
 async def test_an_extra_task_serves_while_machines_are_emptied_too(w: World):
     update = policy(max_unavailable=0, surge=2)
     await w.deployed(a_job(3, update=update))
