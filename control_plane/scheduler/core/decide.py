@@ -85,7 +85,9 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     if made.record.paused and any(t.version != made.record.version for t in made.record.tasks):
         made.detail = f"the update to version {made.record.version} is paused"
     made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
-    made.record = begin_removals(made, seen, spare(made.record, seen.view))
+    has_extras = any(task.extra for task in made.record.tasks)
+    may_go = spare(made.record, seen.view) if has_extras else 0
+    made.record = begin_removals(made, seen, may_go)
     _propose(made, seen)
     return made
 

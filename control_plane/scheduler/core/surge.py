@@ -27,7 +27,7 @@ def spare(record: JobRecord, view: View) -> int:
 
     Extra tasks that serve stand in for as many others, until their removal begins.
     """
-    base, _ = _parts(record)
+    base = _parts(record)[0]
     extras = [task for task in record.tasks if task.extra and (waits(task) or not is_going(task))]
     down = sum(1 for task in base if not available(task, view))
     standing_in = sum(1 for task in extras if available(task, view))
@@ -83,13 +83,13 @@ def stood_in(
     the one without room is the extra task now, and goes like any other. `without_room`: tasks
     that are up and found no place to go to. Data in volumes cannot change roles.
     """
-    kinds = {volume.kind for spec in record.specs.values() for volume in spec.volumes.values()}
-    base, extras = _parts(record)
+    extras = [task for task in record.tasks if task.extra and not is_going(task)]
     free = [task for task in extras if available(task, view) and not must_move(task, view)]
+    kinds = {volume.kind for spec in record.specs.values() for volume in spec.volumes.values()}
     if not free or VolumeKind.PERSISTENT in kinds:
         return record
     swapped: set[int] = set()
-    for task in base:
+    for task in _parts(record)[0]:
         is_homeless = task.phase is TaskPhase.PENDING and task.reason
         is_stuck = task.index in without_room and _must_go(record, task, view)
         if not (is_homeless or is_stuck):
