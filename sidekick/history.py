@@ -71,8 +71,10 @@ def read(state: StateFolder) -> list[Entry]:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    except OSError as e:
+    except PermissionError as e:
         raise Forbidden(f"cannot read {path}: {e.strerror}", hint="run as root") from e
+    except OSError as e:
+        raise HostError(f"cannot read {path}: {e.strerror}") from e
     for line in lines:
         with contextlib.suppress(msgspec.MsgspecError):
             entries.append(msgspec.json.decode(line, type=Entry))
