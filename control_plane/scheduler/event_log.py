@@ -160,6 +160,8 @@ class EventLog:
             phase=task.phase.value,
             machine=task.placement.machine if task.placement is not None else "",
             reason=task.reason,
+            restarts=task.restarts,
+            last_exit=task.last_exit,
             now=task.operation,
             events=events,
         )

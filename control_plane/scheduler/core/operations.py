@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from agent.api import exit_text
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import (
     DEADLINE,
@@ -130,6 +131,8 @@ class Ledger:
             return self.open(task, OperationKind.START, cause, state=OperationState.PROPOSED)
         if task.operation is None and old.operation is not None:
             task = replace(task, operation=old.operation)  # made anew, and still the same task
+        if is_crash_to_log(old, task):
+            self._crashed(task)
         match task.phase:
             case TaskPhase.LOST if old.phase is not TaskPhase.LOST:
                 return self._lost(task)
@@ -143,6 +146,25 @@ class Ledger:
                 if old.phase is TaskPhase.LOST:
                     return self.close(task, OperationState.WITHDRAWN, _BACK)
         return task
+
+    def _crashed(self, task: TaskRecord) -> None:
+        """Log that an agent restarted a task that ended on its own."""
+        how = exit_text(task.last_exit) if task.last_exit is not None else "ended"
+        count = "1 restart" if task.restarts == 1 else f"{task.restarts} restarts"
+        self.events.append(
+            JobEvent(
+                task=task.index,
+                operation="",
+                kind=OperationKind.RESTART,
+                cause=Cause.FAILURE,
+                outcome=OperationState.DONE,
+                reason=f"{how}; restarted by its agent, {count} so far"[:REASON_MAX],
+                from_machine=_machine(task),
+                version=task.version,
+                start=task.last_exit.at if task.last_exit is not None else self._now.wall,
+                end=self._now.wall,
+            )
+        )
 
     def _lost(self, task: TaskRecord) -> TaskRecord:
         known = task.operation
@@ -204,6 +226,18 @@ class Ledger:
         cause = Cause.SURGE if task.extra else Cause.RESIZE
         cause = Cause.STOP if job.stopping else cause
         return self.open(task, OperationKind.REMOVE, cause, state=state)
+
+
+def is_crash_to_log(old: TaskRecord, task: TaskRecord) -> bool:
+    """Return whether the log tells of a restart: at 1, 2, 4, 8, … restarts of one run.
+
+    So a crash loop adds few events, and does not push the others out of the log.
+    """
+    return (
+        old.generation == task.generation
+        and old.invocation_id != ""
+        and task.restarts.bit_length() > old.restarts.bit_length()
+    )
 
 
 def is_going(task: TaskRecord) -> bool:

@@ -12,10 +12,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from virtual_time import clock
 from world import World, a_job, scenario
 
+from agent.api import Exit
 from control_plane.api.inventory import Drain
 from control_plane.api.jobs import JobRecord, TaskRecord, UpdatePolicy
 from control_plane.api.operations import Cause, JobEvent, OperationKind, OperationState
 from control_plane.api.stored_jobs import RetiredJob
+from control_plane.cli.events import head
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler import event_log
 from control_plane.scheduler.event_log import ROW, ROWS, EventLog, retired_job
@@ -91,6 +93,31 @@ async def test_a_failure_and_a_drain_tell_from_where_to_where(w: World):
     assert {(e.kind.value, e.outcome.value, e.from_machine, e.reason) for e in drained} == {
         ("move", "done", leaving, "new fans")
     }
+
+
+@scenario()
+async def test_restarts_of_a_crash_loop_are_in_the_log_and_the_story(w: World):
+    """BUG-UX2: few events however often the task crashes, each with its exit code."""
+    await w.deployed(a_job(1))
+    (start,) = await told(w)
+    machine = w.region.machines[start.to_machine]
+    for count in range(1, 11):
+        ended = Exit(result="exit-code", code=3, at=clock())
+        run = f"run-{count}"
+        machine.report("web-0", restarts=count, last_exit=ended, invocation_id=run)
+        await w.until(lambda n=count: w.cp._jobs.get("web").tasks[0].restarts == n)
+    crashes = (await told(w))[1:]
+    assert brief(crashes) == {(0, "restart", "failure", "done")}
+    assert [e.reason for e in crashes] == [
+        f"exit code 3; restarted by its agent, {n} so far"
+        for n in ("1 restart", "2 restarts", "4 restarts", "8 restarts")
+    ]
+    story = await w.cp.task_story("web", 0)
+    assert (story.restarts, story.last_exit and story.last_exit.code) == (10, 3)
+    assert [e.seq for e in story.events] == [1, 2, 3, 4, 5]
+    words = head("web-0", story)
+    assert any("10 restart(s) of this run, last exit code 3" in line for line in words)
+    assert words[-1].endswith("twinectl job logs web 0 --previous")
 
 
 @scenario()
