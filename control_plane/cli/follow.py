@@ -133,9 +133,14 @@ async def changes(client: ControlPlaneClient, name: str) -> AsyncIterator[JobSta
         await asyncio.sleep(POLL_S)
 
 
-async def wait_stable(client: ControlPlaneClient, name: str, timeout_s: float) -> JobStatus:
-    """Return the job once it is what its owner wants; say on stderr how it gets there."""
-    said, status, first = deque[str](maxlen=4), None, 0
+async def wait_stable(
+    client: ControlPlaneClient, name: str, timeout_s: float, version: int = 0
+) -> JobStatus:
+    """Return the job once it is what its owner wants; say on stderr how it gets there.
+
+    `version` is the one that is waited for; 0: the newest at the first look.
+    """
+    said, status, first = deque[str](maxlen=4), None, version
     loops = CrashLoops()
     try:
         async with asyncio.timeout(timeout_s):

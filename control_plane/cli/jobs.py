@@ -67,7 +67,7 @@ def apply(
     async def work(client: ControlPlaneClient) -> JobStatus:
         status = await client.apply_job(spec, dry_run=dry_run)
         if wait and not dry_run:
-            return await follow.wait_stable(client, spec.name, timeout)
+            return await follow.wait_stable(client, spec.name, timeout, status.record.version)
         return status
 
     status = target.ask(work)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.api import exit_text
+from agent.api import TaskState, exit_text
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import (
     DEADLINE,
@@ -148,17 +148,18 @@ class Ledger:
         return task
 
     def _crashed(self, task: TaskRecord) -> None:
-        """Log that an agent restarted a task that ended on its own."""
+        """Log that a task ended on its own; its agent restarts it, if its policy says so."""
         how = exit_text(task.last_exit) if task.last_exit is not None else "ended"
-        count = "1 restart" if task.restarts == 1 else f"{task.restarts} restarts"
+        times = "once" if (count := _ends(task)) == 1 else f"{count} times"
+        why = f": {task.reason}" if task.reason else ""
         self.events.append(
             JobEvent(
                 task=task.index,
                 operation="",
                 kind=OperationKind.RESTART,
                 cause=Cause.FAILURE,
-                outcome=OperationState.DONE,
-                reason=f"{how}; restarted by its agent, {count} so far"[:REASON_MAX],
+                outcome=OperationState.FAILED,
+                reason=f"{how}; it ended {times} so far{why}"[:REASON_MAX],
                 from_machine=_machine(task),
                 version=task.version,
                 start=task.last_exit.at if task.last_exit is not None else self._now.wall,
@@ -229,15 +230,19 @@ class Ledger:
 
 
 def is_crash_to_log(old: TaskRecord, task: TaskRecord) -> bool:
-    """Return whether the log tells of a restart: at 1, 2, 4, 8, … restarts of one run.
+    """Return whether the log tells of a crash: of the 1st, 2nd, 4th, 8th, … of one run.
 
     So a crash loop adds few events, and does not push the others out of the log.
     """
-    return (
-        old.generation == task.generation
-        and old.invocation_id != ""
-        and task.restarts.bit_length() > old.restarts.bit_length()
-    )
+    if old.generation != task.generation or _ends(task).bit_length() <= _ends(old).bit_length():
+        return False
+    # after a start of this process the first words of an agent are of the past, perhaps
+    return old.invocation_id != "" or task.restarts == 0
+
+
+def _ends(task: TaskRecord) -> int:
+    """Return how often a run of a task ended on its own."""
+    return task.restarts + (task.state in (TaskState.BACKOFF, TaskState.FAILED))
 
 
 def is_going(task: TaskRecord) -> bool:

@@ -81,3 +81,16 @@ def test_an_update_that_judges_itself_has_more_time_to_go_back() -> None:
     assert loops.look(judged(0)) is None
     assert loops.look(judged(follow.LOOP)) is None
     assert loops.look(judged(follow.LOOP_JUDGED)) is not None
+
+
+def test_a_version_that_went_back_before_the_first_look_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """BUG-UX5: the job is stable again, but not with what was applied."""
+    monkeypatch.setattr(follow, "POLL_S", 0.0)
+    status = replace(a_status(0, phase=JobPhase.STABLE), wanted=0)
+    back = Rollout(version=3, returns_from=2, passed=True, reason="version 2 failed on 1 task")
+    record = replace(status.record, version=3, rollout=back)
+    client = Client([replace(status, record=record)])
+    with pytest.raises(follow.NotReached, match="version 2 failed on 1 task"):
+        asyncio.run(follow.wait_stable(client, "web", 5.0, 2))  # type: ignore[arg-type]
