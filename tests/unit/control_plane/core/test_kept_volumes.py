@@ -15,7 +15,7 @@ from control_plane.api.jobs import (
     TaskRecord,
 )
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
-from control_plane.scheduler.core.kept import kept_notes
+from control_plane.scheduler.core.volume_pinning import kept_notes
 
 DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=1 << 20)
 
