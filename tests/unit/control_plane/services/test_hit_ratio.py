@@ -3,7 +3,8 @@
 A day of `tests.bench.churn` on a small region. Its rates are per job and per machine, and a
 generated region of any size has some 40 machines per job, so the day is that of a million
 machines scaled down: what counts for the ratio is how often a job is asked for (each 300 s:
-a calm job rests for ten times `resync_s`) and how often something about it or its machines changes, and both stay the same.
+a calm job rests for ten times `resync_s`) and how often something about it or its machines
+changes, and both stay the same.
 Only the largest jobs are missing. Where a change leads to several changed requests of a
 scheduler, it does so here: tasks that wait are asked for in another way than those that run,
 tasks of a failed machine move at once, and a release that needs more or less than the last
