@@ -77,7 +77,7 @@ async def _reports(region: Region, machine: str, profile: ProfileStatus) -> None
         token="", machine=machine, csr_pem="", address="a:1", location=Location(), facts=FACTS
     )
     await region.control_plane.joined(request)
-    region.control_plane.sights.listed(machine, FACTS, [], profile, [])
+    region.control_plane.observations.listed(machine, FACTS, [], profile, [])
 
 
 def test_times_of_switches_are_a_table(ctl: Ctl, region: Region) -> None:
