@@ -165,10 +165,12 @@ def _endpoint(
             return await duplex.serve(request, await handler(call))
         if route.stream_out:
             return await _stream(request, await handler(call))
-        if route.is_waiting:
-            result = await _while_there(request, handler(call))
-        else:
-            result = await handler(call)
+        try:
+            result = await (
+                _while_there(request, handler(call)) if route.is_waiting else handler(call)
+            )
+        except _Left:
+            return web.Response(status=499)  # goes nowhere; an error would be logged
         status = 202 if result is None else 200
         return web.Response(
             body=msgspec.json.encode(result), status=status, content_type="application/json"
@@ -177,8 +179,12 @@ def _endpoint(
     return endpoint
 
 
+class _Left(Exception):
+    """The caller of a request has gone."""
+
+
 async def _while_there(request: web.Request, work: Awaitable[Any]) -> Any:
-    """Return what a wait for news leads to; it ends when its caller leaves."""
+    """Return what a wait for news leads to, or raise `_Left` once its caller has gone."""
     task = asyncio.current_task()
     assert task is not None
     with leaving(request, task.cancel):
@@ -188,7 +194,7 @@ async def _while_there(request: web.Request, work: Awaitable[Any]) -> Any:
             if not has_left(request):
                 raise
             task.uncancel()
-            raise ConnectionResetError("the caller left") from None
+            raise _Left from None
 
 
 def _check_parameters(route: Route, request: web.Request) -> None:

@@ -183,6 +183,7 @@ class Visitor(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Let go of everything."""
         super().connection_lost(exc)
+        self._data_received_cb = None  # of a websocket, which refers to this connection: a cycle
         self._request = None
         for call in tuple(self._leaving):
             call()
