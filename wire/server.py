@@ -21,12 +21,12 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from wire import duplex
+from wire.connection import attended, has_left, leaving, prepare
 from wire.errors import InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
 from wire.fairness import MAX_BODY_BYTES, Computing, Peer, Turns, Waiting, body_limit
 from wire.openapi import QUERY_MAX, document
-from wire.quantities import shown
 from wire.routes import Route, decode_json
-from wire.visitor import attended, has_left, leaving, prepare
+from wire.units import shown
 
 log = logging.getLogger(__name__)
 

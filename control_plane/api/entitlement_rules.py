@@ -13,7 +13,7 @@ from agent.api import Relaxation
 from agent.api.relaxations import TO_BE_ALLOWED
 from control_plane.api.validate import preference_errors, requirement_errors
 from wire.errors import FieldError
-from wire.quantities import shown
+from wire.units import shown
 from wire.violations import name_shown
 
 _UNIT_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")

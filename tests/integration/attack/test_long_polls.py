@@ -14,7 +14,7 @@ from aiohttp import web
 from control_plane.front_end.access import Access
 from control_plane.identity.authority import Authority, Subject, open_authority
 from wire import tls
-from wire.door import open_door
+from wire.admission import open_admission
 from wire.limits import Limits
 from wire.routes import Route
 from wire.server import Call, make_app
@@ -69,7 +69,7 @@ async def served(authority: Authority, news: News) -> AsyncIterator[int]:
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
     context = tls.server_context(own, require_client=False)
-    async with open_door(runner, listener, context, LIMITS, logging.getLogger("x")):
+    async with open_admission(runner, listener, context, LIMITS, logging.getLogger("x")):
         yield listener.getsockname()[1]
         await runner.cleanup()
 

@@ -22,8 +22,8 @@ from control_plane.front_end.access import Access
 from control_plane.front_end.listen import tcp_socket
 from control_plane.identity.authority import Subject, open_authority
 from wire import tls
+from wire.admission import ConnectionAdmission, open_admission
 from wire.client import WireClient
-from wire.door import Door, open_door
 from wire.duplex import Duplex, Talk
 from wire.limits import Limits
 from wire.routes import Route
@@ -74,7 +74,7 @@ def short_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[tuple[Door, str, ssl.SSLContext]]:
+async def served(folder: Path) -> AsyncIterator[tuple[ConnectionAdmission, str, ssl.SSLContext]]:
     authority = open_authority(folder / "authority.pem", "twine")
     own = authority.credential(Subject("component", "control-plane", ("127.0.0.1",)), "")
     context = tls.client_context(
@@ -88,7 +88,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[Door, str, ssl.SSLContext]
     listener = tcp_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server = tls.server_context(own, require_client=False)
-    async with open_door(runner, listener, server, Limits(), http_log("x")) as door:
+    async with open_admission(runner, listener, server, Limits(), http_log("x")) as door:
         yield door, f"https://127.0.0.1:{port}", context
         await runner.cleanup()
 
@@ -115,7 +115,9 @@ async def session(kind: str, client: WireClient) -> None:
         await client.call(CALL)
 
 
-async def have(kind: str, count: int, door: Door, url: str, context: ssl.SSLContext) -> None:
+async def have(
+    kind: str, count: int, door: ConnectionAdmission, url: str, context: ssl.SSLContext
+) -> None:
     """Have so many sessions, each on connections of its own, and wait until they are gone."""
 
     async def one() -> None:
