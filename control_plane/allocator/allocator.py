@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from agent.api import ProfileState
 from control_plane.agents.core.commands import strays
@@ -241,29 +242,38 @@ class Allocator:
             finally:
                 neighbours.ended(request.job)
         async with neighbours.turn(request):
-            return await self._allocate(neighbours.bound(request))
+            return await self._allocate(request)
 
     async def _allocate(self, request: Request) -> Allocation:
         if self.waiting.begin(request.job):
             self.allocations.forget_answer(request.job)
         before = self._neighbours.placed(request.job)
         allocation = await self.allocations.allocate(
-            request, lambda: self.quotas.allowance(request), self.quotas.profile(request.pool)
+            request,
+            lambda: self.quotas.allowance(request),
+            self.quotas.profile(request.pool),
+            self._neighbours.bound,
         )
         if before is not None and before != self._neighbours.placed(request.job):
             self.index.loosened(request.pool)
         if allocation.unplaced:
-            self.waiting.put(request.job, request, allocation.gain)
+            self.waiting.put(request.job, replace(request, back=()), allocation.gain)
         else:
             self.waiting.drop(request.job)
         return allocation
+
+    async def take(self, machine: str, pool: str) -> bool:
+        """Take a free machine for a pool ahead of its tasks; return whether that was done."""
+        request = Request("", pool)
+        return await self.allocations.take(
+            machine, pool, lambda: self.quotas.allowance(request), self.quotas.profile(pool)
+        )
 
     def known(self, request: Request) -> Allocation | None:
         """Return the answer to a request that says the same as the last one, if it still holds."""
         if self.waiting.begin(request.job):
             return None
-        request = self._neighbours.bound(request)
-        allocation = self.allocations.known(request)
+        allocation = self.allocations.known(self._neighbours.bound(request))
         if allocation is not None and not allocation.unplaced:
             self.waiting.drop(request.job)
         elif allocation is not None:

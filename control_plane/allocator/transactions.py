@@ -1,6 +1,7 @@
 """Allocations of a region: planned on the index, durable in one record per job.
 
-    plan -> reserve in memory -> hold free machines at their brokers   (first phase)
+    plan -> reserve in memory, where quotas and promises are judged again
+         -> hold free machines at their brokers                        (first phase)
          -> store the job's record, and the decision with it           (the commit point)
          -> brokers assign what they held                              (second phase)
 
@@ -13,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from control_plane.allocator.core.allocation_record import record_after, restoring
 from control_plane.allocator.core.claims import Change
+from control_plane.allocator.core.commit import follow, following, overtaken
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.region_index import RegionIndex
@@ -50,7 +52,32 @@ ANSWER_S = 30.0
 """By then whoever asked has an answer; what is under way goes on."""
 _CLOSE_S = 1.0
 _ASK_AGAIN_S = 1.0
+_AHEAD = "+"
+"""Begins the name under which a machine is taken for no job yet: no job has such a name."""
 T = TypeVar("T")
+
+
+def _as_it_is(request: Request) -> Request:
+    return request
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, and the conditions that hold for it: they are asked again at each plan."""
+
+    request: Request
+    allowance: Callable[[], Allowance]
+    """What its pool may take now."""
+    profile: str = ""
+    bound: Callable[[Request], Request] = _as_it_is
+    """Adds what other jobs mean for it now."""
+
+    def overtaken(self, change: Change) -> list[str]:
+        """Return the machines that a plan for it may not have any more."""
+        request = self.bound(self.request)
+        if not change.takes and request is self.request:
+            return []
+        return overtaken(change, request, self.allowance())
 
 
 @dataclass(slots=True)
@@ -108,8 +135,8 @@ class Allocations:
         self._assigning: dict[str, str] = {}
         """Machine that was taken → the transaction of which its broker has not heard the end."""
         self._emptied: list[Callable[[list[Machine]], None]] = []
-        self._work: dict[asyncio.Future[Allocation], None] = {}
-        """What is under way, whether or not anybody still waits for it."""
+        self._work: dict[asyncio.Future[Any], None] = {}
+        """What is under way, whether or not a caller still waits for it."""
         self._done: list[str] = []
         """Decisions that every broker carried out: deleted with the next write."""
         self._number = 0
@@ -166,44 +193,65 @@ class Allocations:
     # -- allocating
 
     async def allocate(
-        self, request: Request, allowance: Callable[[], Allowance], profile: str = ""
+        self,
+        request: Request,
+        allowance: Callable[[], Allowance],
+        profile: str = "",
+        bound: Callable[[Request], Request] = _as_it_is,
     ) -> Allocation:
         """Do what a request asks for; when this returns, it survives any crash.
 
-        Tasks that have room nowhere are in the answer, with all reasons. `Busy` if other
-        allocations were faster again and again; then, and on any other error, nothing
-        changed.
+        `bound(request)` adds what other jobs mean for it. It is asked for each plan and at each
+        commit, and so is `allowance`. Tasks that have room nowhere are in the answer, with all
+        reasons. `Busy` if other allocations were faster again and again; then, and on any other
+        error, nothing changed.
         """
-        if (known := self.known(request)) is not None:
+        if (known := self.known(bound(request))) is not None:
             return known
         self.counts.misses += 1
+        asked = _Asked(request, allowance, profile, bound)
+        return await self._answered(request.job, lambda: self._allocate(asked))
+
+    async def take(
+        self, machine: str, pool: str, allowance: Callable[[], Allowance], profile: str
+    ) -> bool:
+        """Take a free machine for a pool ahead of its tasks; return whether that was done.
+
+        The same limits hold as for allocations, and it is as durable.
+        """
+        found = self.index.machines.get(machine)
+        if found is None:
+            return False
+        change = Change(_AHEAD + machine, pool, takes=[found])
+        asked = _Asked(Request(change.job, pool), allowance, profile)
+        return await self._answered(change.job, lambda: self._carry_out(change, asked))
+
+    async def _answered(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await self._in_turn(request, allowance, profile)
+                return await self._in_turn(job, begin)
         except TimeoutError as e:
             raise Busy(
-                f"cannot tell yet where the tasks of job {request.job!r} go: in {ANSWER_S:g} s"
+                f"cannot tell yet where the tasks of job {job!r} go: in {ANSWER_S:g} s"
                 " a store has not answered, or too many allocations were ahead of it",
                 hint="what was begun goes on; ask again",
             ) from e
 
-    async def _in_turn(
-        self, request: Request, allowance: Callable[[], Allowance], profile: str
-    ) -> Allocation:
-        """Allocate once no other allocation of this job is under way."""
-        while (busy := self._busy.get(request.job)) is not None:
+    async def _in_turn(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
+        """Begin once no other allocation of this job is under way."""
+        while (busy := self._busy.get(job)) is not None:
             await busy.wait()
-        self._busy[request.job] = done = asyncio.Event()
-        work = asyncio.ensure_future(self._allocate(request, allowance, profile))
+        self._busy[job] = done = asyncio.Event()
+        work = asyncio.ensure_future(begin())
         self._work[work] = None
         work.add_done_callback(lambda _: self._work.pop(work))
         try:
-            return await asyncio.shield(work)  # once begun, it ends: nobody is half allocated
+            return await asyncio.shield(work)  # once begun, it ends: no job is half allocated
         finally:
             if work.done():
-                self._free(request.job, done)
+                self._free(job, done)
             else:
-                work.add_done_callback(lambda _: self._ended_alone(request.job, done, work))
+                work.add_done_callback(lambda _: self._ended_alone(job, done, work))
 
     def known(self, request: Request) -> Allocation | None:
         """Return the last answer, if it was to the same request and still holds."""
@@ -221,8 +269,8 @@ class Allocations:
         self._busy.pop(job, None)
         done.set()
 
-    def _ended_alone(self, job: str, done: asyncio.Event, work: asyncio.Future[Allocation]) -> None:
-        """Take note of the end of an allocation for which nobody waits any more."""
+    def _ended_alone(self, job: str, done: asyncio.Event, work: asyncio.Future[Any]) -> None:
+        """Note the end of an allocation for which no caller waits any more."""
         self._free(job, done)
         if not work.cancelled() and (error := work.exception()) is not None:
             log.info("allocation failed", extra={"job": job, "reason": str(error)})
@@ -236,38 +284,53 @@ class Allocations:
             return True
         return known.allocation.gain == self.index.gains(known.request.pool)
 
-    async def _allocate(
-        self, request: Request, allowance: Callable[[], Allowance], profile: str
-    ) -> Allocation:
-        self._results.pop(request.job, None)  # a failure must not leave it behind as if valid
+    async def _allocate(self, asked: _Asked) -> Allocation:
+        job = asked.request.job
+        self._results.pop(job, None)  # a failure must not leave it behind as if valid
+        if asked.request.back:
+            await self._follow(asked.request)
+            asked = replace(asked, request=replace(asked.request, back=()))
         for _ in range(ATTEMPTS):
             await self._runtime.breathe()
-            claims = self.index.claims.get(request.job)
+            claims = self.index.claims.get(job)
             if claims is not None:
                 claims.valid = True  # what changes from here on makes it false again
-            made = await self.in_steps(planning(self.index, request, allowance()))
+            request = asked.bound(asked.request)
+            made = await self.in_steps(planning(self.index, request, asked.allowance()))
             change = made.change
-            if change.is_empty or await self._carry_out(change, profile):
+            if change.is_empty or await self._carry_out(change, asked):
                 return self._remember(request, made)
             self.counts.conflicts += 1
             await asyncio.sleep(0)
         raise Busy(
-            f"cannot allocate job {request.job!r}: its machines went to others"
-            f" {ATTEMPTS} times in a row",
+            f"cannot allocate job {job!r}: its machines, or what its entitlement may take, went to"
+            f" others {ATTEMPTS} times in a row",
             hint="it is tried again",
         )
 
-    async def _carry_out(self, change: Change, profile: str) -> bool:
-        """Do what was planned, durably; return whether nobody was faster."""
+    async def _follow(self, request: Request) -> None:
+        """Let claims follow tasks that are back where they were, whether or not they fit there.
+
+        The index changes once the store has it: a restart reads the same.
+        """
+        claims = self.index.claims.get(request.job)
+        change = following(request, claims, self.index.machines)
+        if claims is None or not change.claims:
+            return
+        await self._write(change, "")
+        self._tell_emptied(follow(self.index, change))
+
+    async def _carry_out(self, change: Change, asked: _Asked) -> bool:
+        """Do what was planned, durably; return whether no other allocation was faster."""
         before_us = [work for claim in change.claims if (work := self._takers.get(claim.machine))]
         done = asyncio.Event()
         for machine in change.takes:
             self._takers.setdefault(machine, done)
         is_decided = False
         try:
-            if await self.in_steps(self.index.reserving(change)):
+            if await self.in_steps(self.index.reserving(change, lambda: asked.overtaken(change))):
                 return False
-            transaction = await self._decide_after(before_us, change, profile)
+            transaction = await self._decide_after(before_us, change, asked.profile)
             if transaction is None:
                 return False
             is_decided = True
@@ -283,10 +346,13 @@ class Allocations:
                 self._refresh([machine.name for machine in change.takes])
         if transaction:
             await self._finishing.commit(transaction, lambda: self._assigned(change, transaction))
-        if emptied:
-            for heard in self._emptied:
-                heard(emptied)
+        self._tell_emptied(emptied)
         return True
+
+    def _tell_emptied(self, machines: list[Machine]) -> None:
+        if machines:
+            for heard in self._emptied:
+                heard(machines)
 
     def _assigned(self, change: Change, transaction: str) -> None:
         """Take in that all brokers have heard of a decision."""

@@ -34,6 +34,15 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Back:
+    """A task that is where it was before a move that was allocated and not carried out."""
+
+    task: int
+    machine: str
+    ports: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a job needs, whole: tasks that are not named give their machines back."""
 
@@ -44,6 +53,8 @@ class Request:
     fit: Fit = Fit.EVEN
     gang: bool = False
     """All tasks that have no machine get one, or none of them does."""
+    back: tuple[Back, ...] = ()
+    """Tasks whose claims are elsewhere than they are: the claims follow before all else."""
 
 
 @dataclass(slots=True)
