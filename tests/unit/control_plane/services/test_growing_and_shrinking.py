@@ -11,6 +11,7 @@ from virtual_time import clock, run
 from world import World, a_job, a_region
 
 from agent.api import Limits, Location, TaskState
+from control_plane.api.allocations import AllocationRecord
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke
 from control_plane.api.jobs import JobPhase, UpdatePolicy
@@ -20,6 +21,7 @@ from control_plane.api.settings import Overgrant
 from control_plane.broker.core.unavailability import leaving
 from control_plane.broker.loans import revoke_times_s
 from control_plane.store.memory import MemoryStore
+from control_plane.store.records import decode
 from wire.errors import Busy, Conflict, InvalidInput
 
 MIB = 1 << 20
@@ -556,6 +558,8 @@ class Stubborn(MemoryStore):
 
 
 def test_a_move_that_was_not_written_down_is_undone_when_the_machine_is_back():  # AL12
+    """BUG-AL35: the claim went back in memory only, and a restart read the old one."""
+
     async def main() -> None:
         store = Stubborn()
         world = World(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"), store)
@@ -576,6 +580,12 @@ def test_a_move_that_was_not_written_down_is_undone_when_the_machine_is_back(): 
             (claim,) = world.cp._allocator.index.claims["a"]
             assert hosts(world, "a") == {"a-0": claim.machine.name} == {"a-0": home}
             assert len(world.region.machines[home].starts) == 1
+            entry = await store.get("allocations/a")
+            assert entry is not None
+            assert decode(entry.value, AllocationRecord, entry.key).machines == [home]
+        async with world.running():
+            (claim,) = world.cp._allocator.index.claims["a"]
+            assert claim.machine.name == home
         assert world.region.broken_rules == []
 
     run(main())
