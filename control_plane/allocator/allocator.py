@@ -11,6 +11,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from agent.api import ProfileState
 from control_plane.agents.core.commands import strays
@@ -21,7 +22,6 @@ from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.demand import claiming_cpu, demand_for
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
-from control_plane.allocator.core.power import Power
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.region_index import IndexedMachine, RegionIndex
 from control_plane.allocator.core.request import Allocation, Allowance, Group, Plan, Request
@@ -39,6 +39,7 @@ from control_plane.allocator.counted import CountedMachines
 from control_plane.allocator.giving_back import GivingBack
 from control_plane.allocator.neighbours import Neighbours
 from control_plane.allocator.quotas import Quotas
+from control_plane.allocator.shards import Member, Shards
 from control_plane.allocator.siblings import Grants
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocations
@@ -76,7 +77,8 @@ class Allocator:
         name: str = "allocator",
     ) -> None:
         """Know nothing yet; `load` reads the records. `name` tells shards of a region apart."""
-        self.index = RegionIndex(Power.of(region.settings.power))
+        self._shards = Shards.of(region)
+        self.index = RegionIndex(self._shards.power)
         self.allocations = Allocations(
             store, self.index, region.broker, self.refresh, name, runtime=region.runtime
         )
@@ -90,6 +92,9 @@ class Allocator:
         self._counted = CountedMachines(self.index, self._runtime.date)
         self.quotas = Quotas(region, portal, self.index, self._counted)
         self.waiting = self.quotas.waiting
+        self._member = Member(
+            self.index, self.waiting, portal.specs, self.refresh, self._quotas_changed
+        )
         self._timed: dict[str, None] = {}
         """Machines whose agents are yet to answer for the first time."""
         self._seen: dict[str, int] = {}
@@ -105,9 +110,12 @@ class Allocator:
         """Job → what `place` was asked for last, by which terms, and what that is as a request."""
         self._loaded = False
         jobs.listen(self._job_changed)
-        portal.table.listen(lambda *_: self._quotas_changed())
+        portal.table.listen(lambda *_: self._shards.quotas_changed())
         region.broker.listen(self._machine_changed, loaded=ignore)
         region.sights.listen(self._machine_seen)
+        self.allocations.taking = partial(self._shards.taking, self._member)
+        self.allocations.taken = partial(self._shards.taken, self._member)
+        self._shards.enter(self._member)
 
     async def load(self) -> None:
         """Finish what a crash interrupted, then read all allocations (restart in seconds).
@@ -121,6 +129,11 @@ class Allocator:
         for record in self._jobs.records():
             self._adopt(record)
         self._loaded = True
+
+    async def close(self) -> None:
+        """Let what is under way end; other allocators of the region do without this one."""
+        await self.allocations.close()
+        self._shards.leave(self._member)
 
     async def run(self) -> None:
         """Make up for events that were missed, until cancelled; a large region takes minutes."""
@@ -393,6 +406,9 @@ class Allocator:
             self._quarantined[record.machine] = record.quarantined_until
         capacity, place = self._kinds.capacity(record), self._kinds.place(record)
         blocked = self._blocked(record)
+        taken_for = self._shards.pool_of(record.machine, self._member)
+        if taken_for is not None:
+            return record.machine, capacity, place, taken_for, blocked or "is being taken"
         return record.machine, capacity, place, record.entitlement, blocked
 
     def _blocked(self, record: MachineRecord) -> str:

@@ -70,7 +70,7 @@ async def allocator_beside(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await made.allocations.close()
+        await made.close()
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from control_plane.allocator.core.allocation_record import record_after, restoring
@@ -134,6 +135,10 @@ class Allocations:
         """Machine that is being taken → set when that is done, or given up."""
         self._assigning: dict[str, str] = {}
         """Machine that was taken → the transaction of which its broker has not heard the end."""
+        self.taking: Callable[[list[Machine], str], None] = lambda *_: None
+        """Called in the step that takes machines for a pool …"""
+        self.taken: Callable[[list[Machine]], None] = lambda _: None
+        """… and when their broker knows, or they were given up."""
         self._emptied: list[Callable[[list[Machine]], None]] = []
         self._work: dict[asyncio.Future[Any], None] = {}
         """What is under way, whether or not a caller still waits for it."""
@@ -326,9 +331,10 @@ class Allocations:
         done = asyncio.Event()
         for machine in change.takes:
             self._takers.setdefault(machine, done)
-        is_decided = False
+        is_decided, shown = False, list[Machine]()
         try:
-            if await self.in_steps(self.index.reserving(change, lambda: asked.overtaken(change))):
+            judged = partial(self._judged, asked, change, shown)
+            if await self.in_steps(self.index.reserving(change, judged)):
                 return False
             transaction = await self._decide_after(before_us, change, asked.profile)
             if transaction is None:
@@ -342,12 +348,21 @@ class Allocations:
                 if self._takers.get(machine) is done:
                     del self._takers[machine]
             done.set()
-            if not is_decided:
+            if change.takes and not is_decided:
+                self.taken(shown)
                 self._refresh([machine.name for machine in change.takes])
         if transaction:
             await self._finishing.commit(transaction, lambda: self._assigned(change, transaction))
         self._tell_emptied(emptied)
         return True
+
+    def _judged(self, asked: _Asked, change: Change, shown: list[Machine]) -> list[str]:
+        """Return the machines that a change may not have; if there are none, it takes its own."""
+        refused = asked.overtaken(change)
+        if change.takes and not refused:
+            self.taking(change.takes, change.pool)
+            shown += change.takes
+        return refused
 
     def _tell_emptied(self, machines: list[Machine]) -> None:
         if machines:
@@ -360,6 +375,7 @@ class Allocations:
         for machine in change.takes:
             self._assigning.pop(machine.name, None)
         self.index.assigned(change)
+        self.taken(change.takes)
         self._refresh([machine.name for machine in change.takes])
 
     async def _decide_after(

@@ -66,6 +66,8 @@ class Waiting:
         """Jobs that are tried again whatever the gains: others that they stood behind had their
         turn, or there was news while they were tried."""
 
+        self.served: Callable[[], None] = self.let_others_try
+        """Called when a job had its turn, so that those behind it may try; other queues too."""
         self._told: dict[str, int] = {}
         """Pools in which jobs wait → the gains for which those that are due were told already."""
 
@@ -104,7 +106,7 @@ class Waiting:
             moved = moved or gain > wish.gain
             wish.gain = max(wish.gain, gain)
         if moved:
-            self._let_others_try()
+            self.served()
         if job in self._refused:
             self._behind.add(job)
             if self._began.get(job) != self._turns:
@@ -129,7 +131,7 @@ class Waiting:
         known = self._entries.pop(job, None)
         if known is not None:
             self._unwish(job, known.request)
-            self._let_others_try()
+            self.served()
 
     def stands_behind(self, job: str) -> None:
         """Note that a job did not get a machine because others come first."""
@@ -193,7 +195,8 @@ class Waiting:
                     del self._wishes[key]
                     self._order = None
 
-    def _let_others_try(self) -> None:
+    def let_others_try(self) -> None:
+        """Let those try again that stood behind a job that had its turn."""
         self._turns += 1
         for job in list(self._behind):
             self._let_try(job)
