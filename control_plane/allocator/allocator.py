@@ -22,9 +22,10 @@ from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.demand import claiming_cpu, demand_for
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
+from control_plane.allocator.core.precedence import in_order
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.region_index import IndexedMachine, RegionIndex
-from control_plane.allocator.core.request import Allocation, Allowance, Group, Plan, Request
+from control_plane.allocator.core.request import Allocation, Allowance, Group, Near, Plan, Request
 from control_plane.allocator.core.spread import (
     Repair,
     Targets,
@@ -126,6 +127,9 @@ class Allocator:
         await self.allocations.recover()
         await self._look_at_all()
         await self.allocations.load()
+        for job, near in self.allocations.stored.near.items():
+            if self._jobs.find(job) is None:  # a job of a program that has no job records
+                self._neighbours.note(job, near)
         for record in self._jobs.records():
             self._adopt(record)
         self._loaded = True
@@ -216,11 +220,15 @@ class Allocator:
         Raises `Unprocessable` if there is no such entitlement, `Busy` if others were faster
         again and again.
         """
-        return await self.allocate(self._request(spec))
+        request = self._request(spec)
+        self._neighbours.note(spec.name, request.near)
+        return await self.allocate(request)
 
     async def plan(self, spec: JobSpec) -> Targets:
         """Return where `place` would put each task, and why some nowhere; changes nothing."""
-        return await self.targets(self._request(spec))
+        request = self._request(spec)
+        made = await self._planned(request, request.near)
+        return targets_of(request, made, self.index.claims.get(request.job) or ())
 
     def _request(self, spec: JobSpec) -> Request:
         """Return what a job asks for; the same object for the same job and entitlement."""
@@ -241,9 +249,9 @@ class Allocator:
             preferences=preferences_of(spec, entitlement.spec),
             fit=spec.fit,
             gang=spec.admission is Admission.GANG,
+            near=Near.of(spec),
         )
         self._asked[spec.name] = (spec, entitlement, made)
-        self._neighbours.note(spec.name, spec)
         return made
 
     async def allocate(self, request: Request) -> Allocation:
@@ -312,10 +320,11 @@ class Allocator:
             return ()
         tried = frozenset(fullest_first(claims, over, most))
         left = {claim.machine.name for claim in claims if claim.task in tried}
-        return gaining(claims, over, await self._planned(trying(request, tried, left)), most)
+        made = await self._planned(trying(request, tried, left))
+        return gaining(claims, over, in_order(request.preferences, claims, made), most)
 
-    async def _planned(self, request: Request) -> Plan:
-        request = self._neighbours.bound(request)
+    async def _planned(self, request: Request, near: Near | None = None) -> Plan:
+        request = self._neighbours.bound(request, near)
         steps = planning(self.index, request, self.quotas.allowance(request))
         return await self.allocations.in_steps(steps)
 
@@ -477,6 +486,6 @@ class Allocator:
         if after is not None:
             for entitlement in bound_to(after):
                 self._by_entitlement[entitlement][name] = None
-        self._neighbours.note(name, after.spec if after is not None else None)
+        self._neighbours.note(name, Near.of(after.spec) if after is not None else None)
         for machine in changed:
             self._machine_seen(machine)

@@ -19,30 +19,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from control_plane.allocator.core.allocation_record import record_after, restoring
+from control_plane.allocator.core.allocation_record import restoring
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.commit import follow, following, overtaken
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.request import Allocation, Allowance, Plan, Request
-from control_plane.allocator.finishing import Finishing, Participants
-from control_plane.api.allocations import AllocationRecord, Decision
-from control_plane.broker.holds import Take
-from control_plane.errors import UnknownOutcome
-from control_plane.runtime.runtime import Runtime
-from control_plane.runtime.table import pages
-from control_plane.store import Delete, Operation, Put, Store
-from control_plane.store.outcomes import Attempt, Slots
-from control_plane.store.records import (
-    ALLOCATIONS,
-    DECISIONS,
-    allocation_key,
-    decision_key,
-    decode,
-    encode,
+from control_plane.allocator.core.request import (
+    ALONE,
+    Allocation,
+    Allowance,
+    Near,
+    Plan,
+    Request,
 )
-from wire.errors import Busy, Conflict, NotFound, TwineError
+from control_plane.allocator.finishing import Finishing, Participants
+from control_plane.allocator.stored import StoredAllocations
+from control_plane.broker.holds import Take
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Store
+from wire.errors import Busy, Conflict, NotFound
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 10
@@ -52,7 +48,6 @@ STEP = 2_000
 ANSWER_S = 30.0
 """By then whoever asked has an answer; what is under way goes on."""
 _CLOSE_S = 1.0
-_ASK_AGAIN_S = 1.0
 _AHEAD = "+"
 """Begins the name under which a machine is taken for no job yet: no job has such a name."""
 T = TypeVar("T")
@@ -127,9 +122,8 @@ class Allocations:
         self._runtime = runtime or Runtime()
         self._participants = participants
         self._finishing = Finishing(participants, self._runtime)
-        self._slots = Slots(store, name)
+        self.stored = StoredAllocations(store, name, self._runtime)
         self._results: dict[str, _Result] = {}
-        self._revisions: dict[str, int] = {}
         self._busy: dict[str, asyncio.Event] = {}
         self._takers: dict[Machine, asyncio.Event] = {}
         """Machine that is being taken → set when that is done, or given up."""
@@ -142,8 +136,6 @@ class Allocations:
         self._emptied: list[Callable[[list[Machine]], None]] = []
         self._work: dict[asyncio.Future[Any], None] = {}
         """What is under way, whether or not a caller still waits for it."""
-        self._done: list[str] = []
-        """Decisions that every broker carried out: deleted with the next write."""
         self._number = 0
 
     def listen(self, emptied: Callable[[list[Machine]], None]) -> None:
@@ -165,23 +157,19 @@ class Allocations:
     async def load(self) -> None:
         """Read all records; the index must hold the machines already."""
         restored = 0
-        async for page in pages(self._store, ALLOCATIONS):
-            for entry in page:
-                record = decode(entry.value, AllocationRecord, entry.key)
-                self._revisions[record.job] = entry.revision
-                for tasks in restoring(record, self.index, STEP):
-                    restored += tasks
-                    if restored >= STEP:
-                        restored = 0
-                        await asyncio.sleep(0)
+        async for record in self.stored.load():
+            for tasks in restoring(record, self.index, STEP):
+                restored += tasks
+                if restored >= STEP:
+                    restored = 0
+                    await asyncio.sleep(0)
 
     async def recover(self) -> None:
         """Finish what a crash interrupted: commit what was decided, abort everything else.
 
         Transactions of other allocators are theirs to finish.
         """
-        listing = await self._store.list_prefix(DECISIONS)
-        decided = {e.key.removeprefix(DECISIONS) for e in listing.entries}
+        decided = await self.stored.decided()
         for transaction in list(self._participants.in_doubt()):
             if not transaction.startswith(f"{self._name}:"):
                 continue
@@ -193,7 +181,7 @@ class Allocations:
                 "transaction recovered",
                 extra={"transaction": transaction, "committed": transaction in decided},
             )
-        self._done += sorted(decided)
+        self.stored.done += sorted(decided)
 
     # -- allocating
 
@@ -303,15 +291,24 @@ class Allocations:
             request = asked.bound(asked.request)
             made = await self.in_steps(planning(self.index, request, asked.allowance()))
             change = made.change
-            if change.is_empty or await self._carry_out(change, asked):
-                return self._remember(request, made)
-            self.counts.conflicts += 1
-            await asyncio.sleep(0)
+            if change.is_empty:
+                await self._restate(request)
+            elif not await self._carry_out(change, asked):
+                self.counts.conflicts += 1
+                await asyncio.sleep(0)
+                continue
+            return self._remember(request, made)
         raise Busy(
             f"cannot allocate job {job!r}: its machines, or what its entitlement may take, went to"
             f" others {ATTEMPTS} times in a row",
             hint="it is tried again",
         )
+
+    async def _restate(self, request: Request) -> None:
+        """Store what a job says of others now, if nothing else of its allocation changes."""
+        known = self.stored.near.get(request.job, ALONE)
+        if request.job in self.stored and request.near != known:
+            await self._write(Change(request.job, request.pool), request.near)
 
     async def _follow(self, request: Request) -> None:
         """Let claims follow tasks that are back where they were, whether or not they fit there.
@@ -322,7 +319,7 @@ class Allocations:
         change = following(request, claims, self.index.machines)
         if claims is None or not change.claims:
             return
-        await self._write(change, "")
+        await self._write(change, request.near)
         self._tell_emptied(follow(self.index, change))
 
     async def _carry_out(self, change: Change, asked: _Asked) -> bool:
@@ -336,7 +333,7 @@ class Allocations:
             judged = partial(self._judged, asked, change, shown)
             if await self.in_steps(self.index.reserving(change, judged)):
                 return False
-            transaction = await self._decide_after(before_us, change, asked.profile)
+            transaction = await self._decide_after(before_us, change, asked)
             if transaction is None:
                 return False
             is_decided = True
@@ -371,7 +368,7 @@ class Allocations:
 
     def _assigned(self, change: Change, transaction: str) -> None:
         """Take in that all brokers have heard of a decision."""
-        self._done.append(transaction)
+        self.stored.done.append(transaction)
         for machine in change.takes:
             self._assigning.pop(machine.name, None)
         self.index.assigned(change)
@@ -379,7 +376,7 @@ class Allocations:
         self._refresh([machine.name for machine in change.takes])
 
     async def _decide_after(
-        self, before_us: list[asyncio.Event], change: Change, profile: str
+        self, before_us: list[asyncio.Event], change: Change, asked: _Asked
     ) -> str | None:
         """Decide a reserved change once those are done whose machines it shares.
 
@@ -389,7 +386,7 @@ class Allocations:
             for work in before_us:  # perhaps they do not get these machines after all
                 await work.wait()
             if all(claim.machine.pool == change.pool for claim in change.claims):
-                return await self._decide(change, profile)
+                return await self._decide(change, asked)
         except (Conflict, NotFound):
             pass
         except BaseException:
@@ -425,69 +422,26 @@ class Allocations:
             self._results[request.job] = _Result(request, allocation)
         return allocation
 
-    async def _decide(self, change: Change, profile: str) -> str:
+    async def _decide(self, change: Change, asked: _Asked) -> str:
         """Make a reserved change durable, once its brokers hold the machines that it takes.
 
         Return the transaction whose second phase is left to do, if it takes any.
         """
         if not change.takes:
-            await self._write(change, "")
+            await self._write(change, asked.request.near)
             return ""
         self._number += 1
         transaction = f"{self._name}:{self._store.epoch()}-{self._number}"
-        takes = {machine.name: Take(change.pool, profile) for machine in change.takes}
+        takes = {machine.name: Take(change.pool, asked.profile) for machine in change.takes}
         try:
             await self._finishing.prepare(transaction, takes)
-            await self._write(change, transaction)
+            await self._write(change, asked.request.near, transaction)
         except Exception:
             await self._finishing.abort(transaction)
             raise
         self.counts.taken += len(takes)
         return transaction
 
-    async def _write(self, change: Change, transaction: str) -> None:
-        """Store the job's record as it will be, with the decision: the commit point."""
-        job = change.job
-        record = record_after(change, self.index.claims.get(job))
-        key = allocation_key(job)
-        operations: list[Operation] = [Put(key, encode(record)) if record else Delete(key)]
-        if transaction:
-            decision = Decision(
-                schema=1,
-                transaction=transaction,
-                job=job,
-                machines=[machine.name for machine in change.takes],
-            )
-            operations.append(Put(decision_key(transaction), encode(decision)))
-        done, self._done = self._done, []
-        operations += [Delete(decision_key(old)) for old in done]
-        before = self._revisions.get(job, 0)
-        attempt = Attempt(self._slots, {key: before}, operations)
-        try:
-            revision = await attempt.make()
-        except BaseException as e:
-            self._done += done
-            if not isinstance(e, UnknownOutcome):
-                raise
-            revision = await self._outcome(attempt, key)
-            if not revision:
-                if before:  # to be sure of that may have cost a revision
-                    self._revisions[job] = attempt.left_at(key)
-                raise
+    async def _write(self, change: Change, near: Near, transaction: str = "") -> None:
+        await self.stored.write(change, self.index.claims.get(change.job), near, transaction)
         self.counts.stored += 1
-        if record is None:
-            self._revisions.pop(job, None)
-        else:
-            self._revisions[job] = revision
-
-    async def _outcome(self, attempt: Attempt, key: str) -> int:
-        """Return the revision of a write whose answer was lost; 0: it never will be made.
-
-        Nothing can go on before that is known, so the store is asked until it answers.
-        """
-        while True:
-            try:
-                return await attempt.outcome()
-            except TwineError as e:
-                log.warning("outcome unknown", extra={"key": key, "reason": str(e)})
-                await self._runtime.sleep(_ASK_AGAIN_S)

@@ -28,6 +28,8 @@ class Wish:
 class _Entry:
     request: Request
     gain: int
+    since: int
+    """Of two jobs the one that has waited longer has the lower number."""
 
 
 class Waiting:
@@ -52,6 +54,8 @@ class Waiting:
         self._bounded: dict[str, None] = {}
         """Jobs that wait and have a bound on their skew."""
         self._entries: dict[str, _Entry] = {}
+        self._arrived = 0
+        """How many jobs ever came to wait."""
         self._wishes: dict[tuple[str, Demand], Wish] = {}
         self._order: list[Wish] | None = None
         self._turns = 0
@@ -86,7 +90,9 @@ class Waiting:
         """Note that a request found no room when the gains of its pool were these."""
         known = self._entries.get(job)
         self._again.discard(job)
-        self._entries[job] = _Entry(request, gain)
+        if known is None:
+            self._arrived += 1
+        self._entries[job] = _Entry(request, gain, known.since if known else self._arrived)
         self._told.setdefault(request.pool, -1)
         if any(preference.max_skew is not None for preference in request.preferences):
             self._bounded[job] = None
@@ -144,7 +150,8 @@ class Waiting:
     def take_due(self) -> list[str]:
         """Return the jobs for which there may be room by now, the most important ones first.
 
-        Nobody is returned twice for the same gains.
+        Of equally important ones those that have waited longest come first. No job is returned
+        twice for the same gains.
         """
         due, self._again = self._again, set()
         told, self._told = self._told, {}
@@ -158,7 +165,11 @@ class Waiting:
             now = self._told.setdefault(pool, self._gains(pool))
             if told.get(pool, -1) < now > entry.gain:
                 due.add(job)
-        return sorted(due, key=lambda job: (-self._priority(self._entries[job].request.pool), job))
+        return sorted(due, key=self._rank)
+
+    def _rank(self, job: str) -> tuple[int, int]:
+        entry = self._entries[job]
+        return -self._priority(entry.request.pool), entry.since
 
     def is_due(self) -> bool:
         """Return whether `take_due` may return anybody."""
