@@ -7,9 +7,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
-EXTRAS := host,control,lab,native,dev
+EXTRAS := host,control,etcd,lab,native,dev
 
-.PHONY: help demo test setup check mutants fmt seeds soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench clean
+.PHONY: help demo dev test setup check unit one behaviours mutants fmt seeds soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,13 +17,26 @@ help: ## show this help
 demo: setup ## three real VMs, the control plane, a job that runs on them
 	$(SUDO) $(BIN)/python -m vm_lab.demo
 
+dev: setup ## a control plane and ten agents in memory, no VM; AGENTS=30 for more
+	$(BIN)/twine-lab dev --agents $(or $(AGENTS),10)
+
 test: setup ## every check and every suite, the booted VMs included
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites all
 
-check: setup ## formatting, lint, types, import contracts
+check: setup ## formatting, lint, names, commits, types, import contracts
 	tools/run-suites check
 
-test-unit: setup ## what runs anywhere in seconds
+unit: setup ## unit tests of what changed; ROOM=allocator for a room
+	@tests=$$($(BIN)/python tools/unit-tests $(ROOM)); \
+	if [ -z "$$tests" ]; then echo "no unit test imports what changed"; else $(BIN)/pytest -q $$tests; fi
+
+one: setup ## one test: T=tests/unit/agent/core/test_gate.py::test_name
+	$(BIN)/pytest -q $(T)
+
+behaviours: setup ## which tests show which behaviour, into build/behaviours.md
+	$(BIN)/python tools/behaviours proto
+
+test-unit: setup ## all unit and property tests, and three planted bugs
 	tools/run-suites unit
 
 test-simulation: setup ## the simulated region: seeds that must hold
@@ -61,6 +74,10 @@ bench: setup ## every file of tests/bench, into tests/bench/RESULTS.md (root)
 
 mutants: setup ## bugs planted in the allocator, one at a time: do the tests notice?
 	$(BIN)/python tools/mutants
+
+proto: setup ## generate the messages of etcd's interface again, with the oldest protobuf that is supported
+	$(BIN)/python -m venv $(VENV)/proto && $(VENV)/proto/bin/pip install -q 'grpcio-tools==1.74.0'
+	cd control_plane/store && ../../$(VENV)/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. etcd.proto
 
 fmt: setup ## format the code
 	$(BIN)/ruff format .

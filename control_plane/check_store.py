@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from control_plane.config import Config
-from control_plane.store import quarantine
+from control_plane.store import Store, quarantine
+from control_plane.store.opening import stopped_store
 from control_plane.store.sqlite import SqliteStore
-from wire.errors import ConfigError, NotFound
+from wire.errors import NotFound
 
 
 async def check(config: Config, aside: str | None, forgotten: str | None) -> None:
@@ -18,12 +19,11 @@ async def check(config: Config, aside: str | None, forgotten: str | None) -> Non
 
     Ends the process with 2 while there is anything.
     """
-    if not config.store_path.exists():
-        raise ConfigError(f"there is no store in {config.state}", hint="pass --state or --config")
     trouble = 0
-    folders = {"": config.store_path} | {d: Path(f) for d, f in config.broker_stores.items()}
-    for datacenter, folder in folders.items():
-        async with SqliteStore(folder) as store:
+    stores: dict[str, Store] = {"": stopped_store(config)}
+    stores |= {d: SqliteStore(Path(f)) for d, f in config.broker_stores.items()}
+    for datacenter, closed in stores.items():
+        async with closed as store:
             of = f"store of {datacenter}: " if datacenter else ""
             if aside is not None and await store.get(aside) is not None:
                 damage = await quarantine.put_aside(store, aside)

@@ -30,6 +30,25 @@ Folder = Annotated[str, Meta(pattern=r"^[^\x00]+$", description="the name of a f
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 
+class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An etcd cluster as the main store, for several control planes of which one leads."""
+
+    endpoints: list[Annotated[str, Meta(pattern=r"^https?://[^/]+:\d+$")]] = []
+    """Client URLs of its members, as `https://etcd1:2379`. Empty: SQLite in `state`."""
+    prefix: Annotated[str, Meta(pattern=r"^[!-~]+$", max_length=200)] = "/twine"
+    """All keys are below it, so that several regions can share a cluster."""
+    ca: str = ""
+    """File of the authority that signed the members' certificates; needed for `https`."""
+    certificate: str = ""
+    """File of this client's certificate; empty: none."""
+    key: str = ""
+    """File of its key."""
+    ttl_s: Annotated[int, Meta(ge=2, le=60)] = 4
+    """Seconds after which another control plane takes over from one that fell silent."""
+    standby: bool = True
+    """Wait while another control plane leads, and take over from it; false: end with 75."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that an operator can set."""
 
@@ -56,6 +75,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Largest image that may be pushed."""
     broker_stores: dict[Name, Folder] = {}
     """Data center → folder of the store of its machines; those of others are in `state`."""
+    etcd: EtcdSettings = EtcdSettings()
     operators: list[Principal] = []
     """Users and groups who may do everything, such as `user:ann` and `group:sre`; besides them
     those who were made operators by `twinectl role grant`, and whoever may open `socket`."""
@@ -111,7 +131,7 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
             raise ConfigError(f"the configuration {path} is not TOML: {e}") from e
     document |= {k: v for k, v in overrides.items() if v not in (None, (), [])}
     document = plain(document, Config)
-    if found := violations(document, Config) + _folder_errors(document):
+    if found := violations(document, Config) + _folder_errors(document) + _etcd_errors(document):
         listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
         raise ConfigError(f"the configuration is not valid: {listed}", errors=tuple(found))
     return msgspec.convert(document, Config)
@@ -142,6 +162,23 @@ def _folder_errors(document: dict[str, Any]) -> list[FieldError]:
         if reason:
             errors.append(FieldError(field=f"broker_stores.{name}", reason=reason))
     return errors
+
+
+def _etcd_errors(document: dict[str, Any]) -> list[FieldError]:
+    """Return what is wrong with the cluster: what it needs, and what cannot go with it."""
+    etcd = document.get("etcd")
+    if not isinstance(etcd, dict) or not etcd.get("endpoints"):
+        return []
+    found = []
+    urls = [url for url in etcd["endpoints"] if isinstance(url, str)]
+    if any(url.startswith("https:") for url in urls) and not etcd.get("ca"):
+        found.append(FieldError(field="etcd.ca", reason="https endpoints need a file here"))
+    if bool(etcd.get("certificate")) != bool(etcd.get("key")):
+        found.append(FieldError(field="etcd.key", reason="certificate and key go together"))
+    if document.get("broker_stores"):
+        reason = "folders of one host, which a standby on another cannot read: leave it empty"
+        found.append(FieldError(field="broker_stores", reason=reason))
+    return found
 
 
 def _overlap(one: str, other: str) -> bool:

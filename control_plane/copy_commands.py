@@ -28,9 +28,12 @@ def backup(into: Path, **given: Any) -> None:
     With stores of data centers the control plane must be stopped: the copies have to agree.
     """
     from control_plane.restore_store import copy_all
+    from control_plane.store.opening import sqlite_only
 
     try:
-        made = copy_all(configuration.load(given["file"], {"state": given["state"]}), into)
+        config = configuration.load(given["file"], {"state": given["state"]})
+        sqlite_only(config, "backup")
+        made = copy_all(config, into)
     except TwineError as e:
         fail(e)
         return
@@ -59,9 +62,11 @@ def restore_store(copy: Path, keep_credentials: bool, **given: Any) -> None:
     After its start nothing is commanded until `twinectl restored release`.
     """
     from control_plane.restore_store import restore
+    from control_plane.store.opening import sqlite_only
 
     try:
         config = configuration.load(given["file"], {"state": given["state"]})
+        sqlite_only(config, "restore-store")
     except TwineError as e:
         fail(e)
         return

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -24,6 +23,7 @@ from control_plane import config as configuration
 from control_plane.commands import CONFIG, STATE, fail, run
 from control_plane.config import Config
 from control_plane.copy_commands import backup, restore_store
+from control_plane.notify import notify, standing_by
 from wire import log as logs
 from wire.errors import ConfigError, InvalidInput, TwineError
 from wire.options import seconds
@@ -54,11 +54,14 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     from control_plane.front_end.listen import serving, tcp_socket, unix_socket
     from control_plane.identity.authority import OwnIdentity, open_authority
     from control_plane.identity.loss import refuse_if_lost
-    from control_plane.store.sqlite import SqliteStore
+    from control_plane.store.opening import main_store
 
     async with AsyncExitStack() as stack:
         _make_folder(config.state_path, "state folder")
-        store = await stack.enter_async_context(SqliteStore(config.store_path))
+        opening = asyncio.ensure_future(stack.enter_async_context(main_store(config, standing_by)))
+        if not await _before(stopping, opening):
+            return
+        store = opening.result()
         broker_stores = await _open_broker_stores(stack, config, store)
         await refuse_if_lost(store, config.authority_path)
         authority = open_authority(
@@ -244,12 +247,16 @@ def version() -> str:
     return metadata.version("twine-cluster")
 
 
-def notify(state: str) -> None:
-    """Tell systemd how it goes; nothing happens outside of systemd (sd_notify(3))."""
-    path = os.environ.get("NOTIFY_SOCKET", "")
-    if path:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.sendto(state.encode(), f"\0{path[1:]}" if path[0] == "@" else path)
+async def _before(stopping: asyncio.Event, opening: asyncio.Future[Any]) -> bool:
+    """Return whether `opening` ended before `stopping` was set; it is cancelled otherwise."""
+    stopped = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((stopped, opening), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if opening.done():
+        return True
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    return False
 
 
 def _boot_id() -> str:
@@ -335,11 +342,9 @@ def forget_store(datacenter: str, **given: Any) -> None:
 
 async def _forget_store(config: Config, datacenter: str) -> None:
     from control_plane.broker.stores import forget
-    from control_plane.store.sqlite import SqliteStore
+    from control_plane.store.opening import stopped_store
 
-    if not config.store_path.exists():
-        raise ConfigError(f"there is no store in {config.state}", hint="pass --state or --config")
-    async with SqliteStore(config.store_path) as store:
+    async with stopped_store(config) as store:
         note = await forget(store, datacenter)
     click.echo(f"forgotten: the store of {datacenter}, last at {note.folder}, which stays as it is")
 

@@ -1,5 +1,6 @@
 """The `twine-lab` command."""
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -29,29 +30,27 @@ T = TypeVar("T")
 FREE_ARGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-class _Commands(click.Group):
-    """The commands; those of the simulated region and fleet are imported when they are asked for.
+_ON_DEMAND = {
+    "dev": ("vm_lab.fleet", "dev_command"),
+    "fleet": ("vm_lab.fleet", "command"),
+    "power-cuts": ("vm_lab.power_cuts", "command"),
+    "region": ("vm_lab.region.cli", "region"),
+}
+"""Commands that import the whole control plane, which would double the time of `twine-lab ssh`."""
 
-    They bring the whole control plane, which would double the time of `twine-lab ssh`.
-    """
+
+class _Commands(click.Group):
+    """The commands; those of `_ON_DEMAND` are imported when they are called."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "fleet":
-            from vm_lab.fleet import command
-
-            return command
-        if cmd_name == "power-cuts":
-            from vm_lab.power_cuts import command as power_cuts
-
-            return power_cuts
-        if cmd_name != "region":
+        if cmd_name not in _ON_DEMAND:
             return super().get_command(ctx, cmd_name)
-        from vm_lab.region.cli import region
-
-        return region
+        module, name = _ON_DEMAND[cmd_name]
+        found: click.Command = getattr(importlib.import_module(module), name)
+        return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "region", "fleet", "power-cuts"])
+        return sorted([*super().list_commands(ctx), *_ON_DEMAND])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

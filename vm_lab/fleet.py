@@ -9,6 +9,7 @@ process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import json
@@ -120,9 +121,8 @@ class FleetHost:
 class Fleet:
     """The control plane, its hosts, and what is done with them."""
 
-    def __init__(self, client: ControlPlaneClient, hosts: list[FleetHost]) -> None:
-        """Everything runs already."""
-        self.client, self.hosts = client, hosts
+    def __init__(self, client: ControlPlaneClient, hosts: list[FleetHost], endpoint: str) -> None:
+        self.client, self.hosts, self.endpoint = client, hosts, endpoint
         self.times: dict[str, float] = {}
 
     async def take_in(self) -> None:
@@ -139,6 +139,11 @@ class Fleet:
                 for host in self.hosts:
                     group.create_task(one(host))
             await self._until(self._all_ready)
+
+    async def entitle(self) -> None:
+        """Create an entitlement that may hold every host."""
+        spec = EntitlementSpec(machines=len(self.hosts), host_profile="web")
+        await self.client.put_entitlement("front", spec)
 
     async def deploy(self, tasks: int, words: str = "1") -> None:
         """Run a job of so many tasks, or update it."""
@@ -157,10 +162,7 @@ class Fleet:
 
     async def play(self, tasks: int) -> dict[str, float]:
         """Deploy, update, lose a third of the hosts; return how long each took."""
-        quota = len(self.hosts)
-        await self.client.put_entitlement(
-            "front", EntitlementSpec(machines=quota, host_profile="web")
-        )
+        await self.entitle()
         with self._timed("deploy_s"):
             await self.deploy(tasks)
         with self._timed("update_s"):
@@ -221,15 +223,15 @@ class _Timed:
 
 
 @asynccontextmanager
-async def fleet(agents: int) -> AsyncIterator[Fleet]:
-    """Run a control plane and so many agents, joined and ready."""
+async def fleet(agents: int, address: str = "127.0.0.1:0") -> AsyncIterator[Fleet]:
+    """Run a control plane on `address` and `agents` agents, joined and ready."""
     with tempfile.TemporaryDirectory(prefix="twine-fleet-") as folder:
         root, stopping = Path(folder), asyncio.Event()
         serving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         config = msgspec.structs.replace(
             Config(),
             state=str(root / "cp"),
-            listen="127.0.0.1:0",
+            listen=address,
             socket=str(root / "cp.sock"),
             scheduler=SETTINGS,
         )
@@ -242,7 +244,7 @@ async def fleet(agents: int) -> AsyncIterator[Fleet]:
                 await plane
             async with ControlPlaneClient(f"unix:{config.socket}") as client:
                 hosts = [FleetHost(root, number, port) for number in range(agents)]
-                found = Fleet(client, hosts)
+                found = Fleet(client, hosts, f"unix:{config.socket}")
                 try:
                     await found.take_in()
                     yield found
@@ -272,3 +274,25 @@ def command(agents: int, tasks: int | None, as_json: bool) -> None:
     else:
         for name, value in found.items():
             click.echo(f"{name:12} {value:g}")
+
+
+@click.command("dev")
+@click.option("--agents", type=click.IntRange(1, 500), default=10, show_default=True)
+def dev_command(agents: int) -> None:
+    """Run a control plane and agents on machines in memory until Ctrl-C."""
+    logging.disable(logging.WARNING)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_stay(agents))
+
+
+async def _stay(agents: int) -> None:
+    click.echo(f"starting a control plane and {agents} agents …")
+    async with fleet(agents) as found:
+        await found.entitle()
+        await found.deploy(max(1, agents // 2))
+        click.echo(
+            f"{agents} machines joined; job web runs. Tasks are simulated; everything else is the "
+            f"production code.\n\n    export TWINE_ENDPOINT={found.endpoint}\n"
+            "    twinectl machine list\n    twinectl job status web\n\nCtrl-C ends it."
+        )
+        await asyncio.Event().wait()

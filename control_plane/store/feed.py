@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from itertools import islice
+from itertools import takewhile
 
 from control_plane.store.protocol import Compacted, KeyChange
 
@@ -48,6 +48,13 @@ class Feed:
             self._forget()
         self._wake()
 
+    def skip_to(self, revision: int) -> None:
+        """Go on at a revision whose history is unknown; watchers before it must list again."""
+        self._batches.clear()
+        self._changes = self._bytes = 0
+        self.revision = self.compacted = revision
+        self._wake()
+
     async def follow(self, prefix: str, after: int) -> AsyncIterator[KeyChange]:
         """Yield all changes below a prefix after a revision, for ever."""
         while True:
@@ -78,10 +85,10 @@ class Feed:
         self._more = asyncio.Event()
 
     def _after(self, revision: int) -> list[tuple[int, tuple[KeyChange, ...]]]:
-        """Return the kept transactions after a revision; revisions have no gaps."""
-        if not self._batches:
-            return []
-        return list(islice(self._batches, max(0, revision + 1 - self._batches[0][0]), None))
+        """Return the kept transactions after a revision, oldest first."""
+        found = list(takewhile(lambda batch: batch[0] > revision, reversed(self._batches)))
+        found.reverse()
+        return found
 
 
 def _size(changes: Sequence[KeyChange]) -> int:

@@ -25,12 +25,12 @@ from agent.machine.cgroups import HostCgroups
 from agent.machine.fake import Ended, FakeMachine, FakeSystemd
 from agent.machine.kernelfs import KernelFs
 
-INTERFACES = ("btrfs", "systemd")
+INTERFACES = ("btrfs", "systemd", "etcd")
 REAL = frozenset(filter(None, os.environ.get("TWINE_REAL", "").split(",")))
 if REAL - set(INTERFACES):
     raise pytest.UsageError(f"TWINE_REAL knows {', '.join(INTERFACES)}, not {REAL}")
 
-MARKS = {"btrfs": pytest.mark.root, "systemd": pytest.mark.guest}
+MARKS = {"btrfs": pytest.mark.root, "systemd": pytest.mark.guest, "etcd": ()}
 
 
 def variants(interface: str) -> list[object]:

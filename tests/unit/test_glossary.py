@@ -14,7 +14,8 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 
 def rows() -> list[tuple[str, ...]]:
     """Return the cells of each line of the table below its head."""
-    lines = [line for line in GLOSSARY.read_text().splitlines() if line.startswith("|")]
+    table = GLOSSARY.read_text().partition("\n## ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("|")]
     cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
     assert cells[0] == ("say", "meaning", "elsewhere", "where")
     assert set(cells[1]) == {"---"}

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("wire", "agent", "sidekick", "control_plane", "resolver", "taskcontrol", "vm_lab")
 MODULES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 MAX_LINES = 500
+WAY_IN = {"README.md": 120, "CONTRIBUTING.md": 120, "CHANGELOG.md": 250, "ARCHITECTURE.md": 250}
 VAGUE = {"utils", "helpers", "common", "manager", "base", "misc"}
 
 
@@ -45,3 +46,16 @@ def test_links_between_documents_lead_somewhere() -> None:
             if not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(ROOT)} -> {target}")
     assert broken == []
+
+
+def test_the_questions_of_a_newcomer_lead_to_files_that_exist() -> None:
+    page = (ROOT / "docs" / "questions.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if re.match(r"\| [A-Z]", line)]
+    assert len(rows) == 10
+    named = [path for row in rows for path in re.findall(r"`([\w/]+/[\w.]+)`", row[3])]
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_way_in_stays_short() -> None:
+    lengths = {page: len((ROOT / page).read_text().splitlines()) for page in WAY_IN}
+    assert {page: n for page, n in lengths.items() if n > WAY_IN[page]} == {}

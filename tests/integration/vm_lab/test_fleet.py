@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 
+import pytest
 from click.testing import CliRunner
 
+from control_plane.cli import main as twinectl
 from vm_lab.cli import main
 
 
@@ -16,3 +21,26 @@ def test_real_agents_join_are_given_tasks_updated_and_a_third_of_them_lost() -> 
     found = json.loads(result.stdout)
     assert (found["agents"], found["tasks"]) == (4, 6)
     assert {"join_s", "deploy_s", "update_s", "recover_s", "rss_mb"} <= found.keys()
+
+
+@pytest.mark.parametrize("name", ["dev", "fleet", "power-cuts", "region"])
+def test_commands_that_import_the_control_plane_are_listed_and_found(name: str) -> None:
+    assert name in CliRunner().invoke(main, ["--help"]).output
+    assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
+
+
+def test_make_dev_prints_an_endpoint_that_answers_and_ends_on_ctrl_c() -> None:
+    """The laptop loop: production control plane and agents, no VM."""
+    argv = (sys.executable, "-c", "from vm_lab.cli import main; main()", "dev", "--agents", "3")
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, bufsize=1) as dev:
+        try:
+            assert dev.stdout is not None
+            lines = iter(dev.stdout.readline, "")
+            endpoint = next(line.split("=", 1)[1].strip() for line in lines if "ENDPOINT=" in line)
+            found = CliRunner().invoke(twinectl, ["--endpoint", endpoint, "job", "status", "web"])
+            assert found.exit_code == 0
+            assert "1/1 healthy" in found.output
+            dev.send_signal(signal.SIGINT)
+            assert dev.wait() == 0
+        finally:
+            dev.kill()

@@ -1,0 +1,284 @@
+"""The distributed store: etcd, with one leader that alone may write (docs/adr/0128).
+
+All keys of a store lie below one prefix, so several stores can share a cluster. Opening the store
+means to become its leader. `leadership` has the lease, `etcd_client` the calls. One watch of the
+whole prefix feeds all watchers of this process, as the log of SQLite does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from itertools import groupby
+from types import TracebackType
+from typing import Self
+
+from control_plane.config import EtcdSettings
+from control_plane.store import etcd_pb2 as pb
+from control_plane.store.bounds import Bounds
+from control_plane.store.etcd_client import EtcdClient
+from control_plane.store.feed import HISTORY, Feed
+from control_plane.store.leadership import Leadership
+from control_plane.store.protocol import (
+    LAST,
+    Compacted,
+    Entry,
+    KeyChange,
+    Listing,
+    Operation,
+    Put,
+    check_transaction,
+)
+from wire.errors import Busy, Conflict, TwineError
+
+log = logging.getLogger(__name__)
+_PAGE = 1000
+"""Keys of one range call; a list of more is read in several, all at one revision."""
+_BYTES_MAX = 1_400_000
+"""Bytes of one transaction; etcd refuses requests above 1.5 MiB by default."""
+_COMPACT_EVERY_S = 300.0
+_SIZE_WARN = 1_600_000_000
+"""Bytes of the database from which a warning is logged; etcd's default quota is 2 GiB."""
+
+
+class EtcdStore:
+    """Implements `control_plane.store.Store` below `settings.prefix` of an etcd cluster."""
+
+    def __init__(
+        self,
+        settings: EtcdSettings,
+        history: int = HISTORY,
+        standing_by: Callable[[str], None] = lambda _leader: None,
+    ) -> None:
+        self.bounds = Bounds(strict=True)
+        self._settings, self._history, self._standing_by = settings, history, standing_by
+        root = settings.prefix.rstrip("/").encode() + b"/"
+        self._meta, self._data = root + b"meta/", root + b"data/"
+        self._feed: Feed | None = None
+        self._newest = 0
+        self._leadership: Leadership | None = None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Become the leader; `Busy` if another process leads and `standby` is off."""
+        async with AsyncExitStack() as stack:
+            self._client = await stack.enter_async_context(EtcdClient(self._settings))
+            name = f"{socket.gethostname()}:{os.getpid()}"
+            leadership = Leadership(self._client, self._meta, self._settings.ttl_s, name)
+            revision = await leadership.take(self._standing_by if self._settings.standby else None)
+            stack.push_async_callback(leadership.give_up)
+            self._feed, self._newest = Feed(revision, revision, self._history), revision
+            self._moved = asyncio.Event()
+            for loop in (self._follow(self._feed), self._compact_forever(self._feed)):
+                task = asyncio.create_task(loop)
+                stack.push_async_callback(_end, task)
+            self._leadership, self._stack = leadership, stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give leadership up; the next leader need not wait for the lease."""
+        self._feed, self._leadership = None, None
+        await self._stack.aclose()
+
+    def epoch(self) -> int:
+        """Return the leadership term: it rises by one with each leader."""
+        return self._leading().epoch
+
+    def revision(self) -> int:
+        """Return the newest revision that this leader has written or seen."""
+        return self._newest
+
+    async def get(self, key: str) -> Entry | None:
+        """Return the entry of a key."""
+        self._leading()
+        answer = await self._client.read("KV/Range", pb.RangeRequest(key=self._bytes(key)))
+        return self._entry(answer.kvs[0]) if answer.kvs else None
+
+    async def list_prefix(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        """Return the keys below a prefix and after a key, all at one revision."""
+        self._leading()
+        begin = self._bytes(max(prefix, after and after + "\0"))
+        end, revision = self._bytes(prefix + LAST), 0
+        entries: list[Entry] = []
+        while limit is None or len(entries) < limit or not revision:
+            count = _PAGE if limit is None else max(1, min(_PAGE, limit - len(entries)))
+            request = pb.RangeRequest(key=begin, range_end=end, limit=count, revision=revision)
+            if begin >= end:  # etcd would take that for a single key
+                request = pb.RangeRequest(key=self._data)
+            answer = await self._client.read("KV/Range", request)
+            revision = revision or answer.header.revision
+            if begin < end:
+                entries += map(self._entry, answer.kvs)
+            if not answer.more or begin >= end:
+                break
+            begin = answer.kvs[-1].key + b"\0"
+        return Listing(revision, tuple(entries if limit is None else entries[:limit]))
+
+    async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+        """Return the new revision once a majority has it on disk, or raise `Conflict`."""
+        leadership = self._leading()
+        check_transaction(compare, operations)
+        self.bounds.check(operations)
+        if why := leadership.failure():
+            raise Busy(f"cannot write: {why}")
+        answer = await self._client.write(self._request(leadership, compare, operations))
+        if not answer.succeeded:
+            raise self._stale(leadership, compare, answer)
+        self._newest = max(self._newest, answer.header.revision)
+        return int(answer.header.revision)
+
+    def failure(self) -> str:
+        """Return why this process will never write again; empty: it will."""
+        return "" if self._leadership is None else self._leadership.failure()
+
+    async def wait_failed(self) -> None:
+        """Return never, or raise why this process will never write again."""
+        why = await asyncio.shield(self._leading().lost)
+        raise Busy(f"this control plane leads no longer: {why}")
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
+        """Yield changes after a revision."""
+        return self._open().follow(prefix, from_revision)
+
+    async def compact(self, revision: int) -> None:
+        """Forget the history up to a revision, here and in etcd."""
+        feed = self._open()
+        while feed.revision < min(revision, self._newest):
+            await self._moved.wait()
+        feed.compact(revision)
+        with contextlib.suppress(Compacted):
+            await self._client.read("KV/Compact", pb.CompactionRequest(revision=revision))
+
+    # -- requests
+
+    def _request(
+        self, leadership: Leadership, compare: Mapping[str, int], operations: Sequence[Operation]
+    ) -> pb.TxnRequest:
+        """Return a transaction that also compares the leader, and reads what it compares."""
+        keys = {key: self._bytes(key) for key in compare}
+        equal = pb.Compare.EQUAL
+        request = pb.TxnRequest(
+            compare=[
+                pb.Compare(
+                    result=equal,
+                    target=pb.Compare.CREATE,
+                    key=leadership.key,
+                    create_revision=leadership.term,
+                ),
+                *(
+                    pb.Compare(
+                        result=equal, target=pb.Compare.MOD, key=keys[key], mod_revision=expected
+                    )
+                    for key, expected in compare.items()
+                ),
+            ],
+            success=map(self._operation, operations),
+            failure=[
+                pb.RequestOp(request_range=pb.RangeRequest(key=key, limit=1))
+                for key in (leadership.key, *keys.values())
+            ],
+        )
+        if (size := request.ByteSize()) > _BYTES_MAX:
+            raise ValueError(f"a transaction has at most {_BYTES_MAX} bytes: {size}")
+        return request
+
+    def _operation(self, operation: Operation) -> pb.RequestOp:
+        key = self._bytes(operation.key)
+        if isinstance(operation, Put):
+            return pb.RequestOp(request_put=pb.PutRequest(key=key, value=operation.value))
+        return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))
+
+    def _stale(
+        self, leadership: Leadership, compare: Mapping[str, int], answer: pb.TxnResponse
+    ) -> TwineError:
+        """Return why a transaction was refused: another leader, or a key at another revision."""
+        found = [response.response_range.kvs for response in answer.responses]
+        leader = found[0][0].create_revision if found[0] else 0
+        if leader != leadership.term:
+            leadership.deposed()
+            return Busy(f"cannot write: {leadership.failure()}")
+        for (key, expected), kvs in zip(compare.items(), found[1:], strict=True):
+            at = kvs[0].mod_revision if kvs else 0
+            if at != expected:
+                return Conflict(
+                    f"cannot write {key}: it is at revision {at}, not {expected} as expected"
+                )
+        return Conflict("cannot write: a compared key has changed")
+
+    # -- the history
+
+    async def _follow(self, feed: Feed) -> None:
+        """Feed watchers from one watch of all keys; after a gap they have to list again."""
+        end = self._bytes(LAST)
+        while True:
+            try:
+                async for response in self._client.watch(self._data, end, feed.revision):
+                    changes = map(self._change, response.events)
+                    by_revision = groupby(changes, lambda change: change.revision)
+                    feed.extend([list(group) for _, group in by_revision])
+                    self._saw(feed.revision)
+            except Compacted:
+                listing = await self.list_prefix("", limit=1)
+                log.warning("etcd has compacted the history", extra={"revision": listing.revision})
+                feed.skip_to(listing.revision)
+                self._saw(listing.revision)
+
+    def _saw(self, revision: int) -> None:
+        self._newest = max(self._newest, revision)
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def _compact_forever(self, feed: Feed) -> None:
+        """Have etcd forget what watchers here no longer need, and warn before its disk is full."""
+        while True:
+            begun = feed.revision
+            await asyncio.sleep(_COMPACT_EVERY_S)
+            try:
+                await self._client.read("KV/Compact", pb.CompactionRequest(revision=begun))
+                status = await self._client.read("Maintenance/Status", pb.StatusRequest())
+            except TwineError as e:
+                log.warning("cannot compact etcd", extra={"why": e})
+                continue
+            if status.dbSize > _SIZE_WARN:
+                log.warning("etcd's database is large", extra={"bytes": status.dbSize})
+
+    # -- keys and values
+
+    def _bytes(self, key: str) -> bytes:
+        return self._data + key.encode()
+
+    def _text(self, key: bytes) -> str:
+        return key[len(self._data) :].decode()
+
+    def _entry(self, kv: pb.KeyValue) -> Entry:
+        return Entry(self._text(kv.key), kv.value, kv.mod_revision)
+
+    def _change(self, event: pb.Event) -> KeyChange:
+        gone = event.type == pb.Event.DELETE
+        kv = event.kv
+        return KeyChange(self._text(kv.key), None if gone else kv.value, kv.mod_revision)
+
+    def _leading(self) -> Leadership:
+        if self._leadership is None:
+            raise Busy("cannot use the store: it is not open")
+        return self._leadership
+
+    def _open(self) -> Feed:
+        if self._feed is None:
+            raise Busy("cannot use the store: it is not open")
+        return self._feed
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

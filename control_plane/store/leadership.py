@@ -1,0 +1,160 @@
+"""Leadership of a store in etcd: one process holds it, by a lease, and knows when to stop.
+
+The leader's key exists as long as its lease. Every write compares the key's creation revision, so
+a deposed leader's write is refused by etcd whatever its clock says. Beside that the leader stops by
+itself before the lease can expire: commands to agents cannot be compared by etcd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from control_plane.errors import UnknownOutcome
+from control_plane.store import etcd_pb2 as pb
+from control_plane.store.etcd_client import EtcdClient
+from wire.errors import Busy, TwineError
+
+log = logging.getLogger(__name__)
+_RENEWALS = 4
+"""Renewals within one life of the lease: two may be lost."""
+_RETRY_S = 0.1
+_MARGIN = 0.2
+"""Share of the lease that is given up at its end, for pauses and for clocks of different speed."""
+
+
+def now_s() -> float:
+    """Return seconds that also count while the host sleeps (clock_gettime(2), CLOCK_BOOTTIME)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Leadership:
+    """Held by this process from `take` until `failure` says why it is lost."""
+
+    def __init__(self, client: EtcdClient, prefix: bytes, ttl_s: int, name: str) -> None:
+        self._client, self._ttl_s, self._name = client, ttl_s, name
+        self.key, self._epoch_key = prefix + b"leader", prefix + b"epoch"
+        self.term = 0
+        """Creation revision of the leader's key: what every write compares."""
+        self.epoch = 0
+        self._lease = 0
+        self._good_until = 0.0
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Resolves to the reason once leadership is lost."""
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def take(self, standing_by: Callable[[str], None] | None) -> int:
+        """Become the leader and return the revision of that; `Busy` if another leads.
+
+        With `standing_by`, call it with each other leader's name and wait for its lease to end.
+        """
+        known = ""
+        while True:
+            leader, epoch = await self._look()
+            if leader is None:
+                revision = await self._try(epoch)
+                if revision:
+                    self._renewing = asyncio.create_task(self._renew())
+                    return revision
+                continue
+            if standing_by is None:
+                raise Busy(
+                    f"cannot open the store: another control plane leads ({leader})",
+                    hint="stop the other process, or run this one with [etcd] standby = true",
+                )
+            if leader != known:
+                log.info("standing by", extra={"leader": leader})
+                standing_by(leader)
+                known = leader
+            await asyncio.sleep(self._ttl_s / _RENEWALS)
+
+    async def give_up(self) -> None:
+        """End the lease, so that the next leader need not wait for it."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        if self._lease:
+            lease, self._lease = self._lease, 0
+            try:
+                await self._client.read("Lease/LeaseRevoke", pb.LeaseRevokeRequest(ID=lease))
+            except TwineError as e:  # it expires by itself
+                log.warning("cannot end the lease", extra={"why": e})
+
+    def failure(self) -> str:
+        """Return why this process no longer leads; empty: it leads."""
+        if self.lost.done():
+            return self.lost.result()
+        if now_s() >= self._good_until:
+            self._lose("the lease could not be renewed in time")
+            return self.lost.result()
+        return ""
+
+    def deposed(self) -> None:
+        """Note that etcd refused a write because another process leads."""
+        self._lose("another control plane leads")
+
+    async def _look(self) -> tuple[str | None, pb.KeyValue | None]:
+        """Return the name of the leader (None: there is none) and the entry of the epoch."""
+        found = [
+            await self._client.read("KV/Range", pb.RangeRequest(key=key))
+            for key in (self.key, self._epoch_key)
+        ]
+        leader, epoch = (answer.kvs[0] if answer.kvs else None for answer in found)
+        return (None if leader is None else leader.value.decode()), epoch
+
+    async def _try(self, epoch: pb.KeyValue | None) -> int:
+        """Return the revision at which this process became the leader; 0: another was first."""
+        asked = now_s()
+        granted = await self._client.read("Lease/LeaseGrant", pb.LeaseGrantRequest(TTL=self._ttl_s))
+        self._lease, number = granted.ID, int(epoch.value) + 1 if epoch is not None else 1
+        equal, create, mod = pb.Compare.EQUAL, pb.Compare.CREATE, pb.Compare.MOD
+        puts = (
+            pb.PutRequest(key=self.key, value=self._name.encode(), lease=self._lease),
+            pb.PutRequest(key=self._epoch_key, value=b"%d" % number),
+        )
+        request = pb.TxnRequest(
+            compare=[
+                pb.Compare(result=equal, target=create, key=self.key, create_revision=0),
+                pb.Compare(
+                    result=equal,
+                    target=mod,
+                    key=self._epoch_key,
+                    mod_revision=epoch.mod_revision if epoch is not None else 0,
+                ),
+            ],
+            success=[pb.RequestOp(request_put=put) for put in puts],
+        )
+        try:
+            answer = await self._client.write(request)
+        except UnknownOutcome:
+            await self.give_up()  # if it was made, this ends it; then try again
+            return 0
+        if not answer.succeeded:
+            await self.give_up()
+            return 0
+        self.term, self.epoch = answer.header.revision, number
+        self._good_until = asked + granted.TTL * (1 - _MARGIN)
+        return int(answer.header.revision)
+
+    async def _renew(self) -> None:
+        pause_s = every_s = self._ttl_s / _RENEWALS
+        while not self.failure():
+            await asyncio.sleep(pause_s)
+            asked, pause_s = now_s(), every_s
+            try:
+                ttl_s = await self._client.keep_alive(self._lease, timeout_s=every_s)
+            except Busy as e:
+                log.warning("cannot renew the lease", extra={"why": e})
+                pause_s = _RETRY_S  # at the next member
+                continue
+            if ttl_s == 0:
+                self._lose("its lease has ended")
+            else:
+                self._good_until = asked + ttl_s * (1 - _MARGIN)
+
+    def _lose(self, why: str) -> None:
+        if not self.lost.done():
+            log.error("leadership is lost", extra={"why": why})
+            self.lost.set_result(why)

@@ -1,0 +1,251 @@
+"""The store in etcd under faults of its members, and control planes that take over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from control_plane.api.people import GroupSpec
+from control_plane.client import ControlPlaneClient
+from control_plane.config import EtcdSettings
+from control_plane.errors import UnknownOutcome
+from control_plane.store import Compacted, Entry, Put
+from control_plane.store import etcd_pb2 as pb
+from control_plane.store.etcd import EtcdStore
+from control_plane.store.feed import Feed
+from control_plane.store.outcomes import Attempt, Slots
+from tests.etcd import Cluster, etcd_cluster
+from wire.errors import Busy
+
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    with etcd_cluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def all_members_serve(three: Cluster) -> None:
+    """Whatever a failed test left dead."""
+    for member in three.members:
+        member.start()
+    three.wait()
+
+
+@pytest.fixture
+def settings(three: Cluster, tmp_path: Path) -> EtcdSettings:
+    return EtcdSettings(endpoints=three.urls, prefix=f"/{tmp_path.name}", ttl_s=15, standby=False)
+
+
+def short(settings: EtcdSettings) -> EtcdSettings:
+    """A lease that ends soon; a member that dies may take it along."""
+    return msgspec.structs.replace(settings, ttl_s=2)
+
+
+def standby(settings: EtcdSettings) -> EtcdSettings:
+    return msgspec.structs.replace(settings, standby=True)
+
+
+async def written(store: EtcdStore, number: int) -> int:
+    """Write one key, and find out what became of a write that was not answered."""
+    slots = Slots(store, f"lane{number}")
+    while True:
+        try:
+            return await Attempt(slots, {}, [Put(f"k/{number}", b"%d" % number)]).sure()
+        except (Busy, UnknownOutcome):
+            await asyncio.sleep(0.1)
+
+
+async def test_no_acknowledged_write_is_lost_when_the_members_die_in_turn(
+    three: Cluster, settings: EtcdSettings
+) -> None:
+    """AV1: each of three members is killed in turn while 20 writers go on."""
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
+        for turn, member in enumerate(three.members):
+            numbers = range(turn * 20, turn * 20 + 20)
+            writing = [asyncio.ensure_future(written(store, n)) for n in numbers]
+            member.kill()
+            revisions = dict(zip(numbers, await asyncio.gather(*writing), strict=True))
+            member.start()
+            await asyncio.to_thread(three.wait)
+            found = {e.key: e for e in (await store.list_prefix("k/")).entries}
+            assert {
+                f"k/{n}": Entry(f"k/{n}", b"%d" % n, at) for n, at in revisions.items()
+            }.items() <= found.items()
+        assert store.failure() == ""
+
+
+async def test_a_minority_takes_no_writes_and_says_so_until_the_majority_is_back(
+    three: Cluster, settings: EtcdSettings
+) -> None:
+    """AV2: nothing is acknowledged by one of three; the leader stops before its lease ends."""
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(short(settings)) as store:
+        revision = await store.txn({}, [Put("a", b"1")])
+        for member in three.members[:2]:
+            member.kill()
+        with pytest.raises((UnknownOutcome, Busy)):
+            await store.txn({"a": revision}, [Put("a", b"2")])
+        while not store.failure():
+            await asyncio.sleep(0.05)
+        with pytest.raises(Busy, match="lease"):
+            await store.txn({}, [Put("b", b"")])
+        with pytest.raises(Busy, match="leads no longer"):
+            await store.wait_failed()
+        for member in three.members[:2]:
+            member.start()
+        await asyncio.to_thread(three.wait)
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(standby(settings)) as store:
+        assert (await store.get("a")).value in (b"1", b"2")
+        assert await store.get("b") is None
+
+
+async def test_a_paused_leader_is_replaced_and_its_writes_are_refused(
+    settings: EtcdSettings,
+) -> None:
+    """AV2: also a write that it sends before it looks at its own clock."""
+    settings = short(settings)
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as first:
+        revision = await first.txn({}, [Put("a", b"first")])
+        first._leadership._renewing.cancel()  # a pause: nothing is renewed
+        async with EtcdStore(standby(settings)) as second:
+            assert second.epoch() == first.epoch() + 1
+            assert await second.txn({"a": revision}, [Put("a", b"second")]) > revision
+            assert first.failure() != ""
+            first._leadership._good_until = float("inf")
+            first._leadership.lost = asyncio.get_running_loop().create_future()
+            with pytest.raises(Busy, match="another control plane leads"):
+                await first.txn({}, [Put("a", b"late")])
+            assert (await second.get("a")).value == b"second"
+
+
+async def test_a_watch_goes_on_when_the_member_that_it_uses_dies(
+    three: Cluster, settings: EtcdSettings
+) -> None:
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
+        begin = await store.txn({}, [Put("a", b"0")])
+        seen = store.watch("a", begin)
+        for n, member in enumerate(three.members):
+            member.kill()
+            try:
+                await store.txn({}, [Put("a", b"%d" % n)])
+            except UnknownOutcome:
+                await written(store, n)
+                await store.txn({}, [Put("a", b"%d" % n)])
+            while (await anext(seen)).value != b"%d" % n:
+                pass
+            member.start()
+            await asyncio.to_thread(three.wait)
+
+
+async def test_watchers_behind_a_compaction_list_again(settings: EtcdSettings) -> None:
+    """History that etcd compacted is never passed over in silence."""
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
+        old = await store.txn({}, [Put("a", b"0")])
+        new = await store.txn({}, [Put("a", b"1")])
+        await store._client.read("KV/Compact", pb.CompactionRequest(revision=new))
+        behind = Feed(old - 1, old - 1)
+        following = asyncio.ensure_future(store._follow(behind))
+        with pytest.raises(Compacted):
+            await anext(behind.follow("", old - 1))
+        last = await store.txn({}, [Put("a", b"2")])
+        assert (await anext(behind.follow("", behind.compacted))).revision == last
+        following.cancel()
+
+
+async def test_a_list_of_many_keys_is_of_one_revision(settings: EtcdSettings) -> None:
+    """More keys than one call returns, while they change."""
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
+        for n in range(0, 2500, 100):
+            await store.txn({}, [Put(f"k/{n + i:04}", b"0") for i in range(100)])
+        listing, _ = await asyncio.gather(
+            store.list_prefix("k/"), store.txn({}, [Put("k/0000", b"1"), Put("k/2499", b"1")])
+        )
+        assert len(listing.entries) == 2500
+        assert listing.entries[0].value == listing.entries[-1].value
+
+
+class ControlPlane:
+    """One `twine-control-plane serve` on a state folder of its own."""
+
+    def __init__(self, folder: Path, name: str, urls: list[str]) -> None:
+        self.state, self.socket = folder / name, folder / f"{name}.sock"
+        self.state.mkdir(exist_ok=True)
+        listed = ", ".join(f'"{url}"' for url in urls)
+        config = folder / f"{name}.toml"
+        config.write_text(f'[etcd]\nendpoints = [{listed}]\nprefix = "{folder}"\nttl_s = 2\n')
+        notified = folder / f"{name}.notify"
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify.bind(str(notified))
+        self._notify.settimeout(PATIENCE_S)
+        argv = (sys.executable, "-m", "control_plane.daemon", "serve", "--config", str(config))
+        where = (
+            "--state",
+            str(self.state),
+            "--listen",
+            "127.0.0.1:0",
+            "--socket",
+            str(self.socket),
+        )
+        self.process = subprocess.Popen(
+            [*argv, *where], env=os.environ | {"NOTIFY_SOCKET": str(notified)}
+        )
+
+    def told(self) -> str:
+        """Return what systemd is told next."""
+        return self._notify.recv(4096).decode()
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal and return the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(PATIENCE_S)
+        self._notify.close()
+        return code
+
+
+def test_a_standby_takes_over_with_everything_that_was_acknowledged(
+    three: Cluster, tmp_path: Path
+) -> None:
+    """AV1: two control planes on one cluster; the leader is killed."""
+
+    async def put(plane: ControlPlane, name: str) -> None:
+        async with ControlPlaneClient(f"unix:{plane.socket}") as client:
+            await client.put_group(name, GroupSpec(members=["ann"]))
+
+    async def names(plane: ControlPlane) -> set[str]:
+        async with ControlPlaneClient(f"unix:{plane.socket}") as client:
+            return {group.name for group in (await client.list_groups()).groups}
+
+    with ExitStack() as stack:
+        first = ControlPlane(tmp_path, "first", three.urls)
+        stack.callback(first.end)
+        assert "serving at" in first.told()
+        asyncio.run(put(first, "one"))
+        (tmp_path / "second").mkdir()
+        shutil.copy(first.state / "authority.pem", tmp_path / "second")
+        second = ControlPlane(tmp_path, "second", three.urls)
+        stack.callback(second.end)
+        assert "standing by" in second.told()
+        third = ControlPlane(tmp_path, "third", three.urls)
+        stack.callback(third.end)
+        assert "standing by" in third.told()
+        assert third.end(signal.SIGTERM) == 0
+
+        first.end()
+        assert "serving at" in second.told()
+        assert asyncio.run(names(second)) == {"one"}
+        asyncio.run(put(second, "two"))
+        assert second.end(signal.SIGTERM) == 0
