@@ -22,7 +22,6 @@ from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.demand import claiming_cpu, demand_for
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
-from control_plane.allocator.core.precedence import in_order
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.region_index import IndexedMachine, RegionIndex
 from control_plane.allocator.core.request import Allocation, Allowance, Group, Near, Plan, Request
@@ -321,7 +320,7 @@ class Allocator:
         tried = frozenset(fullest_first(claims, over, most))
         left = {claim.machine.name for claim in claims if claim.task in tried}
         made = await self._planned(trying(request, tried, left))
-        return gaining(claims, over, in_order(request.preferences, claims, made), most)
+        return gaining(claims, over, made, most)
 
     async def _planned(self, request: Request, near: Near | None = None) -> Plan:
         request = self._neighbours.bound(request, near)

@@ -41,7 +41,7 @@ def following(request: Request, claims: Claims | None, machines: Mapping[str, Ma
         machine = machines.get(back.machine)
         if claim is not None and machine is not None and claim.machine is not machine:
             change.freed.append(claim)
-            change.claims.append(Claim(back.task, machine, claim.demand, back.ports or None))
+            change.claims.append(Claim(back.task, machine, claim.demand, dict(back.ports) or None))
     return change
 
 
