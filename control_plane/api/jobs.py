@@ -237,6 +237,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Machine → agent task ids that must be gone there (moved away while it was down)."""
     asked: int = 0
     """Numbers of calls of its controller that may have been used are not above this."""
+    numbered: int = 0
+    """Numbers of calls that an earlier job of this name may have used are not above this."""
     told: int = 0
     """Events of its log that its controller knows of are up to this number, or further."""
 
