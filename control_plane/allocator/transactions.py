@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from control_plane.allocator.commit import Commits, Participants
 from control_plane.allocator.core.allocation_record import restoring
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.commit import follow, following, overtaken
@@ -33,7 +34,6 @@ from control_plane.allocator.core.request import (
     Plan,
     Request,
 )
-from control_plane.allocator.finishing import Finishing, Participants
 from control_plane.allocator.stored import StoredAllocations
 from control_plane.broker.holds import Take
 from control_plane.runtime.runtime import Runtime
@@ -121,7 +121,7 @@ class Allocations:
         self._store = store
         self._runtime = runtime or Runtime()
         self._participants = participants
-        self._finishing = Finishing(participants, self._runtime)
+        self._finishing = Commits(participants, self._runtime)
         self.stored = StoredAllocations(store, name, self._runtime)
         self._results: dict[str, _Result] = {}
         self._busy: dict[str, asyncio.Event] = {}
@@ -284,7 +284,7 @@ class Allocations:
             await self._follow(asked.request)
             asked = replace(asked, request=replace(asked.request, back=()))
         for _ in range(ATTEMPTS):
-            await self._runtime.breathe()
+            await self._runtime.checkpoint()
             claims = self.index.claims.get(job)
             if claims is not None:
                 claims.valid = True  # what changes from here on makes it false again
@@ -411,7 +411,7 @@ class Allocations:
                 return value
             finally:
                 self.counts.cpu_s += time.perf_counter() - began
-            await self._runtime.breathe()
+            await self._runtime.checkpoint()
 
     def _remember(self, request: Request, made: Plan) -> Allocation:
         claims = self.index.claims.get(request.job)

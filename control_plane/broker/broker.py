@@ -60,7 +60,7 @@ class Broker:
             "machine",
             read=self._reader.read,
             history=HISTORY,
-            breathe=runtime.breathe,
+            checkpoint=runtime.checkpoint,
             writer=writer,
         )
         self._runtime = runtime

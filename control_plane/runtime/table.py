@@ -52,15 +52,15 @@ class Table(Readable[T]):
         *,
         read: Callable[[str, Entry], T] | None = None,
         history: int = 0,
-        breathe: Breathe = ignore_turns,
+        checkpoint: Breathe = ignore_turns,
         writer: str = "",
     ) -> None:
-        """Load nothing yet; see `Readable`. `breathe` is the runtime's.
+        """Load nothing yet; see `Readable`. `checkpoint` is the runtime's.
 
         `writer` is the name of this process where others write to the same store.
         """
         super().__init__(store, prefix, kind, word, read=read, history=history)
-        self._breathe = breathe
+        self._breathe = checkpoint
         self.locks = Locks()
         self._slots = Slots(store, prefix.rstrip("/"), writer)
         self._doubtful: dict[str, Attempt] = {}

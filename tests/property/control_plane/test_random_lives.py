@@ -22,9 +22,9 @@ from test_place import a_job
 
 from agent.api import Limits, Location
 from control_plane.allocator.allocator import Allocator
-from control_plane.allocator.alone import allocator_over
 from control_plane.allocator.core.feasibility import judge
 from control_plane.allocator.core.request import Back, Group, Request
+from control_plane.allocator.standalone import allocator_over
 from control_plane.api.allocations import AllocationRecord
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec

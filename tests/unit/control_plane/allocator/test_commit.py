@@ -11,7 +11,7 @@ from test_place import a_job
 
 from agent.api import Limits, Location
 from control_plane.allocator.allocator import Allocator
-from control_plane.allocator.alone import allocator_over
+from control_plane.allocator.standalone import allocator_over
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.policy import Neighbour, Preference, Property, Strategy
@@ -32,7 +32,7 @@ WHOLE = Limits(memory_max_bytes=8 * GIB, cpu_max_cores=4.0)
 class HastyRuntime(Runtime):
     """Gives others a turn at every chance, as a region of many machines does."""
 
-    async def breathe(self) -> None:
+    async def checkpoint(self) -> None:
         await asyncio.sleep(0)
 
 

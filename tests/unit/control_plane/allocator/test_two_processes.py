@@ -8,7 +8,7 @@ import pytest
 from test_commit import WHOLE, machines, stocked
 from test_place import a_job
 
-from control_plane.allocator.alone import allocator_over
+from control_plane.allocator.standalone import allocator_over
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.holds import Take

@@ -12,8 +12,8 @@ from test_growing_and_shrinking import hosts as hosts_of
 from world import World
 
 from agent.api import Limits, Location
-from control_plane.allocator.alone import allocator_of, allocator_over
 from control_plane.allocator.core.request import Near
+from control_plane.allocator.standalone import allocator_of, allocator_over
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
