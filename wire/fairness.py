@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import coroutine
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -168,7 +169,7 @@ class Computing:
     def charged(self, peer: Peer, work: Awaitable[Answer]) -> Generator[Any, Any, Answer]:
         """Do the work, and charge the caller for each step that it takes on the event loop."""
         steps = work.__await__()
-        step: Callable[[], Any] = steps.__next__
+        step: Callable[[], Any] = partial(next, steps)
         while True:
             began = time.thread_time()
             try:
@@ -179,9 +180,9 @@ class Computing:
                 self.charge(peer, time.thread_time() - began)
             try:
                 value = yield future
-                step = lambda value=value: steps.send(value)  # noqa: E731
+                step = partial(steps.send, value)
             except BaseException as e:
-                step = lambda e=e: steps.throw(e)  # type: ignore[misc] # noqa: E731
+                step = partial(steps.throw, e)
 
 
 def _charged(peer: Peer) -> tuple[tuple[str, Share], ...]:
