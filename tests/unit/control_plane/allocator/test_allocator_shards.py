@@ -100,7 +100,7 @@ async def test_a_shard_knows_only_its_own_entitlements():  # AL19
         assert "a" not in second.index.claims
 
 
-async def test_what_one_shard_gives_back_another_one_may_take():  # AL10 AL19
+async def test_what_one_shard_gives_back_another_one_may_take():  # AL10 AL19 RB5
     async with shards(2, quota=12) as (first, second):
         await first.place(a_job(12, "a", entitlement="front0", **WHOLE))
         assert len(hosts(first)) == 12

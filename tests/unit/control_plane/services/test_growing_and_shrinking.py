@@ -478,7 +478,7 @@ async def test_a_drained_entitlement_is_exchanged_and_never_holds_more_than_twic
 
 
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"), give_back_after_s=1000)
-async def test_a_loan_is_used_and_comes_back_in_time(w: World):  # EL1 EL2 EL3 EL4 RB8
+async def test_a_loan_is_used_and_comes_back_in_time(w: World):  # EL1 EL2 EL3 EL4 EL6 RB8
     await entitle(w, "online", 2)
     await entitle(w, "offline", 1)
     await deploy(w, job("serve", 2, "online"), job("train", 1, "offline"))
