@@ -17,7 +17,7 @@ from agent.machine import Completed
 from sidekick.report import Outcome, ProfileState
 from sidekick.settings.block import Block, Disks
 from sidekick.settings.modules import Modules
-from sidekick.settings.sysctl import SysctlSetting
+from sidekick.settings.sysctl import SysctlSetting, path_of
 from sidekick.settings.thp import FOLDER, TransparentHugepages
 from sidekick.state import Target
 from wire.errors import KernelFileError
@@ -258,3 +258,35 @@ def test_a_scheduler_that_is_a_module_is_loaded_by_the_write(  # BUG-SK32
     assert [(s.setting, s.outcome) for s in report.settings] == [
         ("block.vda.scheduler", Outcome.APPLIED)
     ]
+
+
+NEIGH = "net.ipv4.neigh.default."
+
+
+@pytest.mark.parametrize(
+    ("coarse", "exact", "unit", "original"),
+    [
+        (f"{NEIGH}unres_qlen", f"{NEIGH}unres_qlen_bytes", 2304, 212992),
+        ("net/ipv4/neigh/eth0.7/unres_qlen", "net/ipv4/neigh/eth0.7/unres_qlen_bytes", 2304, 7000),
+        (f"{NEIGH}base_reachable_time", f"{NEIGH}base_reachable_time_ms", 1000, 30500),
+        ("net.ipv6.route.gc_min_interval", "net.ipv6.route.gc_min_interval_ms", 1000, 500),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_coarse_name_of_a_value_is_taken_back_by_its_exact_name(  # BUG-SK26
+    host: FakeHost, coarse: str, exact: str, unit: int, original: int, fails: bool
+) -> None:
+    one, other = (path_of(f"sysctl.{name}") for name in (coarse, exact))
+    host.put(one, str(original // unit))
+    host.put(other, str(original))
+    host.fs.after[one] = lambda value: host.put(other, str(int(value) * unit))
+    host.fs.after[other] = lambda value: host.put(one, str(int(value) // unit))
+    if fails:
+        host.fs.refuses.add(path("vm.swappiness"))
+    report = host.apply(a_target(host, sysctl={coarse: 40, "vm.swappiness": 10}))
+    assert report.state is (ProfileState.DEGRADED if fails else ProfileState.VERIFIED)
+    if not fails:
+        assert host.fs.read(one) == "40"
+        assert host.apply(Target()).state is ProfileState.NONE
+    assert host.fs.read(other) == str(original)
+    assert host.state.load().originals == {}
