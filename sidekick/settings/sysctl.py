@@ -76,6 +76,15 @@ REFUSED = (
 """What a profile may not set: a value that undo cannot restore, or one that is not its own."""
 
 
+LEADS = {
+    PREFIX + "net.ipv4.tcp_congestion_control": (
+        PREFIX + "net.ipv4.tcp_allowed_congestion_control",
+    )
+}
+"""What the kernel changes along: the default algorithm is allowed to every user from then on
+(net/ipv4/tcp_cong.c), and stays so when another one becomes the default."""
+
+
 def path_of(setting: str) -> str:
     """Return the file of a setting: dots separate, or slashes where a part has dots."""
     return "/proc/sys/" + _below_proc_sys(setting.removeprefix(PREFIX))
@@ -155,6 +164,10 @@ class SysctlSetting(Setting):
         """Return the other name of the same limit."""
         twin = twin_of(setting)
         return (twin,) if twin else ()
+
+    def changes_too(self, setting: str) -> tuple[str, ...]:
+        """Return the values that the kernel extends with a write of this one."""
+        return LEADS.get(PREFIX + setting.removeprefix(PREFIX).replace("/", "."), ())
 
     def touches(self, setting: str) -> tuple[str, ...]:
         """Return the file: another kind may set it too."""

@@ -290,3 +290,31 @@ def test_a_coarse_name_of_a_value_is_taken_back_by_its_exact_name(  # BUG-SK26
         assert host.apply(Target()).state is ProfileState.NONE
     assert host.fs.read(other) == str(original)
     assert host.state.load().originals == {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_list_that_a_congestion_control_extended_is_given_back(  # BUG-SK29
+    host: FakeHost, fails: bool
+) -> None:
+    chosen, allowed = "net.ipv4.tcp_congestion_control", "net.ipv4.tcp_allowed_congestion_control"
+    host.put(path(chosen), "cubic")
+    host.put(path(allowed), "reno cubic")
+
+    def allow(name: str) -> None:
+        listed = host.sysctl(allowed).split()
+        host.put(path(allowed), " ".join([*listed, *({name} - {*listed})]))
+
+    host.fs.after[path(chosen)] = allow
+    target = a_target(host, sysctl={chosen: "bbr", "vm.swappiness": 10})
+    if fails:
+        host.fs.refuses.add(path("vm.swappiness"))
+    report = host.apply(target)
+    assert report.state is (ProfileState.DEGRADED if fails else ProfileState.VERIFIED)
+    if not fails:
+        assert host.sysctl(allowed) == "reno cubic bbr"
+        assert host.apply(target).state is ProfileState.VERIFIED
+        assert host.sysctl(allowed) == "reno cubic bbr"
+        assert host.apply(Target()).state is ProfileState.NONE
+    assert host.sysctl(chosen) == "cubic"
+    assert host.sysctl(allowed).split() == ["reno", "cubic"]
+    assert host.state.load().originals == {}
