@@ -197,12 +197,21 @@ def unit_properties(
         "OOMPolicy": "kill",
         "LogRateLimitIntervalUSec": 10 * _S,
         "LogRateLimitBurst": 10_000,
+        "TemporaryFileSystem": [_shared_memory(spec.limits.memory_max_bytes)],
         **_run_time(spec.life.max_run_s),
         **limit_properties(spec),
         **hardening,
         **network_properties(task_id, spec),
     }
     return relaxed(properties, hardening, spec.relaxations)
+
+
+def _shared_memory(memory_bytes: int) -> str:
+    """Return the mount of a task's own /dev/shm: half of its memory, which its pages count to.
+
+    `PrivateDevices` alone binds the host's /dev/shm into the task's /dev.
+    """
+    return f"/dev/shm:mode=1777,nosuid,nodev,size={memory_bytes // 2}"
 
 
 def _run_time(seconds: float | None) -> dict[str, object]:

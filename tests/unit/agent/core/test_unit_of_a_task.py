@@ -252,3 +252,12 @@ def test_complaints_of_who_fetches_do_not_go_where_its_answer_goes() -> None:
     """BUG-AG17: a refused image was told as `exit-code`."""
     unit = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
     assert (unit["StandardOutput"], unit["StandardError"]) == ("file", "journal")
+
+
+def test_a_task_has_shared_memory_of_its_own_within_its_memory() -> None:  # BUG-AG30
+    """`PrivateDevices` alone would bind the host's /dev/shm into every task."""
+    spec = a_spec(limits=Limits(memory_max_bytes=64 << 20))
+    properties = unit_properties("web-0", spec, "/root")
+    encode({"TemporaryFileSystem": properties["TemporaryFileSystem"]})
+    mounts = properties["TemporaryFileSystem"]
+    assert mounts == [f"/dev/shm:mode=1777,nosuid,nodev,size={32 << 20}"]
