@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 
 from wire.duplex import HEARTBEAT_S, MAX_FRAME_BYTES, Duplex, Socket
+from wire.error_text import why
 from wire.errors import (
     Forbidden,
     InvalidInput,
@@ -27,10 +28,9 @@ from wire.errors import (
     Unreachable,
     from_problem,
 )
-from wire.quantities import about_size
-from wire.reasons import why
 from wire.routes import Route
 from wire.tls import EXPECTED
+from wire.units import about_size
 
 
 class Lane(Enum):
@@ -177,6 +177,26 @@ class WireClient:
                     yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             raise self._unreachable(route, e) from e
+
+    @asynccontextmanager
+    async def pass_on(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request as it is, with the rights of this client; yield the answer unread."""
+        base = "http://local" if self.endpoint.startswith("unix:") else self.endpoint.rstrip("/")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
+        try:
+            async with self._open(Lane.READER).request(
+                method,
+                base + path,
+                data=body or None,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            raise self._unreachable(Route("open_console", method, path), e) from e
 
     @asynccontextmanager
     async def converse(self, route: Route, **parameters: object) -> AsyncIterator[Duplex]:

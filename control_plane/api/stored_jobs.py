@@ -65,7 +65,40 @@ class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     operations: int = 0
     asked: int = 0
+    numbered: int = 0
     told: int = 0
+
+
+class RetiredJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What must be known of a job that is gone, should a job of its name be made again."""
+
+    generation: int = 0
+    """The highest generation given to any of its tasks."""
+    asked: int = 0
+    """Numbers of calls of its controller are not above this."""
+    leaving: dict[str, list[str]] = {}
+    """Machine → task ids that may still run there: it was cut off when the job went."""
+
+
+LEAVING_MAX = 1_000
+"""Tasks of a retired job of which is stored where they may still run; the value has a bound."""
+
+
+def retired_of(record: JobRecord) -> RetiredJob:
+    """Return what stays of a job that goes."""
+    tasks = sum(len(ids) for ids in record.leaving.values())
+    return RetiredJob(
+        generation=record.generation,
+        asked=max(record.asked, record.numbered),
+        leaving=record.leaving if tasks <= LEAVING_MAX else {},
+    )
+
+
+def read_retired(value: bytes) -> RetiredJob:
+    """Return what is stored of a job that is gone; earlier releases stored its generation alone."""
+    if value.isdigit():
+        return RetiredJob(generation=int(value))
+    return msgspec.json.decode(value, type=RetiredJob)
 
 
 def intent_of(record: JobRecord) -> JobIntent:
@@ -82,6 +115,7 @@ def intent_of(record: JobRecord) -> JobIntent:
         generation=record.generation,
         operations=record.operations,
         asked=record.asked,
+        numbered=record.numbered,
         told=record.told,
     )
 
@@ -92,6 +126,7 @@ def same_intent(one: JobRecord, other: JobRecord) -> bool:
         one.generation == other.generation
         and one.operations == other.operations
         and one.asked == other.asked
+        and one.numbered == other.numbered
         and one.told == other.told
         and one.version == other.version
         and one.stopping == other.stopping
@@ -184,6 +219,7 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
         generation=intent.generation,
         operations=intent.operations,
         asked=intent.asked,
+        numbered=intent.numbered,
         told=intent.told,
         leaving={machine: sorted(ids) for machine, ids in sorted(leaving.items())},
     )

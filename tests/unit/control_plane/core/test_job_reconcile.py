@@ -25,9 +25,9 @@ from control_plane.api.jobs import (
 )
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
 from control_plane.api.updates import Rollout
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
-from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import Ledger
 from control_plane.scheduler.core.reconcile import (
     command_about,
@@ -241,7 +241,8 @@ def chosen(record: JobRecord, view) -> tuple[int, ...]:
     return decide(record, Seen(view, at(1.0))).chosen
 
 
-def test_no_more_than_the_budget_is_replaced_at_once_even_if_all_are_broken():  # SC6
+def test_no_more_than_the_budget_is_replaced_at_once_even_if_all_are_broken():
+    """SC6 BUG-AU1: a release may repair a job of which nothing serves (ADR 0132)."""
     sick = [a_status(i, health=Health.UNHEALTHY) for i in range(4)]
     tasks = [a_task(i, listed=False) for i in range(4)]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
@@ -263,6 +264,16 @@ def test_what_is_down_for_any_reason_counts_before_broken_tasks_are_replaced():
     sick = [a_status(i, health=Health.UNHEALTHY) for i in (1, 2, 3)]
     view = m1(*sick) | {"m9": SeenMachine(up=False, answering=False, ready=False)}
     assert chosen(record, view) == ()
+
+
+@pytest.mark.parametrize("broken", [2, 3])
+def test_nothing_that_serves_goes_for_a_release_while_the_budget_is_used_up(broken: int):
+    """SC6 BUG-AU1: of four tasks two or more are broken and at most two may be unavailable."""
+    tasks = [a_task(i, listed=i >= broken) for i in range(4)]
+    record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
+    health = [Health.UNHEALTHY if i < broken else Health.HEALTHY for i in range(4)]
+    view = m1(*(a_status(i, health=h) for i, h in enumerate(health)))
+    assert chosen(record, view) == (0, 1)
 
 
 def test_a_task_that_must_leave_now_uses_up_the_budget():
