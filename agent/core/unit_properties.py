@@ -22,6 +22,7 @@ from agent.core.system_calls import NO_RINGS
 from agent.core.task_identity import INSIDE
 
 _S = 1_000_000
+_PAGE = 4096
 
 TASK_HARDENING: Mapping[str, object] = MappingProxyType(
     {
@@ -222,11 +223,12 @@ def _of_processes(spec: TaskSpec) -> dict[str, object]:
 
 
 def _shared_memory(memory_bytes: int) -> str:
-    """Return the mount of a task's own /dev/shm: half of its memory, which its pages count to.
+    """Return the mount of a task's own /dev/shm: half of its memory, and a file for each page.
 
     `PrivateDevices` alone binds the host's /dev/shm into the task's /dev.
     """
-    return f"/dev/shm:mode=1777,nosuid,nodev,size={memory_bytes // 2}"
+    size = memory_bytes // 2
+    return f"/dev/shm:mode=1777,nosuid,nodev,size={size},nr_inodes={size // _PAGE}"
 
 
 def _run_time(seconds: float | None) -> dict[str, object]:

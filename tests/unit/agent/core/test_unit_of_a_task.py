@@ -260,7 +260,7 @@ def test_a_task_has_shared_memory_of_its_own_within_its_memory() -> None:  # BUG
     properties = unit_properties("web-0", spec, "/root")
     encode({"TemporaryFileSystem": properties["TemporaryFileSystem"]})
     mounts = properties["TemporaryFileSystem"]
-    assert mounts == [f"/dev/shm:mode=1777,nosuid,nodev,size={32 << 20}"]
+    assert mounts == [f"/dev/shm:mode=1777,nosuid,nodev,size={32 << 20},nr_inodes=8192"]
 
 
 def test_new_files_of_a_task_are_readable_by_others_unless_it_says_otherwise() -> None:  # BUG-AG35
