@@ -42,7 +42,7 @@ from control_plane.images.store import ImageStore
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
-from wire.server import MAX_BODY_BYTES
+from wire.fairness import MAX_BODY_BYTES
 
 DIGEST = "sha256:" + "a" * 64
 JOB: dict[str, Any] = {
