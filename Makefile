@@ -20,7 +20,7 @@ demo: setup ## three real VMs, the control plane, a job that runs on them
 dev: setup ## a control plane and ten agents in memory, no VM; AGENTS=30 for more
 	$(BIN)/twine-lab dev --agents $(or $(AGENTS),10)
 
-test: setup ## every check and every suite, the booted VMs included
+test: setup ## every check and suite, the booted VMs too; not those of test-lab-long
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites all
 
 check: setup ## formatting, lint, names, commits, types, import contracts

@@ -146,7 +146,7 @@ class Setting:
         return ()
 
     def changes_too(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
-        """Return settings of other kinds whose values the kernel changes with it."""
+        """Return settings whose values the kernel changes with it, and leaves so while it holds."""
         return ()
 
     def claims(self, setting: str) -> tuple[str, ...]:

@@ -20,10 +20,11 @@ from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from taskcontrol.routes import PROCESS, ROUTES
 from wire import tls
 from wire.errors import ConfigError, Unauthenticated
+from wire.fairness import Peer
 from wire.openapi import document
 from wire.peers import expect_peer, peer_of
 from wire.routes import Route
-from wire.server import Call, Peer, http_log, make_app
+from wire.server import Call, http_log, make_app
 from wire.tls import CONTROL_PLANE, Credential
 
 log = logging.getLogger(__name__)

@@ -89,9 +89,12 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def etcd_cluster(size: int = 1) -> Iterator[Cluster]:
-    """Run a fresh cluster of `size` members."""
-    with tempfile.TemporaryDirectory(prefix="twine-etcd-") as folder, ExitStack() as stack:
+def etcd_cluster(size: int = 1, parent: Path | None = None) -> Iterator[Cluster]:
+    """Run a fresh cluster of `size` members; their data is in a new folder of `parent`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="twine-etcd-", dir=parent) as folder,
+        ExitStack() as stack,
+    ):
         sockets = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2 * size)
         ]

@@ -1,11 +1,12 @@
 """Who may come in to an HTTP server, and how long: connections have limits before requests have.
 
 A connection costs a descriptor and nothing else until its first byte came; TLS, which takes a
-third of a megabyte, begins then. Whoever proved no identity yet is a stranger. When there are
-too many strangers the oldest one goes, or that of the newcomer's own address if it has its share,
-so that a newcomer always has its chance and one address cannot keep out another; those who proved
-who they are are not touched by that. Each step has a deadline. A sweep ends what is past one: once
-a second at most, and only while there is a deadline to come (docs/adr/0114).
+third of a megabyte, begins then. Until TLS is established it is a guest. When there are too many
+guests the oldest one goes, or that of the newcomer's own address if it has its share, so that a
+newcomer always has its chance and one address cannot keep out another. Visitors without a
+certificate have places of their own: they take none of a guest that will show one. Visitors with
+a certificate are touched by none of this. Each step has a deadline. A sweep ends what is past
+one: once a second at most, and only while there is a deadline to come (docs/adr/0114).
 """
 
 from __future__ import annotations
@@ -95,9 +96,13 @@ class ConnectionAdmission:
         self._silent: dict[_PendingConnection, None] = {}
         """Guests of whom no byte came yet; both the oldest first."""
         self._visitors: dict[Visitor, None] = {}
-        self._strangers: dict[str, dict[_PendingConnection | Visitor, None]] = {}
-        """By network, the oldest first."""
+        self._strangers: dict[str, dict[_PendingConnection, None]] = {}
+        """Guests by network, the oldest first."""
         self._stranger_count = 0
+        self._anonymous: dict[str, dict[Visitor, None]] = {}
+        """Visitors without a certificate, by network, the oldest first. They take no place of a
+        guest: among these may be one that will prove an identity."""
+        self._anonymous_count = 0
         self._of_peer: Counter[str] = Counter()
         self._shaking: Counter[str] = Counter()
         self._suspects = Suspects()
@@ -137,7 +142,7 @@ class ConnectionAdmission:
 
     def count(self) -> tuple[int, int]:
         """Return how many are in or at the door, and how many of them are strangers."""
-        return len(self._guests) + len(self._visitors), self._stranger_count
+        return len(self._guests) + len(self._visitors), self._stranger_count + self._anonymous_count
 
     # -- coming in
 
@@ -195,10 +200,10 @@ class ConnectionAdmission:
             self._loop.add_reader(sock.fileno(), self._is_silent, guest)
 
     def _make_room(self, network: str) -> bool:
-        """Send the oldest idle stranger of a network away; empty: of all.
+        """Send the oldest guest of a network away; empty: of all, else an idle anonymous visitor.
 
         Those whose network wasted a place before go first, whatever they said; then those who
-        said nothing yet: whoever means it speaks at once, also if what was said has not been
+        said nothing yet: a client that means it speaks at once, also if what was said has not been
         looked at yet.
         """
         if not network:
@@ -206,11 +211,10 @@ class ConnectionAdmission:
                 if guest not in self._silent or self._is_silent(guest) or guest not in self._guests:
                     self._end(guest, "there are too many")
                     return True
-            network = max(self._strangers, key=lambda n: len(self._strangers[n]), default="")
+            return self._end_idle(max(self._anonymous.values(), key=len, default={}))
         known = self._strangers.get(network, {})
         silent = (one for one in list(known) if one in self._silent and self._is_silent(one))
-        idle = (one for one in known if isinstance(one, _PendingConnection) or not one.is_served)
-        going = next(silent, None) or next(idle, None)
+        going = next(silent, None) or next(iter(known), None)
         if going is None:
             return False
         self._end(going, "there are too many")
@@ -313,6 +317,10 @@ class ConnectionAdmission:
             self._count("one identity has too many")
             transport.abort()
             return
+        if not name and not self._has_room(guest.network):
+            self._count("there are too many")
+            transport.abort()
+            return
         self._visitors[visitor] = None
         visitor.stir = self._stir
         self._stir()
@@ -320,9 +328,26 @@ class ConnectionAdmission:
             self._of_peer[name] += 1
             self._suspects.proved(guest.network, self._loop.time())
         else:
-            self._note(visitor, guest.network)
+            self._anonymous.setdefault(guest.network, {})[visitor] = None
+            self._anonymous_count += 1
         transport.set_protocol(visitor)
         visitor.connection_made(transport)
+
+    def _has_room(self, network: str) -> bool:
+        """Return whether an anonymous visitor may come in; an idle one goes if that is needed."""
+        known = self._anonymous.get(network, {})
+        if len(known) < self.limits.strangers_per_address:
+            if self._anonymous_count < self.limits.anonymous:
+                return True
+            known = max(self._anonymous.values(), key=len)
+        return self._end_idle(known)
+
+    def _end_idle(self, visitors: dict[Visitor, None]) -> bool:
+        """Send the oldest of some visitors away that is not being answered, if there is one."""
+        idle = next((one for one in visitors if not one.is_served), None)
+        if idle is not None:
+            self._end(idle, "there are too many")
+        return idle is not None
 
     # -- going
 
@@ -334,7 +359,11 @@ class ConnectionAdmission:
             if not self._of_peer[visitor.name]:
                 del self._of_peer[visitor.name]
         else:
-            self._forget(visitor, visitor.network)
+            known = self._anonymous[visitor.network]
+            del known[visitor]
+            self._anonymous_count -= 1
+            if not known:
+                del self._anonymous[visitor.network]
 
     def _end(self, one: _PendingConnection | Visitor, why: str) -> None:
         """Close a connection at once; `why` is counted for the log."""
@@ -354,11 +383,11 @@ class ConnectionAdmission:
                 self._loop.remove_reader(one.sock.fileno())
                 one.sock.close()
 
-    def _note(self, one: _PendingConnection | Visitor, network: str) -> None:
+    def _note(self, one: _PendingConnection, network: str) -> None:
         self._strangers.setdefault(network, {})[one] = None
         self._stranger_count += 1
 
-    def _forget(self, one: _PendingConnection | Visitor, network: str) -> None:
+    def _forget(self, one: _PendingConnection, network: str) -> None:
         known = self._strangers.get(network)
         if known is not None and known.pop(one, self) is not self:
             self._stranger_count -= 1
@@ -416,7 +445,7 @@ class ConnectionAdmission:
             else:
                 next_s = min(next_s, at - now)
         if self._ended:
-            fields = {"connections": self.count()[0], "strangers": self._stranger_count}
+            fields = {"connections": self.count()[0], "strangers": self.count()[1]}
             log.warning("connections were closed", extra={**fields, "why": dict(self._ended)})
             self._ended.clear()
         if self._visitors and self._is_void is not None:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -39,6 +40,7 @@ class Visitor(web.RequestHandler):
         "_closing_at",
         "_half_closed_at",
         "_heard_at",
+        "_leaving",
         "_left",
         "_request",
         "_rested_at",
@@ -77,6 +79,8 @@ class Visitor(web.RequestHandler):
         self._left = left
         self.stir: Callable[[], None] = _nothing
         """Called where a deadline begins, which may be sooner than the one before."""
+        self._leaving: list[Callable[[], object]] = []
+        """Called when the connection is lost."""
         self._request: web.Request | None = None
         self._rested_at = loop.time()
         """Since when it is not being served."""
@@ -179,8 +183,20 @@ class Visitor(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Let go of everything."""
         super().connection_lost(exc)
+        self._data_received_cb = None  # of a websocket, which refers to this connection: a cycle
         self._request = None
+        for call in tuple(self._leaving):
+            call()
         self._left(self)
+
+    @contextmanager
+    def leaving(self, call: Callable[[], object]) -> Iterator[None]:
+        """Have something called if the connection is lost meanwhile."""
+        self._leaving.append(call)
+        try:
+            yield
+        finally:
+            self._leaving.remove(call)
 
     def handle_error(
         self,
@@ -217,6 +233,17 @@ async def attended(request: web.Request, handler: NextHandler) -> web.StreamResp
         return await handler(request)
     finally:
         visitor.rest()
+
+
+def leaving(request: web.Request, call: Callable[[], object]) -> AbstractContextManager[None]:
+    """Have something called if the caller of a request leaves meanwhile."""
+    visitor = request.protocol
+    return visitor.leaving(call) if isinstance(visitor, Visitor) else nullcontext()
+
+
+def has_left(request: web.Request) -> bool:
+    """Return whether the caller of a request cannot hear an answer any more."""
+    return request.transport is None or request.transport.is_closing()
 
 
 async def prepare(request: web.Request, response: web.StreamResponse) -> None:

@@ -15,9 +15,11 @@ class Limits:
 
     connections: int = 4096
     strangers: int = 1024
-    """Who proved no identity; with TLS each takes 0.3 MB."""
+    """Before TLS is established, which takes 0.3 MB of each."""
+    anonymous: int = 1024
+    """Afterwards, without a certificate."""
     strangers_per_address: int = 128
-    """Of one IPv4 address or one IPv6 /64; on a unix socket: of one user."""
+    """Of each of both, from one IPv4 address or one IPv6 /64; on a unix socket: of one user."""
     per_peer: int = 64
     """Connections of one certificate's name."""
     handshakes_per_address: int = 4
@@ -39,11 +41,14 @@ class Limits:
             self,
             connections=min(self.connections, most),
             strangers=min(self.strangers, max(8, most // 2)),
+            anonymous=min(self.anonymous, max(8, most // 4)),
             strangers_per_address=min(self.strangers_per_address, max(4, most // 4)),
         )
 
 
-LOCAL = Limits(connections=256, strangers=256, strangers_per_address=192, idle_s=300.0)
+LOCAL = Limits(
+    connections=256, strangers=256, anonymous=256, strangers_per_address=192, idle_s=300.0
+)
 """Of a unix socket: nobody there shows a certificate, and the kernel says who it is."""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from wire.connection import IDENTITY, begins_at, ends_at
 from wire.errors import Forbidden, Unauthenticated
-from wire.server import Peer
+from wire.fairness import Peer
 
 _UCRED = struct.Struct("3i")
 """pid, uid, gid: `struct ucred` of unix(7)."""
@@ -46,7 +46,12 @@ def peer_of(certificate: Mapping[str, Any] | None, domain: str = "") -> Peer:
             f"the certificate of {match['role']} {match['name']} has expired",
             hint="call with a new one, on a new connection",
         )
-    return Peer(name=uris[0], role=match["role"], valid_from=begins_at(certificate))
+    return Peer(
+        name=uris[0],
+        role=match["role"],
+        valid_from=begins_at(certificate),
+        is_trusted=match["role"] == "component",
+    )
 
 
 def principal(peer: Peer) -> str:

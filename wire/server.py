@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,16 +21,15 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from wire import duplex
-from wire.connection import attended, prepare
-from wire.errors import Busy, InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
+from wire.connection import attended, has_left, leaving, prepare
+from wire.errors import InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
+from wire.fairness import MAX_BODY_BYTES, Computing, Peer, Turns, Waiting, body_limit
 from wire.openapi import QUERY_MAX, document
 from wire.routes import Route, decode_json
 from wire.units import shown
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 1 << 20
-"""Of a request that is not a stream. A job file is a few KiB."""
 BODY_PAUSE_S = 30.0
 """How long one may wait for a body, all pauses together, …"""
 BODY_BYTES_PER_S = 4096
@@ -40,21 +37,8 @@ BODY_BYTES_PER_S = 4096
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 READER_CHECK_S = 5.0
-"""How long a stream that has nothing to say (a quiet log) outlives its reader at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is calling, as proved by TLS or by the kernel."""
-
-    name: str
-    """URI SAN of the certificate, or `local:<uid>` on the unix socket."""
-    role: str
-    """`local`, or what stands behind the trust domain: `component`, `host`, `user`, …"""
-    address: str = ""
-    """IP address it calls from; empty on a unix socket."""
-    valid_from: float = 0.0
-    """When its certificate begins, in seconds since 1970."""
+"""How long a stream that has nothing to say (a quiet log) outlives its reader at most, where no
+door tells that the reader left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +72,6 @@ class Call:
         return self.query.get(name, "").lower() in ("1", "true", "yes")
 
 
-class Waiting:
-    """Counts the requests that stay: followed logs, images, waits for news."""
-
-    def __init__(self, most: int = 512, of_one: int = 128) -> None:
-        """Let so many stay in all, and of one caller."""
-        self._most, self._of_one = most, of_one
-        self._of: Counter[str] = Counter()
-
-    @contextmanager
-    def of(self, caller: str) -> Iterator[None]:
-        """Count one request for as long as it is answered, or raise `Busy`."""
-        if self._of[caller] >= self._of_one or self._of.total() >= self._most:
-            raise Busy(
-                f"{self._of[caller]} requests of {caller or 'this caller'} wait already, of"
-                f" {self._of.total()} in all",
-                hint="end some of them: followed logs, for instance",
-            )
-        self._of[caller] += 1
-        try:
-            yield
-        finally:
-            self._of[caller] -= 1
-            if not self._of[caller]:
-                del self._of[caller]
-
-
 Handler = Callable[[Call], Awaitable[Any]]
 Authorize = Callable[[web.Request, Route], Peer]
 """Returns who calls, or raises `Unauthenticated` or `Forbidden`."""
@@ -135,10 +93,10 @@ def make_app(
         client_max_size=MAX_BODY_BYTES, middlewares=[attended, _numbered, _problems]
     )
     app.on_response_prepare.extend([_name_request, prepare])
-    waiting = Waiting()
+    fairness = _Fairness(Waiting(), Computing(), Turns())
     for route in routes:
         app.router.add_route(
-            route.method, route.path, _endpoint(route, handlers[route.name], authorize, waiting)
+            route.method, route.path, _endpoint(route, handlers[route.name], authorize, fairness)
         )
     spec = msgspec.json.encode(document(title, version, routes))
 
@@ -161,22 +119,58 @@ def make_app(
     return app
 
 
+@dataclass(frozen=True, slots=True)
+class _Fairness:
+    """What callers have to share."""
+
+    waiting: Waiting
+    computing: Computing
+    turns: Turns
+
+
 def _endpoint(
-    route: Route, handler: Handler, authorize: Authorize, waiting: Waiting
+    route: Route, handler: Handler, authorize: Authorize, fairness: _Fairness
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    computing = fairness.computing
+
     async def endpoint(request: web.Request) -> web.StreamResponse:
         peer = authorize(request, route)
+        await computing.turn(peer)
+        if peer.is_trusted:
+            return await placed(request, peer)
+        return await computing.charged(peer, placed(request, peer))
+
+    async def placed(request: web.Request, peer: Peer) -> web.StreamResponse:
         if route.is_waiting:
-            with waiting.of(peer.name):
-                return await answered(request, await _decode(route, request, peer))
-        return await answered(request, await _decode(route, request, peer))
+            with fairness.waiting.of(peer):
+                return await answered(request, await decoded(request, peer))
+        if route.is_costly:
+            async with fairness.turns.of(peer):
+                return await answered(request, await decoded(request, peer))
+        return await answered(request, await decoded(request, peer))
+
+    async def decoded(request: web.Request, peer: Peer) -> Call:
+        data, stream = b"", None
+        _check_parameters(route, request)
+        if route.stream_in:
+            stream = _received(request)
+        elif route.request is not None:
+            limit = body_limit(route, peer)
+            data = b"".join([chunk async for chunk in _received(request, limit)])
+            await computing.turn(peer)  # many bodies of one caller may have come meanwhile
+        return _decode(route, request, peer, data, stream)
 
     async def answered(request: web.Request, call: Call) -> web.StreamResponse:
         if route.duplex:
             return await duplex.serve(request, await handler(call))
         if route.stream_out:
             return await _stream(request, await handler(call))
-        result = await handler(call)
+        try:
+            result = await (
+                _while_there(request, handler(call)) if route.is_waiting else handler(call)
+            )
+        except _Left:
+            return web.Response(status=499)  # goes nowhere; an error would be logged
         status = 202 if result is None else 200
         return web.Response(
             body=msgspec.json.encode(result), status=status, content_type="application/json"
@@ -185,7 +179,25 @@ def _endpoint(
     return endpoint
 
 
-async def _decode(route: Route, request: web.Request, peer: Peer) -> Call:
+class _Left(Exception):
+    """The caller of a request has gone."""
+
+
+async def _while_there(request: web.Request, work: Awaitable[Any]) -> Any:
+    """Return what a wait for news leads to, or raise `_Left` once its caller has gone."""
+    task = asyncio.current_task()
+    assert task is not None
+    with leaving(request, task.cancel):
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not has_left(request):
+                raise
+            task.uncancel()
+            raise _Left from None
+
+
+def _check_parameters(route: Route, request: web.Request) -> None:
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise InvalidInput(
             "a compressed body is not taken", hint="send it as it is, without Content-Encoding"
@@ -195,12 +207,17 @@ async def _decode(route: Route, request: web.Request, peer: Peer) -> Call:
             f"{route.method} {route.path} takes no parameter {', '.join(sorted(unknown))}",
             hint=f"it takes: {', '.join(route.query) or 'none'}",
         )
+
+
+def _decode(
+    route: Route,
+    request: web.Request,
+    peer: Peer,
+    data: bytes,
+    stream: AsyncIterator[bytes] | None,
+) -> Call:
     body = None
-    stream = None
-    if route.stream_in:
-        stream = _received(request)
-    elif route.request is not None:
-        data = b"".join([chunk async for chunk in _received(request, MAX_BODY_BYTES)])
+    if route.request is not None and stream is None:
         body = decode_json(data, route.request, "the request body", route.relations)
     query = dict(request.query)
     return Call(route, peer, body, dict(request.match_info), query, stream, request_id())
@@ -265,9 +282,12 @@ async def _while_connected(
         while True:
             waiting = asyncio.ensure_future(anext(chunks))
             try:
-                while not (await asyncio.wait({waiting}, timeout=READER_CHECK_S))[0]:
-                    if request.transport is None or request.transport.is_closing():
-                        return
+                with leaving(request, waiting.cancel):
+                    while not (await asyncio.wait({waiting}, timeout=READER_CHECK_S))[0]:
+                        if has_left(request):
+                            return
+                if waiting.cancelled() and has_left(request):
+                    return
                 yield waiting.result()
             except StopAsyncIteration:
                 return

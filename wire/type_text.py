@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from msgspec import inspect
@@ -11,6 +12,7 @@ from wire.errors import InvalidInput
 from wire.units import Quantity, quantity_of, shown
 
 _MOST_CHOICES = 40
+_LEAST, _MOST = 1e-9, 1e18
 
 
 def refusal(value: Any, kind: Any, field: str) -> str:
@@ -33,11 +35,14 @@ def _of_text(value: str, quantity: Quantity) -> str:
 
 
 def _is_amount(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18
+    """Return whether a value can be written as a quantity in a few digits."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and (value == 0 or _LEAST <= value < _MOST)
 
 
+@lru_cache(maxsize=1024)
 def expected(kind: Any, quantity: Quantity | None = None) -> str:
-    """Return what a type accepts."""
+    """Return what a type accepts. A large type takes milliseconds the first time."""
     return _expected(inspect.type_info(kind), quantity)
 
 

@@ -142,7 +142,8 @@ def shown(value: Any) -> str:
             return f"a table of {len(value)}"
         case list():
             return f"a list of {len(value)}"
-    text = repr(value)
+    cut = isinstance(value, str) and len(value) > _SHOWN_CHARS
+    text = repr(value[: _SHOWN_CHARS + 1] if cut else value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 

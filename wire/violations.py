@@ -3,12 +3,16 @@
 The decoder stays the only judge: a value is asked for as the type it should have, and only
 where it is refused are its parts asked for one by one. What no part explains is the error of
 the whole. So every constraint is written once, in the type.
+
+A document may be hostile. The search ends at the last error that is listed, parts that are right
+are passed over many at a time, and no more of a container is looked at than its type allows.
 """
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -20,76 +24,113 @@ from wire.type_text import refusal
 
 MAX_ERRORS = 100
 MAX_DEPTH = 32
+_AT_ONCE = 128
+"""Parts of a container that are asked for together."""
+_MAX_GUESSES = 8
+"""Unknown names of a document for which the name that was meant is looked for."""
+_GUESSED_CHARS = 40
+_NAME_CHARS = 80
+"""Of a name in a document that are repeated where it is reported."""
 
 
-def violations(value: Any, kind: Any, where: str = "", depth: int = 0) -> list[FieldError]:
-    """Return what keeps `value` (plain values, as JSON, TOML or YAML give) from being `kind`."""
-    if not _is_refused(value, kind):
-        return []
-    if depth >= MAX_DEPTH:
-        return [FieldError(field=where or "(whole)", reason="nested too deeply")]
-    inner: list[FieldError] = []
-    bare, constraints = strip(kind)
-    bare = arm(value, bare)
-    if isinstance(value, dict) and is_struct(bare):
-        inner = _in_struct(value, bare, where, depth)
-    elif isinstance(value, dict) and get_origin(bare) is dict:
-        inner = _in_dict(value, bare, constraints, where, depth)
-    elif isinstance(value, list) and get_origin(bare) is list:
-        inner = _in_list(value, bare, constraints, where, depth)
-    if not inner:
-        reason = _of_parts(value, bare) or refusal(value, kind, _last(where))
-        return [FieldError(field=where or "(whole)", reason=reason)]
-    return inner[:MAX_ERRORS]
+def violations(value: Any, kind: Any) -> list[FieldError]:
+    """Return what keeps `value` (plain values, as JSON, TOML or YAML give) from being `kind`.
+
+    At most `MAX_ERRORS`, and no more work than it takes to find these.
+    """
+    return list(islice(_Search().found(value, kind, "", 0), MAX_ERRORS))
 
 
-def _in_struct(value: dict[Any, Any], kind: Any, where: str, depth: int) -> list[FieldError]:
-    found: list[FieldError] = []
-    fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
-    for key in value:
-        if key not in fields and kind.__struct_config__.forbid_unknown_fields:
-            found.append(FieldError(field=_join(where, key), reason=_unknown(str(key), fields)))
-    for name, field in fields.items():
-        if name in value:
-            found += violations(value[name], field.type, _join(where, name), depth + 1)
-        elif field.required:
-            found.append(FieldError(field=_join(where, name), reason="missing"))
-    return found
+class _Search:
+    """One search through a document."""
+
+    def __init__(self) -> None:
+        self._guesses = 0
+
+    def found(self, value: Any, kind: Any, where: str, depth: int) -> Iterator[FieldError]:
+        """Yield the violations of a value, from the outside to the inside."""
+        if not _is_refused(value, kind):
+            return
+        if depth >= MAX_DEPTH:
+            yield FieldError(field=where or "(whole)", reason="nested too deeply")
+            return
+        bare, constraints = strip(kind)
+        bare = arm(value, bare)
+        inner: Iterator[FieldError] = iter(())
+        if isinstance(value, dict) and is_struct(bare):
+            inner = self._in_struct(value, bare, where, depth)
+        elif isinstance(value, dict) and get_origin(bare) is dict:
+            inner = self._in_dict(value, bare, constraints, where, depth)
+        elif isinstance(value, list) and get_origin(bare) is list:
+            inner = self._in_list(value, bare, constraints, where, depth)
+        is_explained = False
+        for error in inner:
+            is_explained = True
+            yield error
+        if not is_explained:
+            reason = _of_parts(value, bare) or refusal(value, kind, _last(where))
+            yield FieldError(field=where or "(whole)", reason=reason)
+
+    def _in_struct(
+        self, value: dict[Any, Any], kind: Any, where: str, depth: int
+    ) -> Iterator[FieldError]:
+        fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
+        if kind.__struct_config__.forbid_unknown_fields:
+            for key in value:
+                if key not in fields:
+                    reason = self._unknown(str(key), fields)
+                    yield FieldError(field=_join(where, key), reason=reason)
+        for name, field in fields.items():
+            if name in value:
+                yield from self.found(value[name], field.type, _join(where, name), depth + 1)
+            elif field.required:
+                yield FieldError(field=_join(where, name), reason="missing")
+
+    def _unknown(self, key: str, fields: Iterable[str]) -> str:
+        """Return that a name is unknown, with the one that was probably meant, else with all."""
+        self._guesses += 1
+        if self._guesses > _MAX_GUESSES:
+            return "unknown"
+        import difflib  # rare, and an agent lives for months
+
+        near = len(key) <= _GUESSED_CHARS
+        if near and (meant := difflib.get_close_matches(key, fields, n=1, cutoff=0.75)):
+            return f"unknown; did you mean {meant[0]}?"
+        return f"unknown; known: {', '.join(fields)}"
+
+    def _in_dict(
+        self, value: dict[Any, Any], kind: Any, constraints: list[Meta], where: str, depth: int
+    ) -> Iterator[FieldError]:
+        yield from _whole(value, dict[Any, Any], constraints, where)
+        key_kind, item_kind = get_args(kind)
+        rest = islice(value.items(), _most(constraints))
+        while some := dict(islice(rest, _AT_ONCE)):
+            if not _is_refused(some, kind):
+                continue
+            for key, item in some.items():
+                place = _join(where, key)
+                if _is_refused(key, key_kind):
+                    reason = refusal(key, key_kind, "")
+                    yield FieldError(field=place, reason=f"as a name: {reason}")
+                yield from self.found(item, item_kind, place, depth + 1)
+
+    def _in_list(
+        self, value: list[Any], kind: Any, constraints: list[Meta], where: str, depth: int
+    ) -> Iterator[FieldError]:
+        yield from _whole(value, list[Any], constraints, where)
+        (item_kind,) = get_args(kind)
+        end = min(len(value), _most(constraints) or len(value))
+        for at in range(0, end, _AT_ONCE):
+            some = value[at : min(at + _AT_ONCE, end)]
+            if not _is_refused(some, kind):
+                continue
+            for index, item in enumerate(some, at):
+                yield from self.found(item, item_kind, f"{where}[{index}]", depth + 1)
 
 
-def _unknown(key: str, fields: Iterable[str]) -> str:
-    """Return that a name is unknown, with the one that was probably meant, else with all."""
-    import difflib  # rare, and an agent lives for months
-
-    if meant := difflib.get_close_matches(key[:80], fields, n=1, cutoff=0.75):
-        return f"unknown; did you mean {meant[0]}?"
-    return f"unknown; known: {', '.join(fields)}"
-
-
-def _in_dict(
-    value: dict[Any, Any], kind: Any, constraints: list[Meta], where: str, depth: int
-) -> list[FieldError]:
-    key_kind, item_kind = get_args(kind)
-    found = _whole(value, dict[Any, Any], constraints, where)
-    for key, item in value.items():
-        place = _join(where, key)
-        if _is_refused(key, key_kind):
-            reason = refusal(key, key_kind, "")
-            found.append(FieldError(field=place, reason=f"as a name: {reason}"))
-        found += violations(item, item_kind, place, depth + 1)
-    return found
-
-
-def _in_list(
-    value: list[Any], kind: Any, constraints: list[Meta], where: str, depth: int
-) -> list[FieldError]:
-    found = _whole(value, list[Any], constraints, where)
-    (item_kind,) = get_args(kind)
-    for index, item in enumerate(value):
-        found += violations(item, item_kind, f"{where}[{index}]", depth + 1)
-        if len(found) > MAX_ERRORS:
-            break
-    return found
+def _most(constraints: list[Meta]) -> int | None:
+    """Return how many parts a container may have; None: there is no limit."""
+    return min((c.max_length for c in constraints if c.max_length is not None), default=None)
 
 
 def _whole(value: Any, kind: Any, constraints: list[Meta], where: str) -> list[FieldError]:
@@ -121,8 +162,15 @@ def _of_parts(value: Any, kind: Any) -> str:
     return ""
 
 
+def name_shown(key: Any) -> str:
+    """Return a name in a document as UTF-8 can say it, and not all of a long one."""
+    text = str(key)
+    text = text if len(text) <= _NAME_CHARS else f"{text[:_NAME_CHARS]}…"
+    return text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair
+
+
 def _join(where: str, key: Any) -> str:
-    name = str(key).encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair
+    name = name_shown(key)
     return f"{where}.{name}" if where else name
 
 

@@ -35,8 +35,8 @@ from agent.api.profile import SettingStatus as SettingStatus
 from agent.api.profile import SettingSwitch as SettingSwitch
 from agent.api.ranges import COUNT_MAX as COUNT_MAX
 from agent.api.ranges import DIGEST_PATTERN as DIGEST_PATTERN
+from agent.api.ranges import END, NO_NUL, NO_NUL_WORDS, Reported, Written
 from agent.api.ranges import ID_PATTERN as ID_PATTERN
-from agent.api.ranges import NO_NUL, NO_NUL_WORDS, Reported, Written
 from agent.api.ranges import Address as Address
 from agent.api.ranges import Argument as Argument
 from agent.api.ranges import Bytes as Bytes
@@ -86,6 +86,31 @@ class Limits(Written, frozen=True, kw_only=True):
     """Hard limit; a task above it is killed (`oom-kill`). Swap is off for tasks."""
     tasks_max: Annotated[int, Meta(ge=1, le=4_194_304)] = 512
     """Processes and threads together."""
+
+
+Ulimit = Annotated[int, Meta(ge=0, le=COUNT_MAX)] | None
+
+
+class Ulimits(Written, frozen=True, kw_only=True):
+    """Limits of each process (setrlimit(2)), soft and hard; None: those of the host's services."""
+
+    nofile: Annotated[int, Meta(ge=16, le=1 << 20)] | None = None
+    """Open files. The kernel takes no more than 1,048,576 (`fs.nr_open`)."""
+    nproc: Annotated[int, Meta(ge=1, le=4_194_304)] | None = None
+    """Processes and threads of the task's user; see `limits.tasks_max`, too."""
+    memlock_bytes: Ulimit = None
+    """Memory that may be locked; it counts towards `limits.memory_max_bytes`."""
+    stack_bytes: Annotated[int, Meta(ge=64 << 10, le=COUNT_MAX)] | None = None
+    """Stack of the main thread."""
+    core_bytes: Ulimit = None
+    """Size of a core dump; None: no core dumps."""
+
+
+Umask = Annotated[
+    str, Meta(pattern="^0?[0-7]{3}" + END, description='three octal digits, for instance "0022"')
+]
+UMASK = "0022"
+"""The default of other container runtimes."""
 
 
 class RestartWhen(StrEnum):
@@ -190,6 +215,9 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     is taken, and no part of what runs (docs/security.md)."""
     relaxations: Relaxations = []
     """What it may do beyond its sandbox, by name (docs/security.md)."""
+    ulimits: Ulimits = Ulimits()
+    umask: Umask = UMASK
+    """Permission bits that its new files do not get, in octal."""
 
 
 class TaskState(StrEnum):

@@ -40,7 +40,7 @@ TO_BE_ALLOWED = (Relaxation.OWN_INIT, Relaxation.NESTED)
 Relaxations = Annotated[list[Relaxation], Meta(max_length=8)]
 
 _BITS = (Relaxation.PROC, Relaxation.NETLINK, Relaxation.SCHEDULING, Relaxation.DEBUG)
-EXPOSURE = (1.5, 1.3, 1.5, 1.3, 1.6, 1.4, 1.6, 1.5, 1.6, 1.5, 1.7, 1.5, 1.8, 1.6, 1.8, 1.6)
+EXPOSURE = (1.5, 1.3, 1.5, 1.3, 1.6, 1.4, 1.6, 1.5, 1.7, 1.5, 1.7, 1.5, 1.8, 1.6, 1.8, 1.6)
 """The place of a set of relaxations is the sum of 1 for `proc`, 2 for `netlink`, 4 for `scheduling`
 and 8 for `debug`. It is the same in each kind of network, with and without unix sockets. Those with
 `proc` have 0.1 or 0.2 less: systemd counts `ProtectKernelTunables`, which is for nobody without

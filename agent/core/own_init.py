@@ -195,6 +195,7 @@ def enclosed(
         "ExecStart": [
             [
                 *_machine(task_id, f"{stage}/{ROOT}", ids),
+                *_rlimits(unit),
                 *_mounts(spec, stage),
                 *_handed(spec, unit),
                 *([f"--bind={stage}/{NESTED}:{VISIBLE}"] if is_nested else []),
@@ -238,8 +239,13 @@ def _machine(task_id: str, root: str, ids: int) -> list[str]:
         "--resolv-conf=off",
         "--timezone=off",
         "--console=read-only",
-        "--rlimit=CORE=0",
     ]
+
+
+def _rlimits(unit: Mapping[str, object]) -> list[str]:
+    """Return the words for limits of each process: systemd-nspawn resets those it inherits."""
+    limits = {"LimitCORE": 0} | {n: v for n, v in unit.items() if n.startswith("Limit")}
+    return [f"--rlimit={name.removeprefix('Limit')}={value}" for name, value in limits.items()]
 
 
 def _mounts(spec: TaskSpec, stage: str) -> list[str]:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.api import (
+    UMASK,
     Exit,
     Health,
     Limits,
@@ -18,6 +19,7 @@ from agent.api import (
     TaskSpec,
     TaskState,
     TaskStatus,
+    Ulimits,
     Volume,
     VolumeKind,
 )
@@ -127,6 +129,10 @@ def key_of(spec: TaskSpec) -> str:
         process += (("credentials", sorted(spec.credentials.items())),)
     if spec.relaxations:
         process += (("relaxations", sorted({*spec.relaxations})),)
+    if spec.ulimits != Ulimits():
+        process += (("ulimits", _sorted(spec.ulimits)),)
+    if int(spec.umask, 8) != int(UMASK, 8):
+        process += (("umask", int(spec.umask, 8)),)
     if spec.identity:
         process += (("identity", True),)
     return hashlib.sha256(msgspec.json.encode(process)).hexdigest()[:12]

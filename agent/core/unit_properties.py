@@ -11,7 +11,7 @@ import errno
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from agent.api import TaskSpec
+from agent.api import UMASK, TaskSpec
 from agent.core.exits import START_TIMEOUT_S
 from agent.core.huge_pages import asks as asks_for_pages
 from agent.core.limits import limit_properties
@@ -22,6 +22,7 @@ from agent.core.system_calls import NO_RINGS
 from agent.core.task_identity import INSIDE
 
 _S = 1_000_000
+_PAGE = 4096
 
 TASK_HARDENING: Mapping[str, object] = MappingProxyType(
     {
@@ -68,7 +69,7 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
         ),
         "SystemCallErrorNumber": errno.EPERM,
         "KeyringMode": "private",
-        "UMask": 0o077,
+        "UMask": int(UMASK, 8),
         "LimitCORE": 0,
         "NotifyAccess": "none",
         "IPAddressDeny": ("169.254.0.0/16",),
@@ -197,12 +198,37 @@ def unit_properties(
         "OOMPolicy": "kill",
         "LogRateLimitIntervalUSec": 10 * _S,
         "LogRateLimitBurst": 10_000,
+        "TemporaryFileSystem": [_shared_memory(spec.limits.memory_max_bytes)],
         **_run_time(spec.life.max_run_s),
         **limit_properties(spec),
         **hardening,
         **network_properties(task_id, spec),
     }
-    return relaxed(properties, hardening, spec.relaxations)
+    return {**relaxed(properties, hardening, spec.relaxations), **_of_processes(spec)}
+
+
+def _of_processes(spec: TaskSpec) -> dict[str, object]:
+    """Return what a specification says of each process; the hardening has the defaults."""
+    more = spec.ulimits
+    named = {
+        "LimitNOFILE": more.nofile,
+        "LimitNPROC": more.nproc,
+        "LimitMEMLOCK": more.memlock_bytes,
+        "LimitSTACK": more.stack_bytes,
+        "LimitCORE": more.core_bytes,
+    }
+    found: dict[str, object] = {name: value for name, value in named.items() if value is not None}
+    umask = int(spec.umask, 8)
+    return found | ({} if umask == int(UMASK, 8) else {"UMask": umask})
+
+
+def _shared_memory(memory_bytes: int) -> str:
+    """Return the mount of a task's own /dev/shm: half of its memory, and a file for each page.
+
+    `PrivateDevices` alone binds the host's /dev/shm into the task's /dev.
+    """
+    size = memory_bytes // 2
+    return f"/dev/shm:mode=1777,nosuid,nodev,size={size},nr_inodes={size // _PAGE}"
 
 
 def _run_time(seconds: float | None) -> dict[str, object]:

@@ -13,9 +13,9 @@ from agent.api import Relaxation, TaskSpec
 from agent.api.term import HEADER
 from agent.services.fencing import FencingTerm
 from wire.errors import Forbidden, Unauthenticated
+from wire.fairness import Peer
 from wire.peers import local_user, tls_peer
 from wire.routes import Route
-from wire.server import Peer
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def authorize_with(
         if user is not None:
             uid, gid = user
             if uid == 0 or gid == _gid(socket_group) or uid in _members(socket_group):
-                return Peer(name=f"local:{uid}", role="local")
+                return Peer(name=f"local:{uid}", role="local", is_trusted=True)
             raise Forbidden(
                 f"user {uid} may not call {route.name}",
                 hint=f"be root or a member of group {socket_group}",

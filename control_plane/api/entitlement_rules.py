@@ -13,6 +13,8 @@ from agent.api import Relaxation
 from agent.api.relaxations import TO_BE_ALLOWED
 from control_plane.api.validate import preference_errors, requirement_errors
 from wire.errors import FieldError
+from wire.units import shown
+from wire.violations import name_shown
 
 _UNIT_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")
 MAX_DEPTH = 10
@@ -71,7 +73,9 @@ def _quota_errors(document: dict[Any, Any]) -> list[FieldError]:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
+    return ", ".join(name_shown(name) for name in names[:MAX_LISTED]) + (
+        ", …" if len(names) > MAX_LISTED else ""
+    )
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -90,7 +94,7 @@ def _unit_errors(document: dict[Any, Any]) -> list[FieldError]:
     return [
         _error(
             "business_unit",
-            f"{unit!r} is no path such as ads/ranking: parts of letters, digits, space, . _ -"
+            f"{shown(unit)} is no path such as ads/ranking: parts of letters, digits, space, . _ -"
             " between single slashes",
         )
     ]
@@ -101,7 +105,7 @@ def _value_errors(document: dict[Any, Any]) -> list[FieldError]:
     if not isinstance(listed, list):
         return []
     found = []
-    for i, preference in enumerate(listed):
+    for i, preference in enumerate(listed[:MAX_LISTED]):  # a longer list is refused for its length
         if isinstance(preference, dict):
             strategy, values = preference.get("strategy"), preference.get("values", [])
             named = isinstance(strategy, str) and strategy in _NAMED

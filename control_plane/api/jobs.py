@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import (
+    UMASK,
     Argument,
     DigestStr,
     Disconnect,
@@ -23,6 +24,8 @@ from agent.api import (
     RestartPolicy,
     Seconds,
     TaskState,
+    Ulimits,
+    Umask,
     VolumeMap,
 )
 from control_plane.api.job_life import JobLife
@@ -136,6 +139,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     relaxations: Relaxations = []
     """What its tasks may do beyond their sandbox, by name; `twinectl job plan` shows how exposed
     they are with it (docs/security.md)."""
+    ulimits: Ulimits = Ulimits()
+    umask: Umask = UMASK
+    """Permission bits that new files of its tasks do not get, in octal."""
     controller: ControllerRef | None = None
     """Without one, `update` alone says what may be done when."""
 

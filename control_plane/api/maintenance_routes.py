@@ -11,6 +11,7 @@ from control_plane.api.maintenance import (
     Reported,
 )
 from control_plane.api.people import Needs
+from wire.fairness import MAX_BODY_BYTES
 from wire.routes import Route
 
 _PLAN = "/v1/maintenance/{plan}"
@@ -38,6 +39,8 @@ MAINTENANCE_ROUTES: tuple[Route, ...] = (
         f"{_PLAN}/preview",
         request=MaintenanceWish,
         response=Preview,
+        body_bytes=MAX_BODY_BYTES,
+        is_costly=True,
         needs=Needs.VIEWER,
         changes=False,
         summary="What planned work would mean for jobs; changes nothing",

@@ -38,6 +38,10 @@ MAX_TERMS = 200
 """Comparisons in one text."""
 MAX_DEPTH = 16
 """Parentheses and `not` inside each other."""
+MAX_ERRORS = 16
+"""Mistakes that are listed for one text; the reader stops there."""
+_GUESSED_CHARS = 40
+"""Of an unknown name for which the name that was meant is looked for."""
 
 
 def parse(text: str, known: frozenset[str] = FOR_JOBS) -> Term:
@@ -57,8 +61,11 @@ def parsed(text: str, known: frozenset[str] = FOR_JOBS) -> tuple[Term | None, tu
     """Return what a text means and what is wrong with it, each with its place in the text."""
     if len(text) > MAX_EXPRESSION:
         return None, (f"it has {len(text)} characters, more than {MAX_EXPRESSION}",)
-    reader = _Reader(text, known)
-    term = reader.whole()
+    reader = _Reader(known)
+    try:
+        term = reader.whole(text)
+    except _Enough:
+        term = None
     return term, tuple(dict.fromkeys(reader.errors))
 
 
@@ -89,15 +96,19 @@ class _Wrong(Exception):
     """Reading cannot go on here."""
 
 
+class _Enough(Exception):
+    """As many mistakes are found as are listed."""
+
+
 class _Reader:
     """Reads one text; goes on behind a mistake, to find the others too."""
 
-    def __init__(self, text: str, known: frozenset[str]) -> None:
+    def __init__(self, known: frozenset[str]) -> None:
         self.errors: list[str] = []
         self._known = known
         self._at = 0
         self._terms = 0
-        self._tokens = list(self._split(text))
+        self._tokens: list[_Token] = []
 
     def _split(self, text: str) -> Iterable[_Token]:
         for match in _TOKEN.finditer(text.rstrip()):
@@ -114,8 +125,9 @@ class _Reader:
                 yield _Token(kind, value, at)
         yield _Token("end", "", len(text) + 1)
 
-    def whole(self) -> Term | None:
-        """Read all of the text."""
+    def whole(self, text: str) -> Term | None:
+        """Read all of the text, or raise `_Enough`."""
+        self._tokens = list(self._split(text))
         if len(self._tokens) == 1:
             if not self.errors:
                 self.errors.append("it is empty; write a requirement such as gpus >= 1")
@@ -305,6 +317,8 @@ class _Reader:
 
     def _wrong(self, at: int, reason: str) -> None:
         self.errors.append(f"at character {at}: {reason}")
+        if len(self.errors) >= MAX_ERRORS:
+            raise _Enough
 
     def _stop(self, at: int, reason: str) -> _Wrong:
         self._wrong(at, reason)
@@ -315,21 +329,23 @@ def why_unknown(name: str, known: frozenset[str] = FOR_JOBS, shown: str = "") ->
     """Return why a word is no property that may be used, with what is meant; empty: it is one."""
     if name in known:
         return ""
+    named = shown or repr(name if len(name) <= 2 * _GUESSED_CHARS else f"{name[:40]}…")
     if name.startswith(LABEL):
         if _LABEL_NAME.fullmatch(name.removeprefix(LABEL)):
             return ""
-        return f"{name!r} is no label: label. and up to 63 of a-z, 0-9, - _ and dots"
+        return f"{named} is no label: label. and up to 63 of a-z, 0-9, - _ and dots"
     if name.startswith(CAPABILITY):
         if _LABEL_NAME.fullmatch(name.removeprefix(CAPABILITY)):
             return ""
-        return f"{name!r} is no capability: `twinectl machine show` has those of a machine"
+        return f"{named} is no capability: `twinectl machine show` has those of a machine"
     if name in OF_RECORDS:
         return f"{name} changes while tasks run: only `machine list --where` may ask for it"
-    near = get_close_matches(name, [*known, LABEL + name], 1)
+    likely = [*known, LABEL + name] if len(name) <= _GUESSED_CHARS else []
+    near = get_close_matches(name, likely, 1)
     guess = f"did you mean {near[0]}? " if near else ""
     listed = ", ".join(sorted(known))
-    named = "label.NAME, capability.NAME"
-    return f"{shown or repr(name)} is no property; {guess}known: {listed}, {named}"
+    more = "label.NAME, capability.NAME"
+    return f"{named} is no property; {guess}known: {listed}, {more}"
 
 
 def _not(term: Term | None) -> Term | None:

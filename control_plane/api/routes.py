@@ -21,6 +21,7 @@ from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.task_routes import TASK_ROUTES
 from control_plane.api.validate import job_relations
 from control_plane.api.watch import EndpointsNews, WatchedJobs
+from wire.fairness import MAX_BODY_BYTES
 from wire.routes import Route
 
 _JOB = "/v1/jobs/{job}"
@@ -47,6 +48,7 @@ ROUTES: tuple[Route, ...] = (
         response=JobPlan,
         needs=Needs.VIEWER,
         changes=False,
+        is_costly=True,
         relations=job_relations,
         summary="What applying a job would do; changes nothing",
     ),
@@ -55,6 +57,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         f"{_JOB}/explanation",
         response=JobExplanation,
+        is_costly=True,
         needs=Needs.VIEWER,
         summary="How many tasks of a job have a machine, and every reason why others wait",
     ),
@@ -148,6 +151,7 @@ ROUTES: tuple[Route, ...] = (
         f"{_JOB}/shards",
         request=ShardMap,
         response=ShardMapView,
+        body_bytes=MAX_BODY_BYTES,
         needs=Needs.OWNER,
         summary="Say which tasks serve which shards of a job; replaces what was said before",
     ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from control_plane.api.requirement_parser import parsed, why_unknown
 from wire.errors import FieldError
 from wire.routes import invalid
 from wire.units import shown
-from wire.violations import MAX_ERRORS, violations
+from wire.violations import MAX_ERRORS, name_shown, violations
 
 MAX_JOB_FILE_BYTES = 256 << 10
 _PLACEHOLDER = re.compile(r"\$\{([^}$]*)\}")
@@ -34,13 +35,15 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _UNREADABLE = (msgspec.ValidationError, RecursionError, UnicodeError)
 """What a value raises that is not what its field asks for."""
 MAX_LISTED = 16
+MAX_TEXTS = 4096
+"""In a command and in an environment; the types of both refuse more."""
 GPU_PARTS = (0.125, 0.25, 0.5)
 """Of each a whole number makes the next one, so parts on one machine waste nothing."""
 
 
 def job_errors(document: Any) -> list[FieldError]:
     """Return everything that keeps a document (plain values) from being a job."""
-    return violations(document, JobSpec) + job_relations(document)
+    return [*violations(document, JobSpec), *job_relations(document)][:MAX_ERRORS]
 
 
 def job_spec(document: Any, what: str) -> JobSpec:
@@ -51,49 +54,63 @@ def job_spec(document: Any, what: str) -> JobSpec:
 
 
 def job_relations(document: Any) -> list[FieldError]:
-    """Return what the fields of a job get wrong about each other, as far as they are readable."""
-    if not isinstance(document, dict):
-        return []
+    """Return what the fields of a job get wrong about each other, as far as they are readable.
+
+    At most `MAX_ERRORS`: the document may be hostile, and the search ends there.
+    """
+    return list(islice(_relations(document), MAX_ERRORS)) if isinstance(document, dict) else []
+
+
+def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
     listed = document.get("ports", [])
-    ports = [p for p in listed if isinstance(p, str)] if isinstance(listed, list) else []
-    found = requirement_errors(document.get("requires"), "requires")
-    found += preference_errors(document.get("preferences"))
-    found += [
-        FieldError(field="ports", reason=f"{name!r} is listed {count} times")
-        for name, count in Counter(ports).items()
-        if count > 1
-    ]
+    some = listed[: 2 * MAX_LISTED] if isinstance(listed, list) else []
+    ports = [p for p in some if isinstance(p, str)]
+    yield from requirement_errors(document.get("requires"), "requires")
+    yield from preference_errors(document.get("preferences"))
+    for name, count in Counter(ports).items():
+        if count > 1:
+            yield FieldError(field="ports", reason=f"{shown(name)} is listed {count} times")
     for field, probe in _probes(document):
         port = probe.get("port")
         if isinstance(port, str) and port not in ports:
-            found.append(FieldError(field=f"{field}.port", reason=_no_port(port, ports)))
-    found += _update_errors(document)
+            yield FieldError(field=f"{field}.port", reason=_no_port(port, ports))
+    yield from _update_errors(document)
+    yield from _gpu_errors(document)
+    yield from _network_errors(document)
+    yield from _volume_errors(document)
+    yield from _own_cpu_errors(document)
+    yield from _init_errors(document)
+    yield from _text_errors(document, ports)
+
+
+def _gpu_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
     gpus = document.get("gpus")
     if isinstance(gpus, float) and gpus > 0 and gpus % 1 and gpus not in GPU_PARTS:
         reason = f"{gpus:g} is not valid; whole GPUs, or one of 0.125, 0.25 and 0.5 of one"
-        found.append(FieldError(field="gpus", reason=reason))
+        yield FieldError(field="gpus", reason=reason)
+
+
+def _network_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
     network = document.get("network")
     if isinstance(network, dict) and network.get("mode", "host") == "host":
         needs = "needs a network of its own (mode = private)"
-        found += [
-            FieldError(field=f"network.{name}", reason=needs)
-            for name in ("egress_mbps", "allow_from")
-            if network.get(name)
-        ]
-    found += _volume_errors(document)
-    found += _own_cpu_errors(document)
-    found += _init_errors(document)
+        for name in ("egress_mbps", "allow_from"):
+            if network.get(name):
+                yield FieldError(field=f"network.{name}", reason=needs)
+
+
+def _text_errors(document: dict[Any, Any], ports: list[str]) -> Iterator[FieldError]:
+    """Yield the texts that cannot be passed on to a program, or not as their writer means."""
     known = frozenset(ports)
     for field, text in _texts(document):
-        if len(found) >= MAX_ERRORS:
-            break
         if _SURROGATE.search(text):
-            found.append(
-                FieldError(field=field, reason=f"{shown(text)} cannot be written as UTF-8")
-            )
-        strays = dict.fromkeys(_strays(text, known))
-        found += [FieldError(field=field, reason=_no_port(port, ports)) for port in strays]
-    return found[:MAX_ERRORS]
+            reason = f"{shown(text)} cannot be written as UTF-8"
+            yield FieldError(field=field, reason=reason)
+        reported: set[str] = set()
+        for port in _strays(text, known):
+            if port not in reported:
+                reported.add(port)
+                yield FieldError(field=field, reason=_no_port(port, ports))
 
 
 def _volume_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
@@ -217,17 +234,18 @@ def _commands(document: dict[Any, Any]) -> list[tuple[str, Any]]:
     return [(f"{at}command", part.get("command")) for at, part in parts if isinstance(part, dict)]
 
 
-def _texts(document: dict[Any, Any]) -> list[tuple[str, str]]:
-    """Return every text in which placeholders are replaced, with where it is."""
-    texts: list[tuple[str, Any]] = []
+def _texts(document: dict[Any, Any]) -> Iterator[tuple[str, str]]:
+    """Yield every text in which placeholders are replaced, with where it is."""
     environment = document.get("environment")
     for field, command in _commands(document):
         if isinstance(command, list):
-            texts += [(f"{field}[{i}]", text) for i, text in enumerate(command)]
+            for i, text in enumerate(command[:MAX_TEXTS]):
+                if isinstance(text, str):
+                    yield f"{field}[{i}]", text
     if isinstance(environment, dict):
-        named = ((str(name), text) for name, text in environment.items())
-        texts += [(f"environment.{_SURROGATE.sub('?', name)}", text) for name, text in named]
-    return [(field, text) for field, text in texts if isinstance(text, str)]
+        for name, text in islice(environment.items(), MAX_TEXTS):
+            if isinstance(text, str):
+                yield f"environment.{name_shown(name)}", text
 
 
 def _strays(text: str, ports: frozenset[str]) -> Iterator[str]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from wire.errors import Forbidden, Unauthenticated
+from wire.fairness import Peer
 from wire.peers import local_user, peer_of
 from wire.routes import Route
-from wire.server import Peer
 
 ANYONE = "anyone"
 ROLES = (ANYONE, "host", "user", "component", "local")
@@ -62,7 +62,7 @@ class Access:
                 f"user id {uid} may not use this socket",
                 hint="call as root, or be added to the socket's group",
             )
-        return Peer(name=f"local:{uid}", role="local")
+        return Peer(name=f"local:{uid}", role="local", is_trusted=True)
 
 
 def check_role(peer: Peer, route: Route) -> None:

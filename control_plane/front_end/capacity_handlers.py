@@ -20,8 +20,9 @@ from control_plane.front_end.guard import Guard
 from control_plane.portal.portal import Person
 from control_plane.portal.service import CapacityService
 from wire.errors import InvalidInput
+from wire.fairness import Peer
 from wire.peers import principal
-from wire.server import Call, Peer
+from wire.server import Call
 
 _NAME = re.compile(ID_PATTERN)
 

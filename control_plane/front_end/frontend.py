@@ -5,6 +5,7 @@ Handlers translate; they decide nothing. Who may call what is in `access` and `g
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -50,9 +51,10 @@ from control_plane.images.store import ImageStore
 from control_plane.roles import ControlPlane
 from control_plane.scheduler.event_log import PAGE_MAX
 from wire.errors import Busy, InvalidInput
+from wire.fairness import Peer
 from wire.peers import principal
 from wire.routes import Route
-from wire.server import Call, Handler, Peer, make_app
+from wire.server import Call, Handler, make_app
 
 MAX_WAIT_S = 60.0
 MAX_TAIL_LINES = 100_000
@@ -142,7 +144,7 @@ class FrontEnd(
         peer = self._access(request, route)
         self._guard.people.check(peer)
         self._guard.check_early(peer, route)
-        return peer
+        return dataclasses.replace(peer, is_trusted=self._guard.is_trusted(peer))
 
     def _guarded(self, route: Route, handler: Handler, recorder: Recorder) -> Handler:
         """Return a handler behind the guard, and behind the recorder if it changes something."""

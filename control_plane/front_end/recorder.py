@@ -17,9 +17,10 @@ from control_plane.api.people import AuditEntry, Outcome
 from control_plane.front_end.access import Access
 from control_plane.front_end.trail import Trail
 from wire.errors import Forbidden, TwineError, Unauthenticated
+from wire.fairness import Peer
 from wire.peers import principal
 from wire.routes import Route
-from wire.server import Call, Handler, NextHandler, Peer, request_id
+from wire.server import Call, Handler, NextHandler, request_id
 
 _OBJECTS = (
     "job",

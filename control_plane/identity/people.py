@@ -30,8 +30,8 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Operation, Put, Store
 from control_plane.store.records import GROUPS, HOST_ADMINS, OPERATORS, REVOKED, decode
 from wire.errors import Conflict, InvalidInput, NotFound, Unauthenticated
+from wire.fairness import Peer
 from wire.peers import principal
-from wire.server import Peer
 from wire.violations import violations
 
 log = logging.getLogger(__name__)

@@ -1,21 +1,43 @@
 """Keeps the garbage collector from what stays: the records, the index, the results.
 
 A full pass over the objects of a million machines stops the process for more than 100 ms
-(docs/adr/0014-one-index-for-the-region.md).
+(docs/adr/0014-one-index-for-the-region.md), so what is loaded counts as permanent. Full passes
+over the rest go on: a closed connection can refer to itself and would stay in memory
+(docs/adr/0139-old-garbage-is-collected-in-short-passes.md).
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-_THRESHOLDS = (500, 0, 600_000)
+_THRESHOLDS = (500, 0, 50)
 """New objects are looked at after 500 more of them and once again after the next 500, which takes 3
 to 8 ms: each refers to machines that are in no cache. With 1,000 and every fifth time the same work
-came in passes of 10 to 27 ms, and these were nearly all of the long pauses. Old ones are looked
-at practically never: what is old belongs to a job or a machine and goes with it, counted by
-reference; it has no cycles. Neither has what is new: none of these passes found anything."""
+came in passes of 10 to 27 ms, and these were nearly all of the long pauses. A full pass comes after
+50 of these at the earliest, and only when the old objects became a quarter more."""
+MAX_PASS_S = 0.02
+"""A full pass over some 250,000 objects. What survives a longer one is taken for permanent, so that
+the next one is short again."""
+
+
+class _Watch:
+    """Measures full passes."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+
+    def __call__(self, phase: str, info: Mapping[str, Any]) -> None:
+        """Note when a full pass begins; freeze what survived one that took too long."""
+        if info["generation"] < 2:
+            return
+        if phase == "start":
+            self._began = time.monotonic()
+        elif time.monotonic() - self._began > MAX_PASS_S:
+            gc.freeze()
 
 
 @contextlib.contextmanager
@@ -28,3 +50,5 @@ def heap_that_stays() -> Iterator[None]:
         gc.enable()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
+    if not any(isinstance(known, _Watch) for known in gc.callbacks):
+        gc.callbacks.append(_Watch())

@@ -24,8 +24,9 @@ from control_plane.api.people import Needs
 from control_plane.web.actions import ACTIONS, FormAction
 from control_plane.web.pages import PAGES, Page, PageRequest
 from wire.errors import Forbidden, InvalidInput, TwineError
+from wire.fairness import Peer
 from wire.routes import Route
-from wire.server import Call, Handler, Peer, request_id
+from wire.server import Call, Handler, request_id
 
 _HERE = Path(__file__).parent
 _POLICY = (

@@ -43,6 +43,12 @@ _TWINS = {
 TWINS = {PREFIX + a: PREFIX + b for a, b in (*_TWINS.items(), *((b, a) for a, b in _TWINS.items()))}
 """Two names of one limit: writing one makes the other read 0, and 0 cannot be written to it
 (sysctl/vm.rst: "only one of them may be specified at a time")."""
+_COARSE = re.compile(
+    r"(.+[./]neigh[./].+[./](?:unres_qlen|base_reachable_time|retrans_time)"
+    r"|.+[./]route[./]gc_min_interval)(_bytes|_ms)?"
+)
+"""Values that the kernel keeps once and shows in a coarse and in an exact unit. A write of the
+coarse name rounds, so only the exact name brings a value back (net/core/neighbour.c, route.c)."""
 
 CONFIGURED = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
 """Where others keep sysctls (sysctl.d(5)): whoever loads those again changes ours."""
@@ -70,9 +76,34 @@ REFUSED = (
 """What a profile may not set: a value that undo cannot restore, or one that is not its own."""
 
 
+LEADS = {
+    PREFIX + "net.ipv4.tcp_congestion_control": (
+        PREFIX + "net.ipv4.tcp_allowed_congestion_control",
+    )
+}
+"""What the kernel changes along: the default algorithm is allowed to every user from then on
+(net/ipv4/tcp_cong.c), and stays so when another one becomes the default."""
+
+
 def path_of(setting: str) -> str:
     """Return the file of a setting: dots separate, or slashes where a part has dots."""
     return "/proc/sys/" + _below_proc_sys(setting.removeprefix(PREFIX))
+
+
+def exact_of(setting: str) -> str:
+    """Return the exact name of a coarse name, "" for every other name."""
+    match = _COARSE.fullmatch(setting)
+    if not match or match[2]:
+        return ""
+    return setting + ("_bytes" if setting.endswith("unres_qlen") else "_ms")
+
+
+def twin_of(setting: str) -> str:
+    """Return the other name of the same value, "" where it has only one."""
+    match = _COARSE.fullmatch(setting)
+    if match and match[2]:
+        return match[1] if exact_of(match[1]) == setting else ""
+    return exact_of(setting) or TWINS.get(setting, "")
 
 
 def text_of(value: Value) -> str:
@@ -100,7 +131,7 @@ class SysctlSetting(Setting):
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
         """Return the values of both; the child's name of a limit replaces the parent's other."""
-        replaced = {TWINS.get(PREFIX + name, "").removeprefix(PREFIX) for name in child}
+        replaced = {twin_of(PREFIX + name).removeprefix(PREFIX) for name in child}
         return {**{k: v for k, v in parent.items() if k not in replaced}, **child}
 
     def check(self, profile: Profile) -> list[FieldError]:
@@ -109,7 +140,7 @@ class SysctlSetting(Setting):
         values = values_of(profile)
         for name, wanted in values.items():
             reason = _why_not(name) or _why_not_value(text_of(wanted.value))
-            twin = TWINS.get(PREFIX + name, "").removeprefix(PREFIX)
+            twin = twin_of(PREFIX + name).removeprefix(PREFIX)
             if twin in values and name < twin:
                 reason = f"only one of it and {twin} can be in force"
             if reason:
@@ -131,7 +162,12 @@ class SysctlSetting(Setting):
 
     def partners(self, setting: str) -> tuple[str, ...]:
         """Return the other name of the same limit."""
-        return (TWINS[setting],) if setting in TWINS else ()
+        twin = twin_of(setting)
+        return (twin,) if twin else ()
+
+    def changes_too(self, setting: str) -> tuple[str, ...]:
+        """Return the values that the kernel extends with a write of this one."""
+        return LEADS.get(PREFIX + setting.removeprefix(PREFIX).replace("/", "."), ())
 
     def touches(self, setting: str) -> tuple[str, ...]:
         """Return the file: another kind may set it too."""
@@ -151,17 +187,22 @@ class SysctlSetting(Setting):
         """Return what goes back to its original, then what the profile asks for.
 
         Of two names of one limit only the one that is to be in force is written, and undone
-        through the one that was: neither takes the 0 that it reads.
+        through the one that was: neither takes the 0 that it reads. A coarse name is always
+        taken back through its exact one.
         """
         ours = {w.setting for w in wanted}
-        back = {s: v for s, v in originals.items() if TWINS.get(s) not in ours}
+        back = {s: v for s, v in originals.items() if twin_of(s) not in ours}
         targets = {s: v for s, v in back.items() if v is not None}
         targets |= {w.setting: w.value for w in wanted}
         changes = []
         for change in super().plan(wanted, observed, back):
-            twin = TWINS.get(change.setting, "")
-            follows = change.after == "0" and targets.get(twin, "0") != "0"
-            inverse = observed.get(twin) if change.before == "0" else None
+            twin, exact = twin_of(change.setting), exact_of(change.setting)
+            if exact or twin not in TWINS:
+                follows = exact in targets
+                inverse = observed.get(exact)
+            else:
+                follows = change.after == "0" and targets.get(twin, "0") != "0"
+                inverse = observed.get(twin) if change.before == "0" else None
             if inverse:
                 change = replace(change, undo_setting=twin, undo_value=inverse)
             changes += [] if follows else [change]
@@ -185,7 +226,11 @@ class SysctlSetting(Setting):
         """Write the earlier value, through the twin where only that one can bring it back."""
         if not change.undo_setting:
             super().undo(host, change)
-        elif not self.same(host.fs.read(path_of(change.setting)), change.before):
+            return
+        found = host.fs.read(path_of(change.undo_setting))
+        if not self.same(found, change.undo_value) or not self.same(
+            host.fs.read(path_of(change.setting)), change.before
+        ):
             host.fs.write(path_of(change.undo_setting), change.undo_value)
             actual = host.fs.read(path_of(change.setting))
             if not self.same(actual, change.before):

@@ -14,8 +14,8 @@ from itertools import accumulate
 class Rates:
     """What happens in a day, in the mean; failures and such of the order that is published."""
 
-    asks: float = 2880.0
-    """Unchanged requests per job: the scheduler looks at each job every 30 s (`resync_s`)."""
+    asks: float = 288.0
+    """Unchanged requests per job: a calm job is asked for at every tenth `resync_s` of 30 s."""
     resizes: float = 0.5
     """Per job."""
     changes: float = 0.1

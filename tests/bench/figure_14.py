@@ -300,7 +300,7 @@ class Replay:
             "first_batch": self.batches[0],
             "one_down": max(s.one_down for s in before),
             "before_two_down": max(s.two_down for s in before),
-            "failed_two_down": max(s.two_down for s in self.samples) if self.controlled else 0,
+            "failed_two_down": max(s.two_down - s.else_two_down for s in self.samples),
             "second_batch": self.batches[1],
             "else_two_down": max(s.else_two_down for s in self.samples),
             "minutes": round(self.samples[-1].at / 60, 1),

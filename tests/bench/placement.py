@@ -440,7 +440,6 @@ def run(options: argparse.Namespace, folder: Path) -> Figures:
         "uncached_jobs_per_s": uncached_["jobs_per_s"],
         "uncached_p99_ms": uncached_["p99_ms"],
         "cached_jobs_per_s": figures["cached_jobs_per_s"],
-        "place_cached_jobs_per_s": figures["cached_jobs_per_s"],
         "saturated_ratio": full["saturated_ratio"],
         "ratio_scan": round(rate / floor_rates["scan"]["jobs_per_s"], 2),
         "ratio_heap": round(rate / floor_rates["best-fit"]["jobs_per_s"], 3),

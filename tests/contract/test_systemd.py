@@ -57,7 +57,7 @@ HARDENING: dict[str, object] = {
     "RestrictSUIDSGID": True,
     "SystemCallArchitectures": ["native"],
     "SystemCallFilter": ["@system-service", "~@privileged", "~@resources"],
-    "UMask": 0o077,
+    "UMask": 0o022,
 }
 """What every task gets by default."""
 

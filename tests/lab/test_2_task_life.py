@@ -27,6 +27,10 @@ timeout_s = 300
 """
 KEPT = """b=/bin/busybox; echo start >> /data/log; trap 'echo told >> /data/log; exit 0' TERM
 while :; do $b sleep 1; done"""
+OWN = """b=/bin/busybox; $b ls /dev/shm | $b sed 's/^/found: /'; echo kept > /dev/shm/mark
+: > /tmp/new; echo "new: $($b stat -c %a /tmp/new) $(ulimit -n) $(ulimit -Hn)"
+echo "room: $($b grep -c ' /dev/shm .*size=32768k,nr_inodes=8192' /proc/self/mountinfo)"
+echo "over"; exec $b sleep 100000"""
 SHOWN = """systemctl show UNIT; systemctl cat UNIT; cat /run/systemd/transient/UNIT
 tr '\\0' '\\n' < /proc/$(systemctl show -p MainPID --value UNIT)/environ
 twine-agent show --unit db; twine-agent show db; twine-agent credential ls
@@ -149,3 +153,24 @@ def test_tasks_end_in_order_before_a_reboot_and_come_back(guest: OneGuest) -> No
     assert re.search(r"restarts +0", told), told
     assert "waiting for the owner" in guest.ssh("twine-agent show waits")
     guest.ssh("twine-agent stop keep; twine-agent stop waits", timeout_s=900)
+
+
+@pytest.mark.long
+def test_shared_memory_and_process_limits_are_a_tasks_own(guest: OneGuest) -> None:
+    """BUG-AG30: tasks shared the host's /dev/shm. BUG-AG35: umask was 0077, files were 1024."""
+    guest.put("/root/own", OWN)
+    guest.ssh("touch /dev/shm/of-host")
+    for name in ("one", "two"):
+        guest.put(f"/root/{name}.toml", f'entitlement = "{name}"\n[ulimits]\nnofile = 4096\n')
+        guest.ssh(
+            f"twine-agent run {name} --image /root/image.tar --memory 64MiB"
+            f' --file /root/{name}.toml -- /bin/sh -c "$(cat /root/own)"',
+            timeout_s=900,
+        )
+        logs = f"twine-agent logs {name}"
+        guest.until("it says all", lambda logs=logs: "over" in guest.find(logs))  # type: ignore[misc]
+        assert guest.ssh(logs).splitlines()[-3:] == ["new: 644 4096 4096", "room: 1", "over"]
+        assert "found: " not in guest.ssh(logs)
+    assert guest.ssh("ls /dev/shm").split() == ["of-host"]
+    for name in ("one", "two"):
+        guest.ssh(f"twine-agent stop {name}", timeout_s=900)

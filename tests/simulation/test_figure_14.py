@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.figure_14 import AWAY_S, BACK_S, FAILS_S, Replay, csv_of, replayed, svg_of
+from tests.bench.figure_14 import AWAY_S, BACK_S, FAILS_S, Replay, Sample, csv_of, replayed, svg_of
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,17 @@ def test_fixed_update_domains_lose_shards_where_the_controller_loses_none(
     assert max(s.two_down for s in before) == 0
     assert max(s.else_two_down for s in by_domain.samples) > 0
     assert max(s.else_two_down for s in controlled.samples) == 0
+
+
+def test_shards_that_the_power_cut_takes_are_counted_for_either_controller() -> None:
+    """BUG-AU6: the figure of fixed domains was a constant 0."""
+    for controlled in (True, False):
+        replay = Replay(60, 900, controlled)
+        replay.samples = [
+            Sample(0.0, 0, 0, 0, 0, 0),
+            Sample(130.0, 0, 0, two_down=5, else_two_down=2, three_down=0),
+        ]
+        assert replay.figures()["failed_two_down"] == 3
 
 
 def test_the_curves_can_be_read(controlled: Replay) -> None:

@@ -1,5 +1,6 @@
 """`make bench` runs every bench there is, and repeats one without losing the others."""
 
+import ast
 import json
 import runpy
 import sys
@@ -97,3 +98,35 @@ def test_figures_are_the_last_line(monkeypatch):
 
     monkeypatch.setattr(RUN["subprocess"], "run", lambda *_, **__: Done)
     assert RUN["measured"](["x"]) == {"ms": 1}
+
+
+def _invented(text: str) -> list[str]:
+    """Return the keys of figures that repeat another figure or are a constant in some cases."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Dict):
+            continue
+        seen: set[str] = set()
+        for key, value in zip(node.keys, node.values, strict=True):
+            if not isinstance(key, ast.Constant) or isinstance(value, ast.Constant):
+                continue
+            source = ast.unparse(value)
+            branches = (value.body, value.orelse) if isinstance(value, ast.IfExp) else ()
+            is_number = any(
+                isinstance(b, ast.Constant) and isinstance(b.value, int | float) for b in branches
+            )
+            repeats = source in seen and not isinstance(value, ast.Call)  # a call measures again
+            if repeats or is_number:
+                found.append(str(key.value))
+            seen.add(source)
+    return found
+
+
+def test_no_bench_prints_a_constant_or_one_figure_by_two_names():
+    """BUG-AU6"""
+    assert _invented("{'a': f(), 'b': x['y'], 'c': x['y']}") == ["c"]
+    assert _invented("{'a': max(s) if s else 0}") == ["a"]
+    paths = [ROOT / f"tests/bench/{bench.name}.py" for bench in RUN["benches"]()]
+    assert len(paths) > 10
+    found = {path.name: _invented(path.read_text()) for path in paths}
+    assert {name: keys for name, keys in found.items() if keys} == {}

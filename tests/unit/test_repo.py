@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+SKIPS = {"skip", "skipif", "skipIf", "skipUnless", "importorskip", "xfail", "SkipTest"}
 PACKAGES = ("wire", "agent", "sidekick", "control_plane", "resolver", "taskcontrol", "vm_lab")
 MODULES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 MAX_LINES = 500
@@ -59,3 +63,69 @@ def test_the_questions_of_a_newcomer_lead_to_files_that_exist() -> None:
 def test_the_way_in_stays_short() -> None:
     lengths = {page: len((ROOT / page).read_text().splitlines()) for page in WAY_IN}
     assert {page: n for page, n in lengths.items() if n > WAY_IN[page]} == {}
+
+
+def _is_a_skip(node: ast.AST) -> bool:
+    """Return whether a name of pytest or unittest takes a test out of a run."""
+    if isinstance(node, ast.ImportFrom):
+        return node.module in ("pytest", "unittest") and any(n.name in SKIPS for n in node.names)
+    if not isinstance(node, ast.Attribute) or node.attr not in SKIPS:
+        return False
+    return ast.unparse(node.value) in ("pytest", "pytest.mark", "unittest")
+
+
+def _always_true(node: ast.expr) -> bool:
+    """Return whether an expression is true whatever the code does."""
+    match node:
+        case ast.Constant(value=value):
+            return bool(value)
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return any(map(_always_true, values))
+        case ast.BoolOp(values=values):
+            return all(map(_always_true, values))
+        case ast.Tuple(elts=elements):
+            return bool(elements)
+        case ast.GeneratorExp() | ast.Lambda():
+            return True
+        case ast.Call(func=ast.Name(id="all"), args=[ast.List(elts=[]) | ast.Tuple(elts=[])]):
+            return True
+        case ast.Compare(left=ast.Subscript(value=ast.Name(id="samples")), ops=[ast.GtE()]):
+            return ast.unparse(node.comparators[0]) in ("0", "0.0")  # no metric is negative
+    return False
+
+
+def _found(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the kind of each skip and each assert that cannot fail."""
+    for node in ast.walk(ast.parse(text)):
+        if _is_a_skip(node):
+            yield node.lineno, "skip"
+        elif isinstance(node, ast.Assert) and _always_true(node.test):
+            yield node.lineno, "assert"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pytest.skip('no root')",
+        "@pytest.mark.skipif(True, reason='x')\ndef f(): ...",
+        "np = pytest.importorskip('numpy')",
+        "from pytest import skip",
+        "assert x or True",
+        "assert (x == 1, 'always')",
+        "assert (y for y in z)",
+        "assert samples['twine_tasks', 'pending'] >= 0",
+    ],
+)
+def test_a_skip_and_an_assert_that_cannot_fail_are_found(line: str) -> None:
+    assert len(list(_found(line))) == 1
+    assert list(_found("assert x\nassert x >= 1\nassert x or y\nitems.skip(3)")) == []
+
+
+def test_no_test_is_skipped_and_no_assert_holds_whatever_the_code_does() -> None:
+    """BUG-AU5, BUG-AU7: a suite that cannot run has to fail."""
+    offenders = [
+        f"{path.relative_to(ROOT)}:{line}: {kind}"
+        for path in TESTS
+        for line, kind in _found(path.read_text())
+    ]
+    assert offenders == []

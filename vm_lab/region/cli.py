@@ -87,13 +87,20 @@ def run(
 @click.option("--seeds", default="1..5", show_default=True, help="Seeds of each scenario.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True)
 def faults(write: Path | None, seeds: str, jobs: int) -> None:
-    """Run every scenario that is about a fault, and make the table of what came of it."""
+    """Run every scenario that is about a fault, and write the table of the outcomes.
+
+    It ends with 1 if a seed broke a rule.
+    """
     with _Errors():
-        page = outcomes.faults_page(_seeds(seeds), jobs, _progress())
+        page, broken = outcomes.faults_page(_seeds(seeds), jobs, _progress())
     if write is None:
         click.echo(page)
     else:
         write.write_text(page)
+    for outcome in broken:
+        click.echo(f"{outcome.scenario}: seed {outcome.seed} broke a rule", err=True)
+    if broken:
+        sys.exit(1)
 
 
 def _run(

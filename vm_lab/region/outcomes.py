@@ -95,8 +95,10 @@ Some faults take a real disk, several processes or several allocators. A test na
 """
 
 
-def faults_page(seeds: range, processes: int, done: Callable[[Outcome], None] | None) -> str:
-    """Return the document."""
+def faults_page(
+    seeds: range, processes: int, done: Callable[[Outcome], None] | None
+) -> tuple[str, list[Outcome]]:
+    """Return the document, and the outcomes that broke a rule."""
     shown = [s for s in map(scenario.load, scenario.names()) if s.shows]
     jobs = [Job(one, seed) for one in shown for seed in seeds]
     found = run_many(jobs, processes, done)
@@ -108,7 +110,8 @@ def faults_page(seeds: range, processes: int, done: Callable[[Outcome], None] | 
         f"| {fault} | {shown.what} | {shown.outcome} | `{shown.test}` |\n"
         for fault, shown in ELSEWHERE.items()
     )
-    return _HEAD + "".join(row for _, row in sorted(rows)) + _TAIL + "".join(others)
+    page = _HEAD + "".join(row for _, row in sorted(rows)) + _TAIL + "".join(others)
+    return page, [outcome for outcome in found if not outcome.ok]
 
 
 def _row(fault: str, one: Scenario, outcomes: list[Outcome]) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from agent.api import Name
 from control_plane.api.settings import SchedulerSettings
@@ -139,8 +140,11 @@ def parse(text: str, name: str) -> Scenario:
             if rate.kind not in KINDS:
                 reason = f"{rate.kind!r} is none of {', '.join(sorted(KINDS))}"
                 found.append(FieldError(field=f"faults[{number}].kind", reason=reason))
-        found += violations(scenario.settings, SchedulerSettings, "settings")
+        found += [
+            replace(error, field=f"settings.{error.field}")
+            for error in violations(scenario.settings, SchedulerSettings)
+        ]
         if not found:
-            return msgspec.structs.replace(scenario, name=name)
+            return replace(scenario, name=name)
     listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
     raise ConfigError(f"scenario {name!r} is not valid: {listed}", errors=tuple(found))

@@ -16,9 +16,7 @@ from agent.api import JoinRequest
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.settings import SchedulerSettings
-from vm_lab.region import owners
-from vm_lab.region import quiescence as rest
-from vm_lab.region import topology as shape
+from vm_lab.region import owners, quiescence, topology
 from vm_lab.region.applications import Applications
 from vm_lab.region.checker import Checker, Violation
 from vm_lab.region.clients import Clients
@@ -93,7 +91,7 @@ class SimulatedRegion:
         self.history = History(self.timeline)
         self.setting = Setting(self.timeline, self.history)
         self.network = Network(self.timeline)
-        self.places = shape.places(scenario.shape)
+        self.places = topology.places(scenario.shape)
         self.machines = {
             p.machine: Machine(
                 self.setting,
@@ -155,15 +153,15 @@ class SimulatedRegion:
             self.checker.violate("life", str(e))
 
     def _set_up(self) -> None:
-        specs = shape.jobs(self.scenario, self.number)
+        specs = topology.jobs(self.scenario, self.number)
         specs = owners.paced(self.scenario, self.number, specs)
-        specs = shape.controlled(self.scenario, self.number, specs, self.applications.own)
+        specs = topology.controlled(self.scenario, self.number, specs, self.applications.own)
         for spec in specs:
             self.plane.images.add(spec.image)
             self.setting.known_images.add(spec.image)
         for machine in self.machines.values():
             self.clients.join(_join(machine))
-        granted = shape.entitlements(self.scenario, specs, self.number)
+        granted = topology.entitlements(self.scenario, specs, self.number)
         self.setting.reboot_profiles = frozenset(
             e.host_profile for e in granted.values() if e.host_profile.startswith("boot")
         )
@@ -217,7 +215,7 @@ class SimulatedRegion:
         serving = life.control_plane
         if serving is None:
             return
-        reasons = await rest.unrest(self, serving)
+        reasons = await quiescence.unrest(self, serving)
         if not life.alive:
             return
         self._reasons = reasons
@@ -247,7 +245,7 @@ class SimulatedRegion:
     async def _losses(self, life: Life) -> None:
         serving = life.control_plane
         if serving is not None:
-            for text in await rest.lost_writes(self, serving):
+            for text in await quiescence.lost_writes(self, serving):
                 self.checker.violate("lost-write", text)
 
     # -- figures

@@ -61,6 +61,8 @@ def task_spec(
         volumes=spec.volumes,
         credentials=spec.credentials,
         relaxations=spec.relaxations,
+        ulimits=spec.ulimits,
+        umask=spec.umask,
         identity=spec.identity,
     )
 

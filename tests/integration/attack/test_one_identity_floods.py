@@ -15,8 +15,9 @@ from aiohttp import web
 from control_plane.identity.authority import Authority, Subject, open_authority
 from wire import tls
 from wire.admission import ConnectionAdmission, open_admission
+from wire.fairness import Peer
 from wire.limits import Limits
-from wire.server import Peer, make_app
+from wire.server import make_app
 
 BOUND, BEYOND = 4, 12
 PATIENT_S = 600.0

@@ -66,19 +66,53 @@ def test_nobody_deletes_everything_by_mistake(region: Region) -> None:
     assert held.stdout == "limit deletes holds\n"
 
 
+async def scrape(region: Region) -> list[str]:
+    """Return the lines of `/metrics`."""
+    async with (
+        region.client() as client,
+        client._open().get("http://local/metrics") as answer,
+    ):
+        return (await answer.text()).splitlines()
+
+
+def limit_metrics(region: Region) -> tuple[bool, bool]:
+    """Return whether `/metrics` says that the limit `deletes` holds, and that it is lifted."""
+    lines = asyncio.run(scrape(region))
+    found = []
+    for name in ("holds", "lifted"):
+        (line,) = [x for x in lines if x.startswith(f'twine_limit_{name}{{limit="deletes"}} ')]
+        found.append(line.endswith(" 1.0"))
+    return found[0], found[1]
+
+
 def test_what_limits_hold_back_is_in_the_metrics(region: Region) -> None:
-    """AV5: what waits is seen without asking for it."""
+    """AV5, BUG-AU5: what waits is seen without asking for it."""
 
-    async def scrape() -> str:
-        async with (
-            region.client() as client,
-            client._open().get("http://local/metrics") as answer,
-        ):
-            return await answer.text()
+    async def spree() -> int:
+        async with region.client() as client:
+            return await delete_groups(client, DELETES_BURST + 25, [])
 
-    text = asyncio.run(scrape())
-    assert 'twine_limit_holds{limit="deletes"} 0.0' in text
-    assert 'twine_limit_lifted{limit="deletes"} 0.0' in text
+    assert limit_metrics(region) == (False, False)
+    assert asyncio.run(spree()) < DELETES_BURST + 25
+    assert limit_metrics(region) == (True, False)
+    ctl(region, "limit", "lift", "deletes", "--for", "5m", "--reason", "tidying up")
+    assert limit_metrics(region)[1]
+
+
+def test_what_the_allocator_did_is_in_the_metrics(region: Region) -> None:
+    """AL24, BUG-AU5"""
+    counts = region.control_plane.allocations.counts
+    counts.hits, counts.misses, counts.conflicts = 7, 3, 2
+    counts.stored, counts.taken, counts.cpu_s = 4, 5, 1.5
+    lines = asyncio.run(scrape(region))
+    assert {
+        'twine_allocations_total{cache="hit"} 7.0',
+        'twine_allocations_total{cache="miss"} 3.0',
+        "twine_allocator_conflicts_total 2.0",
+        "twine_allocator_stored_total 4.0",
+        "twine_allocator_machines_taken_total 5.0",
+        "twine_allocator_cpu_seconds_total 1.5",
+    } <= set(lines)
 
 
 @pytest.mark.parametrize("name", ["everything", ""])

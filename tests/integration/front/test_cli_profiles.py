@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from agent.api import JoinRequest, Location, ProfileStatus, SettingOutcome
+from agent.api.profile import ProfileSwitch, SettingSwitch
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.profiles import version_name
 from control_plane.cli import main
 
-from .conftest import Region
+from .conftest import FACTS, Region
 
 Ctl = Callable[..., Result]
 TEXT = """description = "A longer queue"
@@ -69,7 +71,35 @@ def test_what_cannot_be_taken_is_refused_with_every_reason(ctl: Ctl, tmp_path: P
     assert ctl("profile", "status", "other").exit_code == 3
 
 
-def test_times_of_switches_are_a_table(ctl: Ctl) -> None:
-    """HP4"""
-    assert ok(ctl("profile", "stats")).split() == ["SETTING", "SWITCHES", "P50", "P90"]
+async def _reports(region: Region, machine: str, profile: ProfileStatus) -> None:
+    """Let a machine join and report this profile."""
+    request = JoinRequest(
+        token="", machine=machine, csr_pem="", address="a:1", location=Location(), facts=FACTS
+    )
+    await region.control_plane.joined(request)
+    region.control_plane.observations.listed(machine, FACTS, [], profile, [])
+
+
+def test_times_of_switches_are_a_table(ctl: Ctl, region: Region) -> None:
+    """HP4, BUG-AU5"""
+    head = ["SETTING", "SWITCHES", "P50", "P90"]
+    assert ok(ctl("profile", "stats")).split() == head
     assert json.loads(ok(ctl("profile", "stats", "-o", "json"))) == {"machines": 0, "settings": []}
+    for name, took_ms in (("vm1", 40.0), ("vm2", 90.0)):
+        switched = ProfileSwitch(
+            settings=[
+                SettingSwitch(
+                    setting="sysctl.vm.swappiness", outcome=SettingOutcome.APPLIED, took_ms=took_ms
+                )
+            ],
+            took_ms=2 * took_ms,
+        )
+        region.run(_reports(region, name, ProfileStatus(switched=switched)))
+    rows = [line.split() for line in ok(ctl("profile", "stats")).splitlines()]
+    assert [row[:2] for row in rows] == [head[:2], ["sysctl", "2"], ["(whole", "switch)"]]
+    found = json.loads(ok(ctl("profile", "stats", "-o", "json")))
+    assert found["machines"] == 2
+    assert [(x["setting"], x["switches"], x["p50_ms"], x["p90_ms"]) for x in found["settings"]] == [
+        ("sysctl", 2, 40.0, 90.0),
+        ("(whole switch)", 2, 80.0, 180.0),
+    ]

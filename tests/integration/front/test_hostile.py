@@ -42,7 +42,7 @@ from control_plane.images.store import ImageStore
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
-from wire.server import MAX_BODY_BYTES
+from wire.fairness import MAX_BODY_BYTES
 
 DIGEST = "sha256:" + "a" * 64
 JOB: dict[str, Any] = {
@@ -261,13 +261,8 @@ def test_metrics_count_by_route_and_status(real: Real) -> None:
     real.send("GET", "/v1/jobs/nothing")
     samples = _samples(real)
     assert samples["twine_requests_total", "get_job", "404"] == before + 1
-    # How often the allocator was asked depends on the examples above, in what order they ran.
     assert samples["twine_machines", "up"] == samples["twine_allocator_machines",] == 0  # AL24
     assert samples["twine_machines_held_back",] == 0
-    assert samples["twine_tasks", "pending"] >= 0
-    assert samples["twine_allocations_total", "hit"] >= 0
-    assert samples["twine_allocations_total", "miss"] >= 0
-    assert samples["twine_allocator_cpu_seconds_total",] >= 0
 
 
 def _samples(real: Real) -> dict[tuple[str, ...], float]:

@@ -27,8 +27,9 @@ from control_plane.identity.people import People
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 from wire.errors import Forbidden, TwineError, Unauthenticated
+from wire.fairness import Peer
 from wire.routes import Route
-from wire.server import Call, Peer
+from wire.server import Call
 
 from .conftest import Region, start_region
 

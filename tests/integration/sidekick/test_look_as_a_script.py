@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,7 +62,7 @@ def test_an_interface_that_is_not_there_answers_nothing(state: Path) -> None:
     assert run(state) == "the program\n"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the kernel tells the loop device's features to root")
+@pytest.mark.root
 def test_an_interface_is_asked_as_the_full_look_asks_it(state: Path) -> None:
     """`lo` in the kernel: scatter-gather cannot be switched off there."""
     part = look.record(look.ANSWER, b"lo 24 1", (1).to_bytes(4, sys.byteorder))

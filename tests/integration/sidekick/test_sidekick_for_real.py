@@ -79,7 +79,7 @@ def test_a_plan_ends_well_as_a_process(tmp_path: Path, name: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
+@pytest.mark.root
 def test_interfaces_of_the_kernel_are_set_and_given_back(tmp_path: Path) -> None:
     script = (
         "ip link add v0 type veth peer name v1 && ip link set v0 up && ip link set v1 up && "

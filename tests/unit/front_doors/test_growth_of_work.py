@@ -19,8 +19,8 @@ from agent.routes import JOIN_ROUTES
 from agent.routes import ROUTES as AGENT_ROUTES
 from control_plane.api.routes import ROUTES
 from wire.errors import InvalidInput
+from wire.fairness import MAX_BODY_BYTES
 from wire.routes import Route, decode_json
-from wire.server import MAX_BODY_BYTES
 
 SMALL, TIMES = MAX_BODY_BYTES // 128, 8
 """Characters of the smaller value; the larger is a sixteenth of what a body may have."""

@@ -104,7 +104,8 @@ def test_facts_of_a_host_are_refused_with_field_value_and_range(field: str, numb
 
 def test_numbers_of_queries_have_a_range() -> None:
     """BUG-HT1: of the queries, too."""
-    from wire.server import Call, Peer
+    from wire.fairness import Peer
+    from wire.server import Call
 
     route = Route("x", "GET", "/x", query=("after",))
     for text in ("-1", "nan", "inf", "1e400", "1" + "0" * 400, "x", "1e16"):

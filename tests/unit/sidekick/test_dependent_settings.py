@@ -17,7 +17,7 @@ from agent.machine import Completed
 from sidekick.report import Outcome, ProfileState
 from sidekick.settings.block import Block, Disks
 from sidekick.settings.modules import Modules
-from sidekick.settings.sysctl import SysctlSetting
+from sidekick.settings.sysctl import SysctlSetting, path_of
 from sidekick.settings.thp import FOLDER, TransparentHugepages
 from sidekick.state import Target
 from wire.errors import KernelFileError
@@ -258,3 +258,63 @@ def test_a_scheduler_that_is_a_module_is_loaded_by_the_write(  # BUG-SK32
     assert [(s.setting, s.outcome) for s in report.settings] == [
         ("block.vda.scheduler", Outcome.APPLIED)
     ]
+
+
+NEIGH = "net.ipv4.neigh.default."
+
+
+@pytest.mark.parametrize(
+    ("coarse", "exact", "unit", "original"),
+    [
+        (f"{NEIGH}unres_qlen", f"{NEIGH}unres_qlen_bytes", 2304, 212992),
+        ("net/ipv4/neigh/eth0.7/unres_qlen", "net/ipv4/neigh/eth0.7/unres_qlen_bytes", 2304, 7000),
+        (f"{NEIGH}base_reachable_time", f"{NEIGH}base_reachable_time_ms", 1000, 30500),
+        ("net.ipv6.route.gc_min_interval", "net.ipv6.route.gc_min_interval_ms", 1000, 500),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_coarse_name_of_a_value_is_taken_back_by_its_exact_name(  # BUG-SK26
+    host: FakeHost, coarse: str, exact: str, unit: int, original: int, fails: bool
+) -> None:
+    one, other = (path_of(f"sysctl.{name}") for name in (coarse, exact))
+    host.put(one, str(original // unit))
+    host.put(other, str(original))
+    host.fs.after[one] = lambda value: host.put(other, str(int(value) * unit))
+    host.fs.after[other] = lambda value: host.put(one, str(int(value) // unit))
+    if fails:
+        host.fs.refuses.add(path("vm.swappiness"))
+    report = host.apply(a_target(host, sysctl={coarse: 40, "vm.swappiness": 10}))
+    assert report.state is (ProfileState.DEGRADED if fails else ProfileState.VERIFIED)
+    if not fails:
+        assert host.fs.read(one) == "40"
+        assert host.apply(Target()).state is ProfileState.NONE
+    assert host.fs.read(other) == str(original)
+    assert host.state.load().originals == {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_list_that_a_congestion_control_extended_is_given_back(  # BUG-SK29
+    host: FakeHost, fails: bool
+) -> None:
+    chosen, allowed = "net.ipv4.tcp_congestion_control", "net.ipv4.tcp_allowed_congestion_control"
+    host.put(path(chosen), "cubic")
+    host.put(path(allowed), "reno cubic")
+
+    def allow(name: str) -> None:
+        listed = host.sysctl(allowed).split()
+        host.put(path(allowed), " ".join([*listed, *({name} - {*listed})]))
+
+    host.fs.after[path(chosen)] = allow
+    target = a_target(host, sysctl={chosen: "bbr", "vm.swappiness": 10})
+    if fails:
+        host.fs.refuses.add(path("vm.swappiness"))
+    report = host.apply(target)
+    assert report.state is (ProfileState.DEGRADED if fails else ProfileState.VERIFIED)
+    if not fails:
+        assert host.sysctl(allowed) == "reno cubic bbr"
+        assert host.apply(target).state is ProfileState.VERIFIED
+        assert host.sysctl(allowed) == "reno cubic bbr"
+        assert host.apply(Target()).state is ProfileState.NONE
+    assert host.sysctl(chosen) == "cubic"
+    assert host.sysctl(allowed).split() == ["reno", "cubic"]
+    assert host.state.load().originals == {}

@@ -4,9 +4,14 @@ import ast
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from vm_lab.region import scenario
+from vm_lab.region import outcomes, scenario
+from vm_lab.region.checker import Violation
+from vm_lab.region.cli import region
 from vm_lab.region.outcomes import ELSEWHERE, FAULTS
+from vm_lab.region.run import Job
+from vm_lab.region.seed import Outcome
 
 TESTS = Path(__file__).parents[2]
 PAGE = TESTS.parent / "docs/faults.md"
@@ -32,3 +37,22 @@ def test_the_page_has_a_row_for_each() -> None:
     page = PAGE.read_text()
     assert [fault for fault in ALL if f"\n| {fault} |" not in page] == []
     assert all(shown.test in page for shown in ELSEWHERE.values())
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+def test_the_command_fails_if_a_seed_broke_a_rule(
+    breaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-AU6: it ended with 0 in either case."""
+
+    def ran(jobs: list[Job], *_: object) -> list[Outcome]:
+        found = [Outcome(j.scenario.name, j.seed, [], [], "", 0, 0, 0.0, 0.0, 1) for j in jobs]
+        if breaks:
+            found[0].violations.append(Violation("one-copy", 1.0, "two copies"))
+        return found
+
+    monkeypatch.setattr(outcomes, "run_many", ran)
+    done = CliRunner().invoke(region, ["faults", "--seeds", "1..2"])
+    assert done.exit_code == int(breaks), done.output
+    assert "| F-49 |" in done.stdout
+    assert ("seed 1 broke a rule" in done.stderr) is breaks

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.api import ImageFormat, Limits, Probe, Relaxation, RestartPolicy, TaskSpec
+from agent.api import ImageFormat, Limits, Probe, Relaxation, RestartPolicy, TaskSpec, Ulimits
 from agent.core.oci import Blob, Layer
 from agent.core.reconcile import leftovers
 from agent.core.records import key_of, task_of, unit_of
@@ -252,3 +252,38 @@ def test_complaints_of_who_fetches_do_not_go_where_its_answer_goes() -> None:
     """BUG-AG17: a refused image was told as `exit-code`."""
     unit = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
     assert (unit["StandardOutput"], unit["StandardError"]) == ("file", "journal")
+
+
+def test_a_task_has_shared_memory_of_its_own_within_its_memory() -> None:  # BUG-AG30
+    """`PrivateDevices` alone would bind the host's /dev/shm into every task."""
+    spec = a_spec(limits=Limits(memory_max_bytes=64 << 20))
+    properties = unit_properties("web-0", spec, "/root")
+    encode({"TemporaryFileSystem": properties["TemporaryFileSystem"]})
+    mounts = properties["TemporaryFileSystem"]
+    assert mounts == [f"/dev/shm:mode=1777,nosuid,nodev,size={32 << 20},nr_inodes=8192"]
+
+
+def test_new_files_of_a_task_are_readable_by_others_unless_it_says_otherwise() -> None:  # BUG-AG35
+    """Other runtimes have 0022; keys of units that run stay as they were."""
+    plain = a_spec()
+    same, strict = replace(plain, umask="022"), replace(plain, umask="0077")
+    assert unit_properties("web", plain, "/r")["UMask"] == 0o022
+    assert unit_properties("web", strict, "/r")["UMask"] == 0o077
+    assert key_of(same) == key_of(plain) != key_of(strict)
+    with pytest.raises(msgspec.ValidationError, match="umask"):
+        msgspec.convert({"image": IMAGE, "umask": "0o9"}, TaskSpec)
+
+
+@pytest.mark.parametrize("relaxations", [[], [Relaxation.RAW]])
+def test_limits_of_processes_are_those_of_the_specification(
+    relaxations: list[Relaxation],
+) -> None:  # BUG-AG35
+    more = Ulimits(nofile=4096, nproc=64, memlock_bytes=1 << 20, stack_bytes=1 << 23, core_bytes=0)
+    spec = a_spec(ulimits=more, relaxations=relaxations)
+    unit = unit_properties("web", spec, "/r")
+    encode({name: value for name, value in unit.items() if name.startswith("Limit")})
+    assert [unit[f"Limit{n}"] for n in ("NOFILE", "NPROC", "MEMLOCK", "STACK", "CORE")] == [
+        *(4096, 64, 1 << 20, 1 << 23, 0)
+    ]
+    assert "LimitNOFILE" not in unit_properties("web", a_spec(), "/r")
+    assert key_of(spec) != key_of(replace(spec, ulimits=Ulimits()))

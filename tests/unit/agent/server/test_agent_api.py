@@ -26,7 +26,7 @@ from agent.routes import ROUTES
 from agent.services import callers
 from agent.services.callers import authorize_with
 from wire.errors import Forbidden, Problem, SystemdError, Unauthenticated
-from wire.server import Peer
+from wire.fairness import Peer
 
 ROUTE = ROUTES[0]
 
@@ -92,7 +92,7 @@ def test_root_and_the_group_may_call_from_this_host(
     monkeypatch.setattr(callers.pwd, "getpwnam", user_id)
     peer = authorize_with("twine")(_request(monkeypatch, user, None), ROUTE)
 
-    assert peer == Peer(name=f"local:{user[0]}", role="local")
+    assert peer == Peer(name=f"local:{user[0]}", role="local", is_trusted=True)
 
 
 @pytest.mark.parametrize("group", ["root", "no-such-group"])

@@ -17,7 +17,7 @@ from agent.client import AgentClient
 from agent.services import callers
 from agent.services.contact import Contact
 from wire.errors import Busy, Conflict, Unprocessable
-from wire.server import Peer
+from wire.fairness import Peer
 
 STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0)
 REASON = "not heard from its control plane for 30 s, as its job asks"

@@ -15,8 +15,7 @@ from aiohttp import web
 from agent import client as agent_client
 from agent.client import AgentClient
 from wire.client import WireClient
-from wire.errors import Busy, ProtocolError, Unreachable
-from wire.server import Waiting
+from wire.errors import ProtocolError, Unreachable
 
 CHUNK = b" " * 65_536
 
@@ -135,20 +134,3 @@ async def test_commands_do_not_wait_behind_readers(tmp_path: Path) -> None:
         for follower in followers:
             follower.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
-
-
-def test_one_caller_does_not_take_all_places_of_those_who_wait() -> None:
-    """BUG-HT6: on the server's side: so many of one caller, so many in all."""
-    waiting = Waiting(most=4, of_one=2)
-    with waiting.of("ann"), waiting.of("ann"):
-        with pytest.raises(Busy, match="2 requests of ann"), waiting.of("ann"):
-            pass
-        with (
-            waiting.of("bob"),
-            waiting.of("bob"),
-            pytest.raises(Busy, match="4 in all"),
-            waiting.of("eve"),
-        ):
-            pass
-    with waiting.of("eve"):
-        pass

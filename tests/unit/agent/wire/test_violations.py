@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Any
 
 import msgspec
@@ -147,3 +148,70 @@ def test_bytes_decode_or_are_refused_as_invalid_input(data: bytes) -> None:
 def test_hostile_json_is_invalid_input(data: bytes) -> None:
     with pytest.raises(InvalidInput):
         decode_json(data, TaskSpec, "the body")
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    """A table of a hostile document."""
+
+    number: int = 0
+
+
+class Whole(msgspec.Struct, forbid_unknown_fields=True):
+    """A document with every kind of container."""
+
+    names: dict[Annotated[str, Meta(pattern="^[a-z]+$")], Part] = {}
+    parts: list[Part] = []
+    few: Annotated[list[int], Meta(max_length=3)] = []
+
+
+MANY = 50_000
+HOSTILE: dict[str, Any] = {
+    "unknown fields": {f"W{i}": 0 for i in range(MANY)},
+    "wrong names": {"names": {f"W{i}": {} for i in range(MANY)}},
+    "wrong parts by name": {"names": {"a" * i: {"x": 1} for i in range(1, 500)}},
+    "wrong parts": {"parts": [{"numbre": 1}] * MANY},
+    "one wrong part at the end": {"parts": [{}] * MANY + [1]},
+    "too many": {"few": ["x"] * MANY},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_the_search_for_violations_ends_with_the_last_one_that_is_listed(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-HT20: 70,000 wrong names took a second of a control plane, and are cut at 100."""
+    calls = {"convert": 0, "near": 0}
+    convert, near = msgspec.convert, difflib.get_close_matches
+
+    def counted_convert(*args: Any, **named: Any) -> Any:
+        calls["convert"] += 1
+        return convert(*args, **named)
+
+    def counted_near(*args: Any, **named: Any) -> Any:
+        calls["near"] += 1
+        return near(*args, **named)
+
+    monkeypatch.setattr(msgspec, "convert", counted_convert)
+    monkeypatch.setattr(difflib, "get_close_matches", counted_near)
+
+    found = violations(HOSTILE[what], Whole)
+
+    assert 0 < len(found) <= MAX_ERRORS
+    assert calls["convert"] < 1500
+    assert calls["near"] <= 8
+
+
+def test_names_in_a_refusal_are_short() -> None:
+    """BUG-HT20: a hundred errors below a name of a megabyte made an answer of a hundred."""
+    found = violations({"x" * MANY: 1, "names": {"a" * MANY: {"y" * MANY: 1}}}, Whole)
+    assert max(len(e.field) + len(e.reason) for e in found) < 400
+
+
+@pytest.mark.parametrize("number", ["1e300", "5e-324", "1.7976931348623157e308"])
+def test_many_numbers_that_are_slow_to_read_are_refused_unread(number: str) -> None:
+    """BUG-HT20: msgspec takes 12 us for each of them, 0.6 s for 300 KB."""
+    with pytest.raises(InvalidInput, match="numbers with an exponent"):
+        decode_json(f"[{','.join([number] * 1000)}]".encode(), list[float], "the body")
+    text = f'"{",".join([number] * 1000)}"'
+    assert decode_json(text.encode(), str, "the body")
+    assert decode_json(f"[{number}]".encode(), list[float], "the body") == [float(number)]

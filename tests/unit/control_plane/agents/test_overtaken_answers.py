@@ -68,7 +68,7 @@ def test_an_answer_that_nothing_overtook_is_taken_in() -> None:
 
 
 def test_a_look_at_a_machine_that_nobody_asked_makes_nothing_of_it() -> None:
-    """AL16: an index of a million machines kept as many blank observations."""
+    """An index of a million machines kept as many blank observations."""
 
     async def body() -> None:
         async with looking() as observations:

@@ -150,7 +150,7 @@ def test_the_largest_task_fits_one_machine_and_not_two_halves():  # CP8
     assert (largest.rru, largest.memory_bytes) == (2.0, memory - memory // 2)
 
 
-def test_each_machine_is_guaranteed_or_opportunistic():  # CP11 EL6 EL10
+def test_each_machine_is_guaranteed_or_opportunistic():  # CP11
     gone = UnavailabilityEvent(event_id="1", kind=EventKind.DECOMMISSION, reason="old", start=0)
     loan, own_loan = Loan(donor="", since=0), Loan(donor="e", since=0)
     region = [

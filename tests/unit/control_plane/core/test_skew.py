@@ -64,31 +64,31 @@ def per_msb(index: RegionIndex, tasks: int, *preferences: Preference, **fields) 
     ],
 )
 def test_a_full_bin_holds_up_the_others(theirs, skew, rooms, placed, pool):
-    """AL2."""
+    """AL7."""
     assert per_msb(uneven(*rooms, pool=pool), 9, *bounded(skew)) == placed, theirs
 
 
 def test_without_the_bound_tasks_go_where_there_is_room():
-    """AL2: the default is not to leave tasks without a machine."""
+    """AL7: the default is not to leave tasks without a machine."""
     assert per_msb(uneven(9, 1, 9), 9, Preference(property=MSB)) == [4, 1, 4]
 
 
 def test_the_bound_holds_behind_a_preference_that_matters_more():
-    """AL2: the first one would put everything into one MSB."""
+    """AL7: the first one would put everything into one MSB."""
     liked = Preference(property=MSB, strategy=Strategy.PREFER, values=["msb1"])
     assert per_msb(uneven(9, 9, 9), 9, liked, *bounded(1)) == [3, 3, 3]
     assert per_msb(uneven(9, 9, 9), 8, liked, *bounded(2)) == [4, 2, 2]
 
 
 def test_a_bin_whose_machines_take_no_tasks_does_not_count():
-    """AL2, AL14: an MSB that is down holds up nobody; one that is full does."""
+    """AL7: an MSB that is down holds up nobody; one that is full does."""
     index = uneven(9, 9)
     add(index, ["m3"], "msb3", blocked="it is down", **a_room(9))
     assert per_msb(index, 6, *bounded(1)) == [3, 3, 0]
 
 
 def test_a_bin_that_the_requirements_exclude_does_not_count():
-    """AL2: kube counts the domains that the node affinity leaves, too."""
+    """AL7: kube counts the domains that the node affinity leaves, too."""
     index = uneven(9, 9)
     add(index, ["m3"], "msb3", machine_type="large", **a_room(9))
     small = Demand(GIB, cpus=1, requires=(In("machine_type", frozenset({"small"})),))
@@ -119,7 +119,7 @@ EXCLUDED = {
 @pytest.mark.parametrize("kind", EXCLUDED)
 @pytest.mark.parametrize("property_", [MSB, Property.RACK])
 def test_a_bin_whose_machines_cannot_run_the_tasks_holds_up_no_other(kind, pool, property_):
-    """BUG-AL22, AL2: one task of six had a machine, six of six without the bound."""
+    """BUG-AL22: one task of six had a machine, six of six without the bound."""
     fields, demand = EXCLUDED[kind]
     apt = {"labels": (("gold", "yes"),), "capabilities": frozenset({"nested"})}
     apt |= {"disk_bytes": 9 * GIB, **a_room(9)}
@@ -167,7 +167,7 @@ def test_each_group_of_tasks_has_bins_of_its_own():
 
 
 def test_tasks_that_stay_count_and_those_that_wait_are_told_why():
-    """AL2, AL16: a second, larger request goes on where the first one ended."""
+    """A second, larger request goes on where the first one ended."""
     index = uneven(9, 1, 9)
     per_msb(index, 3, *bounded(1))
     group = Group(Demand(GIB, cpus=1), tuple(range(9)))
@@ -180,7 +180,7 @@ def test_tasks_that_stay_count_and_those_that_wait_are_told_why():
 @pytest.mark.parametrize("skew", [1, 2, 3])
 @pytest.mark.parametrize("each", [1, 3, 40])
 def test_the_bound_holds_for_racks_too(skew, each):
-    """AL2: bins that are finer than buckets."""
+    """AL7: bins that are finer than buckets."""
     index = RegionIndex()
     for rack in range(7):
         names = [f"r{rack}-{n}" for n in range(each if rack else 1)]
@@ -202,7 +202,7 @@ def test_the_bound_holds_for_racks_too(skew, each):
     ],
 )
 def test_a_bound_that_means_nothing_is_refused(preference, reason):
-    """AL2: with the place and the reason."""
+    """AL7: with the place and the reason."""
     route = next(r for r in ROUTES if r.name == "apply_job")
     document = json.dumps({"preferences": [preference]}).encode()
     with pytest.raises(InvalidInput) as refused:

@@ -2,8 +2,9 @@
 
 A day of `tests.bench.churn` on a small region. Its rates are per job and per machine, and a
 generated region of any size has some 40 machines per job, so the day is that of a million
-machines scaled down: what counts for the ratio is how often a job is asked for (each 30 s,
-`resync_s`) and how often something about it or its machines changes, and both stay the same.
+machines scaled down: what counts for the ratio is how often a job is asked for (each 300 s:
+a calm job rests for ten times `resync_s`) and how often something about it or its machines
+changes, and both stay the same.
 Only the largest jobs are missing. Where a change leads to several changed requests of a
 scheduler, it does so here: tasks that wait are asked for in another way than those that run,
 tasks of a failed machine move at once, and a release that needs more or less than the last
@@ -28,6 +29,8 @@ from vm_lab.region.generator import make_racks, make_region
 from vm_lab.region.workload import GeneratedJob, assigned, make_entitlements, make_jobs
 
 MACHINES = 3_000
+DAYS = 5
+"""So many that rare events are among them."""
 
 
 class Job:
@@ -153,7 +156,13 @@ class Day:
             await self.changed(job)
 
 
-def test_of_a_day_of_production_like_churn_the_cache_answers_over_99_percent():  # AL14
+def test_in_a_day_of_churn_every_unchanged_job_is_answered_from_the_cache():
+    """AL14, BUG-AU3: "over 99 %" was the share of asks that calm jobs do not make.
+
+    The paper's ratio is that of jobs allocated again without a change: here no ask is a miss.
+    All asks of a day, those after a change included, have a ratio of 0.985.
+    """
+
     async def main() -> None:
         entitlements = make_entitlements(30, round(MACHINES * 0.7))
         jobs = make_jobs(entitlements)
@@ -166,15 +175,16 @@ def test_of_a_day_of_production_like_churn_the_cache_answers_over_99_percent(): 
             counts.hits = counts.misses = 0
             churn = Churn(list(day.jobs), list(process.index.machines))
             seen = Counter[str]()
-            for event in churn.events(sum(churn.per_day().values())):
+            for event in churn.events(DAYS * sum(churn.per_day().values())):
                 seen[event.kind] += 1
                 await day.happens(event)
             assert all(seen[kind] for kind in churn.per_day())
-            assert seen["ask"] > 2_500 * len(jobs)
+            assert seen["ask"] > 250 * DAYS * len(jobs)
             assert counts.misses > seen["resize"] + seen["fail"]  # changes are not answered so
-            assert counts.hits / (counts.hits + counts.misses) > 0.99
+            ratio = counts.hits / (counts.hits + counts.misses)
+            assert ratio > 0.95  # of all asks, those after a change included
             events = sum(seen.values()) - seen["ask"]
-            assert day.settled_asks > 2_000 * len(jobs)
+            assert day.settled_asks > 200 * DAYS * len(jobs)
             assert day.settled_misses == 0  # asking alone makes nobody compute
             assert counts.misses < 2 * (events + day.replaced)  # what happens is computed once
             check(process.index)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from collections import Counter
 
 import pytest
@@ -20,12 +21,14 @@ from control_plane.allocator.core.region_index import STEP
 from control_plane.allocator.core.request import Allowance
 from control_plane.allocator.transactions import Allocations
 from control_plane.api.inventory import Drain
+from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineState
 from control_plane.api.plans import JobPlan
 from control_plane.api.policy import Admission, Preference, Property, Strategy
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 from wire.errors import InvalidInput, NotFound
+from wire.routes import decode_json
 
 PLACES = ("dc1/msb1", "dc1/msb2", "dc1/msb2", "dc2/msb3", "dc2/msb4")
 MEMORY = st.sampled_from([100, 250, 400, 600])
@@ -283,8 +286,19 @@ class NoBrokers:
     """Nothing is taken from anybody here."""
 
 
+def test_a_job_has_at_most_as_many_tasks_as_a_shard_takes():
+    """SH5, BUG-AU5: 15,000 tasks are read from the wire, and one more is refused."""
+    text = {"name": "a", "entitlement": "front", "image": f"sha256:{'0' * 64}", "command": ["/x"]}
+    made = decode_json(json.dumps(text | {"tasks": 15_000}).encode(), JobSpec, "the job")
+    assert made.tasks == 15_000
+    with pytest.raises(InvalidInput) as refused:
+        decode_json(json.dumps(text | {"tasks": 15_001}).encode(), JobSpec, "the job")
+    assert "15000" in str(refused.value.errors)
+    assert "tasks" in str(refused.value.errors)
+
+
 @on(region_of("dc1/msb1"))
-async def test_a_job_larger_than_a_shard_is_refused(w: World):  # SH5
+async def test_a_job_larger_than_its_entitlement_is_refused(w: World):
     await entitle(w, "front", 1)
     small = Limits(memory_max_bytes=1 << 20)
     with pytest.raises(

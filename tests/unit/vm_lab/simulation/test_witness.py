@@ -18,8 +18,7 @@ from control_plane.api.jobs import (
 )
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.store import Put
-from vm_lab.region import agent, scenario
-from vm_lab.region import quiescence as rest
+from vm_lab.region import agent, quiescence, scenario
 from vm_lab.region.clients import Owned
 from vm_lab.region.seed import SimulatedRegion
 
@@ -139,14 +138,14 @@ def test_a_job_may_wait_for_room_only_where_there_is_none(world: World) -> None:
     region.clients.entitlements["ent0"] = EntitlementSpec(machines=2, host_profile="p")
     for name in ("m01", "m02"):
         region.checker.standings[name].entitlement = "ent0"
-    assert not rest.is_full(region, large), "both have room"
+    assert not quiescence.is_full(region, large), "both have room"
     world.put("other-0", "m01", cores=1.0)
-    assert not rest.is_full(region, large), "the other one has room"
+    assert not quiescence.is_full(region, large), "the other one has room"
     world.put("other-1", "m02", cores=1.0)
-    assert rest.is_full(region, large)
-    assert not rest.is_full(region, SPEC), "a smaller task has room"
+    assert quiescence.is_full(region, large)
+    assert not quiescence.is_full(region, SPEC), "a smaller task has room"
     region.checker.standings["m02"].entitlement = ""
-    assert not rest.is_full(region, large), "it may have another machine"
+    assert not quiescence.is_full(region, large), "it may have another machine"
 
 
 @pytest.mark.parametrize(("waiting", "most", "bound"), [(1, 1, True), (2, 1, True), (1, 2, False)])
@@ -159,7 +158,7 @@ def test_a_release_waits_at_rest_while_tasks_without_room_use_up_the_budget(wait
         for i in range(4)
     ]
     status = summarize(JobRecord(name="web", spec=spec, version=2, specs={}, tasks=tasks))
-    assert rest.is_bound(status) is bound
+    assert quiescence.is_bound(status) is bound
 
 
 @pytest.mark.parametrize(("paused_s", "accused"), [(1.9, 0), (2.6, 1)])

@@ -1,0 +1,162 @@
+"""Sessions of every kind that stays leave no object behind, in a server and in its client.
+
+Both programs are made of these parts: `make_app` behind a door, and `WireClient`. With
+`TWINE_SESSIONS=5000` (`make soak-sessions`) so many of each kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import os
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from control_plane.front_end.access import Access
+from control_plane.front_end.listen import tcp_socket
+from control_plane.identity.authority import Subject, open_authority
+from wire import tls
+from wire.admission import ConnectionAdmission, open_admission
+from wire.client import WireClient
+from wire.duplex import Duplex, Talk
+from wire.limits import Limits
+from wire.routes import Route
+from wire.server import Call, http_log, make_app
+
+SESSIONS = int(os.environ.get("TWINE_SESSIONS", "30"))
+BATCH = 10
+SETTLE_S = 120.0
+ROLES = ("user",)
+BEGUN: set[int] = set()
+NUMBERS = itertools.count()
+EXEC = Route("exec", "GET", "/exec", duplex=True, roles=ROLES, needs="x")
+LOGS = Route("logs", "GET", "/logs", stream_out=True, roles=ROLES, needs="x")
+WAIT = Route("wait", "GET", "/wait", response=int, query=("wait_s",), roles=ROLES, needs="x")
+CALL = Route("call", "GET", "/call", response=int, roles=ROLES, needs="x")
+
+
+class Echo:
+    """What answers: an echo, a log with an end, one without, a wait without news."""
+
+    async def exec(self, _: Call) -> Talk:
+        async def talk(other: Duplex) -> None:
+            async for frame in other.frames():
+                await other.send(frame)
+
+        return talk
+
+    async def logs(self, _: Call) -> AsyncIterator[bytes]:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"line\n"
+            await asyncio.Event().wait()
+
+        return chunks()
+
+    async def wait(self, call: Call) -> int:
+        BEGUN.add(int(float(call.query["wait_s"])))
+        await asyncio.Event().wait()
+        return 0
+
+    async def call(self, _: Call) -> int:
+        return 1
+
+
+@pytest.fixture(autouse=True)
+def short_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's timer of a closed session lasts until the next heartbeat would be due."""
+    monkeypatch.setattr("wire.client.HEARTBEAT_S", 1.0)
+
+
+@contextlib.asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[tuple[ConnectionAdmission, str, ssl.SSLContext]]:
+    authority = open_authority(folder / "authority.pem", "twine")
+    own = authority.credential(Subject("component", "control-plane", ("127.0.0.1",)), "")
+    context = tls.client_context(
+        authority.credential(Subject("user", "ann"), ""), tls.CONTROL_PLANE
+    )
+    echo, routes = Echo(), (EXEC, LOGS, WAIT, CALL)
+    handlers = {route.name: getattr(echo, route.name) for route in routes}
+    app = make_app("x", routes, handlers, Access(owner_uid=0), version="0")
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
+    await runner.setup()
+    listener = tcp_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = tls.server_context(own, require_client=False)
+    async with open_admission(runner, listener, server, Limits(), http_log("x")) as door:
+        yield door, f"https://127.0.0.1:{port}", context
+        await runner.cleanup()
+
+
+async def session(kind: str, client: WireClient) -> None:
+    """Have one session, which its client leaves in the middle or at its end."""
+    if kind.startswith("exec"):
+        async with client.converse(EXEC) as talk:
+            await talk.send("hello")
+            if kind == "exec":
+                await anext(aiter(talk.frames()))
+    elif kind == "logs":
+        lines = client.stream(LOGS)
+        assert await anext(aiter(lines)) == b"line\n"
+        await lines.aclose()  # type: ignore[attr-defined]
+    elif kind == "wait":
+        number = next(NUMBERS)
+        waiting = asyncio.ensure_future(client.call(WAIT, wait_s=number))
+        while number not in BEGUN:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    else:
+        await client.call(CALL)
+
+
+async def have(
+    kind: str, count: int, door: ConnectionAdmission, url: str, context: ssl.SSLContext
+) -> None:
+    """Have so many sessions, each on connections of its own, and wait until they are gone."""
+
+    async def one() -> None:
+        async with WireClient(url, context, timeout_s=SETTLE_S) as client:
+            await session(kind, client)
+
+    for _ in range(0, count, BATCH):
+        await asyncio.gather(*(one() for _ in range(BATCH)))
+    async with asyncio.timeout(SETTLE_S):
+        while door.count() != (0, 0) or len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0.02)
+
+
+def reachable() -> int:
+    gc.collect()
+    return len(gc.get_objects())
+
+
+@pytest.mark.parametrize("kind", ["exec", "exec cut short", "logs", "wait", "call"])
+async def test_a_session_leaves_no_object_behind(tmp_path: Path, kind: str) -> None:
+    """BUG-HT21: each exec session left 180 KB in the control plane for good."""
+    async with served(tmp_path) as (door, url, context):
+        await have(kind, 2 * BATCH, door, url, context)
+        before = reachable()
+        await have(kind, SESSIONS, door, url, context)
+        async with asyncio.timeout(SETTLE_S):
+            while reachable() - before >= 2 * SESSIONS + 100:
+                await asyncio.sleep(0.2)
+
+
+async def test_a_websocket_that_was_closed_is_no_cycle(tmp_path: Path) -> None:
+    """BUG-HT21: an old generation that is not looked at for long does not hold sessions."""
+    async with served(tmp_path) as (door, url, context):
+        await have("exec", BATCH, door, url, context)
+        gc.collect()
+        gc.disable()
+        try:
+            await have("exec", SESSIONS, door, url, context)
+            held = [one for one in gc.get_objects() if isinstance(one, web.WebSocketResponse)]
+            assert not held
+        finally:
+            gc.enable()

@@ -1,0 +1,208 @@
+"""What one caller may take of a server: places to wait, computing time, bytes of a body.
+
+An account is what is charged: an identity, or the network that an anonymous caller comes from.
+Those who run the server (`Peer.is_trusted`) are charged nothing and keep a reserve of places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import coroutine
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from wire.errors import Busy
+from wire.networks import network_of
+from wire.routes import Route
+
+Answer = TypeVar("Answer")
+ANYONE = "anyone"
+"""The role of a caller without a certificate."""
+MAX_BODY_BYTES = 1 << 20
+"""Of a request that is not a stream."""
+USER_BODY_BYTES = 320 << 10
+"""A job file has at most 256 KiB; as JSON it is a little longer."""
+ANYONE_BODY_BYTES = 128 << 10
+"""A thousand jobs that are watched, each with its revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is calling, as proved by TLS or by the kernel."""
+
+    name: str
+    """URI SAN of the certificate, or `local:<uid>` on the unix socket."""
+    role: str
+    """`local`, or what follows the trust domain: `component`, `host`, `user`, …"""
+    address: str = ""
+    """IP address it calls from; empty on a unix socket."""
+    valid_from: float = 0.0
+    """When its certificate begins, in seconds since 1970."""
+    is_trusted: bool = False
+    """Whether it runs the server: an operator, the local socket, a component."""
+
+    @property
+    def account(self) -> str:
+        """Return what is charged for its calls."""
+        return f"{ANYONE} at {network_of(self.address)}" if self.role == ANYONE else self.name
+
+
+def body_limit(route: Route, peer: Peer) -> int:
+    """Return how large a body this caller may send to this route."""
+    if peer.is_trusted:
+        return MAX_BODY_BYTES
+    return route.body_bytes or (ANYONE_BODY_BYTES if peer.role == ANYONE else USER_BODY_BYTES)
+
+
+class Waiting:
+    """Counts the requests that stay: followed logs, images, waits for news.
+
+    An account may have at most a share of the places that are still free, so whatever the others
+    took, one that has none finds one.
+    """
+
+    def __init__(self, most: int = 512, reserve: int = 64) -> None:
+        """Give out so many places, of which the reserve is for trusted callers."""
+        self._most, self._reserve = most, reserve
+        self._of: Counter[str] = Counter()
+        self._anonymous = 0
+
+    @contextmanager
+    def of(self, peer: Peer) -> Iterator[None]:
+        """Count one request for as long as it is answered, or raise `Busy`."""
+        account, is_anonymous = peer.account, peer.role == ANYONE
+        held, total = self._of[account], self._of.total()
+        if not self._has_room(peer, held, total):
+            raise Busy(
+                f"{held} requests of {account} wait already, of {total} in all",
+                hint="end some of them: followed logs, for instance",
+            )
+        self._of[account] += 1
+        self._anonymous += is_anonymous
+        try:
+            yield
+        finally:
+            self._anonymous -= is_anonymous
+            self._of[account] -= 1
+            if not self._of[account]:
+                del self._of[account]
+
+    def _has_room(self, peer: Peer, held: int, total: int) -> bool:
+        if peer.is_trusted:
+            return total < self._most
+        free = self._most - self._reserve - total
+        if peer.role == ANYONE:
+            free = min(free, self._most // 2 - self._anonymous)
+        return held < -(-free // 4)  # with one free place left, one that has none
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of the server's computing time an account may take."""
+
+    of_time: float
+    burst_s: float
+    """So much at once, after a pause."""
+
+
+USERS = Share(0.2, 0.5)
+STRANGERS = Share(0.05, 0.1)
+ALL_STRANGERS = Share(0.3, 0.5)
+"""Of all anonymous callers together."""
+MAX_PAUSE_S = 5.0
+"""How long a request waits until its account's debt is paid; beyond that it is refused."""
+_MAX_ACCOUNTS = 4096
+
+
+class Computing:
+    """Charges accounts for computing time: those that took more than their share wait.
+
+    Each account has a debt, which falls with time at the rate of its share. A request begins only
+    while the debt is within the burst.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Charge nothing to anybody yet."""
+        self._clock = clock
+        self._debts: dict[str, tuple[float, float]] = {}
+        """By account: seconds, and when that was."""
+
+    async def turn(self, peer: Peer) -> None:
+        """Wait until the caller's account may compute; raise `Busy` if that takes too long."""
+        end = self._clock() + MAX_PAUSE_S
+        while (pause_s := self.pause_s(peer)) > 0:
+            if self._clock() + pause_s > end:
+                raise Busy(
+                    f"{peer.account} took more computing time than its share",
+                    hint="send fewer requests, or smaller ones",
+                )
+            await asyncio.sleep(pause_s)
+
+    def pause_s(self, peer: Peer) -> float:
+        """Return how long until the caller's account is within its share; 0: it is."""
+        over = [
+            (self._debt(account, share) - share.burst_s) / share.of_time
+            for account, share in _charged(peer)
+        ]
+        return max(0.0, *over) if over else 0.0
+
+    def charge(self, peer: Peer, seconds: float) -> None:
+        """Add what a caller's request took."""
+        for account, share in _charged(peer):
+            debt = self._debt(account, share) + seconds
+            self._debts.pop(account, None)
+            self._debts[account] = debt, self._clock()
+        while len(self._debts) > _MAX_ACCOUNTS:
+            del self._debts[next(iter(self._debts))]  # the one that took nothing for the longest
+
+    def _debt(self, account: str, share: Share) -> float:
+        debt, at = self._debts.get(account, (0.0, 0.0))
+        return max(0.0, debt - (self._clock() - at) * share.of_time)
+
+    @coroutine
+    def charged(self, peer: Peer, work: Awaitable[Answer]) -> Generator[Any, Any, Answer]:
+        """Do the work, and charge the caller for each step that it takes on the event loop."""
+        steps = work.__await__()
+        step: Callable[[], Any] = partial(next, steps)
+        while True:
+            began = time.thread_time()
+            try:
+                future = step()
+            except StopIteration as e:
+                return e.value  # type: ignore[no-any-return]
+            finally:
+                self.charge(peer, time.thread_time() - began)
+            try:
+                value = yield future
+                step = partial(steps.send, value)
+            except BaseException as e:
+                step = partial(steps.throw, e)
+
+
+def _charged(peer: Peer) -> tuple[tuple[str, Share], ...]:
+    if peer.is_trusted:
+        return ()
+    if peer.role == ANYONE:
+        return (peer.account, STRANGERS), (ANYONE, ALL_STRANGERS)
+    return ((peer.account, USERS),)
+
+
+class Turns:
+    """Lets one costly request of an account be answered at a time; its others wait."""
+
+    def __init__(self) -> None:
+        """Nothing is answered yet."""
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, peer: Peer) -> asyncio.Lock:
+        """Return the lock of a caller's account; it goes with the last one that holds it."""
+        lock = self._locks.get(peer.account)
+        if lock is None:
+            self._locks[peer.account] = lock = asyncio.Lock()
+        return lock
