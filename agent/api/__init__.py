@@ -256,6 +256,17 @@ class Exit(Reported, frozen=True, kw_only=True):
     """Seconds since 1970."""
 
 
+def exit_text(last: Exit) -> str:
+    """Return in words how a task ended: `exit code 3`, `signal SIGSEGV`, `oom-kill`."""
+    if last.signal is not None:
+        how = f"signal {last.signal}"
+    elif last.code is not None:
+        how = f"exit code {last.code}"
+    else:
+        return last.result
+    return how if last.result in ("success", "exit-code", "signal") else f"{last.result}, {how}"
+
+
 class TaskStatus(Reported, frozen=True, kw_only=True):
     """The observed state of one task, for the generation it reflects."""
 

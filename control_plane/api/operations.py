@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.api import Name
+from agent.api import Exit, Name
 
 
 class OperationKind(StrEnum):
@@ -194,6 +194,10 @@ class TaskStory(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: there is no such task now."""
     machine: str = ""
     reason: str = ""
+    restarts: int = 0
+    """How often its agent started it again, of this run."""
+    last_exit: Exit | None = None
+    """How it ended the last time; None: it did not yet."""
     now: Operation | None = None
     events: list[JobEvent] = []
     """Oldest first."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agent.api import Exit, exit_text
 from control_plane.api.operations import REASON_MAX, JobEvent, JobEvents, MoveWish, TaskStory
 from control_plane.cli import show
 from control_plane.cli.program import Target
@@ -106,7 +107,14 @@ def head(name: str, found: TaskStory) -> list[str]:
         since = show.ago(now.since)
         why = f": {now.reason}" if now.reason else ""
         head.append(f"  {now.kind} because of {now.cause}, {now.state} for {since}{why}")
+    if found.restarts or found.last_exit is not None:
+        head.append(f"  {found.restarts} restart(s) of this run{_last(found.last_exit)}")
+        head.append(f"  its last output: twinectl job logs {found.job} {found.task} --previous")
     return head
+
+
+def _last(last: Exit | None) -> str:
+    return "" if last is None else f", last {exit_text(last)}, {show.ago(last.at)} ago"
 
 
 def _rows(job: str, found: Iterable[JobEvent]) -> list[tuple[object, ...]]:

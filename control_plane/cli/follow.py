@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from control_plane.api.jobs import JobPhase, JobStatus
+from agent.api import exit_text
+from control_plane.api.jobs import JobPhase, JobStatus, TaskRecord
+from control_plane.api.updates import OnFailure
 from control_plane.cli.show import progress
 from wire.errors import NotFound, TwineError, Unreachable
 
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 MAX_REASONS = 5
+LOOP = 3
+"""So many restarts of one run of a task, seen while waiting, are a crash loop."""
+LOOP_JUDGED = 6
+"""The same, where the update judges its tasks itself: it may halt or go back before."""
 
 
 class NotReached(TwineError):
@@ -40,7 +46,49 @@ def went_back(status: JobStatus, first: int) -> NotReached | None:
         return None
     return NotReached(
         f"job {status.record.name}: {status.update or rollout.reason}",
-        hint=f"twinectl job events {status.record.name}, twinectl job logs",
+        hint=f"twinectl job events {status.record.name}, {_logs(status)}",
+    )
+
+
+def _logs(status: JobStatus) -> str:
+    """Return the command that shows the log of the task that failed last, or of the first."""
+    rollout = status.record.rollout
+    index = rollout.failed[-1] if rollout is not None and rollout.failed else 0
+    return f"twinectl job logs {status.record.name} {index} --previous"
+
+
+class CrashLoops:
+    """Finds tasks of the newest version that crash again and again while a command waits."""
+
+    def __init__(self) -> None:
+        """Nothing was seen yet."""
+        self._first: dict[tuple[int, int], int] = {}
+        """Index and generation of a task → its restarts when the wait saw it first."""
+
+    def look(self, status: JobStatus) -> NotReached | None:
+        """Return the failure if a task is in a crash loop."""
+        record = status.record
+        most = LOOP_JUDGED if _is_judged(status) else LOOP
+        for task in record.tasks:
+            first = self._first.setdefault((task.index, task.generation), task.restarts)
+            if task.version == record.version and task.restarts - first >= most:
+                return _loop(record.name, task)
+        return None
+
+
+def _is_judged(status: JobStatus) -> bool:
+    """Return whether an update is under way that halts or goes back if its tasks fail."""
+    rollout = status.record.rollout
+    if rollout is None or rollout.done or rollout.returns_from:
+        return False
+    return status.record.spec.update.on_failure is not OnFailure.CONTINUE
+
+
+def _loop(job: str, task: TaskRecord) -> NotReached:
+    last = f", last with {exit_text(task.last_exit)}" if task.last_exit is not None else ""
+    return NotReached(
+        f"job {job}: task {job}-{task.index} crashes in a loop: {task.restarts} restarts{last}",
+        hint=f"twinectl job logs {job} {task.index} --previous; it goes on restarting",
     )
 
 
@@ -85,19 +133,25 @@ async def changes(client: ControlPlaneClient, name: str) -> AsyncIterator[JobSta
         await asyncio.sleep(POLL_S)
 
 
-async def wait_stable(client: ControlPlaneClient, name: str, timeout_s: float) -> JobStatus:
-    """Return the job once it is what its owner wants; say on stderr how it gets there."""
-    said, status, first = "", None, 0
+async def wait_stable(
+    client: ControlPlaneClient, name: str, timeout_s: float, version: int = 0
+) -> JobStatus:
+    """Return the job once it is what its owner wants; say on stderr how it gets there.
+
+    `version` is the one that is waited for; 0: the newest at the first look.
+    """
+    said, status, first = deque[str](maxlen=4), None, version
+    loops = CrashLoops()
     try:
         async with asyncio.timeout(timeout_s):
             async for status in changes(client, name):
                 if status is None:
                     raise NotFound(f"job {name} was stopped while waiting for it")
                 first = first or status.record.version
-                if (line := headline(status)) != said:
+                if (line := headline(status)) not in said:
                     progress(line)
-                    said = line
-                if (failed := went_back(status, first)) is not None:
+                    said.append(line)
+                if (failed := went_back(status, first) or loops.look(status)) is not None:
                     raise failed
                 if arrived(status):
                     return status

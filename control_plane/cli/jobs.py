@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from agent.api import exit_text
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.cli import follow, show
 from control_plane.cli.log_text import print_log
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
 _TIMEOUT = click.option(
     "--timeout", type=seconds(), default="10m", show_default=True, help="For --wait."
 )
-_TASK_COLUMNS = ("task", "phase", "health", "machine", "ports", "version", "restarts", "reason")
+_TASK_COLUMNS = (
+    "task",
+    "phase",
+    "health",
+    "machine",
+    "ports",
+    "version",
+    "restarts",
+    "last exit",
+    "reason",
+)
 
 
 @click.group()
@@ -56,7 +67,7 @@ def apply(
     async def work(client: ControlPlaneClient) -> JobStatus:
         status = await client.apply_job(spec, dry_run=dry_run)
         if wait and not dry_run:
-            return await follow.wait_stable(client, spec.name, timeout)
+            return await follow.wait_stable(client, spec.name, timeout, status.record.version)
         return status
 
     status = target.ask(work)
@@ -188,6 +199,7 @@ def _task_rows(status: JobStatus) -> list[list[str]]:
             ports or "-",
             task.version,
             task.restarts,
+            exit_text(task.last_exit) if task.last_exit is not None else "-",
             task.reason,
         )
         rows.append([show.printable(c) for c in cells])

@@ -14,7 +14,14 @@ import msgspec
 from msgspec.structs import replace
 
 from control_plane.api.jobs import JobRecord
-from control_plane.api.operations import EventRow, GoneJobs, JobEvent, JobEvents, TaskStory
+from control_plane.api.operations import (
+    EventRow,
+    GoneJobs,
+    JobEvent,
+    JobEvents,
+    OperationState,
+    TaskStory,
+)
 from control_plane.api.stored_jobs import RetiredJob, read_retired, retired_of
 from control_plane.runtime.job_table import JobTable
 from control_plane.store import Delete, Operation, Put, Store
@@ -145,13 +152,18 @@ class EventLog:
         return JobEvents(job=job, events=events[:limit], more=len(events) > limit)
 
     async def story(self, jobs: JobTable, job: str, index: int) -> TaskStory:
-        """Return what is known of one task; `NotFound` if nothing is."""
-        events = [event for event in await self._all(jobs, job) if event.task == index]
+        """Return what is known of one task; `NotFound` if nothing is.
+
+        Updates of the job that failed are part of it: because of them the task went back.
+        """
+        known = await self._all(jobs, job)
+        is_known = any(event.task == index for event in known)
+        events = [event for event in known if event.task == index or _is_failed_update(event)]
         record = jobs.find(job)
         tasks = record.tasks if record is not None else []
         task = next((task for task in tasks if task.index == index), None)
         if task is None:
-            if not events:
+            if not is_known:
                 raise NotFound(f"nothing is known of task {index} of job {job!r}")
             return TaskStory(job=job, task=index, events=events)
         return TaskStory(
@@ -160,6 +172,8 @@ class EventLog:
             phase=task.phase.value,
             machine=task.placement.machine if task.placement is not None else "",
             reason=task.reason,
+            restarts=task.restarts,
+            last_exit=task.last_exit,
             now=task.operation,
             events=events,
         )
@@ -200,6 +214,10 @@ class EventLog:
         gone = range(max(0, first - ROWS + 1), min(first, newest - ROWS) + 1)
         operations += [Delete(event_row_key(job, n)) for n in gone if n not in rows_now]
         return operations, rows_now[newest], numbered
+
+
+def _is_failed_update(event: JobEvent) -> bool:
+    return event.task is None and event.outcome is OperationState.FAILED
 
 
 async def retired_job(store: Store, name: str) -> RetiredJob:

@@ -97,7 +97,8 @@ class JobPlanner:
         _, _, planned = await self._placements.plan_final(record)
         held, free, kept = await self._judge_all(record)
         limits = [r for r in planned if _is_limit(r)]
-        reasons = [*held.reasons(), *(_of_free(r) for r in free.reasons()), *kept]
+        of_free = [_of_free(r) for r in (*free.reasons(), *free.overlap())]
+        reasons = [*held.reasons(), *held.overlap(), *of_free, *kept]
         reasons += [r for r in limits if r not in reasons]
         if not waiting:
             reasons = []

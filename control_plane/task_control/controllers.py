@@ -258,7 +258,7 @@ def _request(
                 machine=event.to_machine,
             )
             for event in completed
-            if event.task is not None
+            if event.task is not None and event.operation  # a crash was no operation
         ],
         advance_notices=list(question.notices),
         all_unhealthy_tasks=list(question.unhealthy),

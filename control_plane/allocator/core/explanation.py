@@ -31,18 +31,21 @@ def explaining(work: Draft, group: Group) -> Generator[None, None, list[str]]:
     if held.machines >= _EXPLAINED:
         yield from _compare_all(work, group.demand, work.pool, held)
     reasons = list(held.reasons()) if held.machines else ["the entitlement holds no machine yet"]
-    reasons += _counted(limits, "machine")
+    reasons += [*_counted(limits, "machine"), *held.overlap(limits.total())]
     if held.machines >= _EXPLAINED:
         reasons.append(f"these are {_EXPLAINED} of the entitlement's {work.pool.size} machines")
-    free, limits = Tally(group.demand), Counter[str]()
-    yield from _judge(work, group, _free(work, limits), free, limits)
+    free, limits, refused = Tally(group.demand), Counter[str](), Counter[str]()
+    yield from _judge(work, group, _free(work, refused), free, limits)
+    overlap = free.overlap(limits.total())
+    limits = refused + limits
     if free.machines >= _EXPLAINED:
         yield from _compare_all(work, group.demand, work.free, free)
         reasons.append(f"these are {_EXPLAINED} of {work.free.size} free machines")
     if not work.free.size:
         reasons.append("the free pool is empty")
     reasons += _counted(limits, "free machine")
-    return reasons + [reason.replace(" machine", " free machine", 1) for reason in free.reasons()]
+    said = [*free.reasons(), *overlap]
+    return reasons + [reason.replace(" machine", " free machine", 1) for reason in said]
 
 
 def _judge(

@@ -224,6 +224,13 @@ class Tally:
             for key, count in sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
         )
 
+    def overlap(self, others: int = 0) -> list[str]:
+        """Return a note if machines have several reasons each; `others` are counted elsewhere."""
+        if others + sum(self._counts.values()) <= self.machines:
+            return []
+        s = "s" if self.machines > 1 else ""
+        return [f"of {self.machines} machine{s} in all: each counts for all of its reasons"]
+
     def lacks(self) -> frozenset[str]:
         """Return the kinds of reasons that occurred: `memory`, `cpu`, …"""
         return frozenset(self._counts)

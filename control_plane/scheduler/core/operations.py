@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from agent.api import TaskState, exit_text
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import (
     DEADLINE,
@@ -130,6 +131,8 @@ class Ledger:
             return self.open(task, OperationKind.START, cause, state=OperationState.PROPOSED)
         if task.operation is None and old.operation is not None:
             task = replace(task, operation=old.operation)  # made anew, and still the same task
+        if is_crash_to_log(old, task):
+            self._crashed(task)
         match task.phase:
             case TaskPhase.LOST if old.phase is not TaskPhase.LOST:
                 return self._lost(task)
@@ -143,6 +146,26 @@ class Ledger:
                 if old.phase is TaskPhase.LOST:
                     return self.close(task, OperationState.WITHDRAWN, _BACK)
         return task
+
+    def _crashed(self, task: TaskRecord) -> None:
+        """Log that a task ended on its own; its agent restarts it, if its policy says so."""
+        how = exit_text(task.last_exit) if task.last_exit is not None else "ended"
+        times = "once" if (count := _ends(task)) == 1 else f"{count} times"
+        why = f": {task.reason}" if task.reason else ""
+        self.events.append(
+            JobEvent(
+                task=task.index,
+                operation="",
+                kind=OperationKind.RESTART,
+                cause=Cause.FAILURE,
+                outcome=OperationState.FAILED,
+                reason=f"{how}; it ended {times} so far{why}"[:REASON_MAX],
+                from_machine=_machine(task),
+                version=task.version,
+                start=task.last_exit.at if task.last_exit is not None else self._now.wall,
+                end=self._now.wall,
+            )
+        )
 
     def _lost(self, task: TaskRecord) -> TaskRecord:
         known = task.operation
@@ -204,6 +227,22 @@ class Ledger:
         cause = Cause.SURGE if task.extra else Cause.RESIZE
         cause = Cause.STOP if job.stopping else cause
         return self.open(task, OperationKind.REMOVE, cause, state=state)
+
+
+def is_crash_to_log(old: TaskRecord, task: TaskRecord) -> bool:
+    """Return whether the log tells of a crash: of the 1st, 2nd, 4th, 8th, … of one run.
+
+    So a crash loop adds few events, and does not push the others out of the log.
+    """
+    if old.generation != task.generation or _ends(task).bit_length() <= _ends(old).bit_length():
+        return False
+    # after a start of this process the first words of an agent are of the past, perhaps
+    return old.invocation_id != "" or task.restarts == 0
+
+
+def _ends(task: TaskRecord) -> int:
+    """Return how often a run of a task ended on its own."""
+    return task.restarts + (task.state in (TaskState.BACKOFF, TaskState.FAILED))
 
 
 def is_going(task: TaskRecord) -> bool:

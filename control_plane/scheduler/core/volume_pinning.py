@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from agent.api.volumes import VolumeKind
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, spec_of, task_id
-from control_plane.api.operations import OperationKind, OperationState
+from control_plane.api.operations import OperationKind
 
 FindJob = Callable[[str], JobRecord | None]
 
@@ -45,15 +45,18 @@ def _of_task(record: JobRecord, task: TaskRecord) -> Iterator[str]:
     machine, what = task.placement.machine, f"task {task.index}: {kept}"
     operation = task.operation
     moves = operation is not None and operation.kind is OperationKind.MOVE and not operation.instead
+    is_here = operation is not None and operation.to_machine == machine  # it moved already
+    has_controller = record.spec.controller is not None and not record.stopping
+    held_back = "; until its controller acknowledges the move, it stays" if has_controller else ""
     if task.phase is TaskPhase.LOST:
         yield (
             f"{what} on {machine}, which is gone: the task goes on with it if {machine} is back"
             " before there is a place elsewhere, where it would start empty"
         )
-    elif operation is not None and moves and operation.state is not OperationState.DONE:
+    elif operation is not None and moves and not is_here:
         yield (
             f"{what} on {machine}, which it is to leave because of {operation.cause}: it will start"
-            " empty elsewhere; a controller that does not acknowledge the move holds it back"
+            f" empty elsewhere{held_back}"
         )
     else:
         yield f"{what} on {machine}"

@@ -89,9 +89,10 @@ def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
     shown = ctl("job", "status", "web").stdout.splitlines()
     assert shown[0] == "job web: stable, 2/2 healthy, 2 on version 1"
     assert shown[2].split() == [
-        *("TASK", "PHASE", "HEALTH", "MACHINE", "PORTS", "VERSION", "RESTARTS", "REASON")
+        *("TASK", "PHASE", "HEALTH", "MACHINE", "PORTS", "VERSION", "RESTARTS"),
+        *("LAST", "EXIT", "REASON"),
     ]
-    assert shown[3].split() == ["web-0", "running", "healthy", "vm1", "http=20000", "1", "0"]
+    assert shown[3].split() == ["web-0", "running", "healthy", "vm1", "http=20000", "1", "0", "-"]
     assert ctl("job", "list").stdout.splitlines()[1].split()[:3] == ["web", "stable", "2/2"]
     assert "h:80" in ctl("job", "endpoints", "web").stdout
     for verb in ("pause", "resume", "restart", "rollback"):

@@ -6,7 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api import Volume, VolumeKind
-from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
+from control_plane.api.jobs import (
+    ControllerRef,
+    JobRecord,
+    JobSpec,
+    Placement,
+    TaskPhase,
+    TaskRecord,
+)
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
 from control_plane.scheduler.core.volume_pinning import kept_notes
 
@@ -68,9 +75,31 @@ def test_a_task_that_is_to_leave_is_named_with_the_reason() -> None:
     )
     mine = notes(with_task(a_job(data=DATA), operation=move))[1]
     assert "which it is to leave because of maintenance: it will start empty elsewhere" in mine
-    assert "controller" in mine
+    assert "controller" not in mine
+    asked = a_job(data=DATA)
+    asks = replace(
+        asked, spec=replace(asked.spec, controller=ControllerRef(url="https://c:1", name="zk"))
+    )
+    assert notes(with_task(asks, operation=move))[1].endswith(
+        "until its controller acknowledges the move, it stays"
+    )
     stays = replace(move, instead="stop")
     assert notes(with_task(a_job(data=DATA), operation=stays))[1] == "task 0: data on m1"
+
+
+def test_a_task_that_has_just_moved_is_not_said_to_leave_its_new_machine() -> None:
+    """BUG-UX7."""
+    moved = Operation(
+        id="db-0.1",
+        task=0,
+        kind=OperationKind.MOVE,
+        cause=Cause.MAINTENANCE,
+        state=OperationState.RUNNING,
+        from_machine="m1",
+        to_machine="m2",
+    )
+    arrived = with_task(a_job(machine="m2", data=DATA), operation=moved)
+    assert notes(arrived)[1] == "task 0: data on m2"
 
 
 def test_what_was_left_behind_is_named() -> None:

@@ -381,6 +381,22 @@ def test_blocked_machines_are_neither_used_nor_taken():
 # -- reasons
 
 
+def test_machines_with_several_reasons_are_said_to_count_more_than_once():
+    """BUG-UX7: 2 + 1 + 1 machines, of 3."""
+    index = RegionIndex()
+    add(index, "a", memory_bytes=GIB, blocked="is down")
+    add(index, "b", memory_bytes=GIB)
+    add(index, "c", blocked="is in maintenance")
+    made = plan(index, a_request(1, demand=Demand(2 * GIB)), NONE)
+    assert made.reasons == (
+        "2 machines: memory: 2048 MiB wanted, at most 1024 MiB free",
+        "1 machine: is down",
+        "1 machine: is in maintenance",
+        "of 3 machines in all: each counts for all of its reasons",
+        "the free pool is empty",
+    )
+
+
 def test_every_reason_is_given_at_once():
     index = RegionIndex()
     add(index, "a b", memory_bytes=GIB)

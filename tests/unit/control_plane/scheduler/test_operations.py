@@ -12,10 +12,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from virtual_time import clock
 from world import World, a_job, scenario
 
+from agent.api import Exit, Health, TaskState
 from control_plane.api.inventory import Drain
 from control_plane.api.jobs import JobRecord, TaskRecord, UpdatePolicy
 from control_plane.api.operations import Cause, JobEvent, OperationKind, OperationState
 from control_plane.api.stored_jobs import RetiredJob
+from control_plane.api.updates import OnFailure
+from control_plane.cli.events import head
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler import event_log
 from control_plane.scheduler.event_log import ROW, ROWS, EventLog, retired_job
@@ -91,6 +94,48 @@ async def test_a_failure_and_a_drain_tell_from_where_to_where(w: World):
     assert {(e.kind.value, e.outcome.value, e.from_machine, e.reason) for e in drained} == {
         ("move", "done", leaving, "new fans")
     }
+
+
+@scenario()
+async def test_restarts_of_a_crash_loop_are_in_the_log_and_the_story(w: World):
+    """BUG-UX2: few events however often the task crashes, each with its exit code."""
+    await w.deployed(a_job(1))
+    (start,) = await told(w)
+    machine = w.region.machines[start.to_machine]
+    for count in range(1, 11):
+        ended = Exit(result="exit-code", code=3, at=clock())
+        run = f"run-{count}"
+        machine.report("web-0", restarts=count, last_exit=ended, invocation_id=run)
+        await w.until(lambda n=count: w.cp._jobs.get("web").tasks[0].restarts == n)
+    crashes = (await told(w))[1:]
+    assert brief(crashes) == {(0, "restart", "failure", "failed")}
+    assert [e.reason for e in crashes] == [
+        f"exit code 3; it ended {n} so far" for n in ("once", "2 times", "4 times", "8 times")
+    ]
+    story = await w.cp.task_story("web", 0)
+    assert (story.restarts, story.last_exit and story.last_exit.code) == (10, 3)
+    assert [e.seq for e in story.events] == [1, 2, 3, 4, 5]
+    words = head("web-0", story)
+    assert any("10 restart(s) of this run, last exit code 3" in line for line in words)
+    assert words[-1].endswith("twinectl job logs web 0 --previous")
+
+
+@scenario()
+async def test_a_rollback_by_itself_is_in_the_story_with_the_exit_that_caused_it(w: World):
+    """BUG-UX5."""
+    update = UpdatePolicy(on_failure=OnFailure.ROLLBACK, health_gate_s=30)
+    await w.deployed(a_job(1, update=update))
+    await w.cp.apply_job(a_job(1, update=update, command=["/bin/bad"]))
+    await w.until(lambda: w.cp._jobs.get("web").tasks[0].version == 2)
+    machine = w.region.machines[(await told(w))[0].to_machine]
+    await w.until(lambda: w.cp._jobs.get("web").tasks[0].state is TaskState.RUNNING)
+    ended = Exit(result="exit-code", code=127, at=clock())
+    machine.report("web-0", state=TaskState.BACKOFF, health=Health.UNHEALTHY, last_exit=ended)
+    await w.until(lambda: w.cp._jobs.get("web").version == 3)
+    await w.stable()
+    reasons = [event.reason for event in (await w.cp.task_story("web", 0)).events]
+    assert any(reason.startswith("exit code 127; it ended once") for reason in reasons)
+    assert any(reason.startswith("back to version 1: version 2 failed") for reason in reasons)
 
 
 @scenario()

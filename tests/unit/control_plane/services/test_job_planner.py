@@ -153,6 +153,8 @@ async def test_all_reasons_are_named_at_once_and_per_group_of_machines(w: World)
     explained = await w.cp.job_planner.explain("b")
     assert "1 machine: is going to be taken for maintenance: new fans" in explained.reasons
     assert "3 machines: memory: 600 MiB wanted, at most 296 MiB free" in explained.reasons
+    note = "of 3 machines in all: each counts for all of its reasons"  # BUG-UX7
+    assert explained.reasons.count(note) == 1
     explained = await w.cp.job_planner.explain("a")
     assert (explained.summary, explained.reasons) == ("3 of 3 placed", [])
     assert sum(b.tasks for b in explained.spread) == 3

@@ -1,0 +1,96 @@
+"""What a command that waits for a job says, and when it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from agent.api import Exit
+from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus, TaskPhase, TaskRecord
+from control_plane.api.updates import OnFailure, Rollout, UpdatePolicy
+from control_plane.cli import follow
+
+SPEC = JobSpec(name="web", entitlement="e", tasks=1, image="sha256:" + "1" * 64, command=["x"])
+
+
+def a_status(restarts: int, detail: str = "", phase: JobPhase = JobPhase.PROGRESSING) -> JobStatus:
+    task = TaskRecord(
+        index=0,
+        version=1,
+        generation=1,
+        phase=TaskPhase.STARTING,
+        restarts=restarts,
+        last_exit=Exit(result="exit-code", code=3, at=1.0) if restarts else None,
+    )
+    record = JobRecord(name="web", spec=SPEC, version=1, specs={1: SPEC}, tasks=[task])
+    return JobStatus(
+        record=record, phase=phase, wanted=1, running=0, healthy=0, updated=0, detail=detail
+    )
+
+
+class Client:
+    """Answers with one status after the other, and with the last one again and again."""
+
+    def __init__(self, statuses: Sequence[JobStatus]) -> None:
+        self._statuses = list(statuses)
+
+    async def get_job(self, _name: str) -> JobStatus:
+        return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+
+
+def waited(monkeypatch: pytest.MonkeyPatch, *statuses: JobStatus) -> None:
+    monkeypatch.setattr(follow, "POLL_S", 0.0)
+    asyncio.run(follow.wait_stable(Client(statuses), "web", 5.0))  # type: ignore[arg-type]
+
+
+def test_waiting_ends_early_on_a_crash_loop_and_names_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BUG-UX1."""
+    words = ("starting", "backs off", "not healthy")
+    crashing = [a_status(n, words[n % 3]) for n in range(follow.LOOP + 1)]
+    with pytest.raises(follow.NotReached, match="web-0 crashes in a loop: 3 restarts") as found:
+        waited(monkeypatch, *crashing)
+    assert "last with exit code 3" in str(found.value)
+    assert "twinectl job logs web 0 --previous" in found.value.hint
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == len(set(said)) == 3  # each of the alternating lines once
+
+
+def test_restarts_of_before_the_wait_are_no_crash_loop() -> None:
+    """BUG-UX1."""
+    loops = follow.CrashLoops()
+    assert loops.look(a_status(50)) is None
+    assert loops.look(a_status(52)) is None
+    assert loops.look(a_status(53)) is not None
+
+
+def test_an_update_that_judges_itself_has_more_time_to_go_back() -> None:
+    """BUG-UX1."""
+    spec = replace(SPEC, update=UpdatePolicy(on_failure=OnFailure.ROLLBACK))
+    loops = follow.CrashLoops()
+
+    def judged(restarts: int) -> JobStatus:
+        status = a_status(restarts)
+        rollout = Rollout(version=1, passed=True)
+        return replace(status, record=replace(status.record, spec=spec, rollout=rollout))
+
+    assert loops.look(judged(0)) is None
+    assert loops.look(judged(follow.LOOP)) is None
+    assert loops.look(judged(follow.LOOP_JUDGED)) is not None
+
+
+def test_a_version_that_went_back_before_the_first_look_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """BUG-UX5: the job is stable again, but not with what was applied."""
+    monkeypatch.setattr(follow, "POLL_S", 0.0)
+    status = replace(a_status(0, phase=JobPhase.STABLE), wanted=0)
+    back = Rollout(version=3, returns_from=2, passed=True, reason="version 2 failed on 1 task")
+    record = replace(status.record, version=3, rollout=back)
+    client = Client([replace(status, record=record)])
+    with pytest.raises(follow.NotReached, match="version 2 failed on 1 task"):
+        asyncio.run(follow.wait_stable(client, "web", 5.0, 2))  # type: ignore[arg-type]
