@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from control_plane.errors import UnknownOutcome
 from control_plane.store.memory import MemoryStore
+from control_plane.store.outcomes import OUTCOMES
 from control_plane.store.protocol import Entry, KeyChange, Listing, Operation, Put
 from wire.errors import Busy, TwineError
 
@@ -251,5 +252,7 @@ def _cannot(name: str, why: str) -> Busy:
 
 def _shown(operation: Operation) -> str:
     if isinstance(operation, Put):
+        if operation.key.startswith(OUTCOMES):
+            return operation.key  # its value names the process, by chance
         return f"{operation.key}={zlib.crc32(operation.value):08x}"
     return f"{operation.key}-"
