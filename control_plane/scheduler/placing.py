@@ -19,7 +19,7 @@ from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.request import Allocation, Allowance, Group, Request, same_claim
 from control_plane.allocator.core.spread import Repair, Target, Targets, evened
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord, bound_to
+from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord, spec_of
 from control_plane.api.policy import Admission
 from control_plane.api.requirements import In
 from control_plane.scheduler.core.decision import Seen
@@ -53,14 +53,13 @@ class Placing:
         """Return the entitlement on whose machines a job's tasks run."""
         return self.allocator.pool_of(record.spec)
 
-    def pools_of(self, record: JobRecord) -> set[str]:
-        """Return the entitlements on whose machines tasks of a job may be now."""
-        pools, known = {self.pool_of(record)}, {record.spec.entitlement}
-        if len(record.specs) < 2:
-            return pools
-        others = {s.entitlement: s for s in record.specs.values() if s.entitlement not in known}
-        bound = bound_to(record) if others else known
-        return pools | {self.allocator.pool_of(s) for name, s in others.items() if name in bound}
+    def pools_of(self, record: JobRecord) -> dict[str, str]:
+        """Return the pool of each entitlement that a version of a job is in."""
+        pools = {record.spec.entitlement: self.pool_of(record)}
+        for spec in record.specs.values():
+            if spec.entitlement not in pools:
+                pools[spec.entitlement] = self.allocator.pool_of(spec)
+        return pools
 
     def _homes(self, record: JobRecord) -> dict[int, Home]:
         """Return where tasks of earlier versions are that ran in another entitlement."""
@@ -148,7 +147,8 @@ class Placing:
             if task.placement is None or task.index in moving:
                 continue
             claim, machine = claims.get(task.index), self.index.machines.get(task.placement.machine)
-            if claim is not None and machine is not None and machine.pool in pools:
+            pool = pools.get(spec_of(record, task).entitlement)
+            if claim is not None and machine is not None and machine.pool == pool:
                 stale.append(claim)
                 true.append(Claim(task.index, machine, claim.demand, task.placement.ports or None))
         if stale:
