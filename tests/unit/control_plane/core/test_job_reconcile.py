@@ -320,7 +320,7 @@ def test_a_plan_that_sees_nothing_keeps_what_clients_use():
 
 
 def test_a_lost_task_that_is_back_is_not_taken_for_a_version_that_it_never_ran():
-    """BUG-TC1, BUG-CP30: released while its machine was down; the machine returns with the old copy.
+    """BUG-TC1, BUG-CP30: a release came while its machine was down; the old copy is back.
 
     What the copy was started with holds until its machine was heard.
     """
