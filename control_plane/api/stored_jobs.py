@@ -129,6 +129,28 @@ def chunks_of(record: JobRecord, only: set[int] | None = None) -> dict[int, Task
     return dict(chunks_in_turn(record, only))
 
 
+class Retired(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of a job that is gone, for one that is made again under its name."""
+
+    generation: int
+    """The last one; the next job's begin above it."""
+    lasting: dict[str, list[str]] = {}
+    """Machine → agent task ids that may run there for as long as it is not heard."""
+
+
+def encode_retired(record: JobRecord) -> bytes:
+    """Return what is stored of a job that is gone: a plain number if no copy of it may run."""
+    if not record.lasting:
+        return str(record.generation).encode()
+    return msgspec.json.encode(Retired(generation=record.generation, lasting=record.lasting))
+
+
+def decode_retired(data: bytes) -> Retired:
+    """Return what is remembered of a job that is gone."""
+    found = msgspec.json.decode(data, type=int | Retired)
+    return Retired(generation=found) if isinstance(found, int) else found
+
+
 def chunks_in_turn(
     record: JobRecord, only: set[int] | None = None
 ) -> Iterator[tuple[int, TaskChunk]]:

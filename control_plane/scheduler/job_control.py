@@ -14,6 +14,7 @@ from agent.api.volumes import VolumeKind
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.settings import SchedulerSettings
+from control_plane.api.stored_jobs import Retired, decode_retired
 from control_plane.errors import QuotaExceeded
 from control_plane.images.store import FindImage
 from control_plane.images.trust import distrust_in
@@ -89,9 +90,9 @@ class JobControl:
         moves = moves or back_to > 0
         self._check(spec, image, moves=moves)
         async with self._turn(spec.entitlement), self._jobs.lock(spec.name):
-            known, retired = self._jobs.find(spec.name), 0
+            known, retired = self._jobs.find(spec.name), Retired(generation=0)
             if known is None:
-                retired = await self._last_generation(spec.name)
+                retired = await self._earlier(spec.name)
             spec = self._claiming(written)
             self._check(spec, image, moves=moves)  # others may be faster
             self._check_share(spec, known)
@@ -260,19 +261,22 @@ class JobControl:
         spec = back_to(record.spec, record.specs[version])
         return await self.apply(spec, dry_run=False, back_to=version)
 
-    async def _last_generation(self, name: str) -> int:
-        """Return the last generation of an earlier job of this name; 0: there was none."""
-        retired = await self._store.get(retired_key(name))
-        return (int(retired.value) if retired is not None else 0) + self.skipped_generations
+    async def _earlier(self, name: str) -> Retired:
+        """Return what is remembered of an earlier job of this name."""
+        entry = await self._store.get(retired_key(name))
+        known = decode_retired(entry.value) if entry is not None else Retired(generation=0)
+        return replace(known, generation=known.generation + self.skipped_generations)
 
-    def _new(self, spec: JobSpec, generation: int) -> JobRecord:
+    def _new(self, spec: JobSpec, earlier: Retired) -> JobRecord:
         return JobRecord(
             name=spec.name,
             spec=spec,
             version=1,
             specs={1: spec},
             created_at=self._runtime.date(),
-            generation=generation,
+            generation=earlier.generation,
+            leaving=earlier.lasting,
+            lasting=earlier.lasting,
         )
 
 

@@ -26,6 +26,7 @@ from control_plane.api.jobs import JobRecord, JobStatus
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
 from control_plane.api.operations import Cause
+from control_plane.api.stored_jobs import encode_retired
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
@@ -456,10 +457,10 @@ class Scheduler:
         """Remove a job whose tasks and claims are gone, but remember its last generation.
 
         A job created again under the name goes on from there, so that agents do not take
-        its commands for old ones.
+        its commands for old ones. It also learns which copies may still run (BUG-CP30).
         """
         record = made.record
-        last = Put(retired_key(record.name), str(record.generation).encode())
+        last = Put(retired_key(record.name), encode_retired(record))
         await self._log.commit(self._jobs, record, made.events, gone=last)
         log.info("job gone", extra={"job": record.name})
 

@@ -187,5 +187,5 @@ def _damaged(key: str, error: Exception) -> DamagedRecord:
 
 
 def retired_key(name: str) -> str:
-    """Return where the last generation of a removed job is stored, as a decimal number."""
+    """Return where what is remembered of a removed job is stored (`api.stored_jobs.Retired`)."""
     return "retired/" + name

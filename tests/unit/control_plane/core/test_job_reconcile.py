@@ -24,6 +24,7 @@ from control_plane.api.jobs import (
     UpdatePolicy,
 )
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
+from control_plane.api.stored_jobs import decode_retired, encode_retired
 from control_plane.api.updates import Rollout
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
@@ -35,7 +36,8 @@ from control_plane.scheduler.core.reconcile import (
     next_look,
     observe,
 )
-from control_plane.scheduler.core.release import advance
+from control_plane.scheduler.core.release import advance, placed_as
+from control_plane.scheduler.core.rollout import to_place
 from control_plane.scheduler.core.sizing import remaining
 
 IMAGE = "sha256:" + "1" * 64
@@ -367,3 +369,80 @@ def test_a_version_runs_everywhere_once_no_task_is_on_its_way_to_it(
     assert advanced.rollout is not None
     assert advanced.rollout.done is is_done
     assert [e.reason for e in ledger.events] == ["version 2 runs on all tasks"] * is_done
+
+
+def released_in_a_cut(old: dict[str, object], new: dict[str, object]) -> JobRecord:
+    """A lost task of version 1, whose owner has applied version 2 since its machine was cut off."""
+    lost = a_task(phase=TaskPhase.LOST, reason="machine m1 is not usable")
+    before, after = a_record(lost, **old).spec, a_record(lost, version=2, **new)
+    return replace(after, specs={1: before, 2: after.spec})
+
+
+def silent(unheard_s: float) -> dict[str, SeenMachine]:
+    return {"m1": SeenMachine(up=False, answering=False, ready=False, unheard_s=unheard_s)}
+
+
+STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0)
+
+
+def test_a_shorter_stop_timeout_of_a_release_in_a_cut_does_not_shorten_the_wait():
+    """BUG-CP30: started with 120 s to stop, the old copy may run for 150 s and more."""
+    record = released_in_a_cut(
+        {"disconnect": STOP, "stop_timeout_s": 120.0}, {"disconnect": STOP, "stop_timeout_s": 1.0}
+    )
+    for unheard_s in (40.0, 100.0, 149.0):
+        seen = Seen(silent(unheard_s), at(unheard_s))
+        record = decide(record, seen).record
+        assert to_place(record, seen.view) == ()
+        assert record.tasks[0].version == 1
+    ended = decide(record, Seen(silent(200.0), at(200.0))).record
+    assert [task.index for task in to_place(ended, silent(200.0))] == [0]
+
+
+def test_a_stop_version_waits_for_the_copy_of_a_keep_version():
+    """BUG-CP30: a change from keep to stop in a cut starts no second copy before the machine is
+    heard.
+    """
+    record = released_in_a_cut({}, {"disconnect": STOP, "stop_timeout_s": 1.0})
+    for unheard_s in (40.0, 1000.0):
+        record = decide(record, Seen(silent(unheard_s), at(unheard_s))).record
+        placed = to_place(record, silent(unheard_s))
+        assert all(placed_as(record, task) == 1 for task in placed)
+
+
+def test_a_job_made_again_knows_the_copies_that_its_predecessor_left_behind():
+    """BUG-CP30: deleted and made again in a cut, with `stop` for `keep`."""
+    stored = decode_retired(
+        encode_retired(replace(a_record(version=1), generation=9, lasting={"m1": ["web-0"]}))
+    )
+    fresh = a_task(phase=TaskPhase.PENDING, placement=None)
+    record = replace(
+        a_record(fresh, disconnect=STOP), leaving=stored.lasting, lasting=stored.lasting
+    )
+    assert stored.generation == 9
+    waiting = decide(record, Seen(silent(500.0), at(500.0))).record
+    assert to_place(waiting, silent(500.0)) == ()
+    back = decide(waiting, Seen(m1(), at(501.0))).record
+    assert [task.index for task in to_place(back, m1())] == [0]
+    assert decode_retired(b"41").generation == 41
+
+
+def test_a_task_starts_only_on_a_machine_of_the_entitlement_of_its_own_version():
+    """BUG-CP31: the job moved to another entitlement; the machine is of one of its versions."""
+    task = a_task(phase=TaskPhase.STARTING)
+    made = a_record(task, version=2)
+    moved = replace(made.spec, entitlement="f")
+    record = replace(made, spec=moved, specs={1: made.spec, 2: moved})
+    assert [type(c) for c in commands(record, m1(homes=frozenset({"e"})))] == [Start]
+    assert commands(record, m1(homes=frozenset({"f"}))) == []
+
+
+def test_a_moved_job_does_not_stop_all_its_tasks_at_once():
+    """BUG-CP31: tasks of the version before stay where they run, within the job's budget."""
+    tasks = [a_task(i, placement=Placement(machine="m1")) for i in range(3)]
+    made = a_record(*tasks, version=2)
+    moved = replace(made.spec, entitlement="f")
+    record = replace(made, spec=moved, specs={1: made.spec, 2: moved})
+    there = m1(*(a_status(i) for i in range(3)), homes=frozenset({"e"}))
+    after_it = decide(record, Seen(there, at(100.0))).record
+    assert sum(task.phase is TaskPhase.RUNNING for task in after_it.tasks) >= 2
