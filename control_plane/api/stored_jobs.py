@@ -182,9 +182,9 @@ def changed_chunks(before: JobRecord, after: JobRecord) -> set[int]:
             if old is not task and (old is None or not same_stored(old, task)):
                 changed.add(task.index // CHUNK)
         changed |= {index // CHUNK for index in known}
-    for old, new in ((before.leaving, after.leaving), (before.lasting, after.lasting)):
-        if old != new:
-            differ = set(_indexes(old)) ^ set(_indexes(new))
+    for was, now in ((before.leaving, after.leaving), (before.lasting, after.lasting)):
+        if was != now:
+            differ = set(_indexes(was)) ^ set(_indexes(now))
             changed |= {index // CHUNK for _, index in differ}
     return changed
 
