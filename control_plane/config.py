@@ -27,15 +27,27 @@ from wire.written import plain
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})")
 _SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
 Folder = Annotated[str, Meta(pattern=r"^[^\x00]+$", description="the name of a folder")]
+EtcdUrl = Annotated[
+    str,
+    Meta(pattern=r"^https?://[^/]+:\d+$", description="a client URL such as https://etcd1:2379"),
+]
+EtcdPrefix = Annotated[
+    str,
+    Meta(
+        pattern=r"^[!-~]+$",
+        max_length=200,
+        description="1 to 200 printable ASCII characters without blanks",
+    ),
+]
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 
 class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An etcd cluster as the main store, for several control planes of which one leads."""
 
-    endpoints: list[Annotated[str, Meta(pattern=r"^https?://[^/]+:\d+$")]] = []
+    endpoints: list[EtcdUrl] = []
     """Client URLs of its members, as `https://etcd1:2379`. Empty: SQLite in `state`."""
-    prefix: Annotated[str, Meta(pattern=r"^[!-~]+$", max_length=200)] = "/twine"
+    prefix: EtcdPrefix = "/twine"
     """All keys are below it, so that several regions can share a cluster."""
     ca: str = ""
     """File of the authority that signed the members' certificates; needed for `https`."""
@@ -84,6 +96,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     controller_networks: list[str] = []
     """Networks in which TaskControllers may be, as `10.0.0.0/8`: only there, even on loopback if it
     is listed. Empty: anywhere but on loopback, link-local, multicast, reserved, own addresses."""
+    web: Literal["full", "read-only", "off"] = "full"
+    """The web console at `/ui/`: with forms, without them, or not at all."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     scheduler: SchedulerSettings = SchedulerSettings()
     portal: PortalSettings = PortalSettings()

@@ -118,6 +118,7 @@ async def _build(
     rotation.
     """
     from control_plane.agents.polled import Patience, PolledAgent
+    from control_plane.api.routes import ROUTES
     from control_plane.front_end.access import Access
     from control_plane.front_end.frontend import FrontEnd
     from control_plane.front_end.trail import Trail
@@ -132,6 +133,7 @@ async def _build(
     from control_plane.store.term import OwnTerm
     from control_plane.task_control.caller import ControllerCaller
     from control_plane.task_control.core.addresses import rules_of
+    from control_plane.web.serving import Console
 
     authority, identity = trust
     runtime, settings = Runtime(), config.scheduler
@@ -205,7 +207,11 @@ async def _build(
     duplicates.disconnect, control_plane.duplicates = control_plane.disconnect, duplicates.known
     front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, ending)
     access = Access(os.getuid(), config.socket_group, config.cluster)
-    return control_plane, front_end.app(access, version()), rotation
+    app = front_end.app(access, version())
+    if config.web != "off":
+        console = Console(front_end, ROUTES, store.revision, writes=config.web == "full")
+        console.add_to(app)
+    return control_plane, app, rotation
 
 
 async def _despite_damage(

@@ -9,7 +9,9 @@ plans from what it finds, and whatever was ever claimed has its original in the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import groupby
 
 from msgspec.structs import replace
 
@@ -29,12 +31,12 @@ from sidekick.report import (
 )
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of
+from sidekick.settle import in_passes, write_all
 from sidekick.state import (
     Attempt,
     Began,
     Failure,
     Planned,
-    Record,
     StateFolder,
     Step,
     Target,
@@ -43,7 +45,7 @@ from sidekick.state import (
     Undone,
     Wrote,
 )
-from sidekick.status import state_of, verify
+from sidekick.status import state_of
 from wire.errors import HostError, TwineError, Unprocessable
 
 
@@ -88,7 +90,7 @@ class Run:
         self._interrupted = state.unfinished()
         """The run before, if it was cut off: what is found may be half of its profile."""
         self._sight = Sight(host, self._record, target)
-        self._after = self._sight
+        self._first = self._after = self._sight
         self._written: list[Change] = []
         self._results: dict[str, SettingReport] = {}
 
@@ -104,21 +106,26 @@ class Run:
         than may be done now (nothing is changed then), and `Unprocessable` or `ProgramError`
         where a wanted reboot is refused: the profile is then staged all the same.
         """
-        if self._sight.plan.missing:
+        if self._sight.plan.missing and not self._sight.brings_more:
             return self._refuse()
         self.heed_others()
         try:
             self._claim()
-            for change in self._sight.plan.changes:
-                if change.setting != LINE:
-                    self._make(change)
+            if self._sight.brings_more:
+                self._bring_more()
+            self._write(self._sight.plan.changes)
             for change in self._staging():
                 self._make(change)
             self._restart(self._written, self._interrupted_changes())
             self._check()
         except HostError as e:
             return self._undo(str(e))
-        report = self._commit()
+        try:
+            report = self._commit()
+        except HostError as e:
+            if not self._target.name:
+                raise  # every original is back: it stays so
+            return self._undo(str(e))
         if self._may_reboot and report.state is ProfileState.PENDING_REBOOT:
             return self._reboot(report)
         return report
@@ -148,17 +155,29 @@ class Run:
         self._record = replace(self._record, originals=originals, trial=self._trial())
         if not sight.plan.changes and self._trial_until is None:
             return
-        self._state.save(self._record)
-        self._state.begin(
-            Began(
-                command=self._command,
-                target=self._target,
-                changes=(*sight.plan.changes, *self._interrupted_changes()),
-                boot_id=self._host.hardware.boot_id,
-                at=self._host.now(),
-            )
+        began = Began(
+            command=self._command,
+            target=self._target,
+            changes=(*sight.plan.changes, *self._interrupted_changes()),
+            boot_id=self._host.hardware.boot_id,
+            at=self._host.now(),
         )
+        if self._target.name:
+            self._state.reserve()
+        self._keep(lambda: self._state.save(self._record))
+        self._keep(lambda: self._state.begin(began))
         self._state.write_status(self._report(ProfileState.APPLYING))
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Put on the disk what a later run must know.
+
+        The way back to every original goes on without it: all of them are in the record already.
+        """
+        try:
+            write()
+        except HostError:
+            if self._target.name:
+                raise
 
     def _trial(self) -> Trial | None:
         if self._trial_until is None:
@@ -170,10 +189,34 @@ class Run:
             until=self._trial_until,
         )
 
+    def _bring_more(self) -> None:
+        """Load the modules, then look for what they brought. Raises `_ChangeFailed`."""
+        planned = {change.setting for change in self._sight.plan.changes}
+        self._write(self._sight.brings_more)
+        self._sight = sight = Sight(self._host, self._record, self._target)
+        if sight.plan.missing:
+            raise _ChangeFailed(sight.lacks)
+        self.heed_others()
+        originals = claims(sight.claimed, sight.observed, self._record.originals)
+        self._record = replace(self._record, originals=originals)
+        self._keep(lambda: self._state.save(self._record))
+        if more := tuple(c for c in sight.plan.changes if c.setting not in planned):
+            self._keep(lambda: self._state.step(Planned(changes=more)))
+
+    def _write(self, changes: Iterable[Change]) -> None:
+        """Write changes, those of interdependent kinds in an order that the kernel accepts."""
+        live = (change for change in changes if change.setting != LINE)
+        for depends, group in groupby(live, lambda c: setting_of(c.setting).interdependent):
+            if depends:
+                write_all(list(group), self._make, self._sight.undo)
+            else:
+                for change in group:
+                    self._make(change)
+
     def _make(self, change: Change) -> None:
         """Write one change and read it back. Raises `_ChangeFailed`."""
         began = self._host.monotonic()
-        self._written.append(change)
+        self._written = [c for c in self._written if c.setting != change.setting] + [change]
         try:
             applied = self._sight.apply(change)
         except TwineError as e:
@@ -196,7 +239,7 @@ class Run:
         )
         if outcome is Outcome.FAILED:
             raise _ChangeFailed(f"{change.setting}: {applied.detail}")
-        self._state.step(Wrote(setting=change.setting))
+        self._keep(lambda: self._state.step(Wrote(setting=change.setting)))
 
     def _staging(self) -> list[Change]:
         """Return the staging of the boot line, now that it is known what it must bring.
@@ -207,9 +250,9 @@ class Run:
         changes = self._sight.fell_short(waiting)
         if changes:
             self._record = replace(self._record, boot=self._sight.wish.owned)
-            self._state.save(self._record)
+            self._keep(lambda: self._state.save(self._record))
             if all(change.setting != LINE for change in self._sight.plan.changes):
-                self._state.step(Planned(changes=tuple(changes)))
+                self._keep(partial(self._state.step, Planned(changes=tuple(changes))))
         return changes
 
     def _interrupted_changes(self) -> list[Change]:
@@ -224,16 +267,29 @@ class Run:
             self._host.processes.run(["systemctl", "try-restart", unit], timeout_s=120.0)
 
     def _check(self) -> None:
-        """Look at everything once more: one write may have changed what another had set."""
-        self._after = again = Sight(self._host, self._record, self._target)
+        """Look at everything again: one write may have changed what another had set.
+
+        Such a value is written again, as long as each round changes fewer values.
+        """
         settled = (Outcome.PENDING_REBOOT, Outcome.PARTIAL)
         waiting = {s for s, r in self._results.items() if r.outcome in settled}
-        for change in again.plan.changes:
-            if change.setting != LINE and change.setting not in waiting:
+        before: int | None = None
+        while True:
+            self._after = again = Sight(self._host, self._record, self._target, is_written=True)
+            waits = {LINE, *waiting}
+            changed = [c for c in again.plan.changes if c.setting not in waits]
+            if not changed:
+                break
+            lasting = [c for c in changed if not setting_of(c.setting).interdependent]
+            if lasting or (before is not None and len(changed) >= before):
+                change = (lasting or changed)[0]
                 raise _ChangeFailed(
                     f"{change.setting} was set to {change.after!r} and reads "
                     f"{change.before!r} again"
                 )
+            before = len(changed)
+            self._keep(partial(self._state.step, Planned(changes=tuple(changed))))
+            self._write([self._since_start(change) for change in changed])
         for report in again.verify():
             if report.setting not in self._results or report.setting == LINE:
                 already = report.outcome is Outcome.APPLIED
@@ -241,22 +297,23 @@ class Run:
                     replace(report, outcome=Outcome.ALREADY) if already else report
                 )
 
+    def _since_start(self, change: Change) -> Change:
+        """Return a change such that undoing it brings back what was found before the run."""
+        first = next((c for c in self._written if c.setting == change.setting), change)
+        found = self._first.observed.get(change.setting)
+        if first is not change:
+            return first if first.after == change.after else replace(first, after=change.after)
+        return change if found is None else replace(change, before=found)
+
     def _commit(self) -> Report:
         """Make the target the applied profile, and judge whether a reboot kept its promise."""
-        record = _pruned(self._record, self._target, self._after)
+        record = self._after.pruned(self._record)
         pending = any(r.outcome is Outcome.PENDING_REBOOT for r in self._results.values())
         attempt = record.attempt if pending else None
         failure = None
         boot_id = self._host.hardware.boot_id
         if attempt and attempt.boot_id != boot_id and attempt.purpose == self._purpose():
-            failure = Failure(
-                name=self._target.name,
-                generation=self._target.generation,
-                epoch=self._target.epoch,
-                reason=f"the host was rebooted for it ({attempt.way}) and came back without "
-                f"{attempt.purpose}; it is not rebooted again",
-                rolled_back=False,
-            )
+            failure = reboot.came_back_without(self._target, attempt)
         self._record = replace(
             record,
             applied=self._target if self._target.name else None,
@@ -293,7 +350,7 @@ class Run:
                 boot_id=host.hardware.boot_id, purpose=self._purpose(), way=way.name, at=now
             )
             self._record = replace(
-                self._record, attempt=attempt, reboots=(*reboot.recent(reboots, now), now)
+                self._record, attempt=attempt, reboots=reboot.noted(host, reboots)
             )
             self._state.save(self._record)
             report = replace(report, detail=f"rebooting by {way.name}")
@@ -318,8 +375,7 @@ class Run:
                 actual="-",
                 detail=setting_of(wanted.setting).lacking(wanted.setting),
             )
-        lacking = ", ".join(w.setting for w in missing)
-        report = self._failed(f"this kernel lacks {lacking}; nothing was changed")
+        report = self._failed(f"{self._sight.lacks}; nothing was changed")
         if not self._interrupted:
             self._state.end()
         return report
@@ -330,18 +386,7 @@ class Run:
         about = {"profile": profile, "reason": reason}
         self._host.log.warning("profile failed, undoing", extra=about)
         self._note(Undoing(reason=reason))
-        problems = []
-        for change in reversed(self._written):
-            made = self._results[change.setting]
-            try:
-                self._sight.undo(change)
-                self._note(Undone(setting=change.setting))
-                if made.outcome is not Outcome.FAILED:
-                    made = replace(made, outcome=Outcome.UNDONE, actual=change.before, detail="")
-            except TwineError as e:
-                problems.append(str(e))
-                made = replace(made, outcome=Outcome.FAILED, detail=str(e))
-            self._results[change.setting] = made
+        problems = [str(error) for error in self._take_back()]
         try:
             self._restart(self._written)
         except TwineError as e:
@@ -354,6 +399,38 @@ class Run:
         if not problems:
             self._state.end()
         return report
+
+    def _take_back(self) -> list[TwineError]:
+        """Undo the written changes and what they changed; return what stays refused."""
+        wrote = list(reversed(self._written))
+        _, refused = in_passes(wrote, self._undo_one)
+        dependent = [c for c in wrote if c.setting != LINE and setting_of(c.setting).interdependent]
+        again = [*dependent, *self._changed_too()]
+        for step in (self._sight.undo, self._sight.check_undone):
+            if not refused:
+                _, refused = in_passes(again, step)
+        for change, error in refused:
+            name, failed = change.setting, Outcome.FAILED
+            made = self._results.get(name) or SettingReport(
+                setting=name, outcome=failed, wanted=change.before, actual="-"
+            )
+            self._results[name] = replace(made, outcome=failed, detail=str(error))
+        return [error for _, error in refused]
+
+    def _undo_one(self, change: Change) -> None:
+        made = self._results[change.setting]
+        self._sight.undo(change)
+        self._note(Undone(setting=change.setting))
+        if made.outcome is not Outcome.FAILED:
+            made = replace(made, outcome=Outcome.UNDONE, actual=change.before, detail="")
+        self._results[change.setting] = made
+
+    def _changed_too(self) -> list[Change]:
+        """Return what the written changes changed in settings that the run did not write."""
+        wrote = {change.setting for change in self._written}
+        names = {n for s in wrote if s != LINE for n in setting_of(s).changes_too(s)} - wrote
+        found = {name: self._first.observed.get(name) for name in sorted(names)}
+        return [Change(setting=n, before=v, after=v) for n, v in found.items() if v is not None]
 
     def _go_back(self) -> list[str]:
         """Return to the profile of the record where the run before left half of another one."""
@@ -368,7 +445,7 @@ class Run:
             if applied.outcome is Outcome.FAILED:
                 problems.append(f"{change.setting}: {applied.detail}")
         if not problems:
-            self._before = _pruned(self._record, target, Sight(self._host, self._record, target))
+            self._before = Sight(self._host, self._record, target).pruned(self._record)
         return problems
 
     def _failed(self, reason: str, *, undone: bool = True) -> Report:
@@ -381,7 +458,11 @@ class Run:
             rolled_back=undone,
         )
         self._record = replace(self._before if undone else self._record, failure=failure)
-        self._state.save(self._record)
+        try:
+            self._state.save(self._record)
+        except HostError as e:
+            if not undone or not self._written:
+                raise HostError(reason) from e  # the originals and the journal stay as they are
         report = self._report(ProfileState.DEGRADED, reason, undone=undone)
         self._state.write_status(report)
         return report
@@ -416,54 +497,3 @@ class Run:
         """Note a step while going back, which a full disk must not stop."""
         with contextlib.suppress(TwineError):
             self._state.step(step)
-
-
-def resume(host: Host, state: StateFolder) -> Report:
-    """Bring back after a boot what the boot undid, or finish what was interrupted."""
-    record, unfinished = state.load(), state.unfinished()
-    target = record.applied
-    if target is None and (record.boot or record.originals):
-        target = Target()
-    if unfinished and unfinished.undoing is None:
-        target = unfinished.began.target
-    if record.trial and is_over(record.trial, host):
-        target = record.trial.back
-    elif record.trial:  # finished as the trial that it was
-        until = record.trial.until
-        return Run(host, state, target or Target(), trial_until=until).carry_out()
-    if target is None:
-        state.end()
-        return Report(command="resume", at=host.now(), boot_id=host.hardware.boot_id)
-    return Run(host, state, target, command="resume").carry_out()
-
-
-def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
-    """Look whether the host is still as its profile wants it; bring back what is not, if told to.
-
-    For the timer: a trial whose own timer was lost ends here, too.
-    """
-    trial = state.load().trial
-    if trial and is_over(trial, host):
-        return Run(host, state, trial.back, command="revert").carry_out()
-    report = verify(host, state)
-    record = state.load()
-    drifted = report.state is ProfileState.DRIFTED and state.unfinished() is None
-    if repair and drifted and record.applied and not record.trial:
-        repaired = Run(host, state, record.applied, command="repair").carry_out()
-        found = [f"{s.setting} {s.detail}" for s in report.settings if s.outcome is Outcome.DRIFTED]
-        repaired = replace(repaired, detail=repaired.detail or f"repaired: {'; '.join(found)}")
-        state.write_status(repaired)
-        return repaired
-    return report
-
-
-def is_over(trial: Trial, host: Host) -> bool:
-    """Return whether nobody confirmed a trial in its time: another boot ends it too."""
-    return trial.boot_id != host.hardware.boot_id or host.monotonic() >= trial.until
-
-
-def _pruned(record: Record, target: Target, seen: Sight) -> Record:
-    """Return the record without the originals that are back and arguments that are gone."""
-    names = {name for w in target.wanted for name in setting_of(w.setting).claims(w.setting)}
-    originals = {k: v for k, v in record.originals.items() if k in names}
-    return replace(record, boot=seen.owned_after(), originals=originals)

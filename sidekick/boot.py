@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from sidekick import loaders
 from sidekick.bootline import (
@@ -83,9 +84,10 @@ class Wish(msgspec.Struct, frozen=True):
 class BootLine:
     """The line as it is at one moment: running, staged, and the host's own."""
 
-    def __init__(self, host: Host, owned: Sequence[OwnedGroup]) -> None:
-        """Read all three."""
+    def __init__(self, host: Host, owned: Sequence[OwnedGroup], panic: str | None = None) -> None:
+        """Read all three. `panic` is the host's own `kernel.panic` where a profile changed it."""
         self.host = host
+        self._panic = panic
         self.owned = tuple(owned)
         self.loader = loaders.find(host)
         self.running = host.fs.find("/proc/cmdline") or ""
@@ -131,7 +133,7 @@ class BootLine:
             if not each.late or fell_short & set(each.settings)
             for argument in each.arguments
         ]
-        owned = taken(self.own, groups, late)
+        owned = tuple(map(self._guarded, taken(self.own, groups, late)))
         known = {(each.group, each.arguments) for each in owned}
         still = tuple(each for each in self.owned if (each.group, each.arguments) not in known)
         gone = leftovers(self.running, self.owned, groups)
@@ -208,6 +210,35 @@ class BootLine:
             if wish.groups.get(each.group) == each.arguments or set(each.arguments) <= tokens
         )
 
+    def kexec_line(self, wish: Wish) -> str:
+        """Return the line for a kernel that is started without the loader.
+
+        It is the running one with ours changed. What a loader's file says is its source text, which
+        may hold variables and quotes that only the loader understands.
+        """
+        base = without(self.running, self.owned)
+        groups = wish.groups if wish.entry else {}
+        guarded = group_in(base, GUARD)
+        return compose(base, {g: a for g, a in groups.items() if g != GUARD or not guarded})
+
+    def why_no_kexec_line(self, wish: Wish) -> str:
+        """Return why the line is not known without the loader, "" if it is."""
+        computed = [a for each in self.owned for a in each.displaced if "$" in a]
+        if computed:
+            return f"only {self.loader.name} knows the host's own {' '.join(computed)}"
+        too_long = len(self.kexec_line(wish)) > MAX_LINE
+        return f"the line is longer than {MAX_LINE} characters" if too_long else ""
+
+    def _guarded(self, group: OwnedGroup) -> OwnedGroup:
+        """Note with the guard what `kernel.panic` was before the first boot with it."""
+        if group.group != GUARD:
+            return group
+        noted = next((each.before for each in self.owned if each.group == GUARD), None)
+        if noted is None:
+            own = self._panic if self._panic is not None else self.host.fs.find(PANIC)
+            noted = own or ""
+        return replace(group, before=noted)
+
     def _is_running(self, wanted: Contribution) -> bool:
         if wanted.group == VERSION:
             return wanted.arguments == (self.host.hardware.kernel,)
@@ -224,10 +255,15 @@ class BootLine:
 
 
 def disarm(host: Host, owned: Sequence[OwnedGroup]) -> None:
-    """Take the effect of the guard back once a boot has come up: it is no sysctl of anybody's."""
-    guarded = any(each.group == GUARD for each in owned)
+    """Take the effect of the guard back once a boot has come up.
+
+    A host whose own value was the guard's keeps it: the record tells the two apart.
+    """
+    guard = next((each for each in owned if each.group == GUARD), None)
     running = (host.fs.find("/proc/cmdline") or "").split()
-    if guarded and GUARD_ARGUMENT in running and host.fs.find(PANIC) == _GUARD_VALUE:
+    if guard is None or guard.before == _GUARD_VALUE or GUARD_ARGUMENT not in running:
+        return
+    if host.fs.find(PANIC) == _GUARD_VALUE:
         host.fs.write(PANIC, "0")
 
 

@@ -8,6 +8,7 @@ profile · 4 failed and rolled back · 5 refused (the host cannot give that) · 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,8 +24,7 @@ from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
 from sidekick import history
 from sidekick import status as standing
-from sidekick.apply import Run, watch
-from sidekick.apply import resume as finish
+from sidekick.apply import Run
 from sidekick.facts import read_facts
 from sidekick.grammar import OUTPUT, PROFILE, Number, Option, PathText, Program, Span
 from sidekick.plan import describe
@@ -36,6 +36,8 @@ from sidekick.settings import SETTINGS, setting_of
 from sidekick.shown import print_error, print_json, print_plan, print_report
 from sidekick.state import Disk, StateFolder, Target
 from sidekick.targets import target_of
+from sidekick.upkeep import resume as finish
+from sidekick.upkeep import watch
 from wire.errors import Forbidden, ProgramError, TwineError
 
 STATE = Path("/var/lib/twine/sidekick")
@@ -346,8 +348,19 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except TwineError as e:
-        print_error(e)
-        return e.exit_code
+        return _tell(e, line)
+    except PermissionError as e:
+        what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
+        return _tell(Forbidden(what, hint="run as root"), line)
+
+
+def _tell(error: TwineError, line: Sequence[str]) -> int:
+    """Say what went wrong: to people always, as JSON too where the line asks for it."""
+    if re.search(r"\0(-o\0?|--output[\0=])json\0", "\0".join(["", *line, ""])):
+        print_json(error.problem())
+        sys.stdout.flush()
+    print_error(error)
+    return error.exit_code
 
 
 def _by_click(line: Sequence[str], make_host: Callable[[Path], Host]) -> int:

@@ -13,7 +13,7 @@ import msgspec
 
 from sidekick.report import Outcome, ProfileState, Report
 from sidekick.state import StateFolder
-from wire.errors import HostError
+from wire.errors import Forbidden, HostError
 
 FILE = "history.jsonl"
 KEPT = 500
@@ -67,7 +67,14 @@ def note(state: StateFolder, report: Report) -> None:
 def read(state: StateFolder) -> list[Entry]:
     """Return the runs that are remembered, the newest last; a torn line is left out."""
     path, entries = _path(state), []
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except PermissionError as e:
+        raise Forbidden(f"cannot read {path}: {e.strerror}", hint="run as root") from e
+    except OSError as e:
+        raise HostError(f"cannot read {path}: {e.strerror}") from e
     for line in lines:
         with contextlib.suppress(msgspec.MsgspecError):
             entries.append(msgspec.json.decode(line, type=Entry))

@@ -50,6 +50,8 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
         return [_finding(name, Severity.ERROR, *each) for each in told]
     except Unprocessable as e:
         return [_finding(name, Severity.NOTE, "", f"not on this host: {e}")]
+    except TwineError as e:
+        return [_finding(name, Severity.ERROR, "", str(e))]
     found = [
         _finding(name, Severity.ERROR, w.setting, f"{reason} ({w.source})")
         for w in target.wanted

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from sidekick.boot import LINE, BootLine, Wish
+from sidekick.boot import LINE, PANIC, BootLine, Wish
 from sidekick.plan import Plan, make_plan
 from sidekick.report import Change, SettingReport
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of, settings_of
 from sidekick.state import OwnedGroup, Record, Target
 from sidekick.targets import contributions, of_kind
+from wire.errors import HostError
 
 TASK_SLICES = ("workload.slice", "sideload.slice")
 CGROUPS = "/sys/fs/cgroup"
@@ -38,20 +39,28 @@ def fresh(host: Host, record: Record) -> Record:
 class Sight:
     """What is wanted and what is found, at one moment."""
 
-    def __init__(self, host: Host, record: Record, target: Target) -> None:
-        """Read everything that the target wants or an earlier profile changed."""
+    def __init__(
+        self, host: Host, record: Record, target: Target, *, is_written: bool = False
+    ) -> None:
+        """Read everything that the target wants or an earlier profile changed.
+
+        With `is_written` the target's changes are made already.
+        """
         self.host = host
         self.target = target
-        self.boot = BootLine(host, record.boot)
+        owns = [v for s, v in record.originals.items() if PANIC in setting_of(s).touches(s)]
+        self.boot = BootLine(host, record.boot, next(iter(owns), None))
         self._contributions = contributions(target.wanted, self.boot.own)
-        names = [w.setting for w in target.wanted] + list(record.originals)
+        own = [w.setting for w in target.wanted] + list(record.originals)
+        names = own + [too for n in own for too in setting_of(n).changes_too(n)]
         self.observed: dict[str, str | None] = {}
         self._settings = settings_of(names)
         for setting in self._settings:
             self.observed |= setting.observe(host, names)
         self.claimed = {name for n in names for name in setting_of(n).claims(n)}
         self.wish: Wish = self.boot.wish(self._contributions)
-        live = make_plan(self._settings, target.wanted, self.observed, record.originals)
+        originals = self._to_restore(record, is_written)
+        live = make_plan(self._settings, target.wanted, self.observed, originals)
         self.plan = Plan(
             changes=(*live.changes, *self.boot.plan(self.wish)),
             missing=live.missing,
@@ -59,9 +68,45 @@ class Sight:
         )
 
     @property
+    def lacks(self) -> str:
+        """Return a sentence that names the wanted settings that this kernel does not have."""
+        return f"this kernel lacks {', '.join(w.setting for w in self.plan.missing)}"
+
+    def pruned(self, record: Record) -> Record:
+        """Return the record without the originals that are back and arguments that are gone."""
+        wanted = self.target.wanted
+        names = {name for w in wanted for name in setting_of(w.setting).claims(w.setting)}
+        originals = {k: v for k, v in record.originals.items() if k in names}
+        return replace(record, boot=self.owned_after(), originals=originals)
+
+    def _to_restore(self, record: Record, is_written: bool) -> dict[str, str | None]:
+        """Return the originals without what a wanted value of another kind has changed.
+
+        What the applied profile had set itself is given back before that value is written.
+        """
+        applied = record.applied.wanted if record.applied and not is_written else ()
+        own = {wanted.setting for wanted in applied}
+        led: set[str] = set()
+        for wanted in self.target.wanted:
+            setting = setting_of(wanted.setting)
+            now = self.observed.get(wanted.setting)
+            original = record.originals.get(wanted.setting) or now
+            holds = is_written or (now is not None and setting.same(now, wanted.value))
+            if holds and original is not None and not setting.same(wanted.value, original):
+                led.update(setting.changes_too(wanted.setting))
+        return {k: v for k, v in record.originals.items() if k not in led - own}
+
+    @property
     def names(self) -> set[str]:
         """The settings that are wanted."""
         return {w.setting for w in self.target.wanted}
+
+    @property
+    def brings_more(self) -> list[Change]:
+        """The changes that may bring what this host lacks so far: modules bring sysctls."""
+        lacking = self.plan.missing or self.plan.unsupported
+        changes = (c for c in self.plan.changes if lacking and c.setting in self.names)
+        return [c for c in changes if setting_of(c.setting).brings_settings]
 
     def fell_short(self, short: Iterable[str]) -> list[Change]:
         """Return the staging of the line, now that it is known what the boot must bring."""
@@ -80,6 +125,15 @@ class Sight:
             self.boot.put(self.boot.staged)
         else:
             setting_of(change.setting).undo(self.host, change)
+
+    def check_undone(self, change: Change) -> None:
+        """Raise `HostError` unless a change of an interdependent kind is taken back."""
+        setting = setting_of(change.setting)
+        actual = setting.read(self.host, change.setting) or ""
+        if not setting.same(actual, change.before):
+            raise HostError(
+                f"cannot bring {change.setting} back to {change.before!r}: it reads {actual!r}"
+            )
 
     def verify(self) -> list[SettingReport]:
         """Return how each wanted value stands, and what the boot line still has to lose."""

@@ -8,7 +8,9 @@ of all files of a lineage are told at once, each with its file and line.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import os
 import re
 import tomllib
 import types
@@ -21,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from sidekick.expression import ExpressionError, Facts, parse
-from sidekick.toml_lines import Lines
+from sidekick.toml_lines import Lines, find_excess
 from wire.errors import ConfigError, FieldError, NotFound
 
 MAX_BYTES = 64 * 1024
@@ -127,9 +129,10 @@ class Library(msgspec.Struct, frozen=True):
 
     def names(self) -> list[str]:
         """Return the names of all profiles, sorted."""
-        found = {
-            p.stem for folder in self.folders if folder.is_dir() for p in folder.glob("*.toml")
-        }
+        found: set[str] = set()
+        for folder in self.folders:
+            with contextlib.suppress(OSError):  # not there, or not for this user to see
+                found |= {n.removesuffix(".toml") for n in os.listdir(folder) if n[-5:] == ".toml"}
         return sorted(name for name in found if _NAME.fullmatch(name))
 
     def load(self, name: str, facts: Facts) -> Profile:
@@ -162,7 +165,7 @@ class Library(msgspec.Struct, frozen=True):
         if not _NAME.fullmatch(name):
             return None
         paths = (folder / f"{name}.toml" for folder in self.folders)
-        return next((path for path in paths if path.is_file()), None)
+        return next((path for path in paths if os.path.isfile(path)), None)
 
     def _missing(self, name: str, child: str | None) -> ConfigError | NotFound:
         known = ", ".join(self.names()) or "none"
@@ -181,9 +184,12 @@ def _read(name: str, path: Path, kinds: Mapping[str, Section], facts: Facts) -> 
         raise ConfigError(f"cannot read profile {path}: {e}") from e
     if len(text) > MAX_BYTES:
         raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")
+    excess = find_excess(text)
+    if excess is not None:
+        raise ConfigError(f"profile {path} is not for sidekick: {excess}")
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as e:
         raise ConfigError(f"profile {path} is not TOML: {e}") from e
     file = _File(name, path, Lines(text))
     own = {kind: raw.pop(kind) for kind in list(raw) if kind in kinds}
@@ -273,6 +279,9 @@ def _evaluated(
     if isinstance(value, str) and value.startswith("="):
         result = _evaluate(file, at, value[1:], facts, must=holds)
         return _NO_VALUE if result is None else result
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        file.wrong(at, "a number is beyond 64 bits")
+        return _NO_VALUE
     return value
 
 

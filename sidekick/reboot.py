@@ -14,13 +14,15 @@ import msgspec
 from sidekick.boot import BootLine, Wish
 from sidekick.bootline import GUARD, VERSION
 from sidekick.setting import Host
+from sidekick.state import Attempt, Failure, Rebooted, Target
 from wire.errors import ConfigError, ProgramError, Unprocessable
 
 CONFIG = "/etc/twine/sidekick.toml"
 KEXEC = ("/usr/sbin/kexec", "/sbin/kexec")
 MOST_REBOOTS = 3
 WINDOW_S = 3600.0
-"""No more than so many in that time, whatever is asked: something may ask in a loop."""
+"""At most so many in that time, whatever is asked: something may ask in a loop."""
+Reboots = tuple[Rebooted | float, ...]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,26 +56,57 @@ def read_config(host: Host) -> Config:
         raise ConfigError(f"cannot use {CONFIG}: {e}") from e
 
 
-def recent(reboots: tuple[float, ...], now: float) -> tuple[float, ...]:
-    """Return those of the reboots that count against the next one."""
-    return tuple(at for at in reboots if 0 <= now - at < WINDOW_S)
+def recent(host: Host, reboots: Reboots) -> Reboots:
+    """Return those of the reboots that count against the next one.
+
+    Time is how long the boots since have lasted: a clock may start earlier with each of them.
+    Of reboots that an earlier release noted only the time is known; a later time than now counts.
+    """
+    found: list[Rebooted | float] = []
+    since_s = host.monotonic()
+    for each in reversed(reboots):
+        if isinstance(each, Rebooted):
+            if each.boot_id == host.hardware.boot_id:
+                continue  # asked for, and did not happen
+            found += [each] if since_s < WINDOW_S else []
+            since_s += each.uptime_s
+        elif host.now() - each < WINDOW_S:
+            found.append(each)
+    return tuple(reversed(found))
 
 
-def choose(
-    host: Host, config: Config, boot: BootLine, wish: Wish, reboots: tuple[float, ...]
-) -> Way:
+def noted(host: Host, reboots: Reboots) -> Reboots:
+    """Return the reboots with the end of this boot among them, once."""
+    ends = Rebooted(boot_id=host.hardware.boot_id, uptime_s=host.monotonic())
+    return (*recent(host, reboots), ends)
+
+
+def came_back_without(target: Target, attempt: Attempt) -> Failure:
+    """Return the failure of a target whose reboot did not bring what it was for."""
+    return Failure(
+        name=target.name,
+        generation=target.generation,
+        epoch=target.epoch,
+        reason=f"the host was rebooted for it ({attempt.way}) and came back without "
+        f"{attempt.purpose}; it is not rebooted again",
+        rolled_back=False,
+    )
+
+
+def choose(host: Host, config: Config, boot: BootLine, wish: Wish, reboots: Reboots) -> Way:
     """Return how to reboot into what is wished.
 
     Raises `Unprocessable` where the host would come back with its old line, or was rebooted
     too often of late.
     """
-    if len(recent(reboots, host.now())) >= MOST_REBOOTS:
+    if len(recent(host, reboots)) >= MOST_REBOOTS:
         raise Unprocessable(
             f"no reboot: the host was rebooted {MOST_REBOOTS} times within "
             f"{WINDOW_S / 60:.0f} minutes for its profile",
             hint="see `sidekick status` for what each was for; reboot by hand if it must be",
         )
     kernel, initrd, reason = _kexec(host, config, wish)
+    reason = reason or boot.why_no_kexec_line(wish)
     ours = any(group != GUARD for group in wish.groups) and wish.entry is not None
     why_not_once = boot.loader.why_not_once(host) if ours else ""
     if not reason:
@@ -91,8 +124,7 @@ def choose(
 def carry_out(host: Host, way: Way, boot: BootLine, wish: Wish) -> None:
     """Start the reboot; returns while the host goes down. Raises `HostError`."""
     if way.name == "kexec":
-        line = wish.entry.line if wish.entry else boot.own
-        load = ["kexec", "-l", way.kernel, f"--command-line={line}"]
+        load = ["kexec", "-l", way.kernel, f"--command-line={boot.kexec_line(wish)}"]
         if way.initrd:
             load.append(f"--initrd={way.initrd}")
         try:

@@ -20,8 +20,9 @@ from sidekick.report import Change, Disruption, Outcome, SettingReport, Wanted
 from wire.errors import FieldError, KernelFileError
 
 if TYPE_CHECKING:
-    from agent.machine import Hardware, Processes
+    from agent.machine import Hardware, Processes, Services
     from agent.machine.kernelfs import KernelFs
+    from agent.machine.mounts import Mounts
     from sidekick.profile import Profile
     from sidekick.state import Disk
 
@@ -66,6 +67,10 @@ class Host(msgspec.Struct, frozen=True):
     """Seconds since the boot, suspension included."""
     sleep: Callable[[float], None]
     log: Log = Nobody()
+    services: Services | None = None
+    """The service manager; None for the one that belongs to `fs`."""
+    mounts: Mounts | None = None
+    """What changes mounts; None for the kernel of `fs`."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -100,6 +105,11 @@ class Setting:
     """The type of that section: a Struct that forbids unknown fields, or a dict."""
     carries_others: ClassVar[bool] = False
     """Whether other kinds stand on it: it is set before them, and given back after them."""
+    brings_settings: ClassVar[bool] = False
+    """Whether settings of other kinds may exist only once it is set."""
+    interdependent: ClassVar[bool] = False
+    """Whether its values bound or change each other: the order of its writes is searched, and a
+    value that a later write changed is written again."""
 
     # what a profile says
 
@@ -135,9 +145,13 @@ class Setting:
         """Return settings that change with it: their originals are kept too."""
         return ()
 
+    def changes_too(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Return settings of other kinds whose values the kernel changes with it."""
+        return ()
+
     def claims(self, setting: str) -> tuple[str, ...]:
         """Return the settings whose originals must be kept before it is changed."""
-        return (setting, *self.partners(setting))
+        return (setting, *self.partners(setting), *self.changes_too(setting))
 
     def touches(self, setting: str) -> tuple[str, ...]:
         """Return what it sets, in words that another kind would use for the same thing (a

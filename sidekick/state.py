@@ -3,16 +3,19 @@
 `state.json`    the record: what is applied, and what everything was before that
 `journal.jsonl` one line for each step of the run under way; gone when it has ended
 `status.json`   the last report, for the agent
-`lock`          held by whoever changes the host
-`seen`          what the last look read, as long as nobody has taken the lock since
+`lock`          held by the sidekick that changes the host
+`seen`          what the last look read, until a sidekick takes the lock
+`reserve`       space of the disk that is given up for the record and the journal when it is full
 
 A file is replaced by rename and a line is appended whole; both are on the disk (fsync of
-file and folder) before the next step begins.
+file and folder) before the next step begins. The record and the journal must not be lost. Reports
+can be made again, so that a torn one counts as none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -34,31 +37,67 @@ LOCK_WAIT_S = 0.3
 _T = TypeVar("_T")
 
 
+RESERVE_BYTES = 1 << 20
+"""Several times the record and the journal of a host with hundreds of settings."""
+
+
 class Disk:
     """Files that stay as written when the power goes."""
 
     def write(self, path: Path, text: str) -> None:
-        """Replace a file with another of this content, or leave it as it was."""
-        temporary = path.with_name(path.name + ".new")
+        """Replace a file with another of this content, or leave it as it was.
+
+        A link stays, and what it leads to is replaced, with its owner and mode.
+        """
         with _translated(f"cannot write {path}"):
+            path = path.resolve()
+            temporary = path.with_name(path.name + ".new")
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            try:
+                with temporary.open("wb") as file:
+                    _keep_owner(file.fileno(), path)
+                    file.write(text.encode(errors="surrogateescape"))
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()  # it may hold the last of the space
+                raise
             _sync_folder(path.parent)
 
     def append(self, path: Path, line: str) -> None:
-        """Add one line to a file."""
+        """Add one line to a file, or leave it as it was."""
         with _translated(f"cannot write {path}"):
             fresh = not path.exists()
-            with path.open("a") as file:
-                file.write(line + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            with path.open("ab", buffering=0) as file:
+                length = file.tell()
+                data = f"{line}\n".encode()
+                try:
+                    if file.write(data) != len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    os.fsync(file.fileno())
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        file.truncate(length)
+                    raise
             if fresh:
                 _sync_folder(path.parent)
+
+    def reserve(self, path: Path, size: int) -> None:
+        """Make a file that holds so much of the disk, unless it is there already."""
+        with _translated(f"cannot reserve {size} bytes in {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                if os.fstat(fd).st_blocks * 512 < size:
+                    os.posix_fallocate(fd, 0, size)
+                    os.fsync(fd)
+            except OSError:
+                path.unlink()
+                raise
+            finally:
+                os.close(fd)
 
     def remove(self, path: Path) -> None:
         """Remove a file; one that is not there is no error."""
@@ -66,6 +105,20 @@ class Disk:
             path.unlink(missing_ok=True)
             if path.parent.exists():
                 _sync_folder(path.parent)
+
+
+def _keep_owner(fd: int, path: Path) -> None:
+    """Give a file that replaces another one its mode and owner."""
+    with contextlib.suppress(FileNotFoundError):
+        old, new = path.stat(), os.fstat(fd)
+        if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+            os.fchown(fd, old.st_uid, old.st_gid)
+        os.fchmod(fd, old.st_mode & 0o7777)
+
+
+def _is_full(error: HostError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -95,6 +148,8 @@ class OwnedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The host's own arguments of the group, which had its place."""
     late: bool = False
     """May linger: what it did is undone at run time."""
+    before: str = ""
+    """Of the guard: the host's own `kernel.panic`, noted before the first boot with it."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +171,14 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Which arguments it was to bring, for which generation."""
     way: str
     at: float
+
+
+class Rebooted(msgspec.Struct, frozen=True, kw_only=True):
+    """A boot that ended by a reboot of ours."""
+
+    boot_id: str
+    uptime_s: float
+    """How long it had lasted, by its own monotonic clock."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,8 +214,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What of the boot line is ours: staged, in force, or still to be taken off."""
     failure: Failure | None = None
     attempt: Attempt | None = None
-    reboots: tuple[float, ...] = ()
-    """When we rebooted the host, of late: a guard against a loop."""
+    reboots: tuple[Rebooted | float, ...] = ()
+    """Our reboots of late, oldest first: a guard against a loop. An earlier release noted the times
+    of a clock that each boot may set otherwise."""
     trial: Trial | None = None
 
 
@@ -238,32 +302,50 @@ class StateFolder(msgspec.Struct, frozen=True):
 
     def save(self, record: Record) -> None:
         """Replace the record."""
-        self._write("state.json", record)
+        self._insist(lambda: self._write("state.json", record))
+
+    def reserve(self) -> None:
+        """Set space aside for the record and the journal. Raises `HostError` without any."""
+        self.disk.reserve(self.folder / "reserve", RESERVE_BYTES)
 
     def read_status(self) -> Report | None:
-        """Return the last report."""
-        return self._read("status.json", Report)
+        """Return the last report, None where there is none or it cannot be read."""
+        try:
+            return self._read("status.json", Report)
+        except Forbidden:
+            raise
+        except HostError:
+            return None
 
     def write_status(self, report: Report) -> None:
-        """Replace the last report."""
-        self._write("status.json", report)
+        """Replace the last report; leave none rather than an old one where the disk refuses it."""
+        for _ in range(2):
+            with contextlib.suppress(HostError):
+                self._write("status.json", report)
+                return
+            with contextlib.suppress(HostError):
+                self.disk.remove(self.folder / "status.json")
 
     def keep(self, data: bytes) -> None:
-        """Keep what `look.py` reads again, until anybody takes the lock. Proves nothing after a
-        boot, so that it need not be on the disk.
+        """Keep what `look.py` reads again, until a sidekick takes the lock. Proves nothing after a
+        boot, so that it need not be on the disk. Without it the next look is a full one.
         """
         path = self.folder / KEPT
-        with _translated(f"cannot write {path}"):
-            path.with_name(KEPT + ".new").write_bytes(data)
-            path.with_name(KEPT + ".new").replace(path)
+        temporary = path.with_name(KEPT + ".new")
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
     def begin(self, began: Began) -> None:
         """Start the journal of a run, in place of one that was interrupted."""
-        self.disk.write(self._journal, _line(began) + "\n")
+        self._insist(lambda: self.disk.write(self._journal, _line(began) + "\n"))
 
     def step(self, step: Step) -> None:
         """Note one step of the run."""
-        self.disk.append(self._journal, _line(step))
+        self._insist(lambda: self.disk.append(self._journal, _line(step)))
 
     def end(self) -> None:
         """Close the journal: the run came to its end."""
@@ -295,8 +377,9 @@ class StateFolder(msgspec.Struct, frozen=True):
                         hint="--wait-s waits for it; `sidekick status` shows how far it is",
                     )
                 sleep(LOCK_POLL_S)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            with contextlib.suppress(OSError):  # a full disk: the name of the holder is for people
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
             with _translated(f"cannot remove {self.folder / KEPT}"):
                 (self.folder / KEPT).unlink(missing_ok=True)
             yield
@@ -331,6 +414,16 @@ class StateFolder(msgspec.Struct, frozen=True):
                 f"cannot read {path}: {e}",
                 hint="moved away, sidekick starts afresh, and takes what is now for the originals",
             ) from e
+
+    def _insist(self, write: Callable[[], None]) -> None:
+        """Write what must not be lost: on a full disk give up the reserve for it."""
+        try:
+            write()
+        except HostError as e:
+            if not _is_full(e) or not (self.folder / "reserve").exists():
+                raise
+            self.disk.remove(self.folder / "reserve")
+            write()
 
     def _write(self, name: str, value: Record | Report) -> None:
         text = msgspec.json.format(msgspec.json.encode(value), indent=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
@@ -13,7 +14,7 @@ from sidekick.report import Outcome, ProfileState, Report, SettingReport
 from sidekick.setting import Host
 from sidekick.settings import setting_of
 from sidekick.state import Failure, Record, StateFolder, Target
-from wire.errors import TwineError
+from wire.errors import HostError, TwineError
 
 
 def state_of(reports: Iterable[SettingReport], name: str) -> ProfileState:
@@ -43,7 +44,7 @@ def verify(host: Host, state: StateFolder) -> Report:
 
 
 def status(host: Host, state: StateFolder) -> Report:
-    """Return the last report, corrected by what has happened since."""
+    """Return the last report, corrected by what has happened since; made again where it is lost."""
     record, last = state.load(), state.read_status()
     unfinished = state.unfinished()
     if unfinished and state.is_locked():
@@ -53,6 +54,9 @@ def status(host: Host, state: StateFolder) -> Report:
             state=ProfileState.APPLYING,
             detail=unfinished.describe(running=True),
         )
+    if last is None and unfinished is None and record.applied:
+        found = Sight(host, record, record.applied).verify()
+        return _judged(host, state, record, found)
     rebooted = bool(record.boot_id) and record.boot_id != host.hardware.boot_id
     if unfinished or rebooted:
         return _judged(host, state, record, last.settings if last else [])
@@ -72,7 +76,8 @@ def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) ->
         rolled_back=False,
     )
     record = replace(state.load(), failure=failure)
-    state.save(record)
+    with contextlib.suppress(HostError):
+        state.save(record)
     last = state.read_status()
     report = replace(_judged(host, state, record, last.settings if last else []), command="apply")
     state.write_status(report)

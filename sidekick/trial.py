@@ -10,11 +10,12 @@ import contextlib
 
 from msgspec.structs import replace
 
-from sidekick.apply import Run, is_over
+from sidekick.apply import Run
 from sidekick.report import ProfileState, Report
 from sidekick.setting import Host
 from sidekick.state import StateFolder, Target
 from sidekick.status import verify
+from sidekick.upkeep import is_over
 from wire.errors import Conflict, HostError
 
 UNIT = "twine-sidekick-revert"

@@ -1,8 +1,9 @@
 """Profiles of TuneD turned into ours, with every line that could not be.
 
-A line is converted only if ours then does the same on every host; anything else is told with its
-file, its line and the reason, so that nobody believes in a setting that is not there. TuneD goes
-on where a kernel lacks something, so all that is converted may be lacking here too.
+A line is converted only if ours then does the same on every host. Any other line is reported with
+file, number and reason. The condition of an instance becomes the `if` of a `[[when]]`; an instance
+whose condition no expression of facts says is left out as a whole. TuneD goes on where a kernel
+lacks something, so all that is converted may be lacking here too.
 Source of the format: TuneD, tuned.conf(5) and tuned-profiles(7).
 """
 
@@ -68,6 +69,18 @@ class Converted:
     left: list[Left] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Instance:
+    """One section: what it sets, and where."""
+
+    kind: str
+    condition: str = ""
+    """An expression of facts; empty for every host."""
+    refused: str = ""
+    """Why nothing of it can be converted."""
+    disabled: bool = False
+
+
 class _CannotConvertError(Exception):
     """A line has no counterpart; the message says why."""
 
@@ -80,8 +93,11 @@ Refusal = Callable[[str, str], str]
 def convert(folder: Path, refusal: Refusal) -> list[Converted]:
     """Return every profile below a folder of TuneD's, or the one that it is."""
     paths = [folder / FILE] if (folder / FILE).is_file() else sorted(folder.glob(f"*/{FILE}"))
+    paths = paths or sorted(folder.glob(f"profiles/*/{FILE}"))  # as TuneD 2.23 and later has them
     if not paths:
-        raise NotFound(f"{folder} holds no {FILE}", hint="try /usr/lib/tuned")
+        raise NotFound(
+            f"{folder} holds no {FILE}", hint="try /usr/lib/tuned/profiles or /usr/lib/tuned"
+        )
     known = {path.parent.name for path in paths}
     return [_convert(path, known, refusal) for path in paths]
 
@@ -103,24 +119,91 @@ def _convert(path: Path, known: set[str], refusal: Refusal) -> Converted:
     done = Converted(_name(path.parent.name))
     lines = read(path.read_text(errors="replace"))
     variables = {line.key: line.value for line in lines if line.section == "variables"}
-    types = {line.section: line.value for line in lines if line.key == "type"}
-    tables: Tables = {}
+    instances = _instances(lines, variables)
+    inherits = any(line.section == "main" and line.key == "include" for line in lines)
+    blocks: dict[str, Tables] = {"": {}}
     head: dict[str, str] = {"description": f"Converted from TuneD's {path.parent.name}"}
     for line in lines:
-        kind = types.get(line.section, line.section)
-        if kind == "variables" or line.key in ("type", "enabled"):
-            continue
+        instance = instances[line.section]
         try:
+            if _says_when(line, instance, inherits=inherits):
+                continue
             value = _substituted(line.value, variables)
-            if kind == "main":
+            if instance.kind == "main":
                 _of_main(line.key, value, head, known)
             else:
-                _of_section(kind, line.key, value, tables, refusal)
+                tables = blocks.setdefault(instance.condition, {})
+                _of_section(instance.kind, line.key, value, tables, refusal)
         except _CannotConvertError as e:
             said = f"[{line.section}] {line.key} = {line.value}"
             done.left.append(Left(f"{path}:{line.number}", said, str(e)))
-    done.text = _toml(head, tables)
+    done.text = _toml(head, blocks.pop(""), blocks)
     return done
+
+
+_DEVICES = frozenset({"devices", "devices_udev_regex"})
+_CONDITIONS = frozenset({"uname_regex", "cpuinfo_regex"})
+
+
+def _instances(lines: list[Line], variables: dict[str, str]) -> dict[str, _Instance]:
+    """Return the instances by the names of their sections, each with where it holds."""
+    found: dict[str, _Instance] = {}
+    for line in lines:
+        instance = found.setdefault(line.section, _Instance(line.section))
+        if line.section in ("main", "variables"):
+            continue
+        if line.key == "type":
+            instance.kind = line.value
+        elif line.key == "enabled":
+            instance.disabled = line.value.lower() in ("0", "false", "no", "off", "n")
+        elif line.key in _DEVICES and line.value.strip("\"'") not in ("", "*"):
+            instance.refused = f"holds for {line.key}={line.value} only: name devices by hand"
+        elif line.key in _CONDITIONS:
+            try:
+                condition = _condition(line.key, _substituted(line.value, variables))
+                both = filter(None, (instance.condition, condition))
+                instance.condition = " and ".join(both)
+            except _CannotConvertError as e:
+                instance.refused = f"holds only where {line.key} matches: {e}"
+    return found
+
+
+def _says_when(line: Line, instance: _Instance, *, inherits: bool) -> bool:
+    """Return whether a line sets nothing. Raises `_CannotConvertError` for what is left out."""
+    if instance.kind == "variables":
+        return True
+    if instance.disabled:
+        if inherits and line.key == "enabled":
+            raise _CannotConvertError("cannot switch off what a parent says")
+        return True
+    if line.key in ("replace", "drop") and inherits:
+        raise _CannotConvertError("cannot take back what a parent says")
+    if line.key in ("type", "enabled", "replace"):
+        return True
+    if instance.refused:
+        raise _CannotConvertError(instance.refused)
+    return instance.kind != "main" and line.key in _DEVICES | _CONDITIONS
+
+
+_ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
+_VENDOR = re.compile(r"\^?vendor_id\\s[*+]:\\s[*+]\(?(\w+(?:\|\w+)*)\)?")
+_VENDORS = {
+    frozenset({"GenuineIntel"}): "cpu.vendor == 'intel'",
+    frozenset({"AuthenticAMD", "HygonGenuine"}): "cpu.vendor == 'amd'",
+}
+"""Whole makes as the fact tells them (`sidekick/facts.py`)."""
+
+
+def _condition(key: str, regex: str) -> str:
+    """Return the expression of facts that is true where a regular expression matches."""
+    words = regex.strip("()").split("|")
+    if key == "uname_regex" and all(word in _ARCHES for word in words):
+        names = ", ".join(f"'{_ARCHES[word]}'" for word in words)
+        return f"cpu.arch in [{names}]" if words[1:] else f"cpu.arch == {names}"
+    vendor = _VENDOR.fullmatch(regex)
+    if key == "cpuinfo_regex" and vendor and frozenset(vendor[1].split("|")) in _VENDORS:
+        return _VENDORS[frozenset(vendor[1].split("|"))]
+    raise _CannotConvertError("no fact says the same")
 
 
 def _substituted(value: str, variables: dict[str, str]) -> str:
@@ -208,8 +291,10 @@ def _disk(key: str, value: str, tables: Tables) -> None:
         pair: dict[str, object] = {"scheduler": value}
     elif key == "readahead" and value.isdigit():
         pair = {"read_ahead_kb": int(value)}
+    elif key == "readahead" and (sectors := re.fullmatch(r"(\d+)\s+s", value)):
+        pair = {"read_ahead_kb": int(sectors[1]) // 2}
     elif key == "readahead":
-        raise _CannotConvertError("sets it only if it is lower, or in sectors: give KiB")
+        raise _CannotConvertError("sets it only if it is lower or higher: give KiB")
     else:
         raise _CannotConvertError("has no counterpart")
     for disks in ("flash", "rotating"):
@@ -319,12 +404,33 @@ def _name(name: str) -> str:
     return re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:63]
 
 
-def _toml(head: dict[str, str], tables: Tables) -> str:
+def _toml(head: dict[str, str], tables: Tables, whens: dict[str, Tables]) -> str:
     lines = [f"{key} = {_value(value)}" for key, value in head.items()]
-    for table, pairs in tables.items():
-        lines += ["", f"[{table}]"]
-        lines += [f"{_key(key)} = {_value(value)}" for key, value in pairs.items()]
+    lines += _tables(tables, "")
+    for condition, held in whens.items():
+        if held:
+            lines += ["", "[[when]]", f"if = {_value(condition)}"]
+            lines += _tables(_laid_over(tables, held), "when.")
     return "\n".join(lines) + "\n"
+
+
+def _tables(tables: Tables, prefix: str) -> list[str]:
+    lines = []
+    for table, pairs in tables.items():
+        lines += ["", f"[{prefix}{table}]"]
+        lines += [f"{_key(key)} = {_value(value)}" for key, value in pairs.items()]
+    return lines
+
+
+def _laid_over(tables: Tables, held: Tables) -> Tables:
+    """Return conditional tables whose lists hold the unconditional ones too: ours replace them."""
+    both = {kind: dict(pairs) for kind, pairs in held.items()}
+    for kind, pairs in both.items():
+        for key, value in pairs.items():
+            before = tables.get(kind, {}).get(key)
+            if isinstance(value, list) and isinstance(before, list) and kind != "power":
+                pairs[key] = [*before, *(each for each in value if each not in before)]
+    return both
 
 
 def _key(key: str) -> str:

@@ -179,6 +179,26 @@ class WireClient:
             raise self._unreachable(route, e) from e
 
     @asynccontextmanager
+    async def pass_on(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request as it is, with the rights of this client; yield the answer unread."""
+        base = "http://local" if self.endpoint.startswith("unix:") else self.endpoint.rstrip("/")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
+        try:
+            async with self._open(Lane.READER).request(
+                method,
+                base + path,
+                data=body or None,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            raise self._unreachable(Route("open_console", method, path), e) from e
+
+    @asynccontextmanager
     async def converse(self, route: Route, **parameters: object) -> AsyncIterator[Duplex]:
         """Open a `duplex` route; leaving ends the conversation."""
         try:

@@ -101,6 +101,42 @@ class Systemd(Protocol):
         """Return systemd's major version."""
 
 
+class ServiceUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """One service as systemd has it after it has read the unit's files."""
+
+    name: str
+    """Its own name, also where an alias was asked for."""
+    active: str
+    sub: str
+    kind: str = "simple"
+    """Type=, such as simple, notify, oneshot."""
+    result: str = "success"
+    has_job: bool = False
+    """Whether a start or a stop is under way or waits."""
+    invocation_id: str = ""
+    """Another one after each start, also after a restart by systemd itself."""
+    control_group: str = ""
+    """Path below the cgroup root where its processes are, or would be."""
+    triggered: bool = False
+    """Whether a socket, a timer or a path starts it."""
+
+
+class Services(Protocol):
+    """The services of the host, started and stopped by their names."""
+
+    def load(self, unit: str) -> ServiceUnit | None:
+        """Return a service, its files read if need be; None where there are none of that name."""
+
+    def start(self, unit: str) -> None:
+        """Queue the start of a service. Raises `SystemdError` where systemd refuses it."""
+
+    def stop(self, unit: str) -> None:
+        """Queue the stop of a service; one that is not there is no error."""
+
+    def reset_failed(self, unit: str) -> None:
+        """Let systemd forget that a service failed."""
+
+
 class Subvolume(msgspec.Struct, frozen=True):
     """What btrfs says of one subvolume."""
 

@@ -102,3 +102,5 @@ class KernelFs(msgspec.Struct, frozen=True):
             return sorted(os.listdir(self._place(path)))
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as e:
+            raise KernelFileError(f"cannot list {path}: {e.strerror}") from e

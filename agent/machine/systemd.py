@@ -7,6 +7,7 @@ which makes a look at one unit cost as much as its start. Each instance has one 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import logging
@@ -91,7 +92,7 @@ class HostSystemd:
         A bus that dies in between leaves open whether systemd got the request: a unit that
         then exists and is younger than the request is the one we asked for.
         """
-        args = [*_words("s", unit), *_words("s", "fail"), *encode(properties)]
+        args = [*words("s", unit), *words("s", "fail"), *encode(properties)]
         args += [(ord("a"), b"(sa(sv))"), CLOSE]
         asked_usec = time.monotonic_ns() // 1000
         try:
@@ -101,20 +102,20 @@ class HostSystemd:
 
     def stop(self, unit: str) -> None:
         """Queue the stop of a unit; one that is not there is no error."""
-        self._on_unit("stop", unit, "StopUnit", [*_words("ss", unit, "replace")])
+        self._on_unit("stop", unit, "StopUnit", [*words("ss", unit, "replace")])
 
     def kill(self, unit: str, signal: int) -> None:
         """Signal every process of a unit; one that is not there is no error."""
-        args = [*_words("ss", unit, "all"), (ord("i"), signal)]
+        args = [*words("ss", unit, "all"), (ord("i"), signal)]
         self._on_unit(f"send signal {signal} to", unit, "KillUnit", args)
 
     def reset_failed(self, unit: str) -> None:
         """Let systemd forget a failed unit; one that is not there is no error."""
-        self._on_unit("reset", unit, "ResetFailedUnit", [*_words("s", unit)])
+        self._on_unit("reset", unit, "ResetFailedUnit", [*words("s", unit)])
 
     def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
         """Change properties of a running unit until the next boot."""
-        args = [*_words("s", unit), (ord("b"), True), *encode(properties)]
+        args = [*words("s", unit), (ord("b"), True), *encode(properties)]
         try:
             self._manager("SetUnitProperties", args)
         except DBusBaseError as e:
@@ -148,7 +149,7 @@ class HostSystemd:
 
     def _rows(self, pattern: str) -> list[tuple[str, str, str, str]]:
         """Return name, description, active and sub state of the loaded units of a glob."""
-        args = [(ord("a"), b"s"), CLOSE, (ord("a"), b"s"), *_words("s", pattern), CLOSE]
+        args = [(ord("a"), b"s"), CLOSE, (ord("a"), b"s"), *words("s", pattern), CLOSE]
         # Rows: name, description, load state, active state, sub state, …
         return [
             (row[0].decode(), row[1].decode(), row[3].decode(), row[4].decode())
@@ -250,7 +251,7 @@ class HostSystemd:
         return self._call(ROOT, MANAGER, method.encode(), args, on_loss)
 
     def _get(self, path: bytes, interface: bytes, name: str) -> Any:
-        args = [(ord("s"), interface), *_words("s", name)]
+        args = [(ord("s"), interface), *words("s", name)]
         return self._call(path, PROPERTIES, b"Get", args)
 
     def _call(
@@ -326,7 +327,7 @@ class _Watch:
         bus = self._opener()
         try:
             for rule in _MATCHES:
-                bus.call_method(BUS, b"/org/freedesktop/DBus", BUS, b"AddMatch", _words("s", rule))
+                bus.call_method(BUS, b"/org/freedesktop/DBus", BUS, b"AddMatch", words("s", rule))
             bus.call_method(SYSTEMD, ROOT, MANAGER, b"Subscribe", [])
         except DBusBaseError:
             bus.close()
@@ -434,7 +435,16 @@ def _drained(bus: Bus) -> Iterator[tuple[bytes, Message]]:
             yield member, message
 
 
-def _words(signature: str, *values: str) -> list[Token]:
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Raise `SystemdError` where the bus or systemd refuses what is done inside."""
+    try:
+        yield
+    except DBusBaseError as e:
+        raise SystemdError(f"{what}: {_reason(e)}") from e
+
+
+def words(signature: str, *values: str) -> list[Token]:
     return [(ord(kind), value.encode()) for kind, value in zip(signature, values, strict=True)]
 
 

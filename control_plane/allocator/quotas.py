@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from control_plane.agents.region import Region
-from control_plane.allocator.core.feasibility import judge
-from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.feasibility import fits_each, judge
+from control_plane.allocator.core.machine_pools import Bucket, Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Request
 from control_plane.allocator.counted import CountedMachines
 from control_plane.allocator.promises import Limits, PromiseKeeper
 from control_plane.allocator.siblings import Grants
-from control_plane.allocator.waiting import Waiting
+from control_plane.allocator.waiting import Waiting, Wish
 from control_plane.api.settings import Overgrant
 from control_plane.broker.core.capacity import micro
 from control_plane.portal.core.pools import Quota, pool_quotas
@@ -60,7 +60,7 @@ class Quotas:
             )
         )
 
-    def allows(self, pool: str, machine: Machine) -> bool:
+    def allows(self, pool: str, machine: Machine | Bucket) -> bool:
         """Return whether a pool may hold such a machine at all."""
         return self.of(pool).allows(machine.capacity.machine_type, machine.place.datacenter)
 
@@ -87,6 +87,7 @@ class Quotas:
             types=quota.types,
             datacenter=quota.datacenter,
             refuses=self._refuses(pool, request),
+            refuses_all=self._refuses_all(pool, request),
             unpromised=self._unpromised(pool),
         )
 
@@ -96,15 +97,33 @@ class Quotas:
             return None  # whoever comes first gets machines
         return self.promises.limits(pool)
 
-    def _refuses(self, pool: str, request: Request) -> Callable[[Machine], str]:
-        """Return the judge of single free machines: quarantines, and who comes first."""
-        profile = self.profile(pool)
-        before = [
+    def _ahead_of(self, pool: str) -> list[Wish]:
+        """Return the wishes that come before those of a pool."""
+        return [
             wish
             for wish in self.waiting.ahead_of(self.priority(pool))
             if wish.pool != pool and self._may_grow(wish.pool)
         ]
-        away = self._broker.away()
+
+    def _refuses_all(self, pool: str, request: Request) -> Callable[[Bucket], str]:
+        """Return the judge of free machines that are alike: what is refused of all of them."""
+        before, away = self._ahead_of(pool), self._broker.away()
+
+        def refuses_all(bucket: Bucket) -> str:
+            if away and (why := away.get(bucket.place.datacenter)):
+                return f"the broker of {bucket.place.datacenter} does not answer: {why}"
+            for wish in before:
+                if fits_each(wish.demand, bucket) and self.allows(wish.pool, bucket):
+                    self.waiting.stands_behind(request.job)
+                    return f"kept for entitlement {wish.pool}, which has a higher priority"
+            return ""
+
+        return refuses_all
+
+    def _refuses(self, pool: str, request: Request) -> Callable[[Machine], str]:
+        """Return the judge of single free machines: quarantines, and who comes first."""
+        profile = self.profile(pool)
+        before, away = self._ahead_of(pool), self._broker.away()
 
         def refuses(machine: Machine) -> str:
             if away and (why := away.get(machine.place.datacenter)):

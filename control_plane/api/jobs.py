@@ -98,7 +98,8 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     """Further hard requirements; all must hold: texts such as `gpus >= 4 or label.fast exists`
     (docs/requirements-grammar.md), or tables with a property and its values."""
     preferences: Annotated[list[Preference], Meta(max_length=16)] | None = None
-    """Soft preferences, most important first; None: those of the entitlement."""
+    """Soft preferences, most important first; None: those of the entitlement. The default spread
+    over MSBs comes behind them, unless they name another or the list is empty."""
     fit: Fit = Fit.EVEN
     """Which machine is best among those that the preferences find equal."""
     apart_from: Annotated[list[Neighbour], Meta(max_length=16)] = []
@@ -239,6 +240,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     its machine is not heard."""
     asked: int = 0
     """Numbers of calls of its controller that may have been used are not above this."""
+    numbered: int = 0
+    """Numbers of calls that an earlier job of this name may have used are not above this."""
     told: int = 0
     """Events of its log that its controller knows of are up to this number, or further."""
 

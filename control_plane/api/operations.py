@@ -169,6 +169,10 @@ class GoneJobs(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = 1
     names: list[str] = []
+    generation: int = 0
+    """The highest generation, and …"""
+    asked: int = 0
+    """… the highest number of a call, of all jobs that are not kept any more."""
 
 
 class JobEvents(msgspec.Struct, frozen=True, kw_only=True):

@@ -126,7 +126,7 @@ class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The hard part: no bin gets more tasks of the job than this."""
     max_skew: Annotated[int, Meta(ge=1, le=15_000)] | None = None
     """Hard, too, with `even`: no bin gets more than this many tasks more than the emptiest one in
-    which machines take tasks. Tasks wait rather than that."""
+    which machines could run them. Tasks wait rather than that."""
 
 
 class Requirement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -69,7 +69,49 @@ class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     operations: int = 0
     asked: int = 0
+    numbered: int = 0
     told: int = 0
+
+
+class RetiredJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What must be known of a job that is gone, should a job of its name be made again."""
+
+    generation: int = 0
+    """The highest generation given to any of its tasks."""
+    asked: int = 0
+    """Numbers of calls of its controller are not above this."""
+    leaving: dict[str, list[str]] = {}
+    """Machine → task ids that may still run there: it was cut off when the job went."""
+    lasting: dict[str, list[str]] = {}
+    """Those of them that run for as long as their machine is not heard: a job made again under the
+    name waits for them (BUG-CP30)."""
+
+
+LEAVING_MAX = 1_000
+"""Tasks of a retired job of which is stored where they may still run; the value has a bound."""
+
+
+def retired_of(record: JobRecord) -> RetiredJob:
+    """Return what stays of a job that goes."""
+    tasks = sum(len(ids) for ids in record.leaving.values())
+    leaving = record.leaving if tasks <= LEAVING_MAX else {}
+    both = {
+        machine: sorted({*leaving.get(machine, ()), *record.lasting.get(machine, ())})
+        for machine in {**leaving, **record.lasting}
+    }
+    return RetiredJob(
+        generation=record.generation,
+        asked=max(record.asked, record.numbered),
+        leaving=both,
+        lasting=record.lasting,
+    )
+
+
+def read_retired(value: bytes) -> RetiredJob:
+    """Return what is stored of a job that is gone; earlier releases stored its generation alone."""
+    if value.isdigit():
+        return RetiredJob(generation=int(value))
+    return msgspec.json.decode(value, type=RetiredJob)
 
 
 def intent_of(record: JobRecord) -> JobIntent:
@@ -86,6 +128,7 @@ def intent_of(record: JobRecord) -> JobIntent:
         generation=record.generation,
         operations=record.operations,
         asked=record.asked,
+        numbered=record.numbered,
         told=record.told,
     )
 
@@ -96,6 +139,7 @@ def same_intent(one: JobRecord, other: JobRecord) -> bool:
         one.generation == other.generation
         and one.operations == other.operations
         and one.asked == other.asked
+        and one.numbered == other.numbered
         and one.told == other.told
         and one.version == other.version
         and one.stopping == other.stopping
@@ -127,28 +171,6 @@ def same_stored(one: TaskRecord, other: TaskRecord) -> bool:
 def chunks_of(record: JobRecord, only: set[int] | None = None) -> dict[int, TaskChunk]:
     """Return the chunks of a record by number (or `only` some), without empty ones."""
     return dict(chunks_in_turn(record, only))
-
-
-class Retired(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a job that is gone, for one that is made again under its name."""
-
-    generation: int
-    """The last one; the next job's begin above it."""
-    lasting: dict[str, list[str]] = {}
-    """Machine → agent task ids that may run there for as long as it is not heard."""
-
-
-def encode_retired(record: JobRecord) -> bytes:
-    """Return what is stored of a job that is gone: a plain number if no copy of it may run."""
-    if not record.lasting:
-        return str(record.generation).encode()
-    return msgspec.json.encode(Retired(generation=record.generation, lasting=record.lasting))
-
-
-def decode_retired(data: bytes) -> Retired:
-    """Return what is remembered of a job that is gone."""
-    found = msgspec.json.decode(data, type=int | Retired)
-    return Retired(generation=found) if isinstance(found, int) else found
 
 
 def chunks_in_turn(
@@ -216,6 +238,7 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
         generation=intent.generation,
         operations=intent.operations,
         asked=intent.asked,
+        numbered=intent.numbered,
         told=intent.told,
         leaving={machine: sorted(ids) for machine, ids in sorted(leaving.items())},
         lasting={machine: sorted(ids) for machine, ids in sorted(lasting.items())},

@@ -159,7 +159,7 @@ class Broker:
         async with self.table.lock(machine):
             record = self.table.get(machine)
             self._require(machine, revision, taken(record))
-            record = assigned(record, entitlement, profile)
+            record = assigned(record, entitlement, profile, self._runtime.date())
             await self.table.commit(machine, record)
         log.info("machine assigned", extra={"machine": machine, "entitlement": entitlement})
         return record

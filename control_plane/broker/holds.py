@@ -82,11 +82,12 @@ class Holds:
             return []
         async with self._table.lock(*names):
             changes: dict[str, MachineRecord | None] = {}
+            now = self._runtime.date()
             for name in names:
                 record = self._table.find(name)
                 hold = record.hold if record is not None else None
                 if record is not None and hold is not None and hold.transaction == transaction:
-                    changes[name] = assigned(record, hold.entitlement, hold.profile)
+                    changes[name] = assigned(record, hold.entitlement, hold.profile, now)
             if changes:
                 await self._table.commit_in_parts(changes)
         log.info("machines assigned", extra={"transaction": transaction, "machines": len(changes)})

@@ -91,6 +91,8 @@ class FrontEnd(
 
         `ending` tells the machines whose certificates end within a week.
         """
+        self.handlers: dict[str, Handler] = {}
+        """By route, behind the guard and the recorder; made by `app`."""
         self._guard = Guard(people, control_plane)
         self._trail = trail
         CapacityHandlers.__init__(self, control_plane.capacity, self._guard)
@@ -121,25 +123,26 @@ class FrontEnd(
     def app(self, access: Access, version: str) -> web.Application:
         """Return the application; the routes that it has are exactly those of the table."""
         recorder = Recorder(self._trail, self, ROUTES)
-        handlers = {r.name: self._guarded(r, getattr(self, r.name), recorder) for r in ROUTES}
-
-        def authorize(request: web.Request, route: Route) -> Peer:
-            peer = access(request, route)
-            self._guard.people.check(peer)
-            self._guard.check_early(peer, route)
-            return peer
-
+        self.handlers = {r.name: self._guarded(r, getattr(self, r.name), recorder) for r in ROUTES}
+        self._access = access
         app = make_app(
             "Twine control plane",
             ROUTES,
-            handlers,
-            authorize,
+            self.handlers,
+            self.authorize,
             version=version,
             metrics=self._scrape,
         )
         app.middlewares.insert(0, self._metrics.count)
         app.middlewares.append(recorder.refusals(access))
         return app
+
+    def authorize(self, request: web.Request, route: Route) -> Peer:
+        """Return the caller, or raise if the route's rule refuses them whatever the call says."""
+        peer = self._access(request, route)
+        self._guard.people.check(peer)
+        self._guard.check_early(peer, route)
+        return peer
 
     def _guarded(self, route: Route, handler: Handler, recorder: Recorder) -> Handler:
         """Return a handler behind the guard, and behind the recorder if it changes something."""

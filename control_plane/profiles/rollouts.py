@@ -66,7 +66,9 @@ class ProfileRollouts:
         """Machine → which generation of its profile has been proved, and since when."""
         self._waiting: dict[str, tuple[str, ...]] = {}
         self._stuck: dict[str, str] = {}
-        """Machine → its entitlement, where it waits for a boot or its tasks were asked to leave."""
+        """Machine → its entitlement, where it waits for a boot or its tasks were asked to leave.
+
+        A machine of the free pool is here only if an earlier release left its event open."""
         self._lost: dict[str, str] = {}
         """Machine → the profile for which it was put aside."""
         region.broker.listen(self._machine_changed)
@@ -81,7 +83,7 @@ class ProfileRollouts:
         while True:
             for name in sorted({*self._rollouts, *self._stuck.values()}):
                 try:
-                    await self._look(name)
+                    await (self._look(name) if name else self._free_stuck())
                 except TwineError as e:  # the next look tries again
                     fields = {"entitlement": name, "reason": str(e)}
                     log.warning("profile does not go on", extra=fields)
@@ -219,10 +221,10 @@ class ProfileRollouts:
         self, name: str, _before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
         waits = after is not None and (
-            after.profile_state is Proof.PENDING_REBOOT
+            (after.entitlement and after.profile_state is Proof.PENDING_REBOOT)
             or open_event(after, EventKind.PROFILE) is not None
         )
-        if after is not None and after.entitlement and waits:
+        if after is not None and waits:
             self._stuck[name] = after.entitlement
         else:
             self._stuck.pop(name, None)
@@ -272,6 +274,11 @@ class ProfileRollouts:
         waits = [h for h in hosts if h.proof is Proof.PENDING_REBOOT and h.up]
         if waits and not any(host.leaving for host in hosts) and not waits[0].empty:
             await self._begin(waits[0].name, waits[0].wanted)
+
+    async def _free_stuck(self) -> None:
+        """End the switch of machines that belong to no entitlement any more."""
+        for machine in [name for name, where in self._stuck.items() if not where]:
+            await self._end(machine)
 
     async def _carry_out(self, entitlement: str, made: Steps) -> None:
         wanted = target(made.rollout)

@@ -49,7 +49,7 @@ class Consultant:
             return record
         if self._controllers.needs_numbers(name):
             # a job that is made again under a name goes on above the numbers of the first
-            asked = max(record.asked, int(record.created_at)) + BLOCK
+            asked = max(record.asked, record.numbered, int(record.created_at)) + BLOCK
             record = replace(record, asked=asked)
         told = self._controllers.told(name)
         return replace(record, told=told) if record != before and told != record.told else record

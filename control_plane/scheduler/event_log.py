@@ -10,13 +10,23 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from control_plane.api.jobs import JobRecord
 from control_plane.api.operations import EventRow, GoneJobs, JobEvent, JobEvents, TaskStory
+from control_plane.api.stored_jobs import RetiredJob, read_retired, retired_of
 from control_plane.runtime.job_table import JobTable
 from control_plane.store import Delete, Operation, Put, Store
-from control_plane.store.records import GONE_JOBS, decode, encode, event_row_key, event_rows
+from control_plane.store.records import (
+    GONE_JOBS,
+    RETIRED,
+    decode,
+    encode,
+    event_row_key,
+    event_rows,
+    retired_key,
+)
 from wire.errors import NotFound, TwineError
 
 log = logging.getLogger(__name__)
@@ -38,6 +48,8 @@ class EventLog:
         self._store = store
         self._last: dict[str, list[JobEvent]] = {}
         """Job → the events of its last row; none: nothing was ever logged."""
+        self._has_listed = False
+        """Whether it is known which jobs are gone that no release listed."""
         self._ending = asyncio.Lock()
         """One job at a time is added to those that are gone."""
 
@@ -46,20 +58,23 @@ class EventLog:
         jobs: JobTable,
         record: JobRecord,
         events: Sequence[JobEvent],
-        gone: Put | None = None,
+        *,
+        is_gone: bool = False,
     ) -> Sequence[JobEvent]:
-        """Store a job with what there is to tell of it; with `gone` instead, the job is deleted.
+        """Store a job with what there is to tell of it, or delete it with that if it `is_gone`.
 
         Returns the events with their numbers. The caller holds the job's lock.
         """
-        if gone is None:
+        if not is_gone:
             return await self._commit(jobs, record, events, [])
         async with self._ending:
-            names = [name for name in await self._gone() if name != record.name]
-            names.append(record.name)
-            with_it = [gone, Put(GONE_JOBS, encode(GoneJobs(names=names)))]
+            gone = await self._gone()
+            names = [name for name in gone.names if name != record.name]
+            gone = replace(gone, names=[*names, record.name])
+            last = msgspec.json.encode(retired_of(record))
+            with_it = [Put(retired_key(record.name), last), Put(GONE_JOBS, encode(gone))]
             numbered = await self._commit(jobs, record, events, with_it, is_gone=True)
-            await self._forget_surplus(jobs, names)
+            await self._forget_surplus(jobs, gone)
             return numbered
 
     async def _commit(
@@ -86,21 +101,37 @@ class EventLog:
             self._last[name] = last
         return numbered
 
-    async def _gone(self) -> list[str]:
-        entry = await self._store.get(GONE_JOBS)
-        return decode(entry.value, GoneJobs, entry.key).names if entry is not None else []
+    async def _gone(self) -> GoneJobs:
+        """Return the jobs that are gone; those that earlier releases did not list went first."""
+        gone = await _gone_jobs(self._store)
+        if not self._has_listed:
+            kept = (await self._store.list_prefix(RETIRED)).entries
+            names = {entry.key.removeprefix(RETIRED) for entry in kept} - {*gone.names}
+            gone = replace(gone, names=[*sorted(names), *gone.names])
+            self._has_listed = True
+        return gone
 
-    async def _forget_surplus(self, jobs: JobTable, names: list[str]) -> None:
-        """Delete the logs of those that went first, each in a transaction of its own.
+    async def _forget_surplus(self, jobs: JobTable, gone: GoneJobs) -> None:
+        """Delete what is kept of those that went first, each in a transaction of its own.
 
-        What fails is done after the next job that goes: all that are kept are listed.
+        Later jobs of their names begin above the highest numbers of all of them. What fails is
+        done after the next job that goes: all that are kept are listed.
         """
-        while len(names) > GONE_MAX:
-            first, names = names[0], names[1:]
+        while len(gone.names) > GONE_MAX:
+            first, names = gone.names[0], gone.names[1:]
             listing = await self._store.list_prefix(event_rows(first))
             rows = () if jobs.find(first) is not None else listing.entries  # it is there again
+            entry = await self._store.get(retired_key(first))
+            last = RetiredJob() if entry is None else read_retired(entry.value)
+            rows = rows if entry is None else (*rows, entry)
+            gone = replace(
+                gone,
+                names=names,
+                generation=max(gone.generation, last.generation),
+                asked=max(gone.asked, last.asked),
+            )
             operations: list[Operation] = [Delete(row.key) for row in rows]
-            operations.append(Put(GONE_JOBS, encode(GoneJobs(names=names))))
+            operations.append(Put(GONE_JOBS, encode(gone)))
             try:
                 await self._store.txn({row.key: row.revision for row in rows}, operations)
             except TwineError as e:
@@ -169,3 +200,20 @@ class EventLog:
         gone = range(max(0, first - ROWS + 1), min(first, newest - ROWS) + 1)
         operations += [Delete(event_row_key(job, n)) for n in gone if n not in rows_now]
         return operations, rows_now[newest], numbered
+
+
+async def retired_job(store: Store, name: str) -> RetiredJob:
+    """Return what a new job must know of earlier ones of its name.
+
+    Its own entry is read first: once that is deleted, the numbers of all that are gone hold.
+    """
+    entry = await store.get(retired_key(name))
+    if entry is not None:
+        return read_retired(entry.value)
+    gone = await _gone_jobs(store)
+    return RetiredJob(generation=gone.generation, asked=gone.asked)
+
+
+async def _gone_jobs(store: Store) -> GoneJobs:
+    entry = await store.get(GONE_JOBS)
+    return decode(entry.value, GoneJobs, entry.key) if entry is not None else GoneJobs()

@@ -14,7 +14,7 @@ from agent.api.volumes import VolumeKind
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.settings import SchedulerSettings
-from control_plane.api.stored_jobs import Retired, decode_retired
+from control_plane.api.stored_jobs import RetiredJob
 from control_plane.errors import QuotaExceeded
 from control_plane.images.store import FindImage
 from control_plane.images.trust import distrust_in
@@ -34,9 +34,10 @@ from control_plane.scheduler.core.owner_moves import with_move, with_restart
 from control_plane.scheduler.core.release import back_to, resumed, returned
 from control_plane.scheduler.core.rollout import earlier
 from control_plane.scheduler.core.shares import check_share, is_shared
+from control_plane.scheduler.event_log import retired_job
 from control_plane.scheduler.siblings import Entitlements
 from control_plane.store import Put
-from control_plane.store.records import USES, retired_key
+from control_plane.store.records import USES
 from wire.errors import Conflict, InvalidInput, NotFound
 
 log = logging.getLogger(__name__)
@@ -90,9 +91,9 @@ class JobControl:
         moves = moves or back_to > 0
         self._check(spec, image, moves=moves)
         async with self._turn(spec.entitlement), self._jobs.lock(spec.name):
-            known, retired = self._jobs.find(spec.name), Retired(generation=0)
+            known, retired = self._jobs.find(spec.name), RetiredJob()
             if known is None:
-                retired = await self._earlier(spec.name)
+                retired = await retired_job(self._store, spec.name)
             spec = self._claiming(written)
             self._check(spec, image, moves=moves)  # others may be faster
             self._check_share(spec, known)
@@ -261,22 +262,17 @@ class JobControl:
         spec = back_to(record.spec, record.specs[version])
         return await self.apply(spec, dry_run=False, back_to=version)
 
-    async def _earlier(self, name: str) -> Retired:
-        """Return what is remembered of an earlier job of this name."""
-        entry = await self._store.get(retired_key(name))
-        known = decode_retired(entry.value) if entry is not None else Retired(generation=0)
-        return replace(known, generation=known.generation + self.skipped_generations)
-
-    def _new(self, spec: JobSpec, earlier: Retired) -> JobRecord:
+    def _new(self, spec: JobSpec, retired: RetiredJob) -> JobRecord:
         return JobRecord(
             name=spec.name,
             spec=spec,
             version=1,
             specs={1: spec},
             created_at=self._runtime.date(),
-            generation=earlier.generation,
-            leaving=earlier.lasting,
-            lasting=earlier.lasting,
+            generation=retired.generation + self.skipped_generations,
+            numbered=retired.asked,
+            leaving=retired.leaving,
+            lasting=retired.lasting,
         )
 
 

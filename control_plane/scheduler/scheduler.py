@@ -26,7 +26,6 @@ from control_plane.api.jobs import JobRecord, JobStatus
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
 from control_plane.api.operations import Cause
-from control_plane.api.stored_jobs import encode_retired
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
@@ -46,8 +45,6 @@ from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placing import Placing
 from control_plane.scheduler.unknown_copies import UnknownCopies
-from control_plane.store import Put
-from control_plane.store.records import retired_key
 from control_plane.task_control.controllers import Controllers
 from control_plane.task_control.core.talk import Heard
 from wire.errors import Conflict, TwineError
@@ -378,7 +375,7 @@ class Scheduler:
         The image is brought there first: an old task is not stopped for a new one that
         cannot start.
         """
-        record, ready, detail = made.record, set[int](), ""
+        record, ready, detail, without_room = made.record, set[int](), "", set[int]()
         known = {repair.task: repair.target for repair in repairs}
         wanted = made.runs_next()
         asked = {index: spec for index, spec in wanted.items() if index not in known}
@@ -386,6 +383,7 @@ class Scheduler:
         for index in made.chosen:
             target = known.get(index) or targets.of.get(index)
             if target is None:
+                without_room.add(index)
                 detail = f"the update waits for room: {'; '.join(targets.reasons)}"
                 continue
             if index in known and not self.ahead.is_proved(target):
@@ -407,7 +405,7 @@ class Scheduler:
             self._dispatcher.prestage(target.machine, image, keys)
             refused = sight.refused.get(image)
             detail = f"the update waits for its image: {refused}" if refused else detail
-        return Found(frozenset(ready), detail)
+        return Found(frozenset(ready), frozenset(without_room), detail)
 
     # -- machines
 
@@ -454,14 +452,13 @@ class Scheduler:
         return self._sights.view(pools, _machines_of(record), now.wall)
 
     async def _retire(self, made: Decision) -> None:
-        """Remove a job whose tasks and claims are gone, but remember its last generation.
+        """Remove a job whose tasks and claims are gone, but remember what a later one must know.
 
-        A job created again under the name goes on from there, so that agents do not take
-        its commands for old ones. It also learns which copies may still run (BUG-CP30).
+        A job created again under the name goes on from its generation and its calls, so that
+        neither agents nor its controller take what it says for old.
         """
         record = made.record
-        last = Put(retired_key(record.name), encode_retired(record))
-        await self._log.commit(self._jobs, record, made.events, gone=last)
+        await self._log.commit(self._jobs, record, made.events, is_gone=True)
         log.info("job gone", extra={"job": record.name})
 
     def wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:

@@ -79,6 +79,7 @@ RESTORED = "restored"
 """One value: that the store was put back from a copy. One that is damaged ends the start: without
 it tasks that the copy does not know would be stopped."""
 GONE_JOBS = "gone-jobs"
+RETIRED = "retired/"
 """One value: the jobs that are gone and whose logs are kept."""
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -187,5 +188,5 @@ def _damaged(key: str, error: Exception) -> DamagedRecord:
 
 
 def retired_key(name: str) -> str:
-    """Return where what is remembered of a removed job is stored (`api.stored_jobs.Retired`)."""
-    return "retired/" + name
+    """Return where it is stored what a later job of this name must know (`RetiredJob`)."""
+    return RETIRED + name

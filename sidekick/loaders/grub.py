@@ -26,6 +26,9 @@ ONCE = "/usr/sbin/grub-reboot"
 ID = "twine"
 BEGIN = "### BEGIN twine: written by sidekick, do not edit"
 END = "### END twine"
+_NOTE = "# before: "
+_NO_FILE, _NO_NEWLINE, _WHOLE = "no file", "no final newline", "as it is"
+"""How the file was before our block, so that it can be left so."""
 WRITABLE = frozenset({"ext2", "ext3", "ext4", "xfs", "vfat"})
 """File systems in which GRUB can note that an entry was tried. In others it would boot the new
 entry again and again."""
@@ -67,7 +70,7 @@ class Grub:
         version = "" if first and entry.kernel == first.kernel else _version(entry.kernel)
         written = Entry(line=entry.line, version=version, default=default)
         # after an update of the menu the rest of our copy may be stale
-        fresh = first and found == _text(first, written)
+        fresh = first and _without_note(found) == _text(first, written)
         return written if fresh else Entry(line="")
 
     def kept(self, host: Host, entry: Entry) -> Entry:
@@ -78,26 +81,29 @@ class Grub:
         return entry
 
     def stage(self, host: Host, entry: Entry) -> str:
-        """Write our block of custom.cfg; what else the file holds stays."""
+        """Write our block of custom.cfg; what else the file holds stays to the byte."""
         first = _first(host.fs.find(MENU) or "")
         if first is None:
             raise HostError(f"cannot stage the command line: {MENU} has no entry to copy")
         entry = self.kept(host, entry)
-        others = _others(_whole(host, CUSTOM))
-        host.disk.write(host.fs.path(CUSTOM), others + _text(first, entry) + "\n")
+        text = _laid_in(_whole(host, CUSTOM), _text(first, entry))
+        host.disk.write(host.fs.path(CUSTOM), text)
         if self.read(host) != entry:
             raise HostError(f"cannot stage the command line in {CUSTOM}: it reads otherwise")
         return f"staged in {CUSTOM}, {'the default' if entry.default else 'tried once first'}"
 
     def clear(self, host: Host) -> None:
-        """Take our block out; a file that held nothing else goes with it."""
-        text = _whole(host, CUSTOM)
-        if _block(text) is not None:
-            others = _others(text)
-            if others.strip():
-                host.disk.write(host.fs.path(CUSTOM), others)
+        """Take our block out; a file that we made goes with it."""
+        text = _whole(host, CUSTOM) or ""
+        block = _block(text)
+        if block is not None:
+            left = _taken_out(text, block)
+            path = host.fs.path(CUSTOM)
+            note = _note(block)
+            if left.strip() if note is None else left or note != _NO_FILE:
+                host.disk.write(path, left)
             else:
-                host.disk.remove(host.fs.path(CUSTOM))
+                host.disk.remove(path.resolve())
         if _next(host) == ID:
             host.processes.run(["grub-editenv", ENVIRONMENT, "unset", "next_entry"])
 
@@ -164,16 +170,45 @@ def _block(text: str) -> str | None:
     return text[at : end + len(END)] if end >= 0 else text[at:]
 
 
-def _others(text: str) -> str:
-    block = _block(text)
-    if block is None:
-        return text + ("\n" if text and not text.endswith("\n") else "")
-    return text.replace(block + "\n", "").replace(block, "")
+def _note(block: str) -> str | None:
+    """Return how the file was before; None of a block that an earlier release wrote."""
+    found = re.search(rf"^{_NOTE}(.*)$", block, re.MULTILINE)
+    return found[1] if found else None
 
 
-def _whole(host: Host, path: str) -> str:
+def _without_note(block: str) -> str:
+    return re.sub(rf"^{_NOTE}.*\n", "", block, count=1, flags=re.MULTILINE)
+
+
+def _laid_in(text: str | None, block: str) -> str:
+    """Return the file with this block in the place of the one it has, else at its end."""
+    before = _block(text or "")
+    glue = ""
+    if before is not None:
+        note = _note(before)
+    elif not text:
+        note = _NO_FILE if text is None else _WHOLE
+    else:
+        note = _WHOLE if text.endswith("\n") else _NO_NEWLINE
+        glue = "" if note == _WHOLE else "\n"
+    noted = block if note is None else block.replace(BEGIN, f"{BEGIN}\n{_NOTE}{note}", 1)
+    if text is None or before is None:
+        return f"{text or ''}{glue}{noted}\n"
+    head, _, tail = text.partition(before)
+    return head + noted + (tail or "\n")
+
+
+def _taken_out(text: str, block: str) -> str:
+    """Return the file as it was before our block, with what was added to it since."""
+    head, _, tail = text.partition(block)
+    tail = tail.removeprefix("\n")
+    return head.removesuffix("\n") if _note(block) == _NO_NEWLINE and not tail else head + tail
+
+
+def _whole(host: Host, path: str) -> str | None:
     """Return a file as it is, with its white space: what is not ours goes back unchanged."""
-    return (host.fs.find_bytes(path) or b"").decode(errors="surrogateescape")
+    found = host.fs.find_bytes(path)
+    return None if found is None else found.decode(errors="surrogateescape")
 
 
 def _next(host: Host) -> str:

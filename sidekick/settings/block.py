@@ -18,6 +18,7 @@ from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Host
 from sidekick.settings.leading import LeadingSetting
+from sidekick.settings.modules import installed_modules
 from wire.errors import KernelFileError
 
 
@@ -103,9 +104,16 @@ class BlockSetting(LeadingSetting):
 
 
 def _offers(host: Host, setting: str, choice: str) -> bool:
-    """Return whether a disk can have that scheduler."""
+    """Return whether a disk can have that scheduler.
+
+    The kernel loads a scheduler that is a module when it is written (`<choice>-iosched`).
+    """
     found = host.fs.find(path_of(setting))
-    return found is None or choice in found.replace("[", "").replace("]", "").split()
+    if found is None or choice in found.replace("[", "").replace("]", "").split():
+        return True
+    module = choice.replace("-", "_")
+    installed = installed_modules(host)
+    return module in installed or f"{module}_iosched" in installed
 
 
 def path_of(setting: str) -> str:

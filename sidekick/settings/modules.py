@@ -41,6 +41,7 @@ class ModulesSetting(Setting):
     kind: ClassVar[str] = "modules"
     section: ClassVar[type[Modules]] = Modules
     carries_others: ClassVar[bool] = True
+    brings_settings: ClassVar[bool] = True
 
     def merge(self, parent: dict[str, object], child: dict[str, object]) -> dict[str, object]:
         """Return the modules of both."""
@@ -81,16 +82,20 @@ class ModulesSetting(Setting):
         name = setting.removeprefix("modules.")
         if host.fs.exists(f"/sys/module/{name}"):
             return LOADED
-        folder = f"/lib/modules/{host.hardware.kernel}"
-        builtin = _names(host.fs.find(f"{folder}/modules.builtin"))
+        builtin = _names(host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.builtin"))
         if name in builtin:
             return LOADED
-        return ABSENT if name in _names(host.fs.find(f"{folder}/modules.dep")) else None
+        return ABSENT if name in installed_modules(host) else None
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Load it, or unload what an earlier profile had loaded."""
         name = setting.removeprefix("modules.")
         host.processes.run([MODPROBE, name] if value == LOADED else [MODPROBE, "-r", name])
+
+
+def installed_modules(host: Host) -> set[str]:
+    """Return the modules that the running kernel could load, as /sys spells them."""
+    return _names(host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.dep"))
 
 
 def _list(value: object) -> list[object]:

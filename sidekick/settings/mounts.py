@@ -1,6 +1,8 @@
 """Options of file systems that are mounted already: times of access, lazy times, commits.
 
-Only options that a remount sets and takes back: what is safe to lose is said by whoever mounts.
+Only options that can be set and taken back on the way: what is safe to lose is for the mount's
+owner to say. `atime` belongs to one mount. `lazytime` and `commit` belong to the file system, so
+that a profile names them at the first mount of it: a bind mount cannot change what it is made from.
 Source: mount(8), "Filesystem-independent mount options"; Linux, Documentation/admin-guide/ext4.rst
 and btrfs(5) for `commit`, whose 0 stands for the default and which is then not shown.
 """
@@ -8,7 +10,8 @@ and btrfs(5) for `commit`, whose 0 stands for the default and which is then not 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,9 +19,11 @@ from msgspec import Meta
 from sidekick.profile import Profile
 from sidekick.report import Wanted
 from sidekick.setting import Host, Setting
-from wire.errors import FieldError
+from wire.errors import FieldError, KernelFileError
 
-MOUNT = "/bin/mount"
+if TYPE_CHECKING:
+    from agent.machine.mounts import Mount, Mounts
+
 DEFAULT = "default"
 COMMITS = frozenset({"ext4", "btrfs"})
 """File systems that know `commit`."""
@@ -71,33 +76,39 @@ class MountsSetting(Setting):
     def lacking(self, setting: str) -> str:
         """Return why a host has none."""
         key, point = _parts(setting)
-        return f"nothing is mounted at {point}, or its file system has no {key} to set"
+        if key == "atime":
+            return f"nothing is mounted at {point}"
+        return (
+            f"nothing is mounted at {point}, its file system has no {key} to set, or "
+            f"another mount of that file system comes first: name {key} there"
+        )
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return the option in force; of mounts over each other the last one counts."""
         key, point = _parts(setting)
-        found = _options(host, point)
+        found = _find(host, key, point)
         if found is None:
             return None
-        kind, options = found
         if key == "atime":
-            return next((o for o in ("noatime", "relatime") if o in options), "strictatime")
+            return next((o for o in ("noatime", "relatime") if o in found.options), "strictatime")
         if key == "lazytime":
-            return "on" if "lazytime" in options else "off"
-        if kind not in COMMITS:
+            return "on" if "lazytime" in found.of_file_system else "off"
+        if found.kind not in COMMITS:
             return None
-        return next((o[7:] for o in options if o.startswith("commit=")), DEFAULT)
+        return next((o[7:] for o in found.of_file_system if o.startswith("commit=")), DEFAULT)
 
     def write(self, host: Host, setting: str, value: str) -> None:
-        """Remount with that one option changed; the others come from the kernel, not from fstab."""
+        """Change that one option of that one mount, or of its file system."""
         key, point = _parts(setting)
-        option = {
-            "atime": value,
-            "lazytime": "lazytime" if value == "on" else "nolazytime",
-            "commit": f"commit={0 if value == DEFAULT else value}",
-        }[key]
-        source = ("--options-source=mtab", "--options-source-force")
-        host.processes.run([MOUNT, *source, "-o", f"remount,{option}", point])
+        found, mounts = _find(host, key, point), _mounts_of(host)
+        if found is None:
+            raise KernelFileError(f"cannot set {setting}: {self.lacking(setting)}")
+        if key == "atime":
+            mounts.set_atime(found, value)
+        elif key == "lazytime":
+            mounts.set_option(found, "lazytime" if value == "on" else "nolazytime", None)
+        else:
+            mounts.set_option(found, "commit", "0" if value == DEFAULT else value)
 
 
 def _parts(setting: str) -> tuple[str, str]:
@@ -106,11 +117,23 @@ def _parts(setting: str) -> tuple[str, str]:
     return key, point
 
 
-def _options(host: Host, point: str) -> tuple[str, list[str]] | None:
-    """Return type and options of what is mounted there."""
-    found = None
-    for line in (host.fs.find("/proc/self/mounts") or "").splitlines():
-        _, at, kind, options, *_ = line.split()
-        if at == point:
-            found = (kind, options.split(","))
-    return found
+def _find(host: Host, key: str, point: str) -> Mount | None:
+    """Return the mount that a setting is about, None where it cannot be set there."""
+    from agent.machine.mounts import read_mounts  # loads the C library
+
+    mounts = read_mounts(host.fs)
+    found = next((m for m in reversed(mounts) if m.point == point), None)
+    if found is None or key == "atime":
+        return found
+    first = next(m for m in mounts if m.device == found.device)
+    return found if first is found else None
+
+
+def _mounts_of(host: Host) -> Mounts:
+    from agent.machine.mounts import HostMounts
+
+    if host.mounts is not None:
+        return host.mounts
+    if host.fs.root != Path("/"):
+        raise KernelFileError("cannot change a mount: mounts are changed only with --root /")
+    return HostMounts()

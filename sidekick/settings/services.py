@@ -2,29 +2,43 @@
 
 Started and stopped, never enabled or disabled: the host's own choice holds again at the next boot,
 before `resume` brings the profile back. Twine's own services and those without which a host is lost
-are refused. Whether one runs is read from its cgroup, which a recorded tree has too.
+are refused, also by an alias. How a service stands is the word of systemd over D-Bus, which knows
+aliases, instances of templates, generated units, other slices and oneshots without processes.
+Source of the states: org.freedesktop.systemd1(5), and `ServiceState` of systemd 257.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from sidekick.profile import Profile
-from sidekick.report import Disruption, Wanted
-from sidekick.setting import Host, Setting
-from wire.errors import FieldError
+from sidekick.report import Change, Disruption, Outcome, Wanted
+from sidekick.setting import Applied, Host, Observed, Setting
+from sidekick.settings.service_manager import BUS, FOLDERS, services_of
+from wire.errors import FieldError, HostError, SystemdError, Unprocessable
 
-Unit = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9:_.-]{0,200}\.service\Z")]
-SYSTEMCTL = "/usr/bin/systemctl"
-FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.machine import ServiceUnit
+
+Unit = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9:_.@\\-]{0,200}\.service\Z")]
 RUNNING, STOPPED = "running", "stopped"
+STARTING, RESTARTING, STOPPING = "starting", "restarting", "stopping"
+UP = frozenset({RUNNING, STARTING, RESTARTING})
+"""What `running` gives back: systemd wants it up, whether or not it is at this moment."""
+JOB_S = 100.0
+"""The most that a start or a stop may take: systemd gives up after 90 s by default."""
+SETTLE_S = 2.0
+"""For so long a service must stay as it was brought: one that crashes has crashed by then."""
+POLL_S = 0.05
 REFUSED = re.compile(
-    r"(twine-|sidekick|systemd-|dbus|ssh|getty@|serial-getty@|networking|NetworkManager|auditd|"
-    r"polkit|user@|init|dev-|rescue|emergency).*"
+    r"(twine-|sidekick|systemd-|dbus|ssh|getty@|serial-getty@|console-getty|container-getty@|"
+    r"networking|NetworkManager|auditd|polkit|user@|init|dev-|rescue|emergency).*"
 )
 
 
@@ -50,29 +64,42 @@ class ServicesSetting(Setting):
         errors = []
         for name in [*found.running, *found.stopped] if found else ():
             where = profile.source_of(f"services.{name}")
+            reason = ""
             if REFUSED.fullmatch(name):
                 reason = f"{name} is not a profile's to start or stop ({where})"
+            elif name.endswith("@.service"):
+                reason = f"{name} is a template: name an instance of it ({where})"
+            if reason:
                 errors.append(FieldError(field="services", reason=reason))
         for name in sorted({*found.running} & {*found.stopped}) if found else ():
             reason = f"{name} cannot both run and be stopped"
             errors.append(FieldError(field="services", reason=reason))
         return errors
 
-    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:  # noqa: ARG002
-        """Return one value for each service."""
+    def wanted(self, profile: Profile, host: Host) -> list[Wanted]:
+        """Return one value for each service, by its own name.
+
+        An alias is resolved first: two names of one service have one original.
+        """
         found: Services | None = profile.section(self.kind)
         if found is None:
             return []
-        return [
-            Wanted(
-                setting=f"services.{name}",
-                value=value,
-                required=found.required,
-                source=profile.source_of(f"services.{name}"),
-            )
-            for value, names in ((STOPPED, found.stopped), (RUNNING, found.running))
-            for name in names
-        ]
+        wanted: dict[str, Wanted] = {}
+        for value, names in ((STOPPED, found.stopped), (RUNNING, found.running)):
+            for name in names:
+                unit = services_of(host).load(name)
+                own = unit.name if unit else name
+                source = profile.source_of(f"services.{name}")
+                if REFUSED.fullmatch(own):
+                    raise Unprocessable(
+                        f"{name} is {own}, which is not a profile's to start or stop ({source})"
+                    )
+                if own in wanted and wanted[own].value != value:
+                    raise Unprocessable(f"{own} cannot both run and be stopped ({source})")
+                wanted[own] = Wanted(
+                    setting=f"services.{own}", value=value, required=found.required, source=source
+                )
+        return list(wanted.values())
 
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002
         """Return that a service of the host starts or ends."""
@@ -80,17 +107,112 @@ class ServicesSetting(Setting):
 
     def lacking(self, setting: str) -> str:
         """Return why a host cannot have it."""
-        return f"this host has no {setting.removeprefix('services.')}"
+        return f"this host has no {_unit(setting)}"
 
     def read(self, host: Host, setting: str) -> str | None:
-        """Return whether it has processes, None where it is not installed."""
-        unit = setting.removeprefix("services.")
-        if not any(host.fs.exists(f"{folder}/{unit}") for folder in FOLDERS):
-            return None
-        events = host.fs.find(f"/sys/fs/cgroup/system.slice/{unit}/cgroup.events") or ""
-        return RUNNING if "populated 1" in events else STOPPED
+        """Return how systemd has it, None where it is not installed."""
+        unit = services_of(host).load(_unit(setting))
+        _keep(host, _unit(setting), unit)
+        return state_of(unit) if unit else None
 
     def write(self, host: Host, setting: str, value: str) -> None:
-        """Start or stop it, and wait until systemd says that it has done so."""
-        verb = "start" if value == RUNNING else "stop"
-        host.processes.run([SYSTEMCTL, verb, setting.removeprefix("services.")])
+        """Start or stop it, and wait until systemd has done so and nothing is queued for it."""
+        name, services = _unit(setting), services_of(host)
+        (services.start if value in UP else services.stop)(name)
+        until = host.monotonic() + JOB_S
+        while (unit := services.load(name)) and unit.has_job:
+            if host.monotonic() >= until:
+                raise SystemdError(f"{name} is still {state_of(unit)} after {JOB_S:g} s")
+            host.sleep(POLL_S)
+
+    def plan(
+        self, wanted: Sequence[Wanted], observed: Observed, originals: Observed
+    ) -> list[Change]:
+        """Return the starts and stops. What is on its way back to its original is left alone."""
+        rest = {
+            name: original
+            for name, original in originals.items()
+            if original is None or not _both(original, observed.get(name))
+        }
+        return super().plan(wanted, observed, rest)
+
+    def apply(self, host: Host, change: Change) -> Applied:
+        """Start or stop one, and say whether it stayed so."""
+        self.write(host, change.setting, change.after)
+        reason = "" if change.after not in (RUNNING, STOPPED) else _settle(host, change)
+        actual = self.read(host, change.setting) or ""
+        if not reason and _both(change.after, actual):
+            return Applied(Outcome.APPLIED, actual)
+        return Applied(Outcome.FAILED, actual, reason or f"it is {actual} instead")
+
+    def undo(self, host: Host, change: Change) -> None:
+        """Bring back whether systemd wants it up; a start that failed is forgotten."""
+        if not _both(change.before, self.read(host, change.setting)):
+            self.write(host, change.setting, change.before)
+        if change.before == STOPPED:
+            services_of(host).reset_failed(_unit(change.setting))
+        actual = self.read(host, change.setting)
+        if not _both(change.before, actual):
+            raise HostError(f"{change.setting} was {change.before} before and is {actual} now")
+
+
+def state_of(unit: ServiceUnit) -> str:
+    """Return how a service stands, in one word."""
+    if unit.active == "activating":
+        return RESTARTING if unit.sub.startswith("auto-restart") else STARTING
+    if unit.active == "deactivating":
+        return STOPPING
+    return STOPPED if unit.active in ("inactive", "failed") else RUNNING
+
+
+def _settle(host: Host, change: Change) -> str:
+    """Watch a service that was just brought to its state; return why it did not stay so.
+
+    A stopped one is only watched where something may start it at once.
+    """
+    services, name = services_of(host), _unit(change.setting)
+    first = unit = services.load(name)
+    until = host.monotonic() + SETTLE_S
+    while unit and first and (change.after == RUNNING or unit.triggered):
+        state = state_of(unit)
+        if state != change.after and not (state == STOPPED and change.after == RUNNING):
+            return f"it is {state} instead"
+        if state == STOPPED and change.after == RUNNING:
+            return _why_ended(unit)
+        if unit.invocation_id != first.invocation_id:
+            return "it ended and was started again at once"
+        if host.monotonic() >= until:
+            break
+        host.sleep(POLL_S)
+        unit = services.load(name)
+    return ""
+
+
+def _why_ended(unit: ServiceUnit) -> str:
+    if unit.result != "success":
+        return f"it started and failed ({unit.result})"
+    oneshot = " (a oneshot without RemainAfterExit=)" if unit.kind == "oneshot" else ""
+    return f"it started and has ended{oneshot}"
+
+
+def _keep(host: Host, name: str, unit: ServiceUnit | None) -> None:
+    """Read what a later look can read again: the group of its processes, or that no folder has it.
+
+    The processes of a oneshot come and go without a trace: then a look has to ask systemd, too.
+    """
+    if unit is None:
+        for folder in FOLDERS:
+            host.fs.exists(f"{folder}/{name}")
+    elif unit.kind != "oneshot" and unit.active in ("active", "inactive", "failed"):
+        host.fs.find(f"/sys/fs/cgroup{unit.control_group}/cgroup.events")
+    else:
+        host.fs.path(BUS)
+
+
+def _both(one: str | None, other: str | None) -> bool:
+    """Return whether systemd wants the service up in both, or down in both."""
+    return one is not None and other is not None and (one in UP) is (other in UP)
+
+
+def _unit(setting: str) -> str:
+    return setting.removeprefix("services.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -95,6 +96,12 @@ class SysctlSetting(Setting):
 
     kind = "sysctl"
     section = Section
+    interdependent = True
+
+    def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of both; the child's name of a limit replaces the parent's other."""
+        replaced = {TWINS.get(PREFIX + name, "").removeprefix(PREFIX) for name in child}
+        return {**{k: v for k, v in parent.items() if k not in replaced}, **child}
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return the names and values that may not or cannot be set."""
@@ -135,8 +142,8 @@ class SysctlSetting(Setting):
         return host.fs.find(path_of(setting))
 
     def write(self, host: Host, setting: str, value: str) -> None:
-        """Write the value."""
-        host.fs.write(path_of(setting), value)
+        """Write the value. A write of no bytes never reaches the kernel; an empty line does."""
+        host.fs.write(path_of(setting), value or "\n")
 
     def plan(
         self, wanted: Sequence[Wanted], observed: Observed, originals: Observed

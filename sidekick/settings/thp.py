@@ -61,6 +61,10 @@ class TransparentHugepagesSetting(Setting):
             if key != "required" and value is not None
         ]
 
+    def changes_too(self, setting: str) -> tuple[str, ...]:
+        """Return the reserve of free memory, which the kernel sizes for its collapsing thread."""
+        return ("sysctl.vm.min_free_kbytes",) if setting == "thp.enabled" else ()
+
     def touches(self, setting: str) -> tuple[str, ...]:
         """Return the attribute."""
         return (path_of(setting),)

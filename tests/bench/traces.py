@@ -2,11 +2,12 @@
 
     python -m tests.bench.traces [--machines 1200] [--json]
 
-Two mixes are generated, each on one MSB and on twelve. Jobs come in one order, a tenth more than
-there is room for, and are placed by four packers:
+Two mixes are generated, each on one MSB, on three and on twelve. Jobs come in one order, a tenth
+more than there is room for, and are placed by five packers:
 
     twine       the product's planner as it is by default: even over MSBs
-    tight       the same with `fit = "tight"`
+    free        the same from the free pool, by an entitlement that holds no machine yet
+    tight       as twine with `fit = "tight"`
     best_fit    each task to the machine with fewest GPUs left, then least CPU and memory (as parts
                 of the largest machine's), that will do
     first_fit   each task to the first machine that will do
@@ -37,9 +38,11 @@ from control_plane.allocator.core.planner import plan
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Request
 from control_plane.api.policy import Fit
+from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import Capacity, Place
 
 GIB = 1 << 30
+POOL = "e"
 SOLVE_S = 10.0
 _MORE = 1.1
 """What jobs want of the scarce thing, as a part of what there is."""
@@ -149,17 +152,22 @@ class Outcome:
 
 
 def by_twine(
-    mix: Mix, machines: Sequence[Capacity], msbs: int, jobs: Sequence[Job], fit: Fit
+    mix: Mix,
+    machines: Sequence[Capacity],
+    msbs: int,
+    jobs: Sequence[Job],
+    fit: Fit,
+    pool: str = POOL,
 ) -> Outcome:
-    """Place the jobs by the product's planner, in an entitlement that holds all machines."""
+    """Place the jobs by the product's planner, in an entitlement that holds or takes machines."""
     index, outcome = RegionIndex(), Outcome()
     there = sum(_scarce(mix, capacity) for capacity in machines)
     for number, capacity in enumerate(machines):
         place = Place.of(Location(msb=f"msb{number % msbs}", rack=f"rack{number // msbs // 20}"))
-        index.put(f"m{number}", capacity, place, "e", "")
+        index.put(f"m{number}", capacity, place, pool, "")
     for number, (demand, tasks) in enumerate(jobs):
-        request = Request(f"job{number}", "e", (Group(demand, tuple(range(tasks))),), fit=fit)
-        made = plan(index, request, Allowance(machines=0))
+        request = Request(f"job{number}", POOL, (Group(demand, tuple(range(tasks))),), fit=fit)
+        made = plan(index, request, Allowance(machines=0 if pool == POOL else None))
         if index.reserve(made.change):
             raise SystemExit("a plan that nobody disturbed was refused")
         index.settle(made.change)
@@ -237,6 +245,7 @@ def outcomes(
 ) -> Iterator[tuple[str, Outcome]]:
     """Yield what each packer made of it."""
     yield "twine", by_twine(mix, machines, msbs, jobs, Fit.EVEN)
+    yield "free", by_twine(mix, machines, msbs, jobs, Fit.EVEN, FREE)
     yield "tight", by_twine(mix, machines, msbs, jobs, Fit.TIGHT)
     yield "best_fit", by_fit(mix, machines, jobs, best=True)
     yield "first_fit", by_fit(mix, machines, jobs, best=False)
@@ -249,16 +258,17 @@ def measured(count: int, seed: int) -> dict[str, Any]:
         machines = machines_of(mix, count)
         there = sum(_scarce(mix, capacity) for capacity in machines)
         jobs = jobs_of(mix, machines, random.Random(f"{seed} {mix.name}"))
-        for msbs in (1, 12):
+        for msbs in (1, 3, 12):
             case: dict[str, Any] = {"jobs": len(jobs)}
             for name, outcome in outcomes(mix, machines, msbs, jobs):
                 case[f"{name}_share"] = round(outcome.claimed / there, 4)
                 first = outcome.claimed if outcome.first_failure is None else outcome.first_failure
                 case[f"{name}_first_failure"] = round(first / there, 4)
-                if name in ("twine", "tight"):
+                if name in ("twine", "free", "tight"):
                     case[f"{name}_spread"] = outcome.spread
             best = case["best_fit_share"], case["best_fit_first_failure"]
             case["points_below_best_fit"] = round(100 * (best[0] - case["twine_share"]), 2)
+            case["free_points_below_best_fit"] = round(100 * (best[0] - case["free_share"]), 2)
             case["first_failure_to_best_fit"] = round(case["twine_first_failure"] / best[1], 3)
             found[f"{mix.name}_{msbs}_msb"] = case
         found[f"{mix.name}_small"] = _small(mix, seed)

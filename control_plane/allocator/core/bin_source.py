@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.draft import Draft
-from control_plane.allocator.core.feasibility import admits_any_of, judge
+from control_plane.allocator.core.feasibility import admits, admits_any_of, is_large_enough, judge
 from control_plane.allocator.core.machine_pools import Cell, Kinds, Machine, Part
 from control_plane.allocator.core.request import Group
 from control_plane.allocator.core.shelves import scarcity
-from control_plane.allocator.core.stranding import Totals, is_rare, stranded
+from control_plane.allocator.core.stranding import Totals, needs, rarities, stranded
 from control_plane.api.policy import Fit
 from control_plane.broker.core.capacity import Capacity
 from control_plane.broker.core.matching import holds
 
 _PAUSE_AFTER = 2_000
 """Machines that are judged between two chances for others to run."""
+_MANY = 1 << 30
 _AT_SIGHT = 16
 """Machines that are looked at before a search is made that remembers where it was."""
 
@@ -27,6 +29,7 @@ class Search:
 
     __slots__ = (
         "_filled",
+        "_kept",
         "_stranded",
         "_totals",
         "demand",
@@ -61,25 +64,46 @@ class Search:
         self._totals = totals
         self._stranded: dict[int, float] = {}
         self._filled: dict[int, bool] = {}
+        self._kept: dict[int, bool] = {}
 
     def fills(self, capacity: Capacity) -> bool:
         """Return whether machines of a kind are filled one by one, whatever the job says."""
         found = self._filled.get(id(capacity))
         if found is None:
-            found = self._filled[id(capacity)] = is_rare(capacity, self._totals)
+            found = self._filled[id(capacity)] = bool(rarities(capacity, self._totals))
         return found
+
+    def keeps(self, part: Part) -> bool:
+        """Return whether machines are kept for tasks that need what is rare elsewhere."""
+        capacity = part.capacity
+        found = self._kept.get(id(capacity))
+        if found is None:
+            rare = rarities(capacity, self._totals)
+            needed = needs(self.demand, capacity, self._totals) if rare else rare
+            found = self._kept[id(capacity)] = bool(rare) and not rare & needed
+        return found
+
+    def suits(self, machine: Machine) -> bool:
+        """Return whether a machine could run the tasks if nothing else did."""
+        group, demand = self.group, self.demand
+        return (
+            machine.name not in group.leave
+            and is_large_enough(demand, machine.capacity)
+            and admits(demand, machine)
+            and all(holds(term, machine) for term in group.among)
+        )
 
     def ordered(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Return machines of several kinds, those first of which a task strands least."""
         return parts if len(parts) < 2 else sorted(parts, key=self._strands)
 
     def kinds(self, buckets: Sequence[Part]) -> Kinds:
-        """Return whole buckets in order, without scarce ones, and which are filled one by one."""
+        """Return whole buckets in order, but kept ones, and which are filled one by one."""
         return tuple(
             [
                 (part.bucket, self.fills(part.capacity))
                 for part in self.ordered(buckets)
-                if not part.is_scarce
+                if not (part.is_scarce or self.keeps(part))
             ]
         )
 
@@ -95,7 +119,7 @@ class Search:
             frees = bucket in gained  # shelves do not know what the request itself frees there
             if not frees and bucket.is_hopeless(demand):
                 continue
-            gain, moves, barren = bucket.gain, bucket.moves, not (powered or spaces)
+            news, moves, barren = bucket.news, bucket.moves, not (powered or spaces)
             if not tight:
                 machine = bucket.first()
                 if machine is None:
@@ -104,7 +128,8 @@ class Search:
                     demand, machine, spaces.get(machine, machine) if spaces else machine
                 ):
                     return None if powered and work.is_short(machine) else machine
-            for machine in bucket.usable(None if frees else demand, tight=tight):
+            supply = work if powered else None
+            for machine in bucket.usable(None if frees else demand, tight=tight, supply=supply):
                 if machine in mine:
                     barren = False
                 elif not judge(demand, machine, spaces.get(machine, machine)):
@@ -113,7 +138,7 @@ class Search:
                 if tried > _AT_SIGHT:
                     return None
             if barren:
-                bucket.missed(demand, gain, moves)
+                bucket.missed(demand, news, moves)
         return None
 
     def _strands(self, part: Part) -> float:
@@ -127,7 +152,10 @@ class Search:
 class Source:
     """Offers the machines of equal bins: those of the entitlement, and those it could take."""
 
-    __slots__ = ("_again", "_free", "_fresh", "_order", "_parts", "_search", "_work", "paused")
+    __slots__ = (
+        *("_again", "_broken", "_fresh", "_last", "_order", "_own_first", "_own_kept", "_parts"),
+        *("_search", "_work", "has_kept", "paused"),
+    )
 
     def __init__(
         self, work: Draft, search: Search, own: Sequence[Part], free: Sequence[Part]
@@ -140,8 +168,15 @@ class Source:
         self._order = 0
         self._again: list[tuple[int, int, Machine]] = []
         """Machines with tasks of the job, fewest first: (tasks, order, machine)."""
-        self._fresh = self._own(own)
-        self._free: Iterator[Machine | None] | None = None
+        kept = [part for part in own if search.keeps(part)]
+        self._own_kept = kept
+        self._own_first = self._own([p for p in own if not search.keeps(p)] if kept else own)
+        self._fresh = self._with_few_gpus() if search.demand.gpus and free else self._own_first
+        self._broken: Machine | None = None
+        """A machine of the pool that has more GPUs left than a free one."""
+        self.has_kept = bool(kept)
+        """Whether there are machines of the pool that tasks which need less get last."""
+        self._last: Iterator[tuple[Machine | None, bool]] | None = None
         self._parts = free
         if work.taken_in:
             for part in free:
@@ -156,15 +191,60 @@ class Source:
             machine = self._pick_again()
         return machine
 
-    def take_free(self) -> Machine | None:
-        """Take the best machine of the free pool that has room."""
-        free = self._free
-        if free is None:
-            free = self._free = self._takeable(self._parts)
-        machine = next(free, None)
-        if machine is not None:
+    def pick_last(self) -> Machine | None:
+        """Return the best machine that is free, or kept for tasks that need more; take it."""
+        if self._last is None:
+            self._last = self._beyond()
+        machine, is_free = next(self._last, (None, False))
+        if machine is None and not self.paused and self._own_kept:
+            return self._pick_again()
+        if machine is not None and is_free:
             self._work.take(machine)
         return machine
+
+    def _beyond(self) -> Iterator[tuple[Machine | None, bool]]:
+        """Yield free machines, then kept ones of the pool, then kept ones that are free."""
+        keeps = self._search.keeps
+        if self._search.demand.gpus:
+            yield from self._by_gpus()
+            return
+        for machine in self._takeable([part for part in self._parts if not keeps(part)]):
+            yield machine, True
+        for machine in self._own(self._own_kept):
+            yield machine, False
+        for machine in self._takeable([part for part in self._parts if keeps(part)]):
+            yield machine, True
+
+    def _with_few_gpus(self) -> Iterator[Machine | None]:
+        """Yield machines of the pool that have no more GPUs left than any free one that fits."""
+        lacks = self._work.allowance.lacks
+        samples = (next(part.usable(), None) for part in self._parts)
+        free = [m.capacity.gpus for m in samples if m and self._fits(m) and not lacks(m)]
+        least = min(free, default=_MANY)
+        for machine in self._own_first:
+            if machine is not None and self._work.room(machine).free_gpus > least:
+                self._broken = machine
+                return
+            yield machine
+
+    def _by_gpus(self) -> Iterator[tuple[Machine | None, bool]]:
+        """Yield free machines and those of the pool, those with fewest GPUs left first."""
+        kinds: dict[int, list[Part]] = {}
+        for part in self._parts:
+            kinds.setdefault(part.capacity.gpus, []).append(part)
+        waiting = sorted(kinds)
+        own = chain(filter(None, [self._broken]), self._own_first)
+        for machine in own:
+            while machine is not None and waiting:
+                if waiting[0] >= self._work.room(machine).free_gpus:
+                    break
+                for free in self._takeable(kinds[waiting.pop(0)]):
+                    yield free, True
+            if machine is None or self._fits(machine):
+                yield machine, False
+        for gpus in waiting:
+            for free in self._takeable(kinds[gpus]):
+                yield free, True
 
     def used(self, machine: Machine) -> None:
         """Offer a machine again, after those with fewer tasks of the job."""
@@ -214,7 +294,7 @@ class Source:
         """Yield fitting machines of the pool, those first on which the job has no task yet.
 
         Machines with GPUs are filled one by one, whatever their kinds: those with fewest left
-        come first. Tasks without a GPU come there last.
+        come first.
         """
         search = self._search
         plenty = [part for part in parts if not part.is_scarce]
@@ -222,9 +302,6 @@ class Source:
         if not search.demand.gpus:
             for part in search.ordered(plenty):
                 yield from self._offered([part], again=search.tight)
-            if scarce:  # rather a second task on another machine
-                while (machine := self._pick_again()) is not None:
-                    yield machine
         alone = [part for part in scarce if part.is_apart]
         for part in alone:
             yield from self._offered([part], again=search.tight)
@@ -244,11 +321,13 @@ class Source:
         if not parts:
             return
         barren = plain and all(part is part.bucket for part in parts)
-        seen = [(part.bucket, part.bucket.gain, part.bucket.moves) for part in parts]
+        seen = [(part.bucket, part.bucket.news, part.bucket.moves) for part in parts]
+        work.lacks_own = False
         orders = [
             part.usable(
                 None if part.bucket in gained else demand,
                 tight=search.tight or search.fills(part.capacity),
+                supply=None if work.power is None else work,
             )
             for part in parts
         ]
@@ -273,9 +352,9 @@ class Source:
             if self._pauses():
                 yield None
                 self.paused = False
-        if barren:
-            for bucket, gain, moves in seen:
-                bucket.missed(demand, gain, moves)
+        if barren and not work.lacks_own:
+            for bucket, news, moves in seen:
+                bucket.missed(demand, news, moves)
 
     def _takeable(self, parts: Sequence[Part]) -> Iterator[Machine | None]:
         """Yield fitting machines of the free pool that the entitlement may take."""
@@ -285,8 +364,11 @@ class Source:
             if not self._may_have_room(part, demand):
                 continue
             bucket = part.bucket
-            gain, moves, barren = bucket.gain, bucket.moves, part is bucket and search.plain
-            for machine in part.usable(tight=search.tight):
+            news, moves, barren = bucket.news, bucket.moves, part is bucket and search.plain
+            work.lacks_own, supply = False, None if work.power is None else work
+            if work.refuses_all(bucket):
+                continue
+            for machine in part.usable(tight=search.tight, supply=supply):
                 if allowance.lacks(machine):  # then it lacks the same for all of this bucket
                     barren = False
                     break
@@ -303,5 +385,5 @@ class Source:
                 if self._pauses():
                     yield None
                     self.paused = False
-            if barren:
-                bucket.missed(demand, gain, moves)
+            if barren and not work.lacks_own:
+                bucket.missed(demand, news, moves)

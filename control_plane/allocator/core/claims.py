@@ -8,7 +8,9 @@ from typing import NamedTuple, cast
 
 from control_plane.allocator.core.credit import Credit
 from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT
 from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.ports import Ports
 
 
 class Claim(NamedTuple):
@@ -201,6 +203,38 @@ def counted_anew(machine: Machine) -> int:
             freed = [c for c in change.freed[: change.granted] if claims.get(c.task) == c]
             free += credit.recount_cpu(cpu(freed), wanted)
     return free
+
+
+def charge(claim: Claim) -> None:
+    """Take the room and the ports of a claim from its machine."""
+    machine, demand = claim.machine, claim.demand
+    machine.free_cpu -= demand.cpu_on(machine.capacity)
+    machine.free_memory -= demand.memory_bytes
+    if demand.gpus:
+        machine.free_gpus -= demand.gpus
+    if demand.network_mbps:
+        machine.free_network -= demand.network_mbps
+    if demand.disk_bytes:
+        machine.free_disk -= demand.disk_bytes
+    if claim.ports:
+        if machine.ports is None:
+            machine.ports = Ports()
+        machine.ports.taken.update(claim.ports.values())
+        last = max(claim.ports.values())
+        machine.ports.next = FIRST_PORT if last >= LAST_PORT else last + 1
+
+
+def uncharge(claim: Claim) -> None:
+    """Give them back."""
+    machine, demand = claim.machine, claim.demand
+    if claim.ports and machine.ports:
+        machine.ports.taken.difference_update(claim.ports.values())
+    machine.free_memory += demand.memory_bytes
+    machine.free_gpus += demand.gpus
+    machine.free_network += demand.network_mbps
+    if demand.disk_bytes:
+        machine.free_disk += demand.disk_bytes
+    machine.free_cpu += demand.cpu_on(machine.capacity)
 
 
 def without(jobs: tuple[Claims, ...], claims: Claims | None) -> tuple[Claims, ...]:

@@ -7,13 +7,14 @@ import zlib
 from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import Room
-from control_plane.allocator.core.machine_pools import Bucket, Machine
+from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
 from control_plane.allocator.core.power import Budget
 from control_plane.allocator.core.preferences import Ranking
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Request
 from control_plane.allocator.core.space import Space
 from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.capacity import Place
 
 
 class Draft:
@@ -25,7 +26,6 @@ class Draft:
         self.allowance = allowance
         self.index = index
         self.totals = index.totals()
-        self.pool = index.pool(request.pool)
         self.free = index.pool(FREE)
         self.ranking = Ranking(request.preferences)
         self.change = Change(request.job, request.pool)
@@ -40,20 +40,28 @@ class Draft:
         self.taken_in: dict[Bucket, list[Machine]] = {}
         """The machines that were taken for other tasks of the request."""
         self.power = index.power
-        self._lit: set[Machine] = set()
+        self.lit: set[Machine] = set()
         """Machines that get their first task by this plan …"""
         self._watts: dict[Budget, int] = {}
         """… and what they draw, by budget."""
+        self.lacks_own = False
+        """Whether machines were passed over whose power the plan itself uses up."""
         self.apart: set[Machine] = set()
         """Machines with bins of their own, because a preference is about single ones."""
         self.gave_up = False
         """Whether machines were passed over that may fit."""
         self.was_refused = False
         """Whether single machines were refused, which is a matter of the moment."""
+        self._refused: dict[Bucket, str] = {}
         self.reasons: list[str] = []
         self.claims = index.claims.get(request.job)
         self.moving: dict[int, Claim] = {}
         self.tie = zlib.crc32(request.job.encode())
+
+    @property
+    def pool(self) -> Pool:
+        """The pool as it is now: one without machines is dropped, perhaps during the plan."""
+        return self.index.pool(self.request.pool)
 
     def free_claim(self, claim: Claim) -> None:
         """Let a task go from its machine; its room is for the tasks that the request names."""
@@ -81,21 +89,29 @@ class Draft:
 
     def light(self, machine: Machine) -> None:
         """Count the power of a machine that gets a task."""
-        if self.power is None or machine.jobs or machine in self._lit:
+        if self.power is None or machine.jobs or machine in self.lit:
             return
-        self._lit.add(machine)
+        self.lit.add(machine)
         for budget in self.power.budgets_of(machine.place):
             self._watts[budget] = self._watts.get(budget, 0) + machine.capacity.power_w
 
+    def has_power(self, place: Place, watts: int) -> bool:
+        """Return whether a machine in a place may get its first task."""
+        power = self.power
+        if power is None or power.has(place, watts, self._watts):
+            return True
+        self.lacks_own = self.lacks_own or power.has(place, watts)
+        return False
+
     def is_short(self, machine: Machine) -> bool:
         """Return whether a machine may get no first task for want of power."""
-        if self.power is None or machine in self._lit:
+        if self.power is None or machine in self.lit:
             return False
         return self.power.short(machine, self._watts) is not None
 
     def why_short(self, machine: Machine) -> str:
         """Return the same in words; empty: it may."""
-        if self.power is None or machine in self._lit:
+        if self.power is None or machine in self.lit:
             return ""
         return self.power.why(machine, self._watts)
 
@@ -104,6 +120,15 @@ class Draft:
         self.taken.add(machine)
         self.change.takes.append(machine)
         self.allowance.take(machine)
+
+    def refuses_all(self, bucket: Bucket) -> str:
+        """Return why the entitlement would not have any of these free machines."""
+        why = self._refused.get(bucket)
+        if why is None:
+            refuses_all = self.allowance.refuses_all
+            why = self._refused[bucket] = refuses_all(bucket) if refuses_all is not None else ""
+        self.was_refused = self.was_refused or bool(why)
+        return why
 
     def refuses(self, machine: Machine) -> str:
         """Return why the entitlement would not have this free machine; empty: it would."""

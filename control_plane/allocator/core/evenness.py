@@ -24,12 +24,14 @@ class Even:
     property: str
     weights: tuple[tuple[str, int], ...] = ()
     """Bin, as a person wrote it → weight; others have weight 1."""
+    before: tuple[Preference, ...] = ()
+    """Preferences that matter more: a move to even out tasks must not harm them."""
     _known: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def of(preference: Preference) -> Even:
+    def of(preference: Preference, before: tuple[Preference, ...] = ()) -> Even:
         """Return what a preference to be even asks for."""
-        return Even(preference.property, tuple(sorted(preference.weights.items())))
+        return Even(preference.property, tuple(sorted(preference.weights.items())), before)
 
     def weight(self, bin_: str) -> int:
         """Return how heavy a bin is."""

@@ -6,7 +6,7 @@ The planner, the check at the commit, the check of a job before it is accepted a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import IntFlag
 from math import floor
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from control_plane.allocator.core.demand import Demand
 from control_plane.api.policy import Property
-from control_plane.api.requirements import NUMBERS, Maybe, Term, properties_of, text_of
+from control_plane.api.requirements import NUMBERS, Maybe, Not, Term, properties_of, text_of
 from control_plane.broker.core.capacity import MICRO, Capacity, Place
 from control_plane.broker.core.matching import bin_of as bin_of
 from control_plane.broker.core.matching import holds, may_hold
@@ -107,9 +107,21 @@ def judge(demand: Demand, machine: Candidate, room: Room) -> int:
 
 SHARED = frozenset(Property) - {Property.ROW, Property.RACK, Property.MACHINE}
 """Properties that all machines of one type in one MSB have in common."""
-_OF_BUCKETS = SHARED | {"rru"}
+OF_BUCKETS = SHARED | {"rru", "cpus", "gpus", "network_mbps", "power_w"}
+"""Properties that all machines of one bucket have in common."""
 _OF_KINDS = frozenset({*SHARED, *NUMBERS})
 """What a kind of machine tells: not its row, rack and name, nor what each is called and can do."""
+
+
+def is_large_enough(demand: Demand, capacity: Capacity) -> bool:
+    """Return whether an empty machine like this has room for such a task."""
+    return (
+        demand.memory_bytes <= capacity.memory_bytes
+        and demand.cpu_on(capacity) <= capacity.cpu_room
+        and demand.gpus <= capacity.gpus
+        and demand.network_mbps <= capacity.network_mbps
+        and demand.disk_bytes <= capacity.disk_bytes
+    )
 
 
 def admits(demand: Demand, machine: Candidate) -> bool:
@@ -118,8 +130,15 @@ def admits(demand: Demand, machine: Candidate) -> bool:
 
 
 def admits_any_of(demand: Demand, bucket: Candidate) -> bool:
-    """Return whether machines can meet the hard requirements that are like this in `SHARED`."""
-    return all(may_hold(term, bucket, _OF_BUCKETS) for term in demand.requires)
+    """Return whether machines of a bucket can meet the hard requirements."""
+    return all(may_hold(term, bucket, OF_BUCKETS) for term in demand.requires)
+
+
+def fits_each(demand: Demand, bucket: Candidate) -> bool:
+    """Return whether surely each machine of a bucket takes such a task while it has no others."""
+    return is_large_enough(demand, bucket.capacity) and not any(
+        may_hold(Not(term), bucket, OF_BUCKETS) for term in demand.requires
+    )
 
 
 def of_kind(demand: Demand) -> Demand:
@@ -167,20 +186,30 @@ class Tally:
             self._note("excluded", 0.0)
         if lacks & _BLOCKED:
             self._note(machine.blocked, 0.0)
+        for key, free in self._lacking(lacks, machine, room):
+            self._note(key, free)
+        return lacks
+
+    def compare(self, machine: Candidate, room: Room) -> None:
+        """Let a machine that is not counted say how much is free at most."""
+        for key, free in self._lacking(judge(self._demand, machine, room), machine, room):
+            self._most[key] = max(free, self._most.get(key, 0.0))
+
+    def _lacking(self, lacks: int, machine: Candidate, room: Room) -> Iterator[tuple[str, float]]:
+        """Yield what a machine lacks room for, and how much of it is free."""
         if lacks & _MEMORY:
-            self._note("memory", room.free_memory)
+            yield "memory", room.free_memory
         if lacks & _CPU:
             free = machine.capacity.rru_of if self._demand.rru else machine.capacity.cpus_of
-            self._note("cpu", free(room.free_cpu))
+            yield "cpu", free(room.free_cpu)
         if lacks & _GPUS:
-            self._note("gpus", room.free_gpus)
+            yield "gpus", room.free_gpus
         if lacks & _NETWORK:
-            self._note("network", room.free_network)
+            yield "network", room.free_network
         if lacks & _PORTS:
-            self._note("ports", 0.0)
+            yield "ports", 0.0
         if lacks & _DISK:
-            self._note("disk", room.free_disk)
-        return lacks
+            yield "disk", room.free_disk
 
     def _note(self, key: str, free: float) -> None:
         self._counts[key] = self._counts.get(key, 0) + 1

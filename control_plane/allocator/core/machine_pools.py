@@ -1,7 +1,7 @@
 """Machines as allocations see them: what is left on each, on shelves by how much that is.
 
     pool (an entitlement, or the free pool)
-      └─ bucket: its machines of one type in one MSB
+      └─ bucket: its machines of one class in one MSB
            └─ shelf: those with about the same share of room left
 
 What allocations need to know of a machine lies in one small object; what many machines have
@@ -23,7 +23,8 @@ from control_plane.allocator.core.feasibility import (
     admits_any_of,
     bin_of,
 )
-from control_plane.allocator.core.misses import Misses
+from control_plane.allocator.core.machine_class import class_key, class_of
+from control_plane.allocator.core.misses import Misses, Relief
 from control_plane.allocator.core.ports import Ports as Ports
 from control_plane.allocator.core.shelves import (
     BLOCKED,
@@ -50,6 +51,17 @@ class Holder(Protocol):
     job: str
     valid: bool
     needs_usable: bool
+
+
+class Supply(Protocol):
+    """The power that is left, as a plan stands."""
+
+    lit: set[Machine]
+    """Machines without tasks that the plan gives some: power keeps nothing from these."""
+
+    def has_power(self, place: Place, watts: int) -> bool:
+        """Return whether a machine in a place may get its first task."""
+        ...
 
 
 class Machine:
@@ -91,29 +103,21 @@ class Machine:
 
 
 class Bucket:
-    """The machines of one pool that have type, RRU and MSB in common.
+    """The machines of one pool that have class and MSB in common.
 
-    It can be asked like a machine for the properties that they share.
+    It answers like a machine for the properties that they share (`feasibility.OF_BUCKETS`).
     """
 
     __slots__ = (
-        "_cells",
-        "_misses",
-        "capacity",
-        "gain",
-        "most_memory",
-        "moves",
-        "place",
-        "pool",
-        "shelves",
-        "size",
+        *("_cells", "_misses", "capacity", "gain", "most_memory", "moves", "place", "pool"),
+        *("shelves", "size"),
     )
     name = blocked = ""
     is_apart = False
 
     def __init__(self, pool: Pool, capacity: Capacity, place: Place) -> None:
-        """Make an empty bucket for machines like this."""
-        self._cells: dict[bool, list[Cell]] = {}
+        """Make an empty bucket for machines of this class and MSB."""
+        self._cells: dict[bool | None, list[Cell]] = {}
         """Made when somebody asks, and again when machines came or went."""
         self.pool = pool
         self.capacity = capacity
@@ -187,27 +191,57 @@ class Bucket:
         """Whether its machines have what most do not: then they are filled one by one."""
         return self.capacity.gpus > 0
 
-    def usable(self, demand: Demand | None = None, *, tight: bool = False) -> Iterator[Machine]:
+    @property
+    def news(self) -> int:
+        """What rises whenever a demand may fit that did not, for want of room or of power."""
+        return self.gain + self.pool.relief.count
+
+    def usable(
+        self, demand: Demand | None = None, *, tight: bool = False, supply: Supply | None = None
+    ) -> Iterator[Machine]:
         """Return the machines that take tasks, while others change the bucket.
 
         Most room first; if `tight`, least room first. Where there are GPUs, those with fewest
         left come first, and machines without tasks last. Shelves whose machines cannot have
-        room for the demand are left out.
+        room for the demand are left out, and so are machines without tasks and without power.
         """
         if self.is_scarce:
             gpus = 0 if demand is None else min(int(demand.gpus), MOST_GPUS)
             rru = 0 if demand is None else bisect_right(QUARTERS, self._share(demand) - _ROUNDING)
-            return self._on(BY_GPUS[gpus, rru])
+            return self._on(BY_GPUS[gpus, rru], supply)
         least = (0, 0) if demand is None else self._least(demand)
-        return self._tightest(least) if tight else self._on(ORDERS[least])
+        return self._tightest(least, supply) if tight else self._on(ORDERS[least], supply)
 
-    def _on(self, order: Iterable[int]) -> Iterator[Machine]:
-        return chain.from_iterable(filter(None, map(self.shelves.__getitem__, order)))
+    def _on(self, order: Iterable[int], supply: Supply | None = None) -> Iterator[Machine]:
+        if supply is None:
+            return chain.from_iterable(filter(None, map(self.shelves.__getitem__, order)))
+        rows = (self._powered(supply) if n == EMPTY else self.shelves[n] for n in order)
+        return chain.from_iterable(filter(None, rows))
 
-    def _tightest(self, least: tuple[int, int]) -> Iterator[Machine]:
+    def _powered(self, supply: Supply) -> Iterator[Machine]:
+        """Yield machines without tasks that have power; whole racks and MSBs are passed over."""
+        watts = self.capacity.power_w
+        racks = self._racks() if self.shelves[EMPTY] and supply.has_power(self.place, watts) else ()
+        for rack in racks:
+            if supply.has_power(rack.place, watts):
+                yield from (m for m in rack.machines if not m.shelf and m.bucket is self)
+        for machine in list(supply.lit):
+            if machine.bucket is self and not machine.shelf:
+                yield machine
+
+    def _racks(self) -> list[Cell]:
+        racks = self._cells.get(None)
+        if racks is None:
+            found: dict[str, list[Machine]] = {}
+            for machine in self.machines():
+                found.setdefault(machine.place.rack, []).append(machine)
+            racks = self._cells[None] = [Cell(self, machines) for machines in found.values()]
+        return racks
+
+    def _tightest(self, least: tuple[int, int], supply: Supply | None) -> Iterator[Machine]:
         for alike in BY_TIGHTNESS[least]:
             yield from sorted(self._on(alike), key=tightness)
-        yield from self._on((EMPTY,))
+        yield from self._on((EMPTY,), supply)
 
     def cells(self, *, by_size: bool = False) -> list[Cell]:
         """Return its machines by rack, labels and capabilities, `by_size` by all that they have."""
@@ -239,17 +273,17 @@ class Bucket:
 
     def is_hopeless(self, demand: Demand) -> bool:
         """Return whether this demand or a smaller one found no room since anything got better."""
-        return self._misses is not None and self._misses.include(demand, self.gain)
+        return self._misses is not None and self._misses.include(demand, self.news)
 
-    def missed(self, demand: Demand, gain: int, moves: int) -> None:
-        """Remember that no machine had room while `gain` and `moves` were as given.
+    def missed(self, demand: Demand, news: int, moves: int) -> None:
+        """Remember that no machine had room while `news` and `moves` were as given.
 
         Where machines changed shelves meanwhile, one may have been passed over unseen.
         """
         if moves == self.moves and not moves % 2:
             if self._misses is None:
                 self._misses = Misses()
-            self._misses.add(demand, gain)
+            self._misses.add(demand, news)
 
 
 _ROUNDING = 1e-5
@@ -286,15 +320,23 @@ class Cell:
         """Whether its machines have what most do not."""
         return self.bucket.is_scarce
 
-    def usable(self, demand: Demand | None = None, *, tight: bool = False) -> Iterator[Machine]:
+    def usable(
+        self, demand: Demand | None = None, *, tight: bool = False, supply: Supply | None = None
+    ) -> Iterator[Machine]:
         """Return the machines that take tasks, in the order of `Bucket.usable`."""
-        gpus = 0 if demand is None else demand.gpus
+        gpus, watts = 0 if demand is None else demand.gpus, self.bucket.capacity.power_w
         there = [
             machine
             for machine in self.machines
             if machine.shelf != BLOCKED
             and machine.bucket is self.bucket
             and machine.free_gpus >= gpus
+            and (
+                supply is None
+                or machine.jobs
+                or machine in supply.lit
+                or supply.has_power(machine.place, watts)
+            )
         ]
         if self.is_scarce or not tight:
             last = BLOCKED if self.is_scarce else EMPTY
@@ -364,25 +406,23 @@ class Partition(dict[Bins, tuple["Bucket", ...]]):
 NOTHING = Partition()
 
 
+def _key(capacity: Capacity, place: Place) -> tuple[object, ...]:
+    return (*class_key(capacity), place.region, place.msb)
+
+
 class Pool:
     """The machines of one entitlement, or the free ones."""
 
     __slots__ = (
-        "_missed_at",
-        "_misses",
-        "_partitions",
-        "buckets",
-        "gain",
-        "micro_rru",
-        "name",
-        "per_type",
-        "size",
+        *("_missed_at", "_misses", "_partitions", "buckets", "gain", "micro_rru", "name"),
+        *("per_type", "relief", "size"),
     )
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, gain: int = 0, relief: Relief | None = None) -> None:
         """Hold nothing yet."""
+        self.relief = relief or Relief()
         self.name = name
-        self.gain = 0
+        self.gain = gain
         """Rises whenever a machine here gets more room or becomes usable."""
         self.size = 0
         self.micro_rru = 0
@@ -395,12 +435,13 @@ class Pool:
 
     def is_hopeless(self, demand: Demand) -> bool:
         """Return whether this demand found no room in any bucket since anything got better."""
-        return self._missed_at == self.gain and demand.size in self._misses
+        return self._missed_at == self.gain + self.relief.count and demand.size in self._misses
 
     def missed(self, demand: Demand) -> None:
         """Note that a demand found no room, if that is so for every bucket."""
-        if self._missed_at != self.gain:
-            self._misses, self._missed_at = set(), self.gain
+        news = self.gain + self.relief.count
+        if self._missed_at != news:
+            self._misses, self._missed_at = set(), news
         if all(
             not bucket.size or bucket.is_hopeless(demand) or not admits_any_of(demand, bucket)
             for bucket in list(self.buckets.values())
@@ -408,15 +449,20 @@ class Pool:
             self._misses.add(demand.size)
 
     def bucket(self, machine: Machine) -> Bucket:
-        """Return the bucket of a machine's kind and MSB; makes it if need be."""
-        capacity, place = machine.capacity, machine.place
-        kind = (capacity.machine_type, capacity.generation, capacity.sku, capacity.gpu_type)
-        key = (*kind, capacity.rru, place.region, place.msb)
+        """Return the bucket of a machine's class and MSB; makes it if need be."""
+        key = _key(machine.capacity, machine.place)
         found = self.buckets.get(key)
         if found is None:
-            found = self.buckets[key] = Bucket(self, capacity, place)
+            place = machine.place
+            place = Place(place.region, place.datacenter, place.msb, "", "")
+            found = self.buckets[key] = Bucket(self, class_of(machine.capacity), place)
             self._partitions = {}
         return found
+
+    def drop(self, bucket: Bucket) -> None:
+        """Forget a bucket that has no machine."""
+        del self.buckets[_key(bucket.capacity, bucket.place)]
+        self._partitions = {}
 
     def partition(self, properties: tuple[str, ...]) -> Partition:
         """Return the buckets by the bins of properties that a bucket's machines share."""

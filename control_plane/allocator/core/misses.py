@@ -7,6 +7,16 @@ from control_plane.allocator.core.demand import Demand
 _KEPT = 8
 
 
+class Relief:
+    """How often power was released for which a request had no machine, in the whole region."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.count = 0
+
+
 class Misses:
     """The last demands of different sizes for which a bucket had no room, at one gain of it."""
 

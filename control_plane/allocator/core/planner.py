@@ -98,7 +98,7 @@ class Planning(Draft):
         if claim is None:
             return False
         machine = claim.machine
-        is_ours = machine.bucket.pool is self.pool or machine.pool == group.elsewhere != FREE
+        is_ours = machine.pool == self.request.pool or machine.pool == group.elsewhere != FREE
         if not is_ours or not same_claim(claim.demand, group.demand):
             self.free_claim(claim)
             return False
@@ -173,7 +173,7 @@ class Planning(Draft):
         sources: dict[Bins, Source] = {}
         ahead: list[Bins] = []
         if ranking.bounded:
-            ranking.among(bins for part in (own, free) for bins in _open(part, search))
+            ranking.among((*_open(own, search), *_open(free, search, self.allowance)))
         position = done = len(new)
         while position < len(tasks) and order.bins is not None:
             if position - done >= STEP:
@@ -195,12 +195,12 @@ class Planning(Draft):
             source = sources.get(bins)
             if source is None:
                 source = sources[bins] = Source(self, search, own.get(bins, ()), free.get(bins, ()))
-            machine = source.take_free() if growing else source.pick()
+            machine = source.pick_last() if growing else source.pick()
             if source.paused:
                 yield
                 continue
             if machine is None:
-                if not growing and bins in free:
+                if not growing and (bins in free or source.has_kept):
                     order.must_grow()
                 else:
                     order.drop()
@@ -238,9 +238,9 @@ class Planning(Draft):
         self.apart = set()
         for name in self.ranking.named:
             machine = self.index.machines.get(name)
-            if machine is not None and machine.bucket.pool is self.pool:
+            if machine is not None and machine.pool == self.request.pool:
                 self._set_apart(machine, own)
-            elif machine is not None and machine.bucket.pool is self.free and may_grow:
+            elif machine is not None and machine.pool == FREE and may_grow:
                 self._set_apart(machine, own if machine in self.taken else free)
         if self.ranking.counts_machines:
             for machine in self.mine:
@@ -377,19 +377,32 @@ class Planning(Draft):
         self.change.freed = [
             claim
             for claim in self.change.freed
-            if claim.task not in stay or claim.machine.bucket.pool is not self.pool
+            if claim.task not in stay or claim.machine.pool != self.request.pool
         ]
         self.change.claims.clear()
         self.change.takes.clear()
         self.reasons.insert(0, reason)
 
 
-def _open(binned: Binned, search: Search) -> Iterator[Bins]:
-    """Yield the bins in which a machine takes tasks, full or not, and meets the requirements."""
-    demand = search.demand
+def _open(binned: Binned, search: Search, allowance: Allowance | None = None) -> Iterator[Bins]:
+    """Yield the bins in which a machine could run the tasks, full or not.
+
+    With an `allowance`: a machine that the entitlement may take.
+    """
     for bins, parts in binned.items():
-        if any(admits_any_of(demand, p) and next(iter(p.usable()), None) for p in parts):
+        if any(_is_open(part, search, allowance) for part in parts):
             yield bins
+
+
+def _is_open(part: Part, search: Search, allowance: Allowance | None) -> bool:
+    if not admits_any_of(search.demand, part):
+        return False
+    for machine in part.usable():
+        if allowance is not None and allowance.lacks(machine):
+            return False  # it lacks the same for all of this bucket
+        if search.suits(machine):
+            return True
+    return False
 
 
 def _claim(claims: Claims, task: int) -> Claim:

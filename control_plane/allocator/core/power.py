@@ -111,10 +111,14 @@ class Power:
 
         `extra` is what a plan adds that the index does not show yet.
         """
-        watts = machine.capacity.power_w
-        if machine.jobs or not watts:
-            return None
-        for budget in self.budgets_of(machine.place):
+        return None if machine.jobs else self._short(machine.place, machine.capacity.power_w, extra)
+
+    def has(self, place: Place, watts: int, extra: Mapping[Budget, int] | None = None) -> bool:
+        """Return whether a machine in a place may get its first task; see `short`."""
+        return self._short(place, watts, extra) is None
+
+    def _short(self, place: Place, watts: int, extra: Mapping[Budget, int] | None) -> Budget | None:
+        for budget in self.budgets_of(place) if watts else ():
             if budget.left(extra) < watts:
                 budget.was_short = True
                 return budget

@@ -2,17 +2,17 @@
 
 To add a strategy, add a member to `api.policy.Strategy` and its score here. To add a
 property, add it to `api.requirements` and to `matching.bin_of`; it belongs in
-`feasibility.SHARED` if all machines of one type in one MSB have it in common: then whole
-buckets are ordered by it. Labels, capabilities and numbers such as `memory` are of single machines.
+`feasibility.OF_BUCKETS` if `machine_class` holds it: then whole buckets are ordered by it. Labels,
+capabilities, memory and disk are of single machines.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from control_plane.allocator.core.evenness import Even
-from control_plane.allocator.core.feasibility import SHARED, Candidate, bin_of, names
+from control_plane.allocator.core.feasibility import OF_BUCKETS, Candidate, bin_of, names
 from control_plane.allocator.core.skew import Floor
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
@@ -102,6 +102,12 @@ class _Slot:
         return SCORES[self.preference.strategy](self.counts[bin_], position, len(values))
 
 
+def liking(preference: Preference, machine: Candidate) -> int:
+    """Return how good a machine is by a strategy that ignores tasks; lower is better."""
+    slot = _Slot(preference)
+    return slot.score(slot.bin(machine))
+
+
 class Ranking:
     """The preferences of one job while its tasks are placed: counts per bin, and scores.
 
@@ -124,10 +130,10 @@ class Ranking:
             value for p in preferences if p.property == Property.MACHINE for value in p.values
         )
         """Machines that a preference names."""
-        self.is_fine = any(p not in SHARED and p != Property.MACHINE for p in self.properties)
-        """Whether machines of one type in one MSB differ."""
-        self.by_size = not NUMBERS.keys().isdisjoint(self.properties)
-        """Whether they do by how much of something they have."""
+        self.is_fine = any(p not in OF_BUCKETS and p != Property.MACHINE for p in self.properties)
+        """Whether machines of one bucket differ."""
+        self.by_size = not (NUMBERS.keys() - OF_BUCKETS).isdisjoint(self.properties)
+        """Whether they do by their memory or disk."""
         self.is_plain = not (
             self.by_machine or self.is_fine or any(slot.is_static for slot in self._slots)
         )
@@ -208,9 +214,8 @@ class Ranking:
                 return slot.preference
         return None
 
-    def among(self, found: Iterable[Bins]) -> None:
+    def among(self, every: Sequence[Bins]) -> None:
         """Let the bins of these machines count for the emptiest one, where skew is bounded."""
-        every = list(found)
         for number, slot in enumerate(self._slots):
             if slot.floor is not None:
                 slot.floor.among(bins[number] for bins in every)
@@ -239,9 +244,18 @@ class Ranking:
 
 
 def preferences_of(spec: JobSpec, entitlement: EntitlementSpec | None) -> tuple[Preference, ...]:
-    """Return the soft preferences of a job: its own, its entitlement's, or the region's."""
+    """Return what a job or else its entitlement prefers, and the default spread behind that."""
     if spec.preferences is not None:
-        return tuple(spec.preferences)
+        return spread_by_default(spec.preferences)
     if entitlement is not None and entitlement.preferences is not None:
-        return tuple(entitlement.preferences)
+        return spread_by_default(entitlement.preferences)
     return DEFAULT
+
+
+def spread_by_default(own: Sequence[Preference]) -> tuple[Preference, ...]:
+    """Return preferences with those of `DEFAULT` behind them that they say nothing else of.
+
+    Else is another `even` or `pack` over the same property, or an empty list.
+    """
+    spoken = {p.property for p in own if p.strategy not in STATIC}
+    return (*own, *(p for p in DEFAULT if p.property not in spoken)) if own else ()

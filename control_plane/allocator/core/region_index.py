@@ -13,15 +13,18 @@ from control_plane.allocator.core.claims import (
     Change,
     Claim,
     Claims,
+    charge,
     counted_anew,
     holders,
+    uncharge,
     without,
 )
 from control_plane.allocator.core.credit import Credit
 from control_plane.allocator.core.demand import Demand
-from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT, admits_any_of, judge
+from control_plane.allocator.core.feasibility import admits_any_of, judge
 from control_plane.allocator.core.kind_counts import KindCounts
-from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool, Ports
+from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
+from control_plane.allocator.core.misses import Relief
 from control_plane.allocator.core.power import Power
 from control_plane.allocator.core.stranding import Totals
 from control_plane.api.capacity_report import PowerBudget
@@ -46,8 +49,11 @@ class RegionIndex:
         """Know nothing yet; without `power` no place has a budget of it."""
         self.power = power
         self.machines: BigMap[Machine] = BigMap()
-        self.pools: dict[str, Pool] = {FREE: Pool(FREE)}
+        self._relief = Relief()
+        self.pools: dict[str, Pool] = {FREE: Pool(FREE, relief=self._relief)}
         self.claims: dict[str, Claims] = {}
+        self._least_gain = 0
+        """The gain with which a pool begins: no less than it had when it was dropped."""
         self.gain = 0
         """Rises whenever any machine gets more room or becomes usable."""
         self.losses = 0
@@ -58,8 +64,7 @@ class RegionIndex:
         self._told: dict[str, str] = {}
         """Machine that is being taken → the pool that its broker named meanwhile."""
         self._moved: dict[Bucket, int] = {}
-        """By how many machines buckets have grown since somebody asked."""
-
+        """By how many machines buckets have grown since `take_moves`."""
         self.reasons: dict[object, tuple[int, Sequence[str]]] = {}
         """Kind of request → why it found no room, and the gains of its pool then."""
 
@@ -71,15 +76,13 @@ class RegionIndex:
             del self.reasons[next(iter(self.reasons))]
 
     def pool(self, name: str) -> Pool:
-        """Return a pool; one that holds nothing is made."""
-        found = self.pools.get(name)
-        if found is None:
-            found = self.pools[name] = Pool(name)
-        return found
+        """Return a pool; one that holds nothing is made, but not kept."""
+        return self.pools.get(name) or Pool(name, self._least_gain, self._relief)
 
     def gains(self, pool: str) -> int:
         """Return what rises whenever a request in this pool may find more room than before."""
-        return self.pool(pool).gain + self.pools[FREE].gain
+        found = self.pools.get(pool)
+        return (found.gain if found is not None else self._least_gain) + self.pools[FREE].gain
 
     def take_moves(self) -> dict[Bucket, int]:
         """Return by how many machines each bucket has grown since this was asked last."""
@@ -102,7 +105,7 @@ class RegionIndex:
         same = (machine.capacity, machine.place, machine.pool) == (capacity, place, pool)
         if same and machine.blocked == blocked:
             return
-        self._leave(machine)
+        before = self._leave(machine)
         if not same:
             self._kinds.count(machine.capacity, machine.place, -1)
             self._kinds.count(capacity, place, 1)
@@ -116,8 +119,9 @@ class RegionIndex:
         self.losses += bool(blocked and not machine.blocked)
         machine.place, machine.blocked = place, blocked
         if self.power is not None and machine.jobs and self.power.light(machine):
-            self.loosened()
+            self._relieved()
         self._enter(machine, pool)
+        self._drop(before)
         if not same:
             self._invalidate(machine)
         elif blocked:
@@ -155,8 +159,7 @@ class RegionIndex:
 
     def block(self, name: str, blocked: str) -> None:
         """Say why a machine takes no tasks now; empty: it does."""
-        machine = self.machines.get(name)
-        if machine is not None and machine.blocked != blocked:
+        if (machine := self.machines.get(name)) is not None:
             self.put(name, machine.capacity, machine.place, machine.pool, blocked)
 
     def remove(self, name: str) -> None:
@@ -171,7 +174,7 @@ class RegionIndex:
                     claims.unset(claim.task)
             if not claims.machines and claims.reserved is None:
                 del self.claims[claims.job]
-        self._leave(machine)
+        self._drop(self._leave(machine))
         self._dark(machine)
         self._kinds.count(machine.capacity, machine.place, -1)
         self.losses += not machine.blocked
@@ -183,7 +186,7 @@ class RegionIndex:
     def _enter_all(self, machines: list[Machine], pool_name: str) -> None:
         """Put machines into a pool that are alike, and belong on the same shelf."""
         sample = machines[0]
-        pool = self.pool(pool_name)
+        pool = self.pools.setdefault(pool_name, self.pool(pool_name))
         bucket = pool.bucket(sample)
         pool.count(sample, len(machines))
         bucket.size += len(machines)
@@ -192,7 +195,14 @@ class RegionIndex:
         if not sample.blocked:
             self._gained(bucket)
 
-    def _leave(self, machine: Machine) -> None:
+    def _move(self, machine: Machine, pool: str) -> None:
+        """Bring a machine to another pool."""
+        before = self._leave(machine)
+        self._enter(machine, pool)
+        self._drop(before)
+
+    def _leave(self, machine: Machine) -> Bucket:
+        """Take a machine out of its bucket, and return that: it may be empty now."""
         bucket = machine.bucket
         bucket.moves += 1
         bucket.drop(machine)
@@ -200,6 +210,16 @@ class RegionIndex:
         bucket.size -= 1
         self._moved[bucket] = self._moved.get(bucket, 0) - 1
         bucket.pool.count(machine, -1)
+        return bucket
+
+    def _drop(self, bucket: Bucket) -> None:
+        """Forget a bucket if it has no machine, and its pool likewise."""
+        pool = bucket.pool
+        if not bucket.size:
+            pool.drop(bucket)
+        if not pool.size and pool.name != FREE:
+            del self.pools[pool.name]
+            self._least_gain = max(self._least_gain, pool.gain)
 
     def _gained(self, bucket: Bucket) -> None:
         bucket.gain += 1
@@ -310,8 +330,7 @@ class RegionIndex:
             change.took = True
             for machine in change.takes:
                 self._taking[machine.name] = change.pool
-                self._leave(machine)
-                self._enter(machine, change.pool)
+                self._move(machine, change.pool)
         for start in range(0, len(change.claims), STEP):
             if conflicts:
                 break
@@ -415,7 +434,11 @@ class RegionIndex:
 
     def _dark(self, machine: Machine) -> None:
         if self.power is not None and self.power.dark(machine):
-            self.loosened()
+            self._relieved()
+
+    def _relieved(self) -> None:
+        self._relief.count += 1
+        self.loosened()
 
     def _taken(self, machine: Machine, pool: str) -> None:
         """End the taking of a machine: from now on it is where its broker says."""
@@ -423,13 +446,16 @@ class RegionIndex:
             return
         pool = self._told.pop(machine.name, pool)
         if pool != machine.pool and machine.at >= 0:
-            self._leave(machine)
-            self._enter(machine, pool)
+            self._move(machine, pool)
             self._invalidate(machine)
 
     def loosened(self, pool: str = FREE) -> None:
         """Note that more may fit in a pool than before for another reason than room."""
-        self.pool(pool).gain += 1
+        found = self.pools.get(pool)
+        if found is not None:
+            found.gain += 1
+        else:
+            self._least_gain += 1
         self.gain += 1
 
     def _is_takeable(self, machine: Machine) -> bool:
@@ -440,38 +466,18 @@ class RegionIndex:
         )
 
     def _charge(self, job: tuple[Claims], claim: Claim) -> None:
-        machine, demand = claim.machine, claim.demand
-        machine.free_cpu -= demand.cpu_on(machine.capacity)
-        machine.free_memory -= demand.memory_bytes
-        if demand.gpus:
-            machine.free_gpus -= demand.gpus
-        if demand.network_mbps:
-            machine.free_network -= demand.network_mbps
-        if demand.disk_bytes:
-            machine.free_disk -= demand.disk_bytes
+        machine = claim.machine
         if self.power is not None and not machine.jobs:
             self.power.light(machine)
         machine.jobs += job
-        if claim.ports:
-            if machine.ports is None:
-                machine.ports = Ports()
-            machine.ports.taken.update(claim.ports.values())
-            last = max(claim.ports.values())
-            machine.ports.next = FIRST_PORT if last >= LAST_PORT else last + 1
+        charge(claim)
 
     def _uncharge(self, claims: Claims, claim: Claim) -> None:
-        machine, demand = claim.machine, claim.demand
+        machine = claim.machine
         machine.jobs = without(holders(machine), claims)
         if not machine.jobs:
             self._dark(machine)
-        if claim.ports and machine.ports:
-            machine.ports.taken.difference_update(claim.ports.values())
-        machine.free_memory += demand.memory_bytes
-        machine.free_gpus += demand.gpus
-        machine.free_network += demand.network_mbps
-        if demand.disk_bytes:
-            machine.free_disk += demand.disk_bytes
-        machine.free_cpu += demand.cpu_on(machine.capacity)
+        uncharge(claim)
         self._gained(machine.bucket)
 
     def _reshelve(self, machine: Machine) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from control_plane.allocator.core.claims import Change, Claims
 from control_plane.allocator.core.demand import Demand
-from control_plane.allocator.core.machine_pools import Machine, Pool
+from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.api.policy import Fit, Preference
 from control_plane.api.requirements import Term
@@ -61,6 +61,8 @@ class Allowance:
     """None: any."""
     refuses: Callable[[Machine], str] | None = None
     """Why this one may not be taken, empty if it may."""
+    refuses_all: Callable[[Bucket], str] | None = None
+    """Why none of these may be taken that has no tasks; empty: each is asked about by itself."""
     unpromised: Mapping[tuple[str, str, int], int] | None = None
     """Type, data center and millionths of RRU → how many are not promised to others (CP7)."""
     _taken: dict[object, int] = field(default_factory=dict)

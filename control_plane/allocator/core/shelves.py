@@ -68,6 +68,14 @@ BY_GPUS = {
 least of both that will do: the shelves to look at, those with fewest GPUs left first."""
 
 
+BY_CLASS = {
+    "memory": [[SHELF[rru, low] for rru in range(CLASSES)] for low in reversed(range(CLASSES))],
+    "cpu": [[SHELF[low, mem] for mem in range(CLASSES)] for low in reversed(range(CLASSES))],
+}
+"""Shelves without the empty machines, in groups: those with most memory or CPU left first."""
+ALL = [list(range(1, BLOCKED))]
+
+
 def scarcity(machine: Shelved) -> tuple[int, bool, int]:
     """Return the place of a machine with GPUs among all of them, as shelves order them."""
     return min(int(machine.free_gpus), MOST_GPUS), not machine.jobs, machine.shelf

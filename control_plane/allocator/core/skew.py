@@ -1,8 +1,8 @@
 """A hard bound on skew: no bin may be further ahead of the emptiest one than a job allows.
 
-Of kube-scheduler that is `topologySpreadConstraints` with `DoNotSchedule`. The bins that count are
-those in which a machine takes tasks and meets the requirements, full or not; one in which all
-machines are down or drained does not hold up the others.
+Kube-scheduler calls it `topologySpreadConstraints` with `DoNotSchedule`. The bins that count are
+those in which a machine takes tasks, meets every requirement and is large enough, full or not. So
+bins do not wait for one in which all machines are down, drained, excluded or too small.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Floor:
         """In the emptiest bin; None: there is none."""
 
     def among(self, bins: Iterable[str]) -> None:
-        """Let these bins count, too."""
-        self._bins.update(bins)
+        """Let these bins count, and no others: each group of tasks has its own."""
+        self._bins = set(bins)
         self._look()
 
     def added(self, bin_: str) -> None:

@@ -16,8 +16,9 @@ from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.evenness import Even
 from control_plane.allocator.core.feasibility import bin_of
 from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.preferences import liking
 from control_plane.allocator.core.request import Plan, Request
-from control_plane.api.policy import Preference, Strategy
+from control_plane.api.policy import Preference, Property, Strategy
 
 _Most = tuple[int, int, str]
 """Minus the tasks of a machine, minus the last of them, its name: least for the fullest."""
@@ -63,13 +64,20 @@ class Unevenness:
 
 
 def evened(preferences: Sequence[Preference]) -> Even | None:
-    """Return over what a job is spread evenly first; None: over nothing."""
-    for preference in preferences:
-        if preference.strategy is Strategy.EVEN:
-            return Even.of(preference)
+    """Return over what a job is spread evenly first; None: over nothing.
+
+    Over machines only if over nothing else: one task on each is even wherever these are.
+    """
+    by_machine = None
+    for number, preference in enumerate(preferences):
         if preference.strategy is Strategy.PACK:
-            return None
-    return None
+            break
+        if preference.strategy is Strategy.EVEN:
+            over = Even.of(preference, tuple(preferences[:number]))
+            if preference.property != Property.MACHINE:
+                return over
+            by_machine = by_machine or over
+    return by_machine
 
 
 def fullest_first(claims: Iterable[Claim], over: Even, number: int) -> list[int]:
@@ -179,7 +187,7 @@ def gaining(claims: Sequence[Claim], over: Even, plan: Plan, most: int) -> tuple
     found: list[Repair] = []
     for claim in plan.change.claims:
         before, after = was.get(claim.task), claim.machine
-        if before is None or len(found) == most:
+        if before is None or len(found) == most or _harms(over.before, before, after, machines):
             continue
         from_bin, to_bin = bin_of(over.property, before), bin_of(over.property, after)
         is_taken = after.name in taken
@@ -192,3 +200,16 @@ def gaining(claims: Sequence[Claim], over: Even, plan: Plan, most: int) -> tuple
             bins.update({to_bin: 1, from_bin: -1})
             machines.update({after.name: 1, before.name: -1})
     return tuple(found)
+
+
+def _harms(
+    preferences: Iterable[Preference], before: Machine, after: Machine, tasks: Counter[str]
+) -> bool:
+    """Return whether a move between machines makes any of these preferences worse."""
+    for preference in preferences:
+        if preference.strategy is Strategy.EVEN:
+            if preference.property == Property.MACHINE and tasks[after.name] >= tasks[before.name]:
+                return True
+        elif liking(preference, after) > liking(preference, before):
+            return True
+    return False

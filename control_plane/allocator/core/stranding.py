@@ -13,6 +13,12 @@ from dataclasses import dataclass
 from control_plane.allocator.core.demand import Demand
 from control_plane.broker.core.capacity import MICRO, Capacity, micro
 
+_NAMES = ("memory", "network", "disk")
+
+
+def _amounts(of: Capacity | Demand) -> tuple[int, int, int]:
+    return of.memory_bytes, of.network_mbps, of.disk_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -22,32 +28,56 @@ class Totals:
     memory_bytes: int = 0
     gpus: int = 0
     network_mbps: int = 0
+    disk_bytes: int = 0
+    rru_with: tuple[int, int, int] = (0, 0, 0)
+    """Of the machines of which any memory, network and disk is known, in that order."""
 
     @staticmethod
     def of(kinds: Iterable[tuple[Capacity, int]]) -> Totals:
         """Add up so many machines of each kind."""
-        rru = memory = gpus = network = 0
+        rru = gpus = 0
+        total, rru_with = [0, 0, 0], [0, 0, 0]
         for capacity, number in kinds:
             rru += micro(capacity.rru) * number
-            memory += capacity.memory_bytes * number
             gpus += capacity.gpus * number
-            network += capacity.network_mbps * number
-        return Totals(rru, memory, gpus, network)
+            for at, there in enumerate(_amounts(capacity)):
+                total[at] += there * number
+                rru_with[at] += micro(capacity.rru) * number if there else 0
+        memory, network, disk = total
+        return Totals(rru, memory, gpus, network, disk, (rru_with[0], rru_with[1], rru_with[2]))
+
+    def means(self) -> Iterable[tuple[int, int]]:
+        """Return memory, network and disk, each with the RRU of the machines that have it."""
+        return zip(
+            (self.memory_bytes, self.network_mbps, self.disk_bytes), self.rru_with, strict=True
+        )
 
 
 _RARE = 2.0
-"""How often as much memory per RRU as the region has in the mean is a rare thing."""
+"""How often as much of something per RRU as the region has in the mean is a rare thing."""
 
 
-def is_rare(capacity: Capacity, totals: Totals) -> bool:
-    """Return whether machines of a kind have what most do not: GPUs, or far more memory.
+def rarities(capacity: Capacity, totals: Totals) -> frozenset[str]:
+    """Return of what machines of a kind have far more than most: GPUs, memory, network or disk.
 
     If load were even there, soon none of them had room for a task that needs all of one.
     """
-    if capacity.gpus:
-        return True
-    mean = totals.memory_bytes * micro(capacity.rru)
-    return capacity.memory_bytes * totals.micro_rru > _RARE * mean > 0
+    rru = micro(capacity.rru)
+    found = {"gpus"} if capacity.gpus else set()
+    for name, there, (total, of) in zip(_NAMES, _amounts(capacity), totals.means(), strict=True):
+        if there * of > _RARE * total * rru > 0:
+            found.add(name)
+    return frozenset(found)
+
+
+def needs(demand: Demand, capacity: Capacity, totals: Totals) -> frozenset[str]:
+    """Return of what a task claims more per RRU than the region has in the mean."""
+    rru = demand.cpu_on(capacity) / (capacity.per_rru or 1)
+    found = {"gpus"} if demand.gpus else set()
+    for name, wanted, (total, of) in zip(_NAMES, _amounts(demand), totals.means(), strict=True):
+        if wanted * of > total * rru:
+            found.add(name)
+    return frozenset(found)
 
 
 def stranded(demand: Demand, capacity: Capacity, totals: Totals) -> float:
@@ -60,6 +90,7 @@ def stranded(demand: Demand, capacity: Capacity, totals: Totals) -> float:
         (demand.memory_bytes, capacity.memory_bytes, totals.memory_bytes),
         (demand.gpus, capacity.gpus, totals.gpus),
         (demand.network_mbps, capacity.network_mbps, totals.network_mbps),
+        (demand.disk_bytes, capacity.disk_bytes, totals.disk_bytes),
     )
     fit = min((there / need for need, there, _ in parts if need > 0), default=float(MICRO))
     if fit <= 0:

@@ -46,10 +46,13 @@ def held(record: MachineRecord, hold: Hold) -> MachineRecord:
     return replace(record, hold=hold)
 
 
-def assigned(record: MachineRecord, entitlement: str, profile: str) -> MachineRecord:
-    """Return the record as assigned anew: its profile must be proved again."""
+def assigned(record: MachineRecord, entitlement: str, profile: str, now: float) -> MachineRecord:
+    """Return the record as assigned: the machine must prove its profile again.
+
+    A reboot that it owed to an earlier profile is not awaited any longer.
+    """
     return replace(
-        record,
+        ended(record, now, (EventKind.PLANNED,)),
         entitlement=entitlement,
         assignment_generation=record.assignment_generation + 1,
         profile_wanted=profile,
@@ -60,8 +63,11 @@ def assigned(record: MachineRecord, entitlement: str, profile: str) -> MachineRe
 
 
 def released(record: MachineRecord, now: float) -> MachineRecord:
-    """Return the record as back in the free pool; a loan ends with it."""
-    record = ended(record, now, (EventKind.REVOKED,))
+    """Return the record as back in the free pool.
+
+    What the entitlement wanted of the machine ends with it: a loan, and a switch of profile.
+    """
+    record = ended(record, now, (EventKind.REVOKED, EventKind.PROFILE))
     return replace(record, entitlement=FREE, profile_wanted="", loan=None)
 
 
@@ -93,7 +99,7 @@ def not_lendable(record: MachineRecord, donor: str, borrower: str, now: float) -
 def lent(record: MachineRecord, borrower: str, profile: str, now: float) -> MachineRecord:
     """Return the record as lent by whoever has it now (EL1, EL4)."""
     loan = Loan(donor=record.entitlement, since=now)
-    return replace(assigned(record, borrower, profile), loan=loan)
+    return replace(assigned(record, borrower, profile, now), loan=loan)
 
 
 def revoked(record: MachineRecord, now: float, return_by: float) -> MachineRecord:
@@ -133,4 +139,4 @@ def returned(record: MachineRecord, profile: str, now: float) -> MachineRecord:
     record = released(record, now)
     if loan.donor == FREE or not profile:
         return record
-    return assigned(record, loan.donor, profile)
+    return assigned(record, loan.donor, profile, now)

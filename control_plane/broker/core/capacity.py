@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import gcd
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 from agent.api import Location
 from control_plane.api.machines import Hardware, MachineRecord
 
 _RESERVE_MIN_BYTES = 128 << 20
 _RESERVE_SHARE = 0.10
+_SWEEP = 1_000
+"""Capacities or places that are known before those are looked for that no machine has."""
+T = TypeVar("T")
 MICRO = 1_000_000
 """CPUs and relative resource units are counted as whole millionths, so that sums are exact."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Capacity:
     """What machines of one kind offer to tasks; one object is shared by all that are alike."""
 
@@ -66,7 +71,7 @@ class Capacity:
         return grains / (self.per_cpu * MICRO)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Place:
     """Where a machine is, with each level as a path that is unique in the region."""
 
@@ -136,31 +141,50 @@ def labels_of(record: MachineRecord) -> tuple[tuple[str, str], ...]:
 
 
 class Kinds:
-    """Capacities and places, one object each for all machines that are alike."""
+    """Capacities and places, one object each for all machines that are alike, while one has it."""
 
     def __init__(self) -> None:
         """Know none yet."""
-        self._capacities: dict[Capacity, Capacity] = {}
-        self._of_hardware: dict[tuple[object, ...], tuple[Hardware | None, Capacity]] = {}
-        self._places: dict[int, tuple[Location, Place]] = {}
+        self._capacities: WeakKeyDictionary[Capacity, ref[Capacity]] = WeakKeyDictionary()
+        self._of_hardware: dict[object, tuple[Hardware | None, ref[Capacity]]] = {}
+        self._places: dict[object, tuple[Location, ref[Place]]] = {}
+        self._swept_at = {id(self._of_hardware): _SWEEP, id(self._places): _SWEEP}
 
     def capacity(self, record: MachineRecord) -> Capacity:
         """Return `capacity_of` a machine; fast for one that has only been imported."""
         if record.facts is not None:
-            found = capacity_of(record)
-            return self._capacities.setdefault(found, found)
+            return self._shared(capacity_of(record))
         key = (record.machine_type, id(record.hardware), labels_of(record))
         known = self._of_hardware.get(key)
-        if known is None or known[0] is not record.hardware:
-            found = capacity_of(record)
-            known = (record.hardware, self._capacities.setdefault(found, found))
-            self._of_hardware[key] = known
-        return known[1]
+        found = known[1]() if known is not None and known[0] is record.hardware else None
+        if found is None:
+            found = self._shared(capacity_of(record))
+            self._sweep(self._of_hardware)
+            self._of_hardware[key] = record.hardware, ref(found)
+        return found
 
     def place(self, record: MachineRecord) -> Place:
         """Return `Place.of` a machine's location."""
         known = self._places.get(id(record.location))
-        if known is None or known[0] is not record.location:
-            known = (record.location, Place.of(record.location))
-            self._places[id(record.location)] = known
-        return known[1]
+        found = known[1]() if known is not None and known[0] is record.location else None
+        if found is None:
+            found = Place.of(record.location)
+            self._sweep(self._places)
+            self._places[id(record.location)] = record.location, ref(found)
+        return found
+
+    def _shared(self, capacity: Capacity) -> Capacity:
+        known = self._capacities.get(capacity)
+        found = known() if known is not None else None
+        if found is None:
+            found = capacity
+            self._capacities[found] = ref(found)
+        return found
+
+    def _sweep(self, known: dict[object, tuple[T, ref[Any]]]) -> None:
+        """Forget what no machine has any more, once there may be much of it."""
+        if len(known) < self._swept_at[id(known)]:
+            return
+        for key in [key for key, (_, kept) in known.items() if kept() is None]:
+            del known[key]
+        self._swept_at[id(known)] = max(_SWEEP, 2 * len(known))

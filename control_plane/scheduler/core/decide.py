@@ -4,8 +4,8 @@
 
 In brackets stands what the allocator is asked, each in one request for all tasks. All that an
 owner could mind counts against one availability budget, `update.max_unavailable`: while that
-many tasks do not serve, for whatever reason, nothing more is taken down (SC6). What is broken
-anyway may be replaced, as long as no more than the budget is under way at once.
+many tasks do not serve, for whatever reason, nothing that serves is taken down (SC6). What is
+broken anyway may be replaced, as long as no more than the budget is under way at once (ADR 0132).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from control_plane.scheduler.core.rollout import (
     take_down,
 )
 from control_plane.scheduler.core.sizing import begin_removals, kept, resized
-from control_plane.scheduler.core.surge import surged
+from control_plane.scheduler.core.surge import spare, stood_in, surged
 
 _UP = (TaskPhase.STARTING, TaskPhase.RUNNING)
 _VOLUNTARY = (
@@ -85,7 +85,9 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     if made.record.paused and any(t.version != made.record.version for t in made.record.tasks):
         made.detail = f"the update to version {made.record.version} is paused"
     made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
-    made.record = begin_removals(made, seen)
+    has_extras = any(task.extra for task in made.record.tasks)
+    may_go = spare(made.record, seen.view) if has_extras else 0
+    made.record = begin_removals(made, seen, may_go)
     _propose(made, seen)
     return made
 
@@ -96,7 +98,8 @@ def go_on(made: Decision, found: Found, seen: Seen) -> None:
     asks, overdue = is_controlled(made.record), frozenset(made.overdue)
     chosen = frozenset(made.chosen)
     ready = chosen & found.ready
-    going = _going(made, ready, seen, asks=asks) | overdue
+    stopping = frozenset[int]() if asks else _may_stop(made, found.without_room, seen)
+    going = _going(made, ready | stopping, seen, asks=asks) | overdue
     for task in made.record.tasks:
         asked = task.index in ready or (asks and task.index in chosen and _may_stay(task))
         if asked and task.index not in going:
@@ -104,12 +107,13 @@ def go_on(made: Decision, found: Found, seen: Seen) -> None:
         elif task.index in going:
             generation += 1
             approved = approval(task, asks=asks, forced=task.index in overdue)
-            task = made.ledger.to(task, OperationState.RUNNING, approved=approved)
+            instead = {"instead": STOP} if task.index in stopping - overdue else {}
+            task = made.ledger.to(task, OperationState.RUNNING, approved=approved, **instead)
             task = take_down(task, generation, seen.now)
         begun.append(task)
-    made.record = replace(
-        made.record, tasks=begun, generation=generation, operations=made.ledger.opened
-    )
+    record = replace(made.record, tasks=begun, generation=generation)
+    record = stood_in(record, seen.view, found.without_room - going)
+    made.record = replace(record, operations=made.ledger.opened)
     waiting = sum(1 for task in begun if is_offered(task)) if asks else 0
     if waiting and made.record.spec.controller is not None:
         name, s = made.record.spec.controller.name, "" if waiting == 1 else "s"
@@ -309,6 +313,24 @@ def _going(made: Decision, ready: frozenset[int], seen: Seen, *, asks: bool) -> 
             made.capped += is_capped
             going.add(index)
     return frozenset(going)
+
+
+def _may_stop(made: Decision, without_room: frozenset[int], seen: Seen) -> frozenset[int]:
+    """Return which tasks may stop, and start again in their place, for a switch of host profile.
+
+    No other machine has room for them. A switch has no deadline: they would wait for ever, and
+    the machine with them (BUG-CP53). It takes as long as a boot, so the budget decides.
+    """
+    return frozenset(
+        task.index
+        for task in made.record.tasks
+        if task.index in without_room
+        and task.operation is not None
+        and task.operation.cause is Cause.PROFILE
+        and task.placement is not None
+        and (machine := seen.view.get(task.placement.machine)) is not None
+        and machine.returning
+    )
 
 
 def _may_stay(task: TaskRecord) -> bool:

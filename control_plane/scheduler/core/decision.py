@@ -42,8 +42,10 @@ class Found:
 
     ready: frozenset[int] = frozenset()
     """They have a place, and their image is there."""
+    without_room: frozenset[int] = frozenset()
+    """No machine has a place for them."""
     detail: str = ""
-    """Why others are not."""
+    """Why others are not ready."""
 
 
 @dataclass(slots=True)

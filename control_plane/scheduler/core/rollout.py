@@ -19,11 +19,11 @@ from control_plane.api.jobs import (
     spec_of,
     task_id,
 )
-from control_plane.api.operations import Cause, OperationState
+from control_plane.api.operations import MUST_LEAVE, Cause, OperationState
 from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, waits_for
 from control_plane.scheduler.core.job_check import same_tasks
 from control_plane.scheduler.core.moment import Moment
-from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.operations import is_going, waits
 from control_plane.scheduler.core.owner_moves import without_place
 from control_plane.scheduler.core.release import placed_as
 
@@ -176,9 +176,10 @@ def summarize(record: JobRecord, detail: str = "") -> JobStatus:
     healthy = [t for t in running if t.health is Health.HEALTHY and t.listed]
     updated = [t for t in running if t.version == record.version]
     waiting = [t for t in staying if t.reason and not t.listed]
+    is_full = len(healthy) == len(record.tasks) == wanted == len(updated)
     if record.stopping:
         phase = JobPhase.STOPPING
-    elif len(healthy) == len(record.tasks) == wanted == len(updated):
+    elif is_full and not (detail and any(_should_leave(task) for task in staying)):
         phase = JobPhase.STABLE
     elif detail or any(_is_stuck(t) for t in waiting):
         phase = JobPhase.WAITING
@@ -199,6 +200,11 @@ def summarize(record: JobRecord, detail: str = "") -> JobStatus:
 
 def _is_stuck(task: TaskRecord) -> bool:
     return task.placement is None or task.phase is TaskPhase.LOST or task.retry_at > 0
+
+
+def _should_leave(task: TaskRecord) -> bool:
+    """Return whether a machine is wanted for something else, and the task is still there."""
+    return waits(task) and task.operation is not None and task.operation.cause in MUST_LEAVE
 
 
 def is_moving(task: TaskRecord) -> bool:

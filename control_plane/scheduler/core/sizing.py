@@ -110,14 +110,19 @@ def _with_newest(record: JobRecord) -> JobRecord:
     return replace(record, tasks=tasks, generation=generation)
 
 
-def begin_removals(made: Decision, seen: Seen) -> JobRecord:
-    """Return the record with removals begun that were asked about and may go now."""
+def begin_removals(made: Decision, seen: Seen, spare: int) -> JobRecord:
+    """Return the record with removals begun that were asked about and may go now.
+
+    Of extra tasks that serve at most `spare` go: others do not serve, and these stand in for them.
+    """
     record, ledger, generation = made.record, made.ledger, made.record.generation
     asks, tasks = is_controlled(record), list[TaskRecord]()
     for task in record.tasks:
         if is_going(task) and waits(task):
             forced = is_overdue(task, seen.view)
-            if is_let(task) or forced:
+            stands_in = task.extra and available(task, seen.view)
+            if forced or (is_let(task) and (spare > 0 or not stands_in)):
+                spare -= stands_in
                 generation += 1
                 approved = approval(task, asks=asks, forced=forced)
                 task = ledger.to(task, OperationState.RUNNING, approved=approved)

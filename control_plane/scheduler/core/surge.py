@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from agent.api.volumes import VolumeKind
 from control_plane.agents.core.seen import View
-from control_plane.api.jobs import JobRecord, TaskRecord
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.scheduler.core.consulting import is_controlled
 from control_plane.scheduler.core.decision import Decision, Seen
-from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.operations import is_going, waits
 from control_plane.scheduler.core.reconcile import available
 from control_plane.scheduler.core.release import is_outdated, may_renew, starts_as
 from control_plane.scheduler.core.rollout import must_move
@@ -24,9 +25,10 @@ from control_plane.scheduler.core.sizing import without
 def spare(record: JobRecord, view: View) -> int:
     """Return how many tasks that serve may go; below 0: too many do not serve already.
 
-    Extra ones that serve stand in for as many others.
+    Extra tasks that serve stand in for as many others, until their removal begins.
     """
-    base, extras = _parts(record)
+    base = _parts(record)[0]
+    extras = [task for task in record.tasks if task.extra and (waits(task) or not is_going(task))]
     down = sum(1 for task in base if not available(task, view))
     standing_in = sum(1 for task in extras if available(task, view))
     return record.spec.update.max_unavailable + standing_in - down
@@ -34,7 +36,8 @@ def spare(record: JobRecord, view: View) -> int:
 
 def surged(made: Decision, seen: Seen) -> JobRecord:
     """Return the record with as many extra tasks as it needs now, within what it may have."""
-    record, view = made.record, seen.view
+    view = seen.view
+    record = made.record = stood_in(made.record, view)
     base, extras = _parts(record)
     most = 0 if record.stopping else record.spec.update.surge
     if not (most or extras):
@@ -71,6 +74,40 @@ def surged(made: Decision, seen: Seen) -> JobRecord:
     return replace(record, tasks=[*record.tasks, *added])
 
 
+def stood_in(
+    record: JobRecord, view: View, without_room: frozenset[int] = frozenset()
+) -> JobRecord:
+    """Return the record in which extra tasks stay for wanted ones that have no room (BUG-CP52).
+
+    Such an extra task may hold the very room for which the other waits. The two change roles:
+    the one without room is the extra task now, and goes like any other. `without_room`: tasks
+    that are up and found no place to go to. Data in volumes cannot change roles.
+    """
+    extras = [task for task in record.tasks if task.extra and not is_going(task)]
+    free = [task for task in extras if available(task, view) and not must_move(task, view)]
+    kinds = {volume.kind for spec in record.specs.values() for volume in spec.volumes.values()}
+    if not free or VolumeKind.PERSISTENT in kinds:
+        return record
+    swapped: set[int] = set()
+    for task in _parts(record)[0]:
+        is_homeless = task.phase is TaskPhase.PENDING and task.reason
+        is_stuck = task.index in without_room and _must_go(record, task, view)
+        if not (is_homeless or is_stuck):
+            continue
+        fit = [
+            extra
+            for extra in free
+            if not is_outdated(extra, record) or (is_homeless and extra.version == task.version)
+        ]
+        if fit:
+            free.remove(fit[0])
+            swapped |= {task.index, fit[0].index}
+    if not swapped:
+        return record
+    tasks = [replace(t, extra=not t.extra) if t.index in swapped else t for t in record.tasks]
+    return replace(record, tasks=tasks)
+
+
 def _parts(record: JobRecord) -> tuple[list[TaskRecord], list[TaskRecord]]:
     staying = [task for task in record.tasks if not is_going(task)]
     extras = [task for task in staying if task.extra]
@@ -94,9 +131,10 @@ def _is_under_way(task: TaskRecord) -> bool:
 def _removable(record: JobRecord, gone: list[TaskRecord], view: View) -> frozenset[int]:
     """Return which of the extra tasks may go now: those that do not serve, others by the budget.
 
-    One whose machine does not answer may well serve: it stays until that is known.
+    One whose machine does not answer may well serve: it stays until that is known. A controller
+    is asked about all that serve; the budget holds when their removal begins.
     """
-    if is_controlled(record):  # it is asked about those that serve
+    if is_controlled(record):
         return frozenset(task.index for task in gone)
     serving = [task.index for task in gone if available(task, view)]
     idle = [task.index for task in gone if not task.listed]

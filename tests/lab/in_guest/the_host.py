@@ -24,7 +24,7 @@ from msgspec.structs import replace as _replace
 from agent.machine import Completed
 from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
-from sidekick.apply import Run, resume
+from sidekick.apply import Run
 from sidekick.cli import PROFILES, real_host
 from sidekick.facts import read_facts
 from sidekick.profile import Library
@@ -33,6 +33,7 @@ from sidekick.setting import Host
 from sidekick.settings import SETTINGS, services
 from sidekick.state import Disk, StateFolder, Target
 from sidekick.targets import target_of
+from sidekick.upkeep import resume
 
 STATE = Path("/var/lib/twine/sidekick")
 OURS = Path("/run/profiles-of-the-test")

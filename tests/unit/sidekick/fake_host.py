@@ -19,7 +19,7 @@ import msgspec
 from agent.machine import Completed
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
-from sidekick.apply import Run, resume
+from sidekick.apply import Run
 from sidekick.bootline import HUGEPAGES, group_in
 from sidekick.facts import read_facts
 from sidekick.profile import Library, Profile
@@ -31,6 +31,7 @@ from sidekick.settings.kernel import Kernel
 from sidekick.settings.sysctl import SysctlValue
 from sidekick.state import Disk, StateFolder, Target
 from sidekick.targets import target_of
+from sidekick.upkeep import resume
 from wire.errors import KernelFileError, ProgramError
 
 POOL = "hugepages/hugepages-2048kB/nr_hugepages"
@@ -170,6 +171,11 @@ class FakeDisk(Disk):
     def append(self, path: Path, line: str) -> None:
         self.points.pass_()
         super().append(path, line)
+        self.points.pass_()
+
+    def reserve(self, path: Path, size: int) -> None:
+        self.points.pass_()
+        super().reserve(path, size)
         self.points.pass_()
 
     def remove(self, path: Path) -> None:

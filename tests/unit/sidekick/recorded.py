@@ -17,12 +17,14 @@ from fake_host import PROFILES, FakeDisk, FakeKernel, Points
 from agent.machine import Completed
 from agent.machine.ethtool import RECORDED
 from agent.machine.hardware import read_hardware
+from agent.machine.mounts import Mount
 from sidekick.cpulists import numbers
 from sidekick.cpulists import text as cpu_text
 from sidekick.facts import read_facts
 from sidekick.profile import Library
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS
+from sidekick.settings.service_manager import Recorded
 from sidekick.state import StateFolder, Target
 from sidekick.targets import target_of
 from wire.errors import KernelFileError, ProgramError
@@ -113,13 +115,8 @@ class TreeProcesses:
             case ["systemctl", "set-property", "--runtime", unit, assignment]:
                 _, _, value = assignment.partition("=")
                 self._put(f"/sys/fs/cgroup/{unit}/cpuset.cpus", value)
-            case ["systemctl", "start" | "stop" as verb, unit]:
-                populated = f"populated {int(verb == 'start')}\nfrozen 0"
-                self._put(f"/sys/fs/cgroup/system.slice/{unit}/cgroup.events", populated)
             case ["systemctl", "daemon-reload"]:
                 self._reload()
-            case ["mount", "--options-source=mtab", "--options-source-force", "-o", option, point]:
-                self._remount(option.removeprefix("remount,"), point)
             case ["modprobe", "-r", name]:
                 if f"sch_{self.fs.find(DEFAULT_QDISC)}" == name:
                     raise ProgramError(f"modprobe: FATAL: Module {name} is in use.")
@@ -136,18 +133,6 @@ class TreeProcesses:
     def lines(self, argv: Sequence[str]) -> Iterator[bytes]:
         raise AssertionError("sidekick reads no program's lines")
 
-    def _remount(self, option: str, point: str) -> None:
-        """As util-linux does: the options that are in force, and then the one that is given."""
-        rows = [line.split() for line in self.fs.read("/proc/self/mounts").splitlines()]
-        for row in (row for row in rows if row[1] == point):
-            key = option.partition("=")[0]
-            gone = {"commit": "commit=", "nolazytime": "lazytime"}.get(key, "\0")
-            kept = [o for o in row[3].split(",") if o not in ATIMES or key not in ATIMES]
-            kept = [o for o in kept if not o.startswith(gone)]
-            shown = [] if option in ("commit=0", "nolazytime", "strictatime") else [option]
-            row[3] = ",".join(sorted(kept + shown, key=_place))
-        self._put("/proc/self/mounts", "\n".join(" ".join(row) for row in rows))
-
     def _reload(self) -> None:
         drop_in = "/run/systemd/system/workload.slice.d/50-twine-controllers.conf"
         if self.fs.exists("/sys/fs/cgroup/workload.slice") and not self.fs.exists(drop_in):
@@ -156,6 +141,52 @@ class TreeProcesses:
 
     def _put(self, path: str, text: str) -> None:
         put(self.fs, path, text)
+
+
+class TreeServices(Recorded):
+    """Services of a tree that can be started and stopped."""
+
+    def __init__(self, fs: TreeKernel) -> None:
+        super().__init__(fs)
+        self._tree = fs
+
+    def start(self, unit: str) -> None:
+        self._populate(unit, 1)
+
+    def stop(self, unit: str) -> None:
+        self._populate(unit, 0)
+
+    def _populate(self, unit: str, processes: int) -> None:
+        found = self.load(unit)
+        assert found is not None
+        path = f"/sys/fs/cgroup{found.control_group}/cgroup.events"
+        put(self._tree, path, f"populated {processes}\nfrozen 0")
+
+
+class TreeMounts:
+    """Mounts of a tree, whose kernel does as it is asked."""
+
+    def __init__(self, fs: TreeKernel) -> None:
+        self._fs = fs
+
+    def set_atime(self, mount: Mount, mode: str) -> None:
+        kept = [o for o in mount.options if o not in ATIMES]
+        self._show(mount, 5, kept + [mode] * (mode != "strictatime"))
+
+    def set_option(self, mount: Mount, key: str, value: str | None) -> None:
+        name = key.removeprefix("no")
+        kept = [o for o in mount.of_file_system if o.partition("=")[0] != name]
+        if value != "0" and key == name:
+            # the kernel shows its own options before those of the file system
+            place = 1 if value is None else len(kept)
+            kept.insert(place, key if value is None else f"{key}={value}")
+        self._show(mount, -1, kept)
+
+    def _show(self, mount: Mount, column: int, options: list[str]) -> None:
+        rows = [line.split(" ") for line in self._fs.read("/proc/self/mountinfo").splitlines()]
+        for row in (row for row in rows if row[0] == str(mount.id)):
+            row[column] = ",".join(options)
+        put(self._fs, "/proc/self/mountinfo", "\n".join(" ".join(row) for row in rows))
 
 
 class RecordedHost:
@@ -192,6 +223,8 @@ class RecordedHost:
             now=lambda: 1_700_000_000.0,
             monotonic=self._tick,
             sleep=self._sleep,
+            services=TreeServices(self.fs),
+            mounts=TreeMounts(self.fs),
         )
 
     def _tick(self) -> float:
@@ -216,11 +249,6 @@ class RecordedHost:
                 if not path.startswith("/var/lib/twine") and name not in ACTIONS:
                     found[path] = Path(folder, name).read_bytes().rstrip()
         return found
-
-
-def _place(option: str) -> int:
-    """Return where the kernel shows a mount option: its own first, the file system's last."""
-    return 0 if option == "rw" else 1 if option in ATIMES else 2
 
 
 def put(fs: FakeKernel, path: str, text: str) -> None:

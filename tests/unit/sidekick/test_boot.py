@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 from fake_host import CUSTOM, KERNEL, LARGE_POOL, FakeHost, a_target, shipped
+from msgspec.structs import replace
 
 from sidekick import status as standing
+from sidekick.apply import Run
 from sidekick.loaders.direct import FILE
 from sidekick.report import Outcome, ProfileState, Report, exit_code
 from sidekick.settings.hugepages import Hugepages
 from sidekick.settings.kernel import Kernel
-from sidekick.state import Target
+from sidekick.state import Record, Target
 from wire.errors import ConfigError, ProgramError, Unprocessable
 
 THP = "transparent_hugepage=always"
@@ -292,6 +294,96 @@ def test_a_loop_of_requests_is_no_loop_of_reboots(fake: FakeHost) -> None:  # F-
     with pytest.raises(Unprocessable, match="rebooted 3 times within 60 minutes"):
         fake.apply(batch(fake, 4), may_reboot=True)
     assert fake.processes.commands().count("systemctl kexec") == 3
+
+
+def test_reboots_are_counted_whatever_the_clock_says(fake: FakeHost) -> None:
+    """BUG-SK43: without a battery each boot's clock starts earlier than the last one ended."""
+    times = iter(range(1_700_000_000, 0, -10_000_000))
+
+    def apply_at(generation: int) -> None:
+        host = replace(fake.host(), now=lambda: float(next(times)))
+        Run(host, fake.state, batch(fake, generation), may_reboot=True).carry_out()
+
+    for generation in (1, 2, 3):
+        apply_at(generation)
+        fake.boot(ROOT)
+        fake.resume()
+    with pytest.raises(Unprocessable, match="rebooted 3 times within 60 minutes"):
+        apply_at(4)
+    fake.time_s += 3600.0
+    apply_at(4)
+
+
+def test_a_reboot_that_did_not_happen_is_not_counted(fake: FakeHost) -> None:
+    """BUG-SK43: a boot is counted by its id."""
+    for generation in (1, 2, 3, 4, 5):
+        fake.apply(batch(fake, generation), may_reboot=True)
+    assert len(fake.state.load().reboots) == 1
+
+
+def test_reboots_that_an_earlier_release_noted_still_count(fake: FakeHost) -> None:
+    times = (1_699_999_000.0, 1_699_999_500.0, 1_800_000_000.0)
+    fake.state.save(Record(boot_id="boot-1", reboots=times))
+    with pytest.raises(Unprocessable, match="rebooted 3 times"):
+        fake.apply(batch(fake), may_reboot=True)
+
+
+@pytest.mark.parametrize("own", ["0", "10", "30"])
+def test_the_hosts_own_panic_is_told_from_the_guards_by_record(fake: FakeHost, own: str) -> None:
+    """BUG-SK44: any 30 was taken for the guard's and became 0, also after rollback."""
+    fake.put("/proc/sys/kernel/panic", own)
+    fake.apply(batch(fake))
+    for line in (LINE, LINE, ROOT):
+        fake.boot(line)
+        # what sysctl.d(5) sets at every boot, over what the line says
+        fake.put("/proc/sys/kernel/panic", own if own != "0" else "30" if "panic" in line else "0")
+        fake.resume() if line != ROOT else fake.apply(Target())
+        assert fake.sysctl("kernel.panic") == own
+        assert standing.verify(fake.host(), fake.state).state is not ProfileState.DRIFTED
+
+
+@pytest.mark.parametrize("name", ["kernel.panic", "kernel/panic"])
+def test_a_profiles_own_panic_is_not_taken_for_the_hosts(fake: FakeHost, name: str) -> None:
+    """BUG-SK44: the host's own value is the original of the setting, not what is in force."""
+    wanted = a_target(fake, "p", sysctl={name: 30}, cmdline=(THP,))
+    fake.apply(a_target(fake, "p", sysctl={name: 30}))
+    fake.apply(wanted)
+    fake.boot(LINE)
+    fake.put("/proc/sys/kernel/panic", "30")
+    fake.resume()
+    fake.apply(Target())
+    assert fake.sysctl("kernel.panic") == "0"
+
+
+def test_kexec_never_gets_a_boot_loaders_source_text(fake: FakeHost) -> None:
+    """BUG-SK42: GRUB's variables arrived literally, and `$kernelopts` left no root."""
+    fake.with_grub()
+    menu = fake.fs.read("/boot/grub/grub.cfg")
+    fake.put("/boot/grub/grub.cfg", menu.replace(ROOT, "root=/dev/vda1 $tuned_params $kernelopts"))
+    fake.boot(f"BOOT_IMAGE=/vmlinuz {ROOT} skew_tick=1")
+    fake.apply(batch(fake), may_reboot=True)
+    assert fake.processes.ran[0][3] == f"--command-line={ROOT} skew_tick=1 {THP} panic=30"
+    assert "$tuned_params $kernelopts" in fake.fs.read(CUSTOM), "GRUB itself expands them"
+    fake.boot(f"{ROOT} skew_tick=1 {THP} panic=30")
+    fake.resume()
+    fake.processes.ran.clear()
+    fake.apply(Target(), may_reboot=True)
+    assert fake.processes.ran[-2][3] == f"--command-line={ROOT} skew_tick=1"
+
+
+def test_an_own_argument_that_only_the_loader_knows_is_no_matter_for_kexec(fake: FakeHost) -> None:
+    """BUG-SK42: what was displaced is a variable; the way back is a boot through the loader."""
+    fake.with_grub()
+    menu = fake.fs.read("/boot/grub/grub.cfg")
+    fake.put("/boot/grub/grub.cfg", menu.replace(ROOT, f"{ROOT} transparent_hugepage=$thp"))
+    fake.boot(f"{ROOT} transparent_hugepage=never")
+    fake.apply(batch(fake))
+    fake.boot(f"{ROOT} {THP} panic=30")
+    fake.resume()
+    fake.processes.ran.clear()
+    fake.apply(Target(), may_reboot=True)
+    assert fake.processes.commands()[-1] == "systemctl reboot"
+    assert "kexec" not in " ".join(fake.processes.commands())
 
 
 def test_no_reboot_under_running_tasks(fake: FakeHost) -> None:  # F-75

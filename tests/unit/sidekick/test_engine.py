@@ -21,7 +21,18 @@ from sidekick.targets import target_of
 from wire.errors import ConfigError
 
 FOLDER = Path(sidekick.__file__).parent
-ENGINE = ["apply", "boot", "observe", "plan", "reboot", "setting", "status", "targets"]
+ENGINE = [
+    "apply",
+    "boot",
+    "observe",
+    "plan",
+    "reboot",
+    "setting",
+    "settle",
+    "status",
+    "targets",
+    "upkeep",
+]
 KNOB = "/sys/class/thing/knob"
 
 

@@ -33,7 +33,7 @@ force_latency=99
 
 [tuned_disks]
 type=disk
-devices=sda
+devices=*
 readahead=>4096
 elevator=none
 
@@ -134,7 +134,7 @@ def test_what_a_profile_of_ours_may_not_say_is_told_with_its_line(
         == f"{folder}/fast/tuned.conf:{FAST.splitlines().index('energy_perf_bias=performance') + 1}"
     )
     assert all(line[2] for line in told.values())
-    assert out.splitlines()[-1] == "2 profiles, 16 lines not converted"
+    assert out.splitlines()[-1] == "2 profiles, 15 lines not converted"
     library = Library([into], SETTINGS)
     for name in library.names():
         profile = library.load(name, {})
@@ -156,6 +156,7 @@ def test_no_line_is_neither_converted_nor_told(
                 "type",
                 "thp",
                 "cores",
+                "devices",
                 "transparent_hugepages",
             ) or line.startswith("#")
             if not equals or quiet:
@@ -183,3 +184,121 @@ def test_files_that_are_there_are_not_overwritten(
 def test_a_folder_without_profiles_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"holds no tuned\.conf"):
         convert(tmp_path, lambda kind, word: "")
+
+
+CONDITIONAL = r"""
+[main]
+summary=As TuneD ships it
+
+[variables]
+thunderx_cpuinfo_regex=CPU part\s+:\s+(0x0?516)|(0x0?af)
+
+[vm]
+dirty_ratio=40
+[service]
+service.a=stop
+
+[vm.thunderx]
+type=vm
+uname_regex=aarch64
+cpuinfo_regex=${thunderx_cpuinfo_regex}
+transparent_hugepages=never
+
+[vm.arm]
+type=vm
+uname_regex=aarch64
+transparent_hugepages=madvise
+[sysctl.intel]
+type=sysctl
+uname_regex=x86_64
+cpuinfo_regex=vendor_id\s+:\s+GenuineIntel
+kernel.numa_balancing=0
+[service.arm]
+type=service
+uname_regex=aarch64
+service.b=stop
+
+[disk.sda]
+type=disk
+devices=sda
+elevator=none
+[disk.all]
+type=disk
+devices=*
+readahead=8192 s
+[net.eth0]
+type=net
+devices_udev_regex=(ID_MODEL=x)
+ring=rx 4096
+[sysctl.off]
+type=sysctl
+enabled=false
+vm.swappiness=1
+"""
+
+
+def test_a_condition_is_said_or_its_instance_is_left_out(tmp_path: Path) -> None:
+    """BUG-SK20: TuneD's own throughput-performance became `thp = never` on every x86 host."""
+    (tmp_path / "tuned.conf").write_text(CONDITIONAL)
+    (found,) = convert(tmp_path, lambda table, key: "")
+    raw = tomllib.loads(found.text)
+    assert "thp" not in raw
+    assert raw["when"] == [
+        {
+            "if": "cpu.arch == 'arm64'",
+            "thp": {"enabled": "madvise"},
+            "services": {"stopped": ["a.service", "b.service"]},
+        },
+        {
+            "if": "cpu.arch == 'amd64' and cpu.vendor == 'intel'",
+            "sysctl": {"kernel.numa_balancing": {"value": 0, "required": False}},
+        },
+    ]
+    assert raw["block"] == {"flash": {"read_ahead_kb": 4096}, "rotating": {"read_ahead_kb": 4096}}
+    assert "sysctl.off" not in found.text
+    reason = "holds only where cpuinfo_regex matches: no fact says the same"
+    assert [(left.line, left.reason) for left in found.left] == [
+        *(
+            (f"[vm.thunderx] {line}", reason)
+            for line in (
+                "uname_regex = aarch64",
+                "cpuinfo_regex = ${thunderx_cpuinfo_regex}",
+                "transparent_hugepages = never",
+            )
+        ),
+        *(
+            (f"[disk.sda] {line}", "holds for devices=sda only: name devices by hand")
+            for line in ("devices = sda", "elevator = none")
+        ),
+        *(
+            (
+                f"[net.eth0] {line}",
+                "holds for devices_udev_regex=(ID_MODEL=x) only: name devices by hand",
+            )
+            for line in ("devices_udev_regex = (ID_MODEL=x)", "ring = rx 4096")
+        ),
+    ]
+    (tmp_path / f"{found.name}.toml").write_text(found.text)
+    for arch, enabled in (("arm64", "madvise"), ("amd64", None)):
+        facts = {"cpu.arch": arch, "cpu.vendor": "intel"}
+        thp = Library([tmp_path], SETTINGS).load(found.name, facts).section("thp")
+        assert (thp.enabled if thp else None) == enabled
+
+
+def test_what_a_parent_says_is_not_silently_kept(tmp_path: Path) -> None:
+    """BUG-SK20: `enabled=0` and `replace=1` are conditions of what is inherited."""
+    text = "[main]\ninclude=base\n[vm]\nenabled=0\n[sysctl]\nreplace=1\nvm.swappiness=1\n"
+    (tmp_path / "tuned.conf").write_text(text)
+    (found,) = convert(tmp_path, lambda table, key: "")
+    reasons = {left.line: left.reason for left in found.left}
+    assert reasons["[vm] enabled = 0"] == "cannot switch off what a parent says"
+    assert reasons["[sysctl] replace = 1"] == "cannot take back what a parent says"
+
+
+def test_a_folder_of_current_tuned_is_known(tmp_path: Path) -> None:
+    """BUG-SK22: TuneD 2.23 and later keeps its profiles one folder deeper."""
+    folder = tmp_path / "profiles" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "tuned.conf").write_text("[sysctl]\nvm.swappiness=1\n")
+    (tmp_path / "recommend.d").mkdir()
+    assert [c.name for c in convert(tmp_path, lambda table, key: "")] == ["mine"]

@@ -125,7 +125,8 @@ def test_an_entry_that_was_removed_torn_or_outrun_by_an_update_is_drift(fake: Fa
         fake.fs.path(CUSTOM).write_text(text)
         assert verify(fake.host(), fake.state).state is ProfileState.DRIFTED
         fake.apply(batch(fake))
-        assert fake.fs.read(CUSTOM) == whole
+        entry = whole.partition("menuentry")[2]
+        assert fake.fs.read(CUSTOM).partition("menuentry")[2] == entry
     menu = fake.fs.path("/boot/grub/grub.cfg")
     menu.write_text(menu.read_text().replace("6.12.0-", "6.13.0-"))
     assert verify(fake.host(), fake.state).state is ProfileState.DRIFTED
@@ -205,3 +206,72 @@ def test_a_release_takes_an_armed_entry_back(fake: FakeHost) -> None:
     fake.apply(Target())
     assert "next_entry" not in fake.fs.read(GRUBENV)
     assert not fake.fs.exists(CUSTOM)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        b"",
+        b"menuentry 'Mine' {\n}\n",
+        b"set timeout=1",
+        b"# caf\xe9 in Latin-1\r\nset x=1\n\n\n",
+        None,
+    ],
+)
+def test_what_others_wrote_into_custom_cfg_stays_to_the_byte(
+    fake: FakeHost, theirs: bytes | None
+) -> None:
+    """BUG-SK41: the last newline, the encoding, the mode, and whether there was a file."""
+    fake.with_grub()
+    path = fake.fs.path(CUSTOM)
+    if theirs is not None:
+        path.write_bytes(theirs)
+        path.chmod(0o640)
+    for target in (batch(fake), a_target(fake, "other", cmdline=("nosmt",))):
+        fake.apply(target)
+        assert path.read_bytes().startswith(theirs or b"###")
+        assert path.read_bytes().count(b"### BEGIN twine") == 1
+    fake.apply(Target())
+    assert (path.read_bytes() if path.exists() else None) == theirs
+    assert theirs is None or path.stat().st_mode & 0o777 == 0o640
+
+
+def test_what_others_add_after_our_block_stays_in_its_place(fake: FakeHost) -> None:
+    """BUG-SK41: our block is replaced where it is, and taken out of there."""
+    fake.with_grub()
+    path = fake.fs.path(CUSTOM)
+    path.write_bytes(b"set a=1")
+    fake.apply(batch(fake))
+    with path.open("ab") as file:
+        file.write(b"set b=2")
+    fake.apply(a_target(fake, "other", cmdline=("nosmt",)))
+    assert path.read_bytes().endswith(b"### END twine\nset b=2")
+    fake.apply(Target())
+    assert path.read_bytes() == b"set a=1\nset b=2"
+
+
+@pytest.mark.parametrize("content", [b"set a=1\n", None])
+def test_a_link_to_custom_cfg_stays_one(fake: FakeHost, content: bytes | None) -> None:
+    """BUG-SK41: the file that it leads to was left behind, and a copy took the link's place."""
+    fake.with_grub()
+    link, real = fake.fs.path(CUSTOM), fake.fs.path("/boot/real.cfg")
+    link.symlink_to("../real.cfg")
+    if content is not None:
+        real.write_bytes(content)
+    fake.apply(batch(fake))
+    assert link.is_symlink()
+    assert b"### BEGIN twine" in real.read_bytes()
+    fake.apply(Target())
+    assert link.is_symlink()
+    assert (real.read_bytes() if real.exists() else None) == content
+
+
+def test_a_block_of_an_earlier_release_goes_as_it_came(fake: FakeHost) -> None:
+    fake.with_grub()
+    fake.apply(batch(fake))
+    path = fake.fs.path(CUSTOM)
+    path.write_text("".join(x for x in path.read_text().splitlines(True) if "before:" not in x))
+    fake.apply(batch(fake))
+    assert "before:" not in path.read_text()
+    fake.apply(Target())
+    assert not path.exists()

@@ -8,11 +8,11 @@ import pytest
 from fake_host import Crash, FakeHost, a_target
 
 from sidekick import trial
-from sidekick.apply import watch
 from sidekick.report import Outcome, ProfileState, Report
 from sidekick.settings.hugepages import Hugepages
 from sidekick.state import Target
 from sidekick.status import status, verify
+from sidekick.upkeep import watch
 from wire.errors import Conflict, Unprocessable
 
 WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144}

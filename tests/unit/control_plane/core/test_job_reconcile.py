@@ -1,6 +1,7 @@
 """Reports folded into a job's record, one case each."""
 
 import pytest
+from msgspec.json import encode
 from msgspec.structs import replace
 
 from agent.api import (
@@ -24,7 +25,7 @@ from control_plane.api.jobs import (
     UpdatePolicy,
 )
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
-from control_plane.api.stored_jobs import decode_retired, encode_retired
+from control_plane.api.stored_jobs import read_retired, retired_of
 from control_plane.api.updates import Rollout
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
@@ -243,7 +244,8 @@ def chosen(record: JobRecord, view) -> tuple[int, ...]:
     return decide(record, Seen(view, at(1.0))).chosen
 
 
-def test_no_more_than_the_budget_is_replaced_at_once_even_if_all_are_broken():  # SC6
+def test_no_more_than_the_budget_is_replaced_at_once_even_if_all_are_broken():
+    """SC6 BUG-AU1: a release may repair a job of which nothing serves (ADR 0132)."""
     sick = [a_status(i, health=Health.UNHEALTHY) for i in range(4)]
     tasks = [a_task(i, listed=False) for i in range(4)]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
@@ -265,6 +267,16 @@ def test_what_is_down_for_any_reason_counts_before_broken_tasks_are_replaced():
     sick = [a_status(i, health=Health.UNHEALTHY) for i in (1, 2, 3)]
     view = m1(*sick) | {"m9": SeenMachine(up=False, answering=False, ready=False)}
     assert chosen(record, view) == ()
+
+
+@pytest.mark.parametrize("broken", [2, 3])
+def test_nothing_that_serves_goes_for_a_release_while_the_budget_is_used_up(broken: int):
+    """SC6 BUG-AU1: of four tasks two or more are broken and at most two may be unavailable."""
+    tasks = [a_task(i, listed=i >= broken) for i in range(4)]
+    record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
+    health = [Health.UNHEALTHY if i < broken else Health.HEALTHY for i in range(4)]
+    view = m1(*(a_status(i, health=h) for i, h in enumerate(health)))
+    assert chosen(record, view) == (0, 1)
 
 
 def test_a_task_that_must_leave_now_uses_up_the_budget():
@@ -412,8 +424,8 @@ def test_a_stop_version_waits_for_the_copy_of_a_keep_version():
 
 def test_a_job_made_again_knows_the_copies_that_its_predecessor_left_behind():
     """BUG-CP30: deleted and made again in a cut, with `stop` for `keep`."""
-    stored = decode_retired(
-        encode_retired(replace(a_record(version=1), generation=9, lasting={"m1": ["web-0"]}))
+    stored = read_retired(
+        encode(retired_of(replace(a_record(version=1), generation=9, lasting={"m1": ["web-0"]})))
     )
     fresh = a_task(phase=TaskPhase.PENDING, placement=None)
     record = replace(
@@ -424,7 +436,7 @@ def test_a_job_made_again_knows_the_copies_that_its_predecessor_left_behind():
     assert to_place(waiting, silent(500.0)) == ()
     back = decide(waiting, Seen(m1(), at(501.0))).record
     assert [task.index for task in to_place(back, m1())] == [0]
-    assert decode_retired(b"41").generation == 41
+    assert read_retired(b"41").generation == 41
 
 
 def test_a_task_starts_only_on_a_machine_of_the_entitlement_of_its_own_version():

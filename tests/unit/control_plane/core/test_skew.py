@@ -19,7 +19,7 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.request import Group, Request
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Preference, Property, Strategy
-from control_plane.api.requirements import In
+from control_plane.api.requirements import Compare, Exists, In
 from control_plane.api.routes import ROUTES
 from wire.errors import InvalidInput
 from wire.routes import decode_json
@@ -96,6 +96,74 @@ def test_a_bin_that_the_requirements_exclude_does_not_count():
     made = allocate(index, Request("web", "e1", (group,), preferences=bounded(1)))
     assert not made.unplaced
     assert Counter(where(index).values()) == {"m1": 3, "m2": 3}
+
+
+EXCLUDED = {
+    "rack": ({"rack": "r9"}, Demand(GIB, cpus=1, requires=(In("rack", frozenset({"rack1"})),))),
+    "row": ({"row": "w9"}, Demand(GIB, cpus=1, requires=(In("row", frozenset({"row1"})),))),
+    "machine": ({}, Demand(GIB, cpus=1, requires=(In("machine", frozenset({"m1", "m2"})),))),
+    "label": ({"labels": ()}, Demand(GIB, cpus=1, requires=(Exists("label.gold"),))),
+    "capability": ({}, Demand(GIB, cpus=1, requires=(Exists("capability.nested"),))),
+    "memory": (
+        {"memory_bytes": 5 * GIB},
+        Demand(GIB, cpus=1, requires=(Compare("memory", ">", 6 * GIB),)),
+    ),
+    "disk": ({}, Demand(GIB, cpus=1, requires=(Compare("disk", ">", GIB),))),
+    "too little memory": ({"memory_bytes": GIB // 2}, Demand(GIB, cpus=1)),
+    "too few cores": ({"cpus": 0.5}, Demand(GIB, cpus=1)),
+    "too little disk": ({}, Demand(GIB, cpus=1, disk_bytes=GIB)),
+}
+
+
+@pytest.mark.parametrize("pool", ["e1", FREE])
+@pytest.mark.parametrize("kind", EXCLUDED)
+@pytest.mark.parametrize("property_", [MSB, Property.RACK])
+def test_a_bin_whose_machines_cannot_run_the_tasks_holds_up_no_other(kind, pool, property_):
+    """BUG-AL22, AL2: one task of six had a machine, six of six without the bound."""
+    fields, demand = EXCLUDED[kind]
+    apt = {"labels": (("gold", "yes"),), "capabilities": frozenset({"nested"})}
+    apt |= {"disk_bytes": 9 * GIB, **a_room(9)}
+    index = RegionIndex()
+    for number in (1, 2):
+        add(index, [f"m{number}"], f"msb{number}", pool=pool, **apt)
+    unapt = {"pool": pool, "rack": "rack3", **a_room(9), **fields}
+    add(index, ["m3"], "msb3", **unapt)
+    group = Group(demand, tuple(range(6)))
+    request = Request("web", "e1", (group,), preferences=bounded(1, property_))
+    made = allocate(index, request, Allowance())
+    assert not made.unplaced, made.reasons
+    assert Counter(where(index).values()) == {"m1": 3, "m2": 3}
+
+
+@pytest.mark.parametrize(
+    ("group", "allowance"),
+    [
+        ({"among": (In("msb", frozenset({"msb1", "msb2"})),)}, {}),
+        ({"leave": frozenset({"m3"})}, {}),
+        ({}, {"types": frozenset({"small"})}),
+        ({}, {"per_type": {"small": 9}}),
+    ],
+)
+def test_a_bin_from_which_the_tasks_are_kept_holds_up_no_other(group, allowance):
+    """BUG-AL22: by the place of other jobs, because they leave it, or by a quota."""
+    index = uneven(9, 9, pool=FREE)
+    add(index, ["m3"], "msb3", machine_type="large", pool=FREE, **a_room(9))
+    asked = (Group(Demand(GIB, cpus=1), tuple(range(6)), **group),)
+    request = Request("web", "e1", asked, preferences=bounded(1))
+    made = allocate(index, request, Allowance(**allowance))
+    assert not made.unplaced, made.reasons
+    assert Counter(where(index).values()) == {"m1": 3, "m2": 3}
+
+
+def test_each_group_of_tasks_has_bins_of_its_own():
+    """BUG-AL22: bins that only the first group could use held up the second one."""
+    index = uneven(9, 9)
+    add(index, ["m3"], "msb3", generation="new", **a_room(9))
+    old = Demand(GIB, cpus=1, requires=(In("generation", frozenset({""})),))
+    groups = (Group(Demand(GIB, cpus=1), (0,)), Group(old, tuple(range(1, 7))))
+    request = Request("web", "e1", groups, preferences=bounded(1))
+    made = allocate(index, request)
+    assert not made.unplaced, made.reasons
 
 
 def test_tasks_that_stay_count_and_those_that_wait_are_told_why():

@@ -12,12 +12,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
-from agent.api import Health, ProfileState, ProfileStatus, SettingOutcome
+from agent.api import Health, Limits, ProfileState, ProfileStatus, SettingOutcome
 from agent.api.profile import ProfileSwitch, SettingSwitch
-from control_plane.api.jobs import UpdatePolicy
+from control_plane.api.jobs import ControllerRef, JobPhase, UpdatePolicy
+from control_plane.api.machines import EventKind
+from control_plane.api.operations import STOP
 from control_plane.api.profiles import ProfileWish, version_name
 from control_plane.api.settings import PortalSettings
+from control_plane.broker.core.assignment import FREE, unavailable
+from control_plane.broker.core.unavailability import open_event
 from control_plane.profiles.core.stats import ALL, stats_of
+from taskcontrol.api import Ack, TaskControlRequest, TaskControlResponse
 from wire.errors import Conflict, InvalidInput, NotFound
 
 TEXT = """
@@ -27,6 +32,8 @@ owner = "web"
 [sysctl]
 "net.core.somaxconn" = 16384
 """
+LARGE = Limits(memory_max_bytes=512 << 20)
+"""One task of this size fills a machine."""
 OTHER = TEXT.replace("16384", "32768")
 NAME = version_name("web", TEXT)
 
@@ -94,6 +101,71 @@ async def test_what_needs_a_boot_waits_until_tasks_have_left_within_the_budget(w
 
 
 @scenario()
+async def test_what_needs_a_boot_stops_a_task_in_its_place_where_there_is_no_other(w: World):
+    """BUG-CP53: in a full entitlement one task at a time stops, and starts again where it was."""
+    await w.deployed(a_job(3, update=UpdatePolicy(drain_s=0), limits=LARGE))
+    where = w.region.where()
+    for machine in w.region.machines.values():
+        machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
+    await w.cp.profiles.propose("front", a_wish(), "eve")
+    least = 3
+    while rollout(w).state != "done":
+        least = min(least, len(await w.endpoints()))
+        await asyncio.sleep(0.1)
+    await w.stable()
+    assert least == 2
+    assert {m.profile.name for m in w.region.machines.values()} == {NAME}
+    assert w.region.where() == where
+    moves = [e for e in (await w.cp.job_events("web")).events if e.cause == "profile"]
+    assert [(e.outcome, e.from_machine == e.to_machine) for e in moves] == [("done", True)] * 3
+
+
+@scenario()
+async def test_a_task_that_may_not_stop_for_a_boot_says_that_it_waits_for_room(w: World):
+    """BUG-CP53: the owner of a job that can spare no task is told why a switch waits."""
+    update = UpdatePolicy(drain_s=0, max_unavailable=0, surge=1)
+    await w.deployed(a_job(3, update=update, limits=LARGE))
+    for machine in w.region.machines.values():
+        machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
+    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await asyncio.sleep(300)
+    status = await w.cp.get_job("web")
+    assert status.phase is JobPhase.WAITING
+    assert "waits for a task beside the others" in status.detail
+    assert len(await w.endpoints()) == 3
+
+
+@pytest.mark.parametrize("instead", ["", STOP])
+def test_a_controller_that_lets_a_task_move_for_a_boot_hears_that_there_is_no_room(instead: str):
+    """BUG-CP53: its owner sees that the task waits for room; a controller may let it stop."""
+
+    async def acknowledge(_, request: TaskControlRequest) -> TaskControlResponse:
+        kinds = {o.id: instead if instead in o.instead else "" for o in request.request}
+        return TaskControlResponse(ack=[Ack(operation=i, instead=k) for i, k in kinds.items()])
+
+    async def main() -> None:
+        w = World(a_region())
+        w.controllers = acknowledge
+        async with w.running():
+            update = UpdatePolicy(drain_s=0)
+            ref = ControllerRef(url="https://10.0.0.9:7450", name="db")
+            await w.deployed(a_job(3, update=update, limits=LARGE, controller=ref))
+            for machine in w.region.machines.values():
+                machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
+            await w.cp.profiles.propose("front", a_wish(), "eve")
+            if instead:
+                await arrived(w)
+                await w.stable()
+            else:
+                await asyncio.sleep(300)
+                status = await w.cp.get_job("web")
+                assert status.phase is JobPhase.WAITING
+                assert "waits for room" in status.detail
+
+    run(main())
+
+
+@scenario()
 async def test_a_host_that_refuses_because_of_tasks_is_drained_and_asked_again(w: World):
     await spread(w)
     for machine in w.region.machines.values():
@@ -131,6 +203,62 @@ async def test_a_profile_that_a_host_cannot_reach_is_taken_back_everywhere(w: Wo
     assert len(view.rollout.failed) == 1
     assert f"{NAME} failed on" in view.rollout.reason
     await w.until(lambda: w.alive().total() == 3)
+
+
+@scenario(quarantine_s=60)
+async def test_a_machine_that_failed_a_profile_is_promised_again_afterwards(w: World):
+    """BUG-CP54: the switch ends with the assignment; it does not block the machine for ever."""
+    await spread(w)
+    for machine in w.region.machines.values():
+        machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
+    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await arrived(w, "returned")
+    (failed,) = rollout(w).failed
+    record = w.cp._broker.table.get(failed)
+    assert open_event(record, EventKind.PROFILE) is None
+    await w.until(lambda: len(w.cp._broker.held("front")) == 3 and w.alive().total() == 3)
+
+
+@pytest.mark.parametrize("leave", ["release", "quarantine"])
+def test_a_machine_that_leaves_its_entitlement_leaves_its_switch_of_profile_behind(leave: str):
+    """BUG-CP54: released, put aside, or stored so by an earlier release: the event ends."""
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            await spread(w)
+            broker, name = w.cp._broker, sorted(w.region.machines)[0]
+            await w.cp.stop_job("web")
+            await w.cp.profiles._begin(name, NAME)
+            if leave == "release":
+                await broker.release(name, revision=broker.table.revision(name))
+            else:
+                await broker.quarantine(name, "it cannot be brought to it", 0.0)
+            record = broker.table.get(name)
+            assert record.entitlement == FREE
+            assert unavailable(record, w.runtime.date()) == ""
+
+    run(main())
+
+
+@scenario()
+async def test_a_reboot_owed_to_one_entitlement_is_not_awaited_by_the_next(w: World):
+    """BUG-CP54: its deadline would put the machine aside before the new switch begins."""
+    await w.set_up()
+    broker, name = w.cp._broker, sorted(w.region.machines)[0]
+    await broker.expect_reboot(name, "for the old profile", w.runtime.date() + 60)
+    await broker.assign(name, "front", "web", revision=broker.table.revision(name))
+    assert open_event(broker.table.get(name), EventKind.PLANNED) is None
+
+
+@scenario()
+async def test_an_event_that_an_earlier_release_left_on_a_free_machine_is_ended(w: World):
+    """BUG-CP54: a machine that is stuck in the store today is promised again after an upgrade."""
+    await w.set_up()
+    name = sorted(w.region.machines)[0]
+    assert w.cp._broker.table.get(name).entitlement == FREE
+    await w.cp.profiles._begin(name, NAME)
+    await w.until(lambda: unavailable(w.cp._broker.table.get(name), w.runtime.date()) == "")
 
 
 @scenario()

@@ -9,13 +9,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
 
+from msgspec.structs import replace
 from virtual_time import clock, run
 from world import World, a_job, a_region, scenario
 
 from agent.api import Health, Limits
-from control_plane.api.jobs import JobPhase, TaskRecord
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import ControllerRef, JobPhase, TaskRecord
 from control_plane.api.machines import EventKind
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
+from taskcontrol.api import TaskControlRequest, TaskControlResponse
 
 OTHER, THIRD = ["/bin/other"], ["/bin/third"]
 
@@ -247,6 +250,31 @@ async def test_a_successor_serves_before_its_predecessor_stops(w: World):
 
 
 @scenario()
+async def test_a_release_repairs_a_job_of_which_every_task_is_broken(w: World):
+    """BUG-AU1: two at a time, as its budget says (ADR 0132)."""
+    update = policy(max_unavailable=2)
+    await w.deployed(a_job(4, update=update))
+    bad = w.cp._jobs.get("web").spec.command[0]
+    break_version(w, bad)
+    for machine in w.region.machines.values():
+        for task in list(machine.tasks):
+            machine.report(task, health=Health.UNHEALTHY)
+    await w.until(lambda: w.endpoints_count(0))
+    await w.cp.apply_job(a_job(4, update=update, command=OTHER))
+    most = 0
+
+    async def done() -> bool:
+        nonlocal most
+        tasks = w.cp._jobs.get("web").tasks
+        most = max(most, sum(1 for t in tasks if not (t.listed or t.phase == "running")))
+        return (await w.cp.get_job("web")).phase is JobPhase.STABLE
+
+    await w.until(done, 600)
+    assert await versions(w) == [2] * 4
+    assert most == 2
+
+
+@scenario()
 async def test_an_extra_task_serves_while_machines_are_emptied_too(w: World):
     update = policy(max_unavailable=0, surge=2)
     await w.deployed(a_job(3, update=update))
@@ -288,6 +316,48 @@ async def test_an_update_that_needs_an_extra_task_says_so_where_there_is_no_room
     await w.cp.apply_job(a_job(3, update=update, limits=LARGE, command=OTHER))
     await w.stable()
     assert len(w.cp._jobs.get("web").tasks) == 3
+
+
+@pytest.mark.parametrize("most", [0, 1])
+@pytest.mark.parametrize("controlled", [False, True])
+@pytest.mark.parametrize("what", ["transfer", "update"])
+def test_an_extra_task_that_took_the_last_room_stays_for_a_task_that_waits_for_it(
+    most: int, controlled: bool, what: str
+):
+    """BUG-CP52: a job that wants two tasks ends with two, and keeps its budget on the way."""
+
+    async def main() -> None:
+        w = World(a_region(5))
+        w.controllers = acknowledge_all
+        async with w.running():
+            await w.set_up(2 if what == "transfer" else 3)
+            await w.cp.put_entitlement("back", EntitlementSpec(machines=2, host_profile="web"))
+            ref = ControllerRef(url="https://10.0.0.9:7450", name="db") if controlled else None
+            values = {"update": policy(max_unavailable=most, surge=1), "controller": ref}
+            spec = a_job(2, limits=LARGE, **values)
+            await w.cp.apply_job(spec)
+            await w.stable()
+            if what == "transfer":
+                await w.cp.move_job("web", "back")
+            else:
+                await w.cp.apply_job(replace(spec, command=OTHER))
+
+            async def done() -> bool:
+                return (await w.cp.get_job("web")).phase is JobPhase.STABLE and await is_new(w, 2)
+
+            assert await least_served(w, done) == 2 - most
+            assert w.alive().total() == 2
+        assert w.region.broken_rules == []
+
+    run(main())
+
+
+async def is_new(w: World, tasks: int) -> bool:
+    return await versions(w) == [2] * tasks
+
+
+async def acknowledge_all(_, request: TaskControlRequest) -> TaskControlResponse:
+    return TaskControlResponse(ack=[operation.id for operation in request.request])
 
 
 @scenario()

@@ -1,13 +1,24 @@
 """Extra tasks in the core: what is known of them decides whether they may go."""
 
 import pytest
+from msgspec.structs import replace
 
+from agent.api import Health, TaskState, TaskStatus
 from control_plane.agents.core.seen import SeenMachine
-from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
+from control_plane.api.jobs import (
+    ControllerRef,
+    JobRecord,
+    JobSpec,
+    Placement,
+    TaskPhase,
+    TaskRecord,
+)
+from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
 from control_plane.api.updates import UpdatePolicy
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.moment import Moment
+from control_plane.task_control.core.talk import Heard
 
 
 def serving(index: int, *, extra: bool = False) -> TaskRecord:
@@ -52,3 +63,65 @@ def test_an_extra_task_of_which_nothing_is_heard_stays_until_its_machine_answers
     made = decide(record, Seen(view, Moment(100.0, 100.0)))
     assert [task.phase for task in made.record.tasks] == [TaskPhase.RUNNING] * 3
     assert all(task.operation is None for task in made.record.tasks)
+
+
+def region(*down: int, **last) -> dict[str, SeenMachine]:
+    """Return seven machines with a task on each; `last` is said of the extra one's."""
+    seen = {"up": True, "answering": True, "ready": True}
+    view = {}
+    for n in range(7):
+        status = TaskStatus(
+            task_id=f"web-{n}",
+            generation=1,
+            epoch=1,
+            state=TaskState.RUNNING,
+            health=Health.UNHEALTHY if n in down else Health.HEALTHY,
+            image="sha256:" + "a" * 64,
+            job="web",
+        )
+        said = seen | (last if n == 6 else {})
+        view[f"m{n}"] = SeenMachine(**said, tasks={status.task_id: status})
+    return view
+
+
+def removal(state: OperationState) -> Operation:
+    values = {"kind": OperationKind.REMOVE, "cause": Cause.SURGE, "began": 0.0, "since": 0.0}
+    return Operation(id="web-6.1", task=6, state=state, approved="db", **values)
+
+
+def controlled(*down: int, controller: bool = True) -> JobRecord:
+    """Return a job of six tasks with an extra one whose removal the controller acknowledged."""
+    spec = JobSpec(
+        name="web",
+        entitlement="web",
+        tasks=6,
+        image="sha256:" + "a" * 64,
+        command=["/bin/web"],
+        update=UpdatePolicy(max_unavailable=1, surge=1),
+        controller=ControllerRef(url="https://10.0.0.9:7450", name="db") if controller else None,
+    )
+    extra = replace(serving(6, extra=True), operation=removal(OperationState.ACKNOWLEDGED))
+    tasks = [replace(serving(n), listed=n not in down) for n in range(6)]
+    specs, tasks = {1: spec}, [*tasks, extra]
+    values = {"version": 1, "generation": 1, "specs": specs, "asked": True, "tasks": tasks}
+    return JobRecord(name="web", spec=spec, **values)
+
+
+@pytest.mark.parametrize("controller", [True, False])
+@pytest.mark.parametrize(("down", "goes"), [((), True), ((0,), True), ((0, 1), False)])
+def test_an_acknowledged_removal_of_an_extra_task_waits_for_the_budget(
+    down: tuple[int, ...], goes: bool, controller: bool
+):
+    """BUG-CP33: with two of six tasks down, at most one may be; the extra one stands in."""
+    view, heard = region(*down), Heard(down=frozenset({*down}))
+    record = controlled(*down, controller=controller)
+    made = decide(record, Seen(view, Moment(100.0, 100.0), heard=heard))
+    extra = made.record.tasks[-1]
+    assert extra.phase is (TaskPhase.DRAINING if goes else TaskPhase.RUNNING)
+
+
+def test_an_extra_task_on_a_machine_that_must_be_empty_now_goes_whatever_the_budget_says():
+    """BUG-CP33: a deadline excepts from the budget, and no second extra task follows it."""
+    view = region(0, 1, leaving=True, overdue=True)
+    made = decide(controlled(0, 1), Seen(view, Moment(100.0, 100.0)))
+    assert made.record.tasks[-1].phase is TaskPhase.DRAINING

@@ -417,6 +417,27 @@ def test_the_conversation_goes_on_after_a_restart(after_s: float):
     run(main())
 
 
+def test_calls_of_a_job_that_is_made_again_under_a_name_are_numbered_above_the_first():
+    """BUG-CP34, TC2: also if the control plane was started between; `Controller` checks it."""
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            controller = await deployed(w, 3)
+        async with w.running():
+            await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))
+            await w.stable()
+            await w.until(lambda: not controller.last.request)
+            await w.cp.stop_job("web")
+            await w.until(lambda: w.cp._jobs.find("web") is None)
+            last = controller.last.sequence_number
+            await w.cp.apply_job(a_controlled_job())
+            await w.stable()
+            await w.until(lambda: controller.last.sequence_number > last)
+
+    run(main())
+
+
 @scenario()
 async def test_a_job_that_gives_up_its_controller_is_asked_about_no_more(w: World):
     """TC11, SC7: from then on the policies that are built in are all there is."""

@@ -1,0 +1,135 @@
+"""Mounts of the host: what is mounted where, and changes of one of them alone.
+
+A mount is known by its id. mount_setattr(2) changes flags of one mount, and fsconfig(2) one option
+of one file system: what is not named stays, such as `ro`, which a plain remount would hand from a
+read-only bind mount to the whole file system. Python has no names for these calls; their numbers
+are the same on all processors. Source of the table: proc(5), /proc/pid/mountinfo.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from typing import Protocol
+
+import msgspec
+
+from agent.machine.kernelfs import KernelFs
+from wire.errors import KernelFileError
+
+_MOUNT_SETATTR, _FSPICK, _FSCONFIG = 442, 433, 431
+_EMPTY_PATH = 0x1000
+_FSPICK_CLOEXEC, _FSPICK_EMPTY_PATH = 0x1, 0x8
+_SET_FLAG, _SET_STRING, _RECONFIGURE = 0, 1, 7
+_ATIME_BITS = 0x70
+_ATIMES = {"relatime": 0x00, "noatime": 0x10, "strictatime": 0x20}
+"""From include/uapi/linux/mount.h, MOUNT_ATTR_*."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the table."""
+
+    id: int
+    device: str
+    """Of the file system, as `major:minor`: the same for all mounts of it."""
+    point: str
+    options: tuple[str, ...]
+    """Of this mount alone."""
+    kind: str
+    """Type of the file system."""
+    of_file_system: tuple[str, ...]
+    """Options that all mounts of it share."""
+
+
+class Mounts(Protocol):
+    """What can be changed of a mount. Raises `KernelFileError` where the kernel refuses it."""
+
+    def set_atime(self, mount: Mount, mode: str) -> None:
+        """Let reading write no times of access (`noatime`), few, or all (`strictatime`)."""
+
+    def set_option(self, mount: Mount, key: str, value: str | None) -> None:
+        """Set one option of the file system of a mount; None for one that has no value."""
+
+
+def read_mounts(fs: KernelFs) -> list[Mount]:
+    """Return the mounts of this process's namespace, in the order of the kernel's table."""
+    return [_parsed(line) for line in (fs.find("/proc/self/mountinfo") or "").splitlines()]
+
+
+def _parsed(line: str) -> Mount:
+    of_mount, _, of_file_system = line.partition(" - ")
+    number, _, device, _, point, options, *_ = of_mount.split()
+    kind, _, shared, *_ = [*of_file_system.split(), "", ""]
+    return Mount(
+        id=int(number),
+        device=device,
+        point=re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), point),
+        options=tuple(options.split(",")),
+        kind=kind,
+        of_file_system=tuple(shared.split(",")),
+    )
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+class HostMounts:
+    """Mounts of this process's namespace. Needs root."""
+
+    def set_atime(self, mount: Mount, mode: str) -> None:
+        """Change these flags of this mount alone."""
+        attr = _MountAttr(attr_set=_ATIMES[mode], attr_clr=_ATIME_BITS)
+        fd = _opened(mount)
+        try:
+            size = ctypes.c_size_t(ctypes.sizeof(attr))
+            arguments = fd, b"", _EMPTY_PATH, ctypes.byref(attr), size
+            _call(f"set {mode} at {mount.point}", _MOUNT_SETATTR, *arguments)
+        finally:
+            os.close(fd)
+
+    def set_option(self, mount: Mount, key: str, value: str | None) -> None:
+        """Change one option of the file system; all others stay as they are."""
+        shown = key if value is None else f"{key}={value}"
+        what = f"set {shown} at {mount.point}"
+        fd = _opened(mount)
+        try:
+            context = _call(what, _FSPICK, fd, b"", _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH)
+        finally:
+            os.close(fd)
+        try:
+            command = _SET_FLAG if value is None else _SET_STRING
+            text = None if value is None else value.encode()
+            _call(what, _FSCONFIG, context, command, key.encode(), text, 0)
+            _call(what, _FSCONFIG, context, _RECONFIGURE, None, None, 0)
+        finally:
+            os.close(context)
+
+
+def _opened(mount: Mount) -> int:
+    """Open the root of a mount; refuse where its point now leads to another one."""
+    try:
+        fd = os.open(mount.point, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        raise KernelFileError(f"cannot open the mount at {mount.point}: {e.strerror}") from e
+    with open(f"/proc/self/fdinfo/{fd}") as file:
+        found = re.search(r"^mnt_id:\s*(\d+)", file.read(), re.MULTILINE)
+    if found is None or int(found[1]) != mount.id:
+        os.close(fd)
+        raise KernelFileError(f"the mount at {mount.point} is covered by another one")
+    return fd
+
+
+def _call(what: str, number: int, *arguments: object) -> int:
+    done: int = _LIBC.syscall(number, *arguments)
+    if done < 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise KernelFileError(f"cannot {what}: {reason}")
+    return done

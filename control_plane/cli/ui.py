@@ -1,0 +1,132 @@
+"""`twinectl ui`: the web console in a browser, with the caller's own credential.
+
+A browser knows neither our certificate authority nor unix sockets. This command serves the console
+on a loopback port and passes each request on with its credential. Only the browser that opened the
+one-time link gets in: the link sets a cookie, and a second use of it is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from control_plane.cli.program import Target
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from control_plane.client import ControlPlaneClient
+
+_COOKIE = "twine-console"
+_PASSED = ("Content-Type", "Location", "Cache-Control")
+_SECURITY = ("Content-Security-Policy", "X-Content-Type-Options", "X-Frame-Options")
+_ASKED = ("Content-Type", "Accept")
+_BODY_MAX = 64 << 10
+
+
+class Gate:
+    """Lets one browser in: a one-time link, then a cookie that only this process knows."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._link, self._cookie = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self.port = port
+
+    def url(self) -> str:
+        """Return the one-time link."""
+        return f"http://127.0.0.1:{self.port}/open/{self._link}"
+
+    def open(self, link: str) -> str | None:
+        """Return the cookie for the right link, once; None otherwise."""
+        if not self._link or not hmac.compare_digest(link.encode(), self._link.encode()):
+            return None
+        self._link = ""
+        return self._cookie
+
+    def refusal(self, host: str, cookie: str) -> str:
+        """Return why a request is refused; empty: it is let in.
+
+        The name in `Host` is checked, so that no other site's name can be pointed at this port.
+        """
+        if host != f"127.0.0.1:{self.port}":
+            return f"this console is at 127.0.0.1:{self.port}"
+        if not hmac.compare_digest(cookie.encode(), self._cookie.encode()):
+            return "open the link that `twinectl ui` printed; it works once, in one browser"
+        return ""
+
+
+@click.command()
+@click.argument("page", default="")
+@click.option("--port", type=click.IntRange(0, 65_535), default=0, help="Of 127.0.0.1. [any]")
+@click.pass_obj
+def ui(target: Target, page: str, port: int) -> None:
+    """Serve the web console to one browser on this computer until Ctrl-C.
+
+    PAGE is opened first: `jobs/web`, `machines/m1`; without it, the region.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(target, "/ui/" + page.removeprefix("/ui").lstrip("/"), port))
+
+
+async def _serve(target: Target, page: str, port: int) -> None:
+    from aiohttp import web
+
+    async with target.client() as client:
+        await client.get_myself()  # a bad credential is told here, not in the browser
+        gate = Gate()
+        app = web.Application(client_max_size=_BODY_MAX)
+        app.router.add_route("*", "/{path:.*}", _passing(gate, page, client))
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", port)
+            await site.start()
+            gate.port = runner.addresses[0][1]
+            click.echo(f"open {gate.url()}\nCtrl-C ends it.")
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+
+
+def _passing(
+    gate: Gate, page: str, client: ControlPlaneClient
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    from aiohttp import web
+
+    async def passed(request: web.Request) -> web.StreamResponse:
+        path = request.path
+        if path.startswith("/open/") and request.method == "GET":
+            cookie = gate.open(path.removeprefix("/open/"))
+            if cookie is not None:
+                answer = web.HTTPSeeOther(page)
+                answer.set_cookie(_COOKIE, cookie, httponly=True, samesite="Strict", path="/")
+                raise answer
+        if why := gate.refusal(request.host, request.cookies.get(_COOKIE, "")):
+            return web.Response(status=403, text=why)
+        if not path.startswith("/ui/") or request.method not in ("GET", "POST"):
+            return web.Response(status=404, text="the console is at /ui/")
+        return await _relayed(client, request)
+
+    return passed
+
+
+async def _relayed(client: ControlPlaneClient, request: web.Request) -> web.StreamResponse:
+    """Pass a request on and its answer back, as it comes: a stream of changes never ends."""
+    from aiohttp import web
+
+    headers = {name: request.headers[name] for name in _ASKED if name in request.headers}
+    body = await request.read()
+    async with client.pass_on(request.method, request.path_qs, body, headers) as found:
+        kept = {n: found.headers[n] for n in (*_PASSED, *_SECURITY) if n in found.headers}
+        response = web.StreamResponse(status=found.status, headers=kept)
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            async for chunk in found.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+    return response

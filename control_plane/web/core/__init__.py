@@ -1,0 +1,1 @@
+"""Pure functions from answers of the API to what templates show."""

@@ -1,0 +1,131 @@
+"""Operations of a job as a Gantt chart: one row a task, one bar an operation.
+
+The article on the job control plane shows operations of a job that way. Rows without an operation
+in the window are left out, so a job of 10,000 tasks shows those that something was done to.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from control_plane.api.jobs import TaskRecord
+from control_plane.api.operations import WAITING, JobEvent, Operation
+
+ROWS_MAX = 500
+"""Rows of one page; more are on the next page."""
+MIN_WIDTH = 0.15
+"""Percent of the window that the shortest bar takes, so that it can be seen and pointed at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One operation; `left` and `width` are percent of the window."""
+
+    left: float
+    width: float
+    kind: str
+    cause: str
+    outcome: str
+    """State of the operation: `done`, `failed`, `running`, `proposed`, …"""
+    start: float
+    end: float | None
+    """None: it goes on."""
+    title: str
+    """Everything about it in one sentence: the tooltip, and what a screen reader says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The bars of one task, by time; None: operations of the job as a whole."""
+
+    task: int | None
+    bars: list[Bar] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A window of time with its rows and its ticks."""
+
+    begin: float
+    end: float
+    rows: list[Row]
+    ticks: list[tuple[float, float]]
+    """(percent, seconds since 1970)."""
+    hidden: int
+    """Rows that are on other pages."""
+
+
+def chart(
+    events: Iterable[JobEvent],
+    tasks: Iterable[TaskRecord],
+    window: tuple[float, float],
+    first: int = 0,
+) -> Chart:
+    """Return the chart of a window (begin, end in seconds since 1970) from row `first` on."""
+    begin, end = window
+    bars: dict[int | None, list[Bar]] = defaultdict(list)
+    for event in events:
+        started = event.start or event.end
+        if event.end >= begin and started <= end:
+            bars[event.task].append(_ended(event, started, window))
+    for task in tasks:
+        if task.operation is not None and task.operation.began <= end:
+            bars[task.index].append(_current(task.operation, window))
+    order = sorted(bars, key=lambda task: -1 if task is None else task)
+    shown = order[first : first + ROWS_MAX]
+    rows = [Row(task, sorted(bars[task], key=lambda bar: bar.start)) for task in shown]
+    return Chart(begin, end, rows, _ticks(begin, end), len(order) - len(shown))
+
+
+def _ended(event: JobEvent, started: float, window: tuple[float, float]) -> Bar:
+    where = _where(event.from_machine, event.to_machine)
+    title = _sentence(event.kind, event.cause, event.outcome, where, event.reason, event.approved)
+    left, width = _place(started, event.end, window)
+    return Bar(left, width, event.kind, event.cause, event.outcome, started, event.end, title)
+
+
+def _current(operation: Operation, window: tuple[float, float]) -> Bar:
+    where = _where(operation.from_machine, operation.to_machine)
+    state = f"waits ({operation.state})" if operation.state in WAITING else operation.state
+    title = _sentence(
+        operation.kind, operation.cause, state, where, operation.reason, operation.approved
+    )
+    left, width = _place(operation.began, window[1], window)
+    kind, cause, state = operation.kind, operation.cause, operation.state
+    return Bar(left, width, kind, cause, state, operation.began, None, title)
+
+
+def _place(start: float, end: float, window: tuple[float, float]) -> tuple[float, float]:
+    """Return left edge and width in percent, cut to the window."""
+    begin, until = window
+    span = max(until - begin, 1e-9)
+    left = 100 * (max(start, begin) - begin) / span
+    width = 100 * (min(end, until) - max(start, begin)) / span
+    return min(left, 100 - MIN_WIDTH), max(width, MIN_WIDTH)
+
+
+def _where(source: str, target: str) -> str:
+    if source and target and source != target:
+        return f"from {source} to {target}"
+    return f"on {target or source}" if target or source else ""
+
+
+def _sentence(kind: str, cause: str, state: str, where: str, reason: str, approved: str) -> str:
+    parts = [f"{kind} because of {cause}: {state}", where, reason]
+    parts += [f"approved by {approved}"] if approved else []
+    return ", ".join(part for part in parts if part)
+
+
+_STEPS = (1, 5, 15, 60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86_400, 7 * 86_400)
+_TICKS = 8
+
+
+def _ticks(begin: float, end: float) -> list[tuple[float, float]]:
+    """Return at most `_TICKS` round times within the window."""
+    span = end - begin
+    step = next((s for s in _STEPS if span / s <= _TICKS), _STEPS[-1])
+    first = (int(begin // step) + 1) * step
+    times: Sequence[float] = range(first, int(end) + 1, step)
+    return [(100 * (at - begin) / max(span, 1e-9), float(at)) for at in times]

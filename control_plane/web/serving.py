@@ -1,0 +1,262 @@
+"""Adds the pages to the front end's application: HTML, the same as JSON, and a stream of changes.
+
+A page calls routes through the front end's own handlers, so roles, ownership and the audit log are
+those of the API. Forms are posted to `/ui/do/...` with a token that only our pages know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import jinja2
+import msgspec
+from aiohttp import web
+
+from control_plane.api.people import Needs
+from control_plane.web.actions import ACTIONS, FormAction
+from control_plane.web.pages import PAGES, Page, PageRequest
+from wire.errors import Forbidden, InvalidInput, TwineError
+from wire.routes import Route
+from wire.server import Call, Handler, Peer, request_id
+
+_HERE = Path(__file__).parent
+_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self';"
+    " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_FILES = {
+    "twine.css": "text/css",
+    "twine.js": "text/javascript",
+    "twine.svg": "image/svg+xml",
+}
+TICK_S = 2.0
+"""A page is told of changes at most this often; it says "as of" at all times."""
+STREAM_S = 300.0
+"""A stream of changes ends after this long; the browser opens another."""
+FORM_MAX = 64 << 10
+
+
+class Handlers(Protocol):
+    """What the console needs of the front end."""
+
+    handlers: dict[str, Handler]
+    """By route, behind the guard and the audit log."""
+
+    def authorize(self, request: web.Request, route: Route) -> Peer:
+        """Return the caller, or raise if the route's rule refuses them."""
+        ...
+
+
+class Console:
+    """The pages over the handlers of one front end."""
+
+    def __init__(
+        self,
+        front_end: Handlers,
+        routes: Iterable[Route],
+        revision: Callable[[], int],
+        *,
+        writes: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`revision` rises with each stored change; without `writes` there are no forms."""
+        self._front_end, self._routes = front_end, {route.name: route for route in routes}
+        self._revision, self._writes, self._clock = revision, writes, clock
+        self._key = secrets.token_bytes(32)
+        loader = jinja2.FileSystemLoader(_HERE / "templates")
+        self._templates = jinja2.Environment(
+            loader=loader,
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters["ago"] = _ago
+        self._templates.filters["stamp"] = _stamp
+        self._templates.filters["number"] = lambda value: f"{value:,}".replace(",", " ")
+
+    def add_to(self, app: web.Application) -> None:
+        """Add every page, the files and the stream."""
+        for page in PAGES:
+            app.router.add_get(page.path, partial(self._answer, page))
+        for action in ACTIONS if self._writes else ():
+            app.router.add_post(f"/ui/do/{action.route}", partial(self._act, action))
+        app.router.add_get("/ui/changes", self._changes)
+        for name, kind in _FILES.items():
+            app.router.add_get(f"/ui/static/{name}", partial(_file, name, kind))
+        app.router.add_get("/ui", _to_start)
+
+    # -- pages
+
+    async def _answer(self, page: Page, request: web.Request) -> web.StreamResponse:
+        try:
+            peer = self._peer(request, page.path)
+            values = await self._values(page, request)
+        except TwineError as e:
+            return await self._failed(request, e)
+        if request.query.get("format") == "json":
+            data = {k: v for k, v in values.items() if not callable(v)}
+            body = msgspec.json.encode(data, enc_hook=str)
+            return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+        return self._page(page.template, request, peer, values)
+
+    async def _values(self, page: Page, request: web.Request) -> dict[str, Any]:
+        allowed = {"format", *page.parameters}
+        if unknown := set(request.query) - allowed:
+            raise InvalidInput(
+                f"this page takes no parameter {', '.join(sorted(unknown))}",
+                hint=f"it takes {', '.join(sorted(allowed))}",
+            )
+        api = _Routes(self._front_end, self._routes, request)
+        asked = PageRequest(api, dict(request.match_info), dict(request.query), self._clock())
+        return {"now": asked.now, "revision": self._revision(), **await page.load(asked)}
+
+    def _page(
+        self,
+        template: str,
+        request: web.Request,
+        peer: Peer,
+        values: Mapping[str, Any],
+        status: int = 200,
+    ) -> web.Response:
+        text = self._templates.get_template(template).render(
+            here=request.path,
+            writes=self._writes,
+            token=self._token(peer),
+            **values,
+        )
+        response = web.Response(
+            text=text, status=status, content_type="text/html", headers=_HEADERS
+        )
+        response.enable_compression()
+        return response
+
+    async def _failed(self, request: web.Request, error: TwineError) -> web.Response:
+        problem = msgspec.structs.replace(error.problem(), request_id=request_id())
+        if request.query.get("format") == "json":
+            body, kind = msgspec.json.encode(problem), "application/problem+json"
+            return web.Response(
+                body=body, status=problem.status, content_type=kind, headers=_HEADERS
+            )
+        values = {"problem": problem, "now": self._clock(), "revision": 0}
+        return self._page("problem.html", request, Peer("", ""), values, problem.status)
+
+    def _peer(self, request: web.Request, path: str) -> Peer:
+        return self._front_end.authorize(request, Route("ui", "GET", path, needs=Needs.VIEWER))
+
+    # -- changes
+
+    async def _changes(self, request: web.Request) -> web.StreamResponse:
+        """Send the newest revision whenever it has risen, and a sign of life each tick."""
+        try:
+            self._peer(request, "/ui/changes")
+        except TwineError as e:
+            return await self._failed(request, e)
+        response = web.StreamResponse(headers=_HEADERS | {"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        ends = asyncio.get_running_loop().time() + STREAM_S
+        try:
+            while asyncio.get_running_loop().time() < ends:
+                await response.write(b"data: %d\n\n" % self._revision())
+                await asyncio.sleep(TICK_S)
+        except ConnectionError:
+            pass  # the browser left the page
+        return response
+
+    # -- forms
+
+    def _token(self, peer: Peer) -> str:
+        return hmac.new(self._key, peer.name.encode(), hashlib.sha256).hexdigest()
+
+    async def _act(self, action: FormAction, request: web.Request) -> web.StreamResponse:
+        """Carry out a form: the same route, with the same rights, as twinectl calls."""
+        try:
+            route = self._routes[action.route]
+            peer = self._front_end.authorize(request, route)
+            form = await _form(request)
+            token = form.pop("token", "").encode()
+            if not hmac.compare_digest(token, self._token(peer).encode()):
+                raise Forbidden("the form is not of a page of this console", hint="load it again")
+            back = form.pop("back", "/ui/")
+            path = {name: form.pop(name, "") for name in route.parameters}
+            body = action.body(form) if action.body else None
+            call = Call(route, peer, body, path, {}, None, request_id())
+            await self._front_end.handlers[action.route](call)
+        except TwineError as e:
+            return await self._failed(request, e)
+        if not back.startswith("/ui/"):
+            back = "/ui/"
+        return _redirect(back, 303)
+
+
+class _Routes:
+    """Calls the front end's handlers as the caller of a request."""
+
+    def __init__(
+        self,
+        front_end: Handlers,
+        routes: Mapping[str, Route],
+        request: web.Request,
+    ) -> None:
+        self._front_end, self._routes, self._request = front_end, routes, request
+
+    async def get(self, route: str, path: Mapping[str, str] = {}, /, **query: str) -> Any:
+        row = self._routes[route]
+        peer = self._front_end.authorize(self._request, row)
+        given = {name: value for name, value in query.items() if value}
+        return await self._front_end.handlers[route](
+            Call(row, peer, None, path, given, None, request_id())
+        )
+
+
+async def _form(request: web.Request) -> dict[str, str]:
+    if request.content_type != "application/x-www-form-urlencoded":
+        raise InvalidInput("a form is application/x-www-form-urlencoded")
+    if (request.content_length or 0) > FORM_MAX:
+        raise InvalidInput(f"a form has at most {FORM_MAX} bytes")
+    fields = await request.post()
+    return {name: value for name, value in fields.items() if isinstance(value, str)}
+
+
+async def _file(name: str, kind: str, _: web.Request) -> web.Response:
+    text = await asyncio.to_thread((_HERE / "static" / name).read_text)
+    headers = _HEADERS | {"Cache-Control": "max-age=300"}
+    return web.Response(text=text, content_type=kind, headers=headers)
+
+
+async def _to_start(_: web.Request) -> web.Response:
+    return _redirect("/ui/", 302)
+
+
+def _redirect(path: str, status: int) -> web.Response:
+    # A raised redirect would become a problem document.
+    return web.Response(status=status, headers=_HEADERS | {"Location": path})
+
+
+def _ago(at: float, now: float) -> str:
+    """Return a time as people say it: `3 min ago`."""
+    seconds = max(0.0, now - at)
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{int(seconds)} s ago"
+
+
+def _stamp(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

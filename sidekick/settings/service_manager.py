@@ -1,0 +1,103 @@
+"""Which service manager a host has: systemd over D-Bus, or the files of a recorded tree."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.machine import Services, ServiceUnit
+from wire.errors import SystemdError
+
+if TYPE_CHECKING:
+    from agent.machine.kernelfs import KernelFs
+    from sidekick.setting import Host
+
+BUS = "/run/dbus/system_bus_socket"
+BOOTED = "/run/systemd/system"
+"""There exactly where systemd is the service manager (sd_booted(3))."""
+GROUPS = "/sys/fs/cgroup"
+FOLDERS = (
+    "/etc/systemd/system",
+    "/run/systemd/transient",
+    "/run/systemd/generator.early",
+    "/run/systemd/system",
+    "/run/systemd/generator",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+    "/run/systemd/generator.late",
+)
+"""Where systemd finds units (systemd.unit(5))."""
+
+
+def services_of(host: Host) -> Services:
+    """Return the service manager of a host."""
+    if host.services is not None:
+        return host.services
+    if host.fs.root == Path("/"):
+        return _systemd() if host.fs.exists(BOOTED) else Recorded(host.fs, groups=False)
+    return Recorded(host.fs)
+
+
+@cache
+def _systemd() -> Services:
+    from agent.machine.host_services import HostServices  # loads libsystemd
+
+    return HostServices()
+
+
+class Recorded:
+    """Services as the files of a tree tell them: installed where a unit file is, running where a
+    cgroup has processes. Nothing can be started there.
+    """
+
+    def __init__(self, fs: KernelFs, *, groups: bool = True) -> None:
+        """Take the files; without `groups` the host has no systemd, so that it has no service."""
+        self._fs, self._is_recorded = fs, groups
+
+    def load(self, unit: str) -> ServiceUnit | None:
+        """Return a service, None where the tree has no file of that name."""
+        name = self._own_name(unit) if self._is_recorded else None
+        if name is None:
+            return None
+        group = self._group_of(name)
+        events = self._fs.find(f"{GROUPS}{group}/cgroup.events") or ""
+        active, sub = ("active", "running") if "populated 1" in events else ("inactive", "dead")
+        return ServiceUnit(name=name, active=active, sub=sub, control_group=group)
+
+    def start(self, unit: str) -> None:
+        """Refuse."""
+        raise SystemdError(f"cannot start {unit}: systemd is not at work on this host")
+
+    def stop(self, unit: str) -> None:
+        """Refuse."""
+        raise SystemdError(f"cannot stop {unit}: systemd is not at work on this host")
+
+    def reset_failed(self, unit: str) -> None:
+        """Do nothing: no service of a tree has failed."""
+
+    def _own_name(self, unit: str) -> str | None:
+        prefix, at, _ = unit.partition("@")
+        template = f"{prefix}@.service" if at else unit
+        for folder in FOLDERS:
+            if self._fs.exists(f"{folder}/{unit}"):
+                place = Path(f"{self._fs.root}/{folder}/{unit}")
+                target = place.readlink().name if place.is_symlink() else unit
+                alias = target.endswith(".service") and "@" not in target
+                return target if alias else unit
+            if self._fs.exists(f"{folder}/{template}"):
+                return unit
+        return None
+
+    def _group_of(self, unit: str) -> str:
+        """Return the cgroup of a service in whichever slice it runs; else where it would be."""
+        pending = [""]
+        while pending:
+            group = pending.pop()
+            for name in self._fs.names(f"{GROUPS}{group}"):
+                if name == unit:
+                    return f"{group}/{name}"
+                if name.endswith(".slice"):
+                    pending.append(f"{group}/{name}")
+        return f"/system.slice/{unit}"

@@ -1,0 +1,59 @@
+"""Writes values that bound or change each other, in an order that the kernel accepts.
+
+The kernel checks a write against the values in force: a lower period is refused while the runtime
+is above it. Which values depend on which is known to the kernel alone, so the order is searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sidekick.report import Change
+from wire.errors import TwineError
+
+Write = Callable[[Change], None]
+
+
+def write_all(changes: Sequence[Change], make: Write, take_back: Write) -> None:
+    """Write all changes, in the given order where the kernel accepts it.
+
+    A refused change is tried again after the others. A change that stays refused is written
+    first, after the others were taken back. `make` raises for a refusal; that error is raised
+    if no such order is accepted.
+    """
+    head, moved = list[Change](), set[str]()
+    while True:
+        rest = [change for change in changes if change not in head]
+        written, refused = in_passes(rest, make)
+        if not refused:
+            return
+        stuck, error = refused[0]
+        if not (head or written) or stuck.setting in moved:
+            raise error
+        for change in reversed([*head, *written]):
+            take_back(change)
+        moved.add(stuck.setting)
+        head = [stuck]
+        make(stuck)
+
+
+def in_passes(
+    changes: Sequence[Change], make: Write
+) -> tuple[list[Change], list[tuple[Change, TwineError]]]:
+    """Make all changes, and the refused ones again, until a pass makes none.
+
+    Returns what was made, in that order, and what stays refused.
+    """
+    written: list[Change] = []
+    pending = list(changes)
+    while True:
+        refused: list[tuple[Change, TwineError]] = []
+        for change in pending:
+            try:
+                make(change)
+                written.append(change)
+            except TwineError as e:
+                refused.append((change, e))
+        if not refused or len(refused) == len(pending):
+            return written, refused
+        pending = [change for change, _ in refused]

@@ -1,0 +1,55 @@
+"""Runs that no operator starts: after a boot, by the timer, at the end of a trial."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sidekick.apply import Run
+from sidekick.report import Outcome, ProfileState, Report
+from sidekick.setting import Host
+from sidekick.state import StateFolder, Target, Trial
+from sidekick.status import verify
+
+
+def resume(host: Host, state: StateFolder) -> Report:
+    """Bring back after a boot what the boot undid, or finish what was interrupted."""
+    record, unfinished = state.load(), state.unfinished()
+    target = record.applied
+    if target is None and (record.boot or record.originals):
+        target = Target()
+    if unfinished and unfinished.undoing is None:
+        target = unfinished.began.target
+    if record.trial and is_over(record.trial, host):
+        target = record.trial.back
+    elif record.trial:  # finished as the trial that it was
+        until = record.trial.until
+        return Run(host, state, target or Target(), trial_until=until).carry_out()
+    if target is None:
+        state.end()
+        return Report(command="resume", at=host.now(), boot_id=host.hardware.boot_id)
+    return Run(host, state, target, command="resume").carry_out()
+
+
+def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
+    """Look whether the host is still as its profile wants it; bring back what is not, if told to.
+
+    For the timer: a trial whose own timer was lost ends here, too.
+    """
+    trial = state.load().trial
+    if trial and is_over(trial, host):
+        return Run(host, state, trial.back, command="revert").carry_out()
+    report = verify(host, state)
+    record = state.load()
+    drifted = report.state is ProfileState.DRIFTED and state.unfinished() is None
+    if repair and drifted and record.applied and not record.trial:
+        repaired = Run(host, state, record.applied, command="repair").carry_out()
+        found = [f"{s.setting} {s.detail}" for s in report.settings if s.outcome is Outcome.DRIFTED]
+        repaired = replace(repaired, detail=repaired.detail or f"repaired: {'; '.join(found)}")
+        state.write_status(repaired)
+        return repaired
+    return report
+
+
+def is_over(trial: Trial, host: Host) -> bool:
+    """Return whether nobody confirmed a trial in its time: another boot ends it too."""
+    return trial.boot_id != host.hardware.boot_id or host.monotonic() >= trial.until

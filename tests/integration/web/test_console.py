@@ -1,0 +1,206 @@
+"""FE1, FE7: the console in Debian's Chromium, over a control plane with agents in memory."""
+
+from __future__ import annotations
+
+import http.cookiejar
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+from control_plane.cli import main as twinectl
+from control_plane.web.core.region import COLOURS
+from control_plane.web.pages import PAGES
+
+PATIENCE_S = 60
+SHOTS = Path(os.environ.get("TWINE_SHOTS", "build/screenshots"))
+FILLED = {"job": "web", "index": "0", "machine": "h0000"}
+
+
+@contextmanager
+def said(argv: list[str], pattern: str) -> Iterator[str]:
+    """Run a program and yield what its output says; it ends with SIGINT."""
+    call = f"from {argv[0]} import main; main()"
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", call, *argv[1:]], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
+            yield next(m[1] for line in lines if (m := re.search(pattern, line)))
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with said(["vm_lab.cli", "dev", "--agents", "8"], r"TWINE_ENDPOINT=(\S+)") as found:
+        yield found
+
+
+@contextmanager
+def console(endpoint: str) -> Iterator[str]:
+    """Yield a one-time link."""
+    with said(["control_plane.cli", "--endpoint", endpoint, "ui"], r"open (http\S+)") as link:
+        yield link
+
+
+class Visitor:
+    """A client with the cookie of a console that is open."""
+
+    def __init__(self, link: str) -> None:
+        cookies = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
+        self._opener, self.base = urllib.request.build_opener(cookies), link.split("/open/")[0]
+        self.get_url(link)
+
+    def get_url(self, url: str, data: bytes | None = None) -> tuple[int, str, dict[str, str]]:
+        try:
+            answer = self._opener.open(url, data, timeout=PATIENCE_S)
+        except urllib.error.HTTPError as e:
+            answer = e
+        return answer.status, answer.read().decode(), dict(answer.headers)
+
+    def get(self, path: str) -> tuple[int, str, dict[str, str]]:
+        return self.get_url(self.base + path)
+
+    def post(self, path: str, **fields: str) -> tuple[int, str, dict[str, str]]:
+        return self.get_url(self.base + path, urllib.parse.urlencode(fields).encode())
+
+
+@pytest.fixture
+def visitor(endpoint: str) -> Iterator[Visitor]:
+    with console(endpoint) as link:
+        yield Visitor(link)
+
+
+@pytest.fixture
+def browser(endpoint: str) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = "/usr/bin/chromium"
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "window-size=1300,1000"):
+        options.add_argument(f"--{flag}")
+    with console(endpoint) as link:
+        driver = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
+        try:
+            driver.get(link)
+            yield driver
+        finally:
+            driver.quit()
+
+
+def ctl(endpoint: str, *words: str) -> str:
+    result = CliRunner().invoke(twinectl, ["--endpoint", endpoint, *words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
+def test_every_page_is_served_without_script_and_as_json(visitor: Visitor, page) -> None:
+    path = page.path.format(**FILLED)
+    status, text, headers = visitor.get(path)
+    assert status == 200, text
+    assert "<h1>" in text
+    assert "script-src 'self'" in headers["Content-Security-Policy"]
+    assert not re.search(r"\son\w+=|<script>|<style>|style=", text), "inline code is refused"
+    status, text, headers = visitor.get(f"{path}?format=json")
+    assert (status, headers["Content-Type"].split(";")[0]) == (200, "application/json")
+    assert json.loads(text)["now"] > 0
+
+
+def test_a_link_works_once_and_nothing_is_shown_without_its_cookie(endpoint: str) -> None:
+    with console(endpoint) as link:
+        visitor = Visitor(link)
+        assert visitor.get("/ui/")[0] == 200
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(link)
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{visitor.base}/ui/")
+        other = urllib.request.Request(f"{visitor.base}/ui/", headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(other)
+        assert visitor.get("/v1/jobs")[0] == 404, "only the console is passed on"
+
+
+def test_a_form_of_another_site_changes_nothing(visitor: Visitor, endpoint: str) -> None:
+    for token in ({}, {"token": "0" * 64}, {"token": "ü"}):
+        status, text, _ = visitor.post("/ui/do/pause_job", job="web", **token)
+        assert status == 403
+        assert "not of a page of this console" in text
+    assert '"paused":true' not in ctl(endpoint, "job", "status", "web", "-o", "json")
+
+
+def test_unknown_jobs_and_parameters_are_told_in_a_page(visitor: Visitor) -> None:
+    status, text, _ = visitor.get("/ui/jobs/none")
+    assert (status, "no job" in text) == (404, True)
+    status, text, _ = visitor.get("/ui/jobs?sort=%3Cscript%3E")
+    assert (status, "<script>" in text.replace('<script src="/ui/static/twine.js"', "")) == (
+        400,
+        False,
+    )
+    assert visitor.get("/ui/jobs?colour=state")[0] == 400
+
+
+def test_lists_are_sorted_and_coloured_by_choice(visitor: Visitor) -> None:
+    for sort in ("name", "health", "entitlement", "tasks"):
+        status, text, _ = visitor.get(f"/ui/jobs?sort={sort}&search=we")
+        assert status == 200, text
+        assert "/ui/jobs/web" in text
+    for colour in COLOURS:
+        assert visitor.get(f"/ui/?colour={colour}")[0] == 200
+    for window in ("15m", "7d"):
+        assert visitor.get(f"/ui/jobs/web?window={window}&back=1")[0] == 200
+
+
+def test_names_that_are_html_are_shown_as_text(visitor: Visitor, endpoint: str) -> None:
+    """Texts that a user can set: the reason of a drain."""
+    hostile = "<img src=x onerror=alert(1)>\u202e" + "x" * 100
+    ctl(endpoint, "machine", "drain", "h0007", "--reason", hostile)
+    for path in ("/ui/", "/ui/machines/h0007"):
+        _, text, _ = visitor.get(path)
+        assert "&lt;img src=x" in text
+        assert "<img" not in text
+    ctl(endpoint, "machine", "undrain", "h0007")
+
+
+def test_a_page_in_chromium_follows_changes_and_forms_reach_the_audit_log(
+    browser: webdriver.Chrome, endpoint: str
+) -> None:
+    wait = WebDriverWait(browser, PATIENCE_S)
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    browser.save_screenshot(str(SHOTS / "region.png"))
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".grid .cell")) == 8
+    browser.find_element(By.LINK_TEXT, "Jobs").click()
+    browser.find_element(By.LINK_TEXT, "web").click()
+    bars = browser.find_elements(By.CSS_SELECTOR, ".gantt rect")
+    events = json.loads(ctl(endpoint, "job", "events", "web", "-o", "json"))["events"]
+    assert len(bars) == len([e for e in events if e["task"] is not None])
+    browser.save_screenshot(str(SHOTS / "job.png"))
+
+    ctl(endpoint, "task", "restart", "web-0", "--reason", "seen in the page")
+    wait.until(lambda b: "seen in the page" in b.find_element(By.TAG_NAME, "main").text)
+
+    pause = browser.find_element(By.XPATH, "//summary[text()='Pause']")
+    pause.send_keys(Keys.ENTER)  # by keyboard alone
+    browser.find_element(By.XPATH, "//button[contains(., 'Pause web')]").send_keys(Keys.ENTER)
+    wait.until(lambda b: b.find_elements(By.XPATH, "//summary[text()='Resume']"))
+    assert "pause_job" in ctl(endpoint, "audit")
+    ctl(endpoint, "job", "resume", "web")
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []

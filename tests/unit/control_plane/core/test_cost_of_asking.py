@@ -1,0 +1,174 @@
+"""Asks that find nothing judge a few machines, however many there are, and say what is right."""
+
+import pytest
+from regions import (
+    FREE,
+    GIB,
+    RegionIndex,
+    a_capacity,
+    a_place,
+    a_request,
+    add,
+    allocate,
+    check,
+    plan,
+)
+
+from control_plane.allocator.core import draft, explanation
+from control_plane.allocator.core.claims import Claim
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.feasibility import fits_each, judge
+from control_plane.allocator.core.power import Power
+from control_plane.allocator.core.request import Allowance, Group, Request
+from control_plane.api.policy import Fit, Preference
+from control_plane.api.requirements import Exists, In, Not
+from control_plane.api.settings import PowerSettings
+
+LEVELS = ["dc1", "dc1/msb1", "dc1/msb1/row1", "dc1/msb1/row1/rack"]
+POOLS = pytest.mark.parametrize("pool", ["e1", FREE])
+EVEN_RACKS = (Preference(property="rack"),)
+EACH = 40
+"""Machines of a rack."""
+
+
+def a_region_with(budgets: dict[str, int], racks: int, pool: str, **fields) -> RegionIndex:
+    index = RegionIndex(Power(PowerSettings(budgets_w=budgets, overcommit=1.0)))
+    capacity = a_capacity(power_w=100, **fields)
+    index.put_many(
+        (f"r{rack}-{n}", capacity, a_place(rack=f"rack{rack}"), pool, "")
+        for rack in range(racks)
+        for n in range(EACH)
+    )
+    return index
+
+
+@pytest.fixture
+def judged(monkeypatch) -> list[str]:
+    """Record which machines a plan asks power about, and do without reasons."""
+    seen: list[str] = []
+    is_short = draft.Draft.is_short
+
+    def watched(work, machine):
+        seen.append(machine.name)
+        return is_short(work, machine)
+
+    monkeypatch.setattr(draft.Draft, "is_short", watched)
+    monkeypatch.setattr(explanation, "_EXPLAINED", 10)
+    return seen
+
+
+@POOLS
+@pytest.mark.parametrize("fit", [Fit.EVEN, Fit.TIGHT])
+@pytest.mark.parametrize("level", LEVELS)
+def test_where_power_is_used_up_no_single_machine_is_judged(level, pool, fit, judged):
+    """BUG-AL27: 1.3 s an ask at 200,000 machines."""
+    racks = 25
+    places = [f"{level}{n}" for n in range(racks)] if level.endswith("rack") else [level]
+    index = a_region_with(dict.fromkeys(places, 99), racks, pool)
+    for size in (4, 3, 2):  # each is smaller than the last one, so none is known to be hopeless
+        made = plan(index, a_request(3, demand=Demand(GIB, cpus=size), fit=fit), Allowance())
+        assert len(made.unplaced) == 3
+        assert any("power: dc1" in reason for reason in made.reasons)
+    assert len(judged) < 30
+
+
+@POOLS
+@pytest.mark.parametrize("level", LEVELS)
+def test_released_power_is_found_again(level, pool):
+    """BUG-AL27: what a search in vain remembers ends when power is released."""
+    places = [f"{level}{n}" for n in range(3)] if level.endswith("rack") else [level]
+    index = a_region_with(dict.fromkeys(places, 100), 3, pool)
+    for rack in range(3):
+        add(index, f"other{rack}", pool="e2", rack=f"rack{rack}", power_w=100)
+    whole, count = Demand(GIB, cpus=4), len(places)
+    theirs = a_request(count, "theirs", "e2", whole, preferences=EVEN_RACKS)
+    assert not allocate(index, theirs).unplaced
+    for _ in range(2):
+        assert allocate(index, a_request(1, demand=whole), Allowance()).unplaced == (0,)
+    allocate(index, a_request([], "theirs", "e2"))
+    assert not allocate(index, a_request(count, demand=whole), Allowance()).unplaced
+    check(index)
+
+
+def test_power_that_a_plan_uses_itself_is_not_remembered_as_used_up():
+    """BUG-AL27."""
+    index = a_region_with({"dc1": 100}, 2, "e1")
+    add(index, "m2", "msb2", power_w=100)
+    here, there = (
+        Demand(GIB, cpus=1, requires=(In("msb", frozenset({msb})),)) for msb in ("msb1", "msb2")
+    )
+    made = plan(index, Request("web", "e1", (Group(here, (0,)), Group(there, (1,)))), Allowance())
+    assert made.unplaced == (1,)
+    assert not plan(index, a_request(1, "other", demand=there), Allowance()).unplaced
+
+
+def test_a_machine_in_use_gets_more_tasks_where_power_is_used_up():
+    index = a_region_with({"dc1": 100}, 2, "e1")
+    made = allocate(index, a_request(4), Allowance())
+    assert not made.unplaced
+    assert not allocate(index, a_request(0, "none"), Allowance()).unplaced
+    assert len({claim.machine for claim in index.claims["web"]}) == 1
+
+
+def test_free_machines_that_another_entitlement_needs_are_refused_as_one():
+    """BUG-AL28: 1.3 s an ask at 100,000 free machines."""
+    index = a_region_with({}, 25, FREE)
+    wish, asked = Demand(GIB, cpus=1), []
+
+    def refuses(machine):
+        asked.append(machine.name)
+        return "kept for entitlement e2" if not judge(wish, machine, machine) else ""
+
+    def refuses_all(bucket):
+        return "kept for entitlement e2" if fits_each(wish, bucket) else ""
+
+    made = plan(index, a_request(3), Allowance(refuses=refuses, refuses_all=refuses_all))
+    assert len(made.unplaced) == 3
+    assert "1000 free machines: kept for entitlement e2" in made.reasons
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("demand", "fits"),
+    [
+        (Demand(GIB, cpus=4), True),
+        (Demand(5 * GIB, cpus=1), False),
+        (Demand(GIB, cpus=1, requires=(In("machine_type", frozenset({"small"})),)), True),
+        (Demand(GIB, cpus=1, requires=(Not(In("msb", frozenset({"msb9"}))),)), True),
+        (Demand(GIB, cpus=1, requires=(In("msb", frozenset({"msb9"})),)), False),
+        (Demand(GIB, cpus=1, requires=(In("rack", frozenset({"rack0"})),)), False),
+        (Demand(GIB, cpus=1, requires=(Exists("label.gold"),)), False),
+    ],
+)
+def test_all_machines_of_a_kind_are_kept_only_if_each_of_them_would_do(demand, fits):
+    """BUG-AL28."""
+    index = a_region_with({}, 1, FREE)
+    (bucket,) = index.pool(FREE).buckets.values()
+    assert fits_each(demand, bucket) is fits
+
+
+@POOLS
+@pytest.mark.parametrize(
+    ("demand", "left", "words"),
+    [
+        (Demand(4 * GIB, cpus=1), Demand(GIB, cpus=3.5), "at most 3072 MiB free"),
+        (Demand(GIB, cpus=4), Demand(3.5 * GIB, cpus=1), "at most 3 cores free"),
+        (Demand(1, gpus=2), Demand(4 * GIB, gpus=7), "at most 1 free"),
+        (Demand(1, network_mbps=90), Demand(4 * GIB, network_mbps=20), "at most 80 free"),
+        (Demand(1, disk_bytes=9 * GIB), Demand(4 * GIB, disk_bytes=GIB), "at most 8192 MiB free"),
+    ],
+)
+def test_what_is_free_at_most_is_said_of_all_machines(demand, left, words, pool, monkeypatch):
+    """BUG-AL34: of the first thousand only; the roomiest machine came later."""
+    monkeypatch.setattr(explanation, "_EXPLAINED", 10)
+    fields = {"gpus": 8 if demand.gpus else 0, "network_mbps": 100, "disk_bytes": 9 * GIB}
+    index = a_region_with({}, 2, pool, **fields)
+    full = Demand(4 * GIB, cpus=4, gpus=fields["gpus"], network_mbps=100, disk_bytes=9 * GIB)
+    names = list(index.machines)
+    claims = [Claim(n, index.machines[name], full) for n, name in enumerate(names)]
+    claims[70] = Claim(70, index.machines[names[70]], left)
+    index.restore("there", pool, claims)
+    made = plan(index, a_request(1, demand=demand), Allowance())
+    assert made.unplaced == (0,)
+    assert any(words in reason for reason in made.reasons), made.reasons
+    assert any("these are 10 of" in reason for reason in made.reasons)

@@ -1,0 +1,184 @@
+"""BUG-AU4: tasks on machines that are wanted for something else: in which order, why, and how."""
+
+import pytest
+
+from agent.api import Health, Location, TaskState, TaskStatus
+from control_plane.agents.core.seen import SeenMachine
+from control_plane.api.jobs import (
+    ControllerRef,
+    JobRecord,
+    JobSpec,
+    Placement,
+    TaskPhase,
+    TaskRecord,
+    UpdatePolicy,
+)
+from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
+from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
+from control_plane.broker.core.unavailability import returning
+from control_plane.scheduler.core.consulting import question
+from control_plane.scheduler.core.decide import decide
+from control_plane.scheduler.core.decision import Decision, Seen
+from control_plane.scheduler.core.moment import Moment
+from control_plane.task_control.core.talk import Heard
+
+IMAGE = "sha256:" + "1" * 64
+NOW = 1e9
+TASKS = 4
+
+
+def machine(index: int, **said) -> SeenMachine:
+    """Return a machine with one healthy task on it."""
+    status = TaskStatus(
+        task_id=f"web-{index}",
+        generation=1,
+        epoch=1,
+        state=TaskState.RUNNING,
+        health=Health.HEALTHY,
+        image=IMAGE,
+        job="web",
+    )
+    values = {"up": True, "answering": True, "ready": True, "tasks": {status.task_id: status}}
+    return SeenMachine(**(values | said))
+
+
+def leaving(index: int, deadline_s: float | None = None, **said) -> SeenMachine:
+    deadline = None if deadline_s is None else NOW + deadline_s
+    return machine(index, leaving=True, leaving_reason="work", deadline=deadline, **said)
+
+
+def a_view(**others: SeenMachine) -> dict[str, SeenMachine]:
+    return {f"m{n}": machine(n) for n in range(TASKS)} | others
+
+
+def a_record(*operations: Operation, controlled: bool = False, version: int = 1) -> JobRecord:
+    """Return a job with a task on each machine; at most one of them may be unavailable."""
+    spec = JobSpec(
+        name="web",
+        entitlement="e",
+        tasks=TASKS,
+        image=IMAGE,
+        command=["/x"],
+        update=UpdatePolicy(max_unavailable=1),
+        controller=ControllerRef(url="https://10.0.0.9:7450", name="db") if controlled else None,
+    )
+    known = {operation.task: operation for operation in operations}
+    tasks = [
+        TaskRecord(
+            index=n,
+            version=1,
+            generation=1,
+            phase=TaskPhase.RUNNING,
+            placement=Placement(machine=f"m{n}"),
+            listed=True,
+            operation=known.get(n),
+        )
+        for n in range(TASKS)
+    ]
+    values = {"version": version, "generation": 1, "asked": 1000, "tasks": tasks}
+    return JobRecord(name="web", spec=spec, specs=dict.fromkeys((1, version), spec), **values)
+
+
+def an_operation(task: int, state: OperationState, cause: Cause, **changes) -> Operation:
+    values = {"kind": OperationKind.MOVE, "began": NOW, "since": NOW} | changes
+    return Operation(id=f"web-{task}.1", task=task, cause=cause, state=state, **values)
+
+
+def decided(view: dict[str, SeenMachine], record: JobRecord | None = None, **seen) -> Decision:
+    return decide(record or a_record(), Seen(view, Moment(wall=NOW, steady=0.0), **seen))
+
+
+@pytest.mark.parametrize("first", range(TASKS))
+def test_the_nearest_deadline_has_the_budget(first: int):
+    """BUG-AU4, SC6: whatever the index, and before a release and what has no deadline."""
+    later = {f"m{n}": leaving(n, 600 + n) for n in range(TASKS)}
+    assert decided(later | {f"m{first}": leaving(first, 60)}).chosen == (first,)
+    none = {f"m{n}": leaving(n) for n in range(TASKS)}
+    assert decided(none | {f"m{first}": leaving(first, 900)}).chosen == (first,)
+    released = a_record(version=2)
+    assert decided(a_view(**{f"m{first}": leaving(first, 900)}), released).chosen == (first,)
+
+
+def test_of_what_has_no_deadline_that_which_waits_already_goes_first():
+    """BUG-AU4: what was chosen stays chosen."""
+    waits = a_record(an_operation(2, OperationState.PROPOSED, Cause.MAINTENANCE))
+    assert decided({f"m{n}": leaving(n) for n in range(TASKS)}, waits).chosen == (2,)
+
+
+PASSING = {EventKind.MAINTENANCE, EventKind.POWER_CAP, EventKind.PROFILE}
+TAKEN = [*PASSING, EventKind.DECOMMISSION, EventKind.REFRESH, EventKind.REVOKED]
+
+
+def an_event(kind: EventKind) -> UnavailabilityEvent:
+    return UnavailabilityEvent(event_id=f"m0-{kind}", kind=kind, reason="work", start=NOW - 1)
+
+
+def a_machine(*events: UnavailabilityEvent) -> MachineRecord:
+    where = Location(region="r", datacenter="dc1", msb="msb1", row="row1", rack="rack1")
+    values = {"address": "m0", "location": where, "machine_type": "lab", "unavailability": events}
+    return MachineRecord(machine="m0", **values)
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_stop_is_offered_only_where_the_machine_will_be_there_again(kind: EventKind):
+    """BUG-AU4, TC8: not for a decommission, a replacement, or a loan that is called back."""
+    event = an_event(kind)
+    comes_back = returning(a_machine(event), NOW)
+    assert comes_back == (kind in PASSING)
+    view = a_view(m0=leaving(0, plans=(event,), returning=comes_back))
+    offered = an_operation(0, OperationState.OFFERED, Cause.MAINTENANCE)
+    (asked,) = question(a_record(offered, controlled=True), view).request
+    assert asked.instead == (["stop"] if kind in PASSING else [])
+    final = an_event(EventKind.DECOMMISSION)
+    assert not returning(a_machine(event, final), NOW)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(told: bool):
+    """BUG-AU4: unless the controller knew that the other one goes."""
+    acknowledged = an_operation(
+        0, OperationState.ACKNOWLEDGED, Cause.MAINTENANCE, approved="db 1", deadline=NOW + 900
+    )
+    view = a_view(m0=leaving(0, 900), m1=leaving(1, -1, overdue=True))
+    heard = Heard(acks={"web-0.1": ""}, down=frozenset({1}) if told else frozenset())
+    made = decided(view, a_record(acknowledged, controlled=True), heard=heard)
+    operation = made.record.tasks[0].operation
+    assert operation is not None
+    assert operation.state is (OperationState.ACKNOWLEDGED if told else OperationState.OFFERED)
+    assert (operation.approved == "db 1") is told
+    assert made.overdue == (1,)
+
+
+@pytest.mark.parametrize(
+    ("said", "waits"),
+    [
+        ({}, True),
+        ({"switching": True}, True),
+        ({"called_back": True}, False),
+        ({"capped": True}, False),
+        ({"overdue": True}, False),
+    ],
+)
+def test_what_cannot_wait_goes_on_while_much_is_lost(said: dict[str, bool], waits: bool):
+    """BUG-AU4: a loan that is called back, a power cap and a deadline; a maintenance waits."""
+    made = decided(a_view(m0=leaving(0, 60, **said)), spared={"m0": "much is lost in dc1"})
+    assert (made.held == [0]) is waits
+    assert (0 in (*made.chosen, *made.overdue)) is not waits
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ({}, Cause.MAINTENANCE),
+        ({"called_back": True}, Cause.LOAN),
+        ({"switching": True}, Cause.PROFILE),
+        ({"capped": True}, Cause.POWER),
+    ],
+)
+def test_an_operation_names_what_the_machine_is_wanted_for(said: dict[str, bool], cause: Cause):
+    """BUG-AU4."""
+    made = decided(a_view(m0=leaving(0, 60, **said)))
+    operation = made.record.tasks[0].operation
+    assert operation is not None
+    assert (operation.cause, operation.kind) == (cause, OperationKind.MOVE)
+    assert (operation.reason, operation.deadline) == ("work", NOW + 60)

@@ -1,0 +1,112 @@
+"""FE1: operations of a job as bars, and machines as a grid."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.api import Location
+from control_plane.api.jobs import TaskRecord
+from control_plane.api.machines import MachineRecord, MachineState, MachineView
+from control_plane.api.operations import (
+    Cause,
+    JobEvent,
+    Operation,
+    OperationKind,
+    OperationState,
+)
+from control_plane.web.core.gantt import ROWS_MAX, chart
+from control_plane.web.core.region import CELLS_MAX, grid
+
+
+def event(task: int | None, start: float, end: float, **more: object) -> JobEvent:
+    fields = {"kind": OperationKind.UPDATE, "cause": Cause.RELEASE, "outcome": OperationState.DONE}
+    return JobEvent(task=task, operation="o", start=start, end=end, **{**fields, **more})
+
+
+def test_a_bar_is_where_its_operation_was_in_the_window() -> None:
+    (row,) = chart([event(3, 150, 175)], [], (100, 200)).rows
+    (bar,) = row.bars
+    assert (row.task, bar.left, bar.width) == (3, 50, 25)
+    assert bar.title == "update because of release: done"
+
+
+def test_what_goes_on_reaches_the_end_of_the_window_and_says_what_it_waits_for() -> None:
+    operation = Operation(
+        id="1",
+        task=0,
+        kind=OperationKind.MOVE,
+        cause=Cause.MAINTENANCE,
+        began=180,
+        reason="m1",
+        from_machine="m1",
+        to_machine="m2",
+    )
+    task = TaskRecord(index=0, version=1, generation=1, operation=operation)
+    ((bar,),) = [row.bars for row in chart([], [task], (100, 200)).rows]
+    assert (bar.left, bar.width, bar.end) == (80, 20, None)
+    assert bar.title == ("move because of maintenance: waits (proposed), from m1 to m2, m1")
+
+
+def test_operations_of_the_job_as_a_whole_come_first_and_rows_are_by_task() -> None:
+    rows = chart([event(2, 1, 2), event(None, 1, 2), event(0, 1, 2)], [], (0, 10)).rows
+    assert [row.task for row in rows] == [None, 0, 2]
+
+
+def test_what_ended_before_the_window_is_not_shown() -> None:
+    assert chart([event(0, 10, 20), event(1, 300, 301)], [], (100, 200)).rows == []
+
+
+def test_more_rows_than_a_page_are_counted_and_on_the_next_page() -> None:
+    events = [event(n, 1, 2) for n in range(ROWS_MAX + 7)]
+    assert chart(events, [], (0, 10)).hidden == 7
+    assert [row.task for row in chart(events, [], (0, 10), ROWS_MAX).rows] == list(
+        range(ROWS_MAX, ROWS_MAX + 7)
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1e9), st.floats(0, 1e6)), max_size=30),
+    st.floats(0, 1e9),
+    st.floats(0.1, 1e6),
+)
+def test_every_bar_lies_within_the_window(given_events, begin, span) -> None:
+    events = [event(task, start, start + length) for task, start, length in given_events]
+    for row in chart(events, [], (begin, begin + span)).rows:
+        for bar in row.bars:
+            assert 0 <= bar.left <= 100
+            assert bar.width > 0
+            assert bar.left + bar.width <= 100.2
+
+
+def machine(n: int, **more: object) -> MachineView:
+    place = Location(datacenter=f"dc{n % 2}", msb=f"msb{n % 4}", rack=f"r{n % 8}")
+    record = MachineRecord(machine=f"m{n}", location=place, machine_type="small", **more)
+    return MachineView(record=record, ready=True)
+
+
+def test_machines_stand_by_place_and_the_legend_counts_them() -> None:
+    found = grid([*(machine(n) for n in range(8)), machine(8, state=MachineState.DOWN)])
+    assert [name for name, _ in found.datacenters] == ["dc0", "dc1"]
+    assert found.legend == [("none", "free", 8), ("bad", "down", 1)]
+
+
+def test_entitlements_get_colours_of_their_own() -> None:
+    found = grid([machine(0, entitlement="a"), machine(1, entitlement="b")], "entitlement")
+    assert len({shade for shade, _, _ in found.legend}) == 2
+
+
+def test_a_large_region_has_one_cell_a_rack_that_shows_the_worst() -> None:
+    machines = [machine(n) for n in range(CELLS_MAX + 1)]
+    machines.append(machine(CELLS_MAX + 8, state=MachineState.DOWN))
+    found = grid(machines)
+    cells = [
+        cell
+        for _, msbs in found.datacenters
+        for msb in msbs
+        for _, row in msb.racks
+        for cell in row
+    ]
+    assert len(cells) == 8
+    assert [cell.shade for cell in cells].count("bad") == 1
+    assert sum("1 down" in cell.title for cell in cells) == 1

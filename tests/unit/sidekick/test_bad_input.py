@@ -1,0 +1,175 @@
+"""Users without rights, and profiles that are too much for a parser: one error, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from fake_host import FakeHost
+
+from sidekick.cli import main
+from sidekick.toml_lines import find_excess
+
+GOOD = "description='Good'\n[sysctl]\n'vm.swappiness'=10\n"
+TOO_MUCH = {
+    "brackets": (
+        f"description='x'\n[sysctl]\n'a' = {'[' * 3000}{']' * 3000}\n",
+        "line 3, column 39",
+    ),
+    "tables": (f"description='x'\n{'a={' * 200}{'}' * 200}", "line 2, column 99"),
+    "keys": ("description='x'\n" + ".".join("a" * 5000) + " = 1\n", "line 2, column 1"),
+    "header": ("description='x'\n [" + ".".join("a" * 5000) + "]\n", "line 2, column 3"),
+    "number": (f"description='x'\n[sysctl]\n'a' = {'9' * 5000}\n", "line 3, column 7"),
+    "hexadecimal": (f"description='x'\nversion = 0x{'f' * 5000}\n", "line 2, column 11"),
+}
+
+
+@pytest.fixture
+def profiles(tmp_path: Path) -> Path:
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    (folder / "good.toml").write_text(GOOD)
+    return folder
+
+
+def run(
+    fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str], *line: str
+) -> tuple[int, str, str]:
+    options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={profiles}"]
+    code = main([*options, *line], make_host=lambda root: fake.host(root))
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_a_profile_that_is_too_much_is_one_error_with_its_place(
+    fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """BUG-SK24: a traceback, and `list` and `lint` of all profiles ended."""
+    text, where = TOO_MUCH[name]
+    (profiles / "bad.toml").write_text(text)
+    code, _, err = run(fake, profiles, capsys, "plan", "bad")
+    assert code == 78
+    assert f"{profiles}/bad.toml" in err
+    assert where in err
+    code, out, _ = run(fake, profiles, capsys, "list")
+    assert code == 0
+    assert "good\t" in out
+    assert where in out
+    code, out, _ = run(fake, profiles, capsys, "lint")
+    assert code == 78
+    assert "2 profiles: 1 errors" in out
+
+
+def test_a_number_beyond_64_bits_has_its_line(
+    fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (profiles / "bad.toml").write_text(f"description='x'\n[sysctl]\n'vm.swappiness'={'9' * 300}\n")
+    code, _, err = run(fake, profiles, capsys, "plan", "bad")
+    assert (code, "a number is beyond 64 bits (bad:3)" in err) == (78, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'a = "' + "[" * 100 + '"',
+        "a = '" + "{" * 100 + "'",
+        "# " + "[" * 100,
+        'a = """' + "[\n" * 100 + '"""',
+        "a = '''" + "[\n" * 100 + "'''",
+        'a = "\\"' + "[" * 100 + '"',
+        "a = [" + "1, " * 5000 + "]",
+        "a = '" + "9" * 5000 + "'",
+    ],
+)
+def test_what_a_text_or_a_comment_says_is_not_too_much(text: str) -> None:
+    assert find_excess(text) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "kind"),
+    [
+        (["plan", "nosuch"], 3, "not_found"),
+        (["explain", "vm.swappiness"], 3, "not_found"),
+        (["plan", "wrong"], 78, "config"),
+        (["confirm"], 5, "conflict"),
+    ],
+)
+@pytest.mark.parametrize(
+    "how", [["-o", "json"], ["-ojson"], ["--output=json"], ["--output", "json"]]
+)
+def test_an_error_is_json_where_json_is_asked_for(
+    fake: FakeHost,
+    profiles: Path,
+    capsys: pytest.CaptureFixture[str],
+    line: list[str],
+    code: int,
+    kind: str,
+    how: list[str],
+) -> None:
+    """BUG-SK38: nothing came out on exits 3, 5 and 78."""
+    (profiles / "wrong.toml").write_text("description='x'\nnosuch=1\n")
+    found, out, err = run(fake, profiles, capsys, *line, *how)
+    assert found == code
+    problem = json.loads(out)
+    assert problem["code"].startswith(kind)
+    assert problem["detail"] in err
+    assert (problem.get("errors") is not None) is (kind == "config")
+    found, out, _ = run(fake, profiles, capsys, *line)
+    assert (found, out) == (code, "")
+
+
+@pytest.fixture
+def as_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse every file of sidekick's state, as mode 0700 does; root would be let in."""
+    closed = str(tmp_path / "var/lib/twine/sidekick")
+
+    def refusing(function):  # type: ignore[no-untyped-def]
+        def refuse(path, *more, **options):  # type: ignore[no-untyped-def]
+            if str(path).startswith(f"{closed}/"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return function(path, *more, **options)
+
+        return refuse
+
+    for name in ("stat", "open", "listdir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    monkeypatch.setattr("io.open", refusing(open))
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (["list"], 0),
+        (["lint"], 0),
+        (["facts"], 0),
+        (["show", "good"], 0),
+        (["diff", "good", "good"], 0),
+        (["recommend"], 0),
+        (["plan", "good"], 77),
+        (["status"], 77),
+        (["history"], 77),
+        (["explain", "sysctl.vm.swappiness", "--profile", "good"], 77),
+    ],
+)
+def test_a_user_without_rights_gets_an_answer_or_one_error(
+    fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str], line: list[str], code: int
+) -> None:
+    """BUG-SK38: tracebacks for users who may not read the state of root."""
+    found, out, err = run(fake, profiles, capsys, *line, "-o", "json")
+    assert found == code
+    assert json.loads(out) is not None
+    assert ("run as root" in err) is (code == 77)
+
+
+def test_profiles_that_a_user_may_not_see_are_left_out(
+    fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str], as_a_user: None
+) -> None:
+    """BUG-SK38: those of the agent lie in root's folder."""
+    closed = fake.state.folder / "profiles"
+    options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={closed}"]
+    code = main([*options, "list"], make_host=lambda root: fake.host(root))
+    assert code == 0
