@@ -35,50 +35,50 @@ from agent.machine.acl import let_group
 from agent.machine.notify import notify, watchdog_s
 from agent.routes import JOIN_ROUTES
 from agent.server import Services, application
-from agent.services.accounts import Ledger
+from agent.services.clone_check import CloneCheck
 from agent.services.contact import Contact
 from agent.services.crashpoints import arm_from_environment
 from agent.services.credentials import CredentialHolder
 from agent.services.disk import StateDisk
 from agent.services.events import EventLog
+from agent.services.exclusive_cpus import ExclusiveCpus
 from agent.services.exec import Sessions
 from agent.services.facts import Facts
+from agent.services.fencing import FencingTerm
+from agent.services.gc import Ledger
 from agent.services.host_profile import HostProfile
 from agent.services.huge_pages import HugePages
 from agent.services.identity import LAST_TERM, HostIdentity
 from agent.services.images import Images
 from agent.services.inside import Inside
 from agent.services.journal import Journal
-from agent.services.kept_memory import KeptMemory
-from agent.services.last_term import LastTerm
-from agent.services.leaving import Leaving
+from agent.services.journal_repair import rebuild
 from agent.services.logs import Logs
+from agent.services.memory_protection import MemoryProtection
 from agent.services.metrics import Metrics
 from agent.services.networks import Networks, site_with
 from agent.services.oci import Registries
 from agent.services.offload import Lanes
 from agent.services.oomd import Oomd
-from agent.services.own_cpus import OwnCpus
-from agent.services.port import listen
+from agent.services.poll_timers import next_round, pause
 from agent.services.pressure import Pressure
 from agent.services.prober import Prober
-from agent.services.rebuilding import rebuild
 from agent.services.reserve import Reserve
+from agent.services.reserved_port import listen
 from agent.services.roots import Roots
-from agent.services.rounds import next_round, pause
+from agent.services.shutdown import HostShutdown
 from agent.services.starts import Starts
 from agent.services.supervisor import Host
 from agent.services.task_identities import TaskIdentities
 from agent.services.tasks import Tasks
-from agent.services.uniqueness import Uniqueness
 from agent.services.unit_view import UnitView
 from agent.services.units import Units, task_unit
 from agent.services.usage import UsageReader
-from agent.services.volume_desk import VolumeDesk
+from agent.services.volume_service import VolumeService
 from agent.services.volumes import Volumes
 from wire import durable
+from wire.admission import open_admission
 from wire.client import WireClient
-from wire.door import open_door
 from wire.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
 from wire.limits import LOCAL, Limits, raise_descriptor_limit
 from wire.server import http_log
@@ -208,9 +208,9 @@ class Agent:
             config.address()[1],
         )
         networks = Networks(machine.network, lanes, site)
-        leaving = Leaving(units, events, machine.boottime_s)
+        leaving = HostShutdown(units, events, machine.boottime_s)
         self.identity.boot_id = hardware.boot_id
-        self._uniqueness = uniqueness = Uniqueness(self.identity, hardware.boot_id, events)
+        self._uniqueness = uniqueness = CloneCheck(self.identity, hardware.boot_id, events)
         uniqueness.wake = units.wake_all
         credentials = CredentialHolder(Path(config.run_dir) / "credentials.sock")
         own = Path(config.run_dir) / "identities"
@@ -255,7 +255,7 @@ class Agent:
             identities=identities,
             leaving=leaving,
             uniqueness=uniqueness,
-            own_cpus=OwnCpus(
+            own_cpus=ExclusiveCpus(
                 units,
                 machine.cgroups,
                 lanes,
@@ -263,7 +263,7 @@ class Agent:
                 Path(config.run_dir) / "own-cpus",
             ),
             huge_pages=huge_pages,
-            kept_memory=KeptMemory(units, machine.cgroups, lanes),
+            kept_memory=MemoryProtection(units, machine.cgroups, lanes),
             oomd=Oomd(machine.processes),
             no_machines=lambda: own_init.missing(config.own_init, machine.has_program),
             whole=whole,
@@ -278,7 +278,7 @@ class Agent:
             problems = [p for p in (disk.problem, networks.problem) if p]
             return replace(found, problems=problems, leaving=leaving.now())
 
-        last_term = LastTerm(self._state / "identity" / LAST_TERM)
+        last_term = FencingTerm(self._state / "identity" / LAST_TERM)
 
         async def noted(path: Path, data: bytes) -> None:
             await lanes.run("last-term", durable.write, path, data)
@@ -341,7 +341,7 @@ class Agent:
             facts=facts,
             pull=lambda request: self._pull(images, request),
             accounts=accounts,
-            volumes=VolumeDesk(host.volumes, tasks, lanes),
+            volumes=VolumeService(host.volumes, tasks, lanes),
             spawn=spawn,
             renew=self.identity.renew_when_asked,
             uniqueness=uniqueness,
@@ -387,7 +387,7 @@ class Agent:
         except (KeyError, OSError) as e:
             fields = {"socket": str(path), "why": str(e)}
             log.warning("the socket is for its owner only", extra=fields)
-        door = open_door(runner, listener, None, LOCAL, _http_log)
+        door = open_admission(runner, listener, None, LOCAL, _http_log)
         await stack.enter_async_context(door)
         stack.callback(path.unlink, missing_ok=True)
 
@@ -410,7 +410,7 @@ class Agent:
         tls = self.identity.server_context()
         listener = listen((host, port), _BACKLOG)
         limits = _LIMITS.within(raise_descriptor_limit())
-        async with open_door(runner, listener, tls, limits, _http_log):
+        async with open_admission(runner, listener, tls, limits, _http_log):
             at, own_port = listener.getsockname()[:2]
             log.info("serving", extra={"address": f"{at}:{own_port}"})
             self._uniqueness.served.set()

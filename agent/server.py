@@ -19,24 +19,24 @@ from agent.api.volumes import VOLUME_PATTERN
 from agent.core.records import unit_of
 from agent.core.unit_properties import journal_of
 from agent.routes import ROUTES
-from agent.services.accounts import Ledger
 from agent.services.callers import authorize_with, check_raw
+from agent.services.clone_check import CloneCheck
 from agent.services.contact import Contact
 from agent.services.credentials import MOST_BYTES, CredentialHolder
 from agent.services.events import EventLog
 from agent.services.exec import Sessions, wish_of
 from agent.services.facts import agent_version
+from agent.services.fencing import FencingTerm
+from agent.services.gc import Ledger
 from agent.services.host_profile import HostProfile
 from agent.services.images import Images
-from agent.services.last_term import LastTerm
-from agent.services.leaving import Leaving
 from agent.services.logs import EVERYWHERE, Logs, Run
 from agent.services.metrics import Metrics
 from agent.services.networks import Networks
+from agent.services.shutdown import HostShutdown
 from agent.services.tasks import Tasks
-from agent.services.uniqueness import Uniqueness
 from agent.services.unit_view import UnitView
-from agent.services.volume_desk import VolumeDesk
+from agent.services.volume_service import VolumeService
 from agent.usage import Usages
 from wire.duplex import Talk
 from wire.errors import (
@@ -67,7 +67,7 @@ class Services:
     events: EventLog
     contact: Contact
     credentials: CredentialHolder
-    leaving: Leaving
+    leaving: HostShutdown
     sessions: Sessions
     networks: Networks
     profile: HostProfile
@@ -76,14 +76,14 @@ class Services:
     pull: Callable[[api.ImagePull], Any]
     """Fetches an image from the control plane this host has joined."""
     accounts: Ledger
-    volumes: VolumeDesk
+    volumes: VolumeService
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a coroutine beside the request, in the daemon's task group."""
     renew: Callable[[], Coroutine[Any, Any, None]]
     """Fetches this host's next certificate."""
-    uniqueness: Uniqueness
+    uniqueness: CloneCheck
     """Whether this host is the only one with its identity."""
-    last_term: LastTerm | None = None
+    last_term: FencingTerm | None = None
     """Which control plane spoke last; None: nobody is judged by that."""
     domain: Callable[[], str] = lambda: ""
     """Returns the trust domain of this host; empty: not known."""

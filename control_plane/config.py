@@ -20,7 +20,7 @@ from agent.api import Name
 from control_plane.api.people import Principal
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from wire.errors import ConfigError, FieldError, InvalidInput
-from wire.quantities import seconds
+from wire.units import seconds
 from wire.violations import violations
 from wire.written import plain
 

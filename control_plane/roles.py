@@ -8,10 +8,10 @@ from typing import Self
 
 from agent.api import JoinRequest, Liveness, Relaxation
 from control_plane.agents.dispatcher import Dispatcher
+from control_plane.agents.observations import Observations
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentFactory
 from control_plane.agents.region import Region
-from control_plane.agents.sights import Sights
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.pool_keeper import PoolKeeper
 from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
@@ -23,18 +23,18 @@ from control_plane.api.operations import JobEvents, RestartWish, TaskStory
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
-from control_plane.broker.desk import MachineDesk
 from control_plane.broker.marks import Marks
+from control_plane.broker.service import MachineService
 from control_plane.discovery.discovery import Discovery
 from control_plane.discovery.shard_maps import ShardMaps
 from control_plane.health.checker import HealthChecker
-from control_plane.health.desk import HealthDesk
+from control_plane.health.service import HealthService
 from control_plane.identity.core.duplicates import is_second, words
 from control_plane.images.store import FindImage
 from control_plane.ops_planner.planner import OpsPlanner
 from control_plane.portal.core.report import Used
-from control_plane.portal.desk import CapacityDesk, Sources
 from control_plane.portal.portal import Portal
+from control_plane.portal.service import CapacityService, Sources
 from control_plane.profiles.rollouts import ProfileRollouts
 from control_plane.profiles.switcher import Switcher
 from control_plane.runtime.anchor import Anchor
@@ -42,16 +42,16 @@ from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import Limits
 from control_plane.runtime.loops import Failing, Loops
 from control_plane.runtime.runtime import Runtime
-from control_plane.scheduler.census import Census
 from control_plane.scheduler.core.rollout import earlier, summarize
+from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.losses import Losses
-from control_plane.scheduler.placing import Placing
+from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.restored import RestoredStore
 from control_plane.scheduler.scheduler import Scheduler
-from control_plane.scheduler.task_desk import TaskDesk
+from control_plane.scheduler.task_service import TaskService
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
 from control_plane.task_control.controllers import CallController, Controllers, nobody
@@ -92,26 +92,28 @@ class ControlPlane:
         self._broker = Brokers(store, runtime, broker_stores)
         self._portal = Portal(store, runtime, portal)
         self._broker.listen(self._portal.supply.heard)
-        self.census = Census()
+        self.census = Counters()
         self._broker.listen(self.census.machine_heard)
         self.limits = Limits()
         take_away = self.limits.of(
             LimitName.TAKE_AWAY, settings.take_away_per_s, settings.take_away_burst
         )
-        self.inventory = MachineDesk(self._broker, runtime, self._view, self._profile_of, take_away)
-        self._jobs = JobTable(store, runtime.breathe)
+        self.inventory = MachineService(
+            self._broker, runtime, self._view, self._profile_of, take_away
+        )
+        self._jobs = JobTable(store, runtime.checkpoint)
         self._jobs.listen(self.census.job_heard)
-        self._sights = Sights(self._broker, runtime)
+        self._observations = Observations(self._broker, runtime)
         region = Region(
-            *(self._broker, self._sights, settings, runtime, self.limits),
+            *(self._broker, self._observations, settings, runtime, self.limits),
             lambda machine, boot_id: is_second(self.duplicates.get(machine), boot_id),
         )
         self._allocator = Allocator(region, self._portal, self._jobs, store)
         losses = Losses(region, self._jobs)
-        placing = Placing(self._allocator)
+        placing = Placements(self._allocator)
         self.allocations = self._allocator.allocations
         self._keeper = PoolKeeper(region, self._allocator)
-        self._shards = ShardMaps(store, self._jobs, runtime.breathe)
+        self._shards = ShardMaps(store, self._jobs, runtime.checkpoint)
         self.discovery = Discovery(
             self._jobs, self._broker, self._allocator.directory.jobs, self._shards
         )
@@ -125,8 +127,8 @@ class ControlPlane:
         )
         self._dispatcher = Dispatcher(region, self._pool, find_image)
         self._checker = HealthChecker(region, self._pool, Marks(self._broker, runtime))
-        self.task_desk = TaskDesk(self._jobs, self._dispatcher)
-        self.health = HealthDesk(self._checker, self.inventory.outages)
+        self.task_desk = TaskService(self._jobs, self._dispatcher)
+        self.health = HealthService(self._checker, self.inventory.outages)
         self.maintenance = OpsPlanner(
             region, self._allocator, self._jobs, self.inventory.outages, self.census, store
         )
@@ -157,7 +159,7 @@ class ControlPlane:
             used=self._used,
             power=self._allocator.index.power_budgets,
         )
-        self.capacity = CapacityDesk(self._portal, sources, runtime)
+        self.capacity = CapacityService(self._portal, sources, runtime)
         self.restored = RestoredStore(store, region, self._jobs, self._allocator.directory)
         self.identity_ends: Mapping[str, float] = {}
         """Machine → when the certificate of its agent ends, in seconds since 1970."""
@@ -215,7 +217,7 @@ class ControlPlane:
         if not self.restored.waits:
             self._start_commanding(loops)
         loops.start("health", self._checker.run)
-        loops.start("age of the store", self._checker.put_back.wait)
+        loops.start("age of the store", self._checker.restored.wait)
         for number, store in enumerate(self._stores):
             loops.start(f"store {number}" if number else "store", store.wait_failed)
 
@@ -409,7 +411,7 @@ class ControlPlane:
         if trouble := self._loops.trouble():
             return Liveness(ok=False, detail=trouble)
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
-        told = [self.restored.words(), self._checker.put_back.words(), self._checker.brake, alarm]
+        told = [self.restored.words(), self._checker.restored.words(), self._checker.brake, alarm]
         return Liveness(ok=True, detail="; ".join(filter(None, told)))
 
     def _used(self, name: str) -> Used:
@@ -427,13 +429,13 @@ class ControlPlane:
         return "" if record is None or record.spec.materialization else record.spec.host_profile
 
     def _view(self, record: MachineRecord) -> MachineView:
-        sight = self._sights.sight(record.machine)
+        observation = self._observations.observation(record.machine)
         now, second = self._runtime.now(), self.duplicates.get(record.machine)
         return MachineView(
             record=record,
             tasks=sorted(self._allocator.directory.tasks(record.machine)),
-            ready=sight.answering,
-            last_seen_s=None if sight.heard_at is None else now - sight.heard_at,
+            ready=observation.answering,
+            last_seen_s=None if observation.heard_at is None else now - observation.heard_at,
             health=self._checker.note(record.machine),
             identity_not_after=self.identity_ends.get(record.machine),
             duplicate=words(second) if second is not None else "",

@@ -19,7 +19,7 @@ from resolver.dns_message import Zone
 from resolver.dns_server import DnsServer
 from resolver.following import Follower
 from wire import log as logs
-from wire import quantities
+from wire import units
 from wire.errors import Busy, InvalidInput, Unreachable
 
 Work = Callable[[Follower, asyncio.Event], Awaitable[None]]
@@ -161,7 +161,7 @@ def _zone(text: str) -> dns_name.Name:
 
 
 def _ttl(text: str) -> int:
-    value = quantities.seconds(text)
+    value = units.seconds(text)
     if not 0 <= value <= MAX_TTL_S or value != int(value):
         raise InvalidInput(f"--ttl {text} is not from 0s to 1h, in whole seconds")
     return int(value)

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from taskcontrol import sights
+from taskcontrol import observations
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
+from taskcontrol.observations import Dialect
 from taskcontrol.quorum import Quorum
 from taskcontrol.shards import Sharded
-from taskcontrol.sights import Dialect
 from taskcontrol.stateless import Stateless
 from taskcontrol.windows import Never
 from wire.errors import ConfigError, InvalidInput, TwineError
@@ -148,7 +148,9 @@ def _quorum(config: QuorumConfig) -> Process:
     rule = Quorum(config.spare)
 
     async def process(request: TaskControlRequest) -> TaskControlResponse:
-        leader = await sights.leader(config.members, config.speaks) if request.request else None
+        leader = (
+            await observations.leader(config.members, config.speaks) if request.request else None
+        )
         return rule.answer(request, leader)
 
     return process
@@ -161,7 +163,7 @@ def _shards(config: ShardsConfig) -> Process:
     async def process(request: TaskControlRequest) -> TaskControlResponse:
         nonlocal known
         try:
-            known = sights.by_task(await _document(config.map))
+            known = observations.by_task(await _document(config.map))
         except TwineError as e:
             log.warning("the map of shards cannot be read", extra={"reason": str(e)})
         if known is None:
@@ -175,7 +177,7 @@ def _stateless(config: StatelessConfig) -> Process:
     rule = Stateless(config.full_load, config.at_most, config.at_least)
 
     async def process(request: TaskControlRequest) -> TaskControlResponse:
-        load = config.load if config.load_url is None else await sights.load(config.load_url)
+        load = config.load if config.load_url is None else await observations.load(config.load_url)
         return rule.answer(request, load)
 
     return process
@@ -183,7 +185,7 @@ def _stateless(config: StatelessConfig) -> Process:
 
 async def _document(where: str) -> Any:
     if where.startswith(("http://", "https://")):
-        return await sights.read(where)
+        return await observations.read(where)
     try:
         return await asyncio.to_thread(_from_file, Path(where))
     except (OSError, msgspec.DecodeError, RecursionError) as e:
@@ -192,4 +194,4 @@ async def _document(where: str) -> Any:
 
 def _from_file(path: Path) -> Any:
     with path.open("rb") as file:
-        return msgspec.json.decode(file.read(sights.ANSWER_MAX_BYTES))
+        return msgspec.json.decode(file.read(observations.ANSWER_MAX_BYTES))

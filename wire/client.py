@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 
 from wire.duplex import HEARTBEAT_S, MAX_FRAME_BYTES, Duplex, Socket
+from wire.error_text import why
 from wire.errors import (
     Forbidden,
     InvalidInput,
@@ -27,10 +28,9 @@ from wire.errors import (
     Unreachable,
     from_problem,
 )
-from wire.quantities import about_size
-from wire.reasons import why
 from wire.routes import Route
 from wire.tls import EXPECTED
+from wire.units import about_size
 
 
 class Lane(Enum):

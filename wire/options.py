@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from wire.errors import InvalidInput
-from wire.quantities import CORES, DURATION, SIZE, Quantity
+from wire.units import CORES, DURATION, SIZE, Quantity
 
 
 class _Option(click.ParamType[float]):

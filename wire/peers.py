@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from wire.connection import IDENTITY, begins_at, ends_at
 from wire.errors import Forbidden, Unauthenticated
 from wire.server import Peer
-from wire.visitor import IDENTITY, begins_at, ends_at
 
 _UCRED = struct.Struct("3i")
 """pid, uid, gid: `struct ucred` of unix(7)."""

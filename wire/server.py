@@ -23,11 +23,11 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from wire import duplex
+from wire.connection import attended, prepare
 from wire.errors import Busy, InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
 from wire.openapi import QUERY_MAX, document
-from wire.quantities import shown
 from wire.routes import Route, decode_json
-from wire.visitor import attended, prepare
+from wire.units import shown
 
 log = logging.getLogger(__name__)
 

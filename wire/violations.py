@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from wire.errors import FieldError
-from wire.kinds import arm, is_struct, strip
-from wire.words import refusal
+from wire.type_shapes import arm, is_struct, strip
+from wire.type_text import refusal
 
 MAX_ERRORS = 100
 MAX_DEPTH = 32

@@ -12,8 +12,8 @@ import msgspec
 from msgspec.structs import FieldInfo
 
 from wire.errors import InvalidInput
-from wire.kinds import arm, is_number, is_struct, strip
-from wire.quantities import Quantity, quantity_of
+from wire.type_shapes import arm, is_number, is_struct, strip
+from wire.units import Quantity, quantity_of
 
 MAX_DEPTH = 32
 

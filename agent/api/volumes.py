@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from agent.api.ranges import COUNT_MAX, END, Bytes, Id, Name, Reported, Written
-from wire.quantities import size_text
+from wire.units import size_text
 
 _NAME = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 VOLUME_PATTERN = rf"^{_NAME}\.{_NAME}(?:@{_NAME})?" + END

@@ -11,7 +11,7 @@ from agent.api.accounts import Account, Accounts
 from agent.cli import show
 from agent.cli.program import call
 from agent.cli.show import output_option
-from wire.quantities import about_size
+from wire.units import about_size
 
 
 @click.command()

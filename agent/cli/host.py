@@ -13,7 +13,7 @@ from agent import api
 from agent.cli import show
 from agent.cli.program import call
 from agent.cli.show import output_option
-from wire.quantities import SIZE, about_size, quantity_of
+from wire.units import SIZE, about_size, quantity_of
 
 if TYPE_CHECKING:
     from agent.client import AgentClient

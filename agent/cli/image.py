@@ -19,7 +19,7 @@ from agent.cli import show
 from agent.cli.program import call
 from agent.cli.show import output_option
 from wire.errors import InvalidInput, NotFound, TwineError
-from wire.quantities import about_size
+from wire.units import about_size
 
 if TYPE_CHECKING:
     from agent.client import AgentClient

@@ -110,7 +110,7 @@ def uninstall(config_path: Path | None, purge: bool) -> None:
     Settings of a host profile are given back. The program itself goes as it came (apt, pip, rm).
     """
     from agent.daemon import real_machine
-    from agent.services.removal import uninstall as take_away
+    from agent.services.uninstall import uninstall as take_away
 
     config = load(config_path)
     state, run = Path(config.state_dir), Path(config.run_dir)

@@ -24,7 +24,7 @@ from agent.usage import TaskUsage, Usages
 from wire import options
 from wire.cpus import listed
 from wire.errors import InvalidInput
-from wire.quantities import about_size
+from wire.units import about_size
 
 if TYPE_CHECKING:
     from agent.client import AgentClient

@@ -10,7 +10,7 @@ import click
 from agent.cli import show
 from agent.cli.program import call
 from agent.cli.show import output_option
-from wire.quantities import about_size
+from wire.units import about_size
 
 _entitlement = click.option(
     "--entitlement", default="local", show_default=True, help="Whose volume it is."

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from agent.api import Health, TaskSpec, TaskState
 from agent.core.lifecycle import CHANGED, LINGERS
 from agent.core.records import TaskRecord, Tombstone, Wanted, key_of
-from wire.quantities import about_size
+from wire.units import about_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What is found on a host against what is recorded: whose each thing is, and what is wrong.
 
-Pure. `services/accounts.py` looks, asks here, looks once more so that what is only under way
+Pure. `services/gc.py` looks, asks here, looks once more so that what is only under way
 is not taken for wrong, and mends.
 """
 

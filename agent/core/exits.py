@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.api import Exit
-from wire.quantities import seconds_text
+from wire.units import seconds_text
 
 START_TIMEOUT_S = 600
 """For all that comes before a task's command: volumes, network, sandbox, and the load of what is

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from agent.api import Resources, TaskSpec
-from wire.quantities import about_size
+from wire.units import about_size
 
 SIZES = {"hugepages_2mib": 2 << 20, "hugepages_1gib": 1 << 30}
 """Fields of `resources`, and the size of a page in bytes."""

@@ -15,7 +15,7 @@ from agent.api import Exit, TaskState
 from agent.core.lease import Moment
 from agent.core.lifecycle import ended_by_host
 from agent.core.records import TaskRecord, Wanted
-from wire.quantities import about_size
+from wire.units import about_size
 
 EVICTED = "evicted"
 """Result of the end of a task that had to go for the others' sake."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agent.api import TaskSpec
 from agent.api.volumes import Volume, VolumeKind
-from wire.quantities import about_size
+from wire.units import about_size
 
 OWNER = 1_900_000_000
 """User and group of all files in volumes, on disk; systemd gives this number to nobody

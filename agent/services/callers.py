@@ -11,7 +11,7 @@ from aiohttp import web
 
 from agent.api import Relaxation, TaskSpec
 from agent.api.term import HEADER
-from agent.services.last_term import LastTerm
+from agent.services.fencing import FencingTerm
 from wire.errors import Forbidden, Unauthenticated
 from wire.peers import local_user, tls_peer
 from wire.routes import Route
@@ -48,7 +48,7 @@ def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
 def authorize_with(
     socket_group: str,
     domain: Callable[[], str] = lambda: "",
-    last_term: LastTerm | None = None,
+    last_term: FencingTerm | None = None,
 ) -> Callable[[web.Request, Route], Peer]:
     """Return the rule of the agent: local root and group, or a component of the cluster.
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from agent.services.events import EventLog
 from agent.services.offload import Lanes
+from agent.services.poll_timers import pause
 from agent.services.reserve import Reserve
-from agent.services.rounds import pause
-from wire.quantities import about_size
+from wire.units import about_size
 
 log = logging.getLogger(__name__)
 
 FREE_RESERVE_BYTES = 128 << 20
-"""Space that an arriving image must leave: with none left, tasks cannot write either, and no
+"""PlannedRoom that an arriving image must leave: with none left, tasks cannot write either, and no
 record of a stop could be kept."""
 LOOK_S = 10.0
 """How often the disk is looked at; what is refused meanwhile says why by itself."""

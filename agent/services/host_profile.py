@@ -17,7 +17,7 @@ import msgspec
 
 from agent.api import ProfileSpec, ProfileState, ProfileStatus
 from agent.services.events import EventLog
-from agent.services.rounds import pause
+from agent.services.poll_timers import pause
 from agent.services.units import Units
 from wire.errors import Conflict, HostError, TwineError, Unprocessable
 

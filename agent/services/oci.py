@@ -47,7 +47,7 @@ from agent.services.layers import Hold, Layers
 from agent.services.offload import Lanes
 from agent.services.sandbox import Sandbox
 from wire.errors import Unprocessable
-from wire.quantities import about_size
+from wire.units import about_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from agent.core.pressure import (
 )
 from agent.machine import Cgroups
 from agent.services.oomd import Oomd
-from agent.services.rounds import Rest
+from agent.services.poll_timers import Rest
 from agent.services.starts import Starts
 from agent.services.tasks import Tasks
 from agent.services.usage import UsageReader

@@ -10,7 +10,7 @@ import aiohttp
 
 from agent.api import Health, Probe, ProbeKind
 from agent.core.health import Streak, after_answer
-from wire.reasons import why
+from wire.error_text import why
 
 Report = Callable[[Health, str], Awaitable[None]]
 Ask = Callable[[list[str], float], Awaitable[str]]

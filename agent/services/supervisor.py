@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from agent.api import Health, RestartWhen, TaskState
+from agent.core.exclusive_cpus import allowed_cpus, own_values
 from agent.core.health import Verdict, after_verdict
 from agent.core.inside import Command
 from agent.core.lease import is_bound, is_cut_off
 from agent.core.lifecycle import Action, Decision, Seen, SeenUnit, after_failure, decide
 from agent.core.limits import kernel_values, lacking, live_properties, not_in_force, on_devices
-from agent.core.own_cpus import allowed_cpus, own_values
 from agent.core.pressure import evicted
 from agent.core.records import (
     TaskRecord,
@@ -28,25 +28,25 @@ from agent.core.records import (
 )
 from agent.core.unit_properties import cgroup_of, not_after
 from agent.machine import Cgroups
+from agent.services.clone_check import CloneCheck
 from agent.services.contact import Contact
 from agent.services.crashpoints import passed
 from agent.services.credentials import CredentialHolder
 from agent.services.events import EventLog
+from agent.services.exclusive_cpus import ExclusiveCpus
 from agent.services.huge_pages import HugePages
 from agent.services.inside import Inside, Whole
 from agent.services.journal import Journal
-from agent.services.kept_memory import KeptMemory
-from agent.services.leaving import Leaving
+from agent.services.memory_protection import MemoryProtection
 from agent.services.networks import Networks, is_private
 from agent.services.offload import Lanes
 from agent.services.oomd import Oomd
-from agent.services.own_cpus import OwnCpus
 from agent.services.prober import Prober
 from agent.services.probing import Probing
 from agent.services.roots import Roots
+from agent.services.shutdown import HostShutdown
 from agent.services.starts import Starts
 from agent.services.task_identities import TaskIdentities
-from agent.services.uniqueness import Uniqueness
 from agent.services.units import Units, seen_unit
 from agent.services.volumes import Volumes
 from wire.errors import Conflict, HostError, NotFound, StepFailed, TwineError
@@ -86,11 +86,11 @@ class Host:
     inside: Inside
     credentials: CredentialHolder
     identities: TaskIdentities
-    leaving: Leaving
-    uniqueness: Uniqueness
-    own_cpus: OwnCpus
+    leaving: HostShutdown
+    uniqueness: CloneCheck
+    own_cpus: ExclusiveCpus
     huge_pages: HugePages
-    kept_memory: KeptMemory
+    kept_memory: MemoryProtection
     oomd: Oomd
     no_machines: Callable[[], str]
     """Returns why no task can have an init of its own here; empty: they can."""

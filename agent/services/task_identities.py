@@ -39,7 +39,7 @@ from agent.core.task_identity import (
 )
 from agent.services.events import EventLog
 from agent.services.offload import Lanes
-from agent.services.rounds import pause
+from agent.services.poll_timers import pause
 from wire.errors import HostError, TwineError, Unreachable
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.core.exclusive_cpus import own_properties
 from agent.core.image_user import login
 from agent.core.lifecycle import SeenUnit
 from agent.core.mounts import mount_properties
 from agent.core.oci import as_run, image_properties
-from agent.core.own_cpus import own_properties
 from agent.core.own_init import asks as own_init
 from agent.core.records import TaskRecord
 from agent.core.unit_properties import describe_unit, key_in, unit_properties

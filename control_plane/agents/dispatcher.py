@@ -19,10 +19,10 @@ from agent.api import ImagePull, ProfileSpec, TaskSpec
 from control_plane.agents.core.commands import Command, Start, Stop
 from control_plane.agents.core.seen import is_empty
 from control_plane.agents.core.stop_queue import Place, StopQueue
+from control_plane.agents.observations import PROFILE
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi
 from control_plane.agents.region import Region
-from control_plane.agents.sights import PROFILE
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
 from control_plane.images.store import FindImage
@@ -69,7 +69,7 @@ class Dispatcher:
 
     def __init__(self, region: Region, pool: AgentPool, find_image: FindImage) -> None:
         """Send nothing yet."""
-        self._broker, self._sights = region.broker, region.sights
+        self._broker, self._observations = region.broker, region.observations
         self._settings = settings = region.settings
         self._runtime = region.runtime
         self._pool = pool
@@ -87,7 +87,7 @@ class Dispatcher:
         )
         self._release_at: asyncio.TimerHandle | None = None
         region.broker.listen(self._machine_changed, loaded=ignore)
-        self._sights.listen(self._seen_anew, lambda _machine, _which: None)
+        self._observations.listen(self._seen_anew, lambda _machine, _which: None)
         self.profile_text: Callable[[str], str] = lambda _: ""
         """Return the text of a profile that hosts do not have; whoever knows them says so."""
 
@@ -119,7 +119,7 @@ class Dispatcher:
 
     def prestage(self, machine: str, digest: str, keys: Sequence[str] = ()) -> None:
         """Bring an image to a machine ahead of its use, if one of these keys signed it."""
-        if digest not in self._sights.sight(machine).images:
+        if digest not in self._observations.observation(machine).images:
             line = self._line(machine)
             if not self._is_paused(line, digest):
                 self._pull(line, digest, keys)
@@ -133,7 +133,7 @@ class Dispatcher:
         self._ask(machine, PROFILE)
 
     def ask_profile(self, machine: str) -> None:
-        """Ask a machine how its profile stands; the sights will know."""
+        """Ask a machine how its profile stands; the observations will know."""
         self._ask(machine, _ASK_PROFILE)
 
     async def agent(self, machine: str) -> AgentApi:
@@ -167,7 +167,7 @@ class Dispatcher:
             if passed or place.task in line.in_flight or self._is_paused(line, place.task):
                 return
             line.pending.pop(place.task, None)  # a start that is not wanted any more
-        status = self._sights.sight(place.machine).tasks.get(place.task)
+        status = self._observations.observation(place.machine).tasks.get(place.task)
         self._stops.add(place, status.entitlement if status else "", urgent=urgent)
         self._release()
 
@@ -226,7 +226,7 @@ class Dispatcher:
 
         giving = asyncio.get_running_loop().call_later(_QUICK_S, give_slot)
         try:
-            await self._runtime.breathe()  # all slots may be filled in one turn
+            await self._runtime.checkpoint()  # all slots may be filled in one turn
             await self._carry(line, what, passed)
         except (TwineError, TimeoutError) as e:
             self._failed(line, what, e)
@@ -258,7 +258,7 @@ class Dispatcher:
         if what == _ASK_PROFILE or self._broker.table.find(machine) is None:
             return  # the health checker notices if the machine is gone
         unknown = isinstance(error, TimeoutError | Unreachable | Conflict)
-        self._sights.refused(machine, what, f"{machine}: {reason}", doubtful=unknown)
+        self._observations.refused(machine, what, f"{machine}: {reason}", doubtful=unknown)
 
     def _again(self, line: _Line, what: str) -> None:
         """End a pause; its length is remembered until it succeeds or nobody wants it."""
@@ -268,7 +268,7 @@ class Dispatcher:
         if wanted is None:
             loop = asyncio.get_running_loop()
             loop.call_later(_PAUSE_MAX_S, self._forgive, line, what, line.pauses.get(what))
-            self._sights.changed(line.machine)  # for whoever asked for what is no task
+            self._observations.changed(line.machine)  # for whoever asked for what is no task
         elif isinstance(wanted, Stop):
             self._ask_stop(Place(line.machine, what), urgent=wanted.urgent)
         else:
@@ -310,7 +310,7 @@ class Dispatcher:
                 await self._put_profile(machine)
             elif what == _ASK_PROFILE:
                 seen = await (await self._agent(machine)).get_profile()
-                self._sights.saw_profile(machine, seen)
+                self._observations.saw_profile(machine, seen)
             else:
                 wanted = self._wanted(machine, what)
                 if isinstance(wanted, TaskSpec):
@@ -324,7 +324,7 @@ class Dispatcher:
     async def _start(self, line: _Line, task: str, spec: TaskSpec) -> None:
         machine, keys = line.machine, spec.image_trust.keys
         trust = await trust_in(self._find_image, spec.image, keys)
-        if spec.image not in self._sights.sight(machine).images:
+        if spec.image not in self._observations.observation(machine).images:
             self._pull(line, spec.image, keys, task)
             return
         spec = replace(spec, image_trust=trust)
@@ -332,9 +332,9 @@ class Dispatcher:
             status = await (await self._agent(machine)).put_task(task, spec)
         except (NotFound, Unprocessable):
             # perhaps the image was removed meanwhile: the next attempt asks for it again
-            self._sights.sight(machine).images -= {spec.image}
+            self._observations.observation(machine).images -= {spec.image}
             raise
-        self._sights.answered(machine, status)
+        self._observations.answered(machine, status)
         log.info(
             "task put", extra={"task": task, "machine": machine, "generation": spec.generation}
         )
@@ -348,8 +348,8 @@ class Dispatcher:
         except NotFound:
             gone = True
         else:
-            self._sights.answered(machine, status, removed=True)
-        self._sights.stop_confirmed(machine, name, generation, gone=gone)
+            self._observations.answered(machine, status, removed=True)
+        self._observations.stop_confirmed(machine, name, generation, gone=gone)
         log.info("task stopped", extra={"task": name, "machine": machine})
 
     async def _put_profile(self, machine: str) -> None:
@@ -362,9 +362,11 @@ class Dispatcher:
             text=text,
             generation=record.assignment_generation,
             epoch=self._epoch,
-            allow_reboot=is_empty(self._sights.sight(machine).tasks),
+            allow_reboot=is_empty(self._observations.observation(machine).tasks),
         )
-        self._sights.saw_profile(machine, await (await self._agent(machine)).put_profile(spec))
+        self._observations.saw_profile(
+            machine, await (await self._agent(machine)).put_profile(spec)
+        )
 
     # -- images
 
@@ -380,7 +382,7 @@ class Dispatcher:
         machine = line.machine
         try:
             async with asyncio.timeout(_PULL_TIMEOUT_S) as limit, line.pulling:
-                line.calls[digest] = (self._sights.sight(machine).boot_id, limit)
+                line.calls[digest] = (self._observations.observation(machine).boot_id, limit)
                 await self._ensure_image(machine, digest, keys)
         except (TwineError, TimeoutError) as e:
             said = e if str(e) else Unreachable(f"no image {digest[:14]} came, and no answer")
@@ -391,7 +393,7 @@ class Dispatcher:
             line.calls.pop(digest, None)
         line.pauses.pop(digest, None)
         waiting = sorted(line.pulls.pop(digest))
-        self._sights.image_came(machine, digest)
+        self._observations.image_came(machine, digest)
         if self._lines.get(machine) is line:
             for task in waiting:
                 self._ask(machine, task)
@@ -405,13 +407,13 @@ class Dispatcher:
         line = self._lines.get(machine)
         if line is None or not line.calls:
             return
-        boot_id = self._sights.sight(machine).boot_id
+        boot_id = self._observations.observation(machine).boot_id
         for asked_in, limit in line.calls.values():
             if asked_in and asked_in != boot_id and not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())
 
     async def _ensure_image(self, machine: str, digest: str, keys: Sequence[str]) -> None:
-        if digest in self._sights.sight(machine).images:
+        if digest in self._observations.observation(machine).images:
             return
         image = await self._find_image(digest)
         if image is None:

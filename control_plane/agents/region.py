@@ -1,12 +1,12 @@
-"""What all actors above the machines share: brokers, sights, the knobs, and the runtime."""
+"""What all actors above the machines share: brokers, observations, the knobs, and the runtime."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from control_plane.agents.siblings import Machines
-from control_plane.agents.sights import Sights
+from control_plane.agents.observations import Observations
+from control_plane.agents.ports import Machines
 from control_plane.api.settings import SchedulerSettings
 from control_plane.runtime.limits import Limits
 from control_plane.runtime.runtime import Runtime
@@ -17,7 +17,7 @@ class Region:
     """One region, as one process serves it."""
 
     broker: Machines
-    sights: Sights
+    observations: Observations
     settings: SchedulerSettings
     runtime: Runtime
     limits: Limits = field(default_factory=Limits)

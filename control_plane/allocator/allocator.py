@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from agent.api import ProfileState
 from control_plane.agents.core.commands import strays
 from control_plane.agents.core.restored import is_of_before
+from control_plane.agents.observations import Observation
 from control_plane.agents.region import Region
-from control_plane.agents.sights import Sight
+from control_plane.allocator.affinity import JobAffinity
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.demand import claiming_cpu, demand_for
 from control_plane.allocator.core.machine_pools import Machine
@@ -34,11 +35,10 @@ from control_plane.allocator.core.spread import (
     targets_of,
     trying,
 )
-from control_plane.allocator.counted import CountedMachines
-from control_plane.allocator.giving_back import GivingBack
-from control_plane.allocator.neighbours import Neighbours
+from control_plane.allocator.ports import Grants
+from control_plane.allocator.quota_usage import QuotaUsage
 from control_plane.allocator.quotas import Quotas
-from control_plane.allocator.siblings import Grants
+from control_plane.allocator.releases import Releases
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocations
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
@@ -83,30 +83,30 @@ class Allocator:
         self._kinds = Kinds()
         self.region, self.broker, self._portal = region, region.broker, portal
         self.portal = portal
-        self._jobs, self._sights = jobs, region.sights
+        self._jobs, self._observations = jobs, region.observations
         self._runtime, self._settings = region.runtime, region.settings
         self._by_entitlement: dict[str, dict[str, None]] = defaultdict(dict)
-        self._counted = CountedMachines(self.index, self._runtime.date)
+        self._counted = QuotaUsage(self.index, self._runtime.date)
         self.quotas = Quotas(region, portal, self.index, self._counted)
         self.waiting = self.quotas.waiting
         self._timed: dict[str, None] = {}
         """Machines whose agents are yet to answer for the first time."""
         self._seen: dict[str, int] = {}
         """Data center → the revision of its broker up to which nothing can be missed."""
-        self._giving_back = GivingBack(self.broker, self.index, self.refresh)
+        self._giving_back = Releases(self.broker, self.index, self.refresh)
         self._away: dict[str, str] = {}
         """Data centers whose brokers did not answer, when that was looked at last."""
         self._quarantined: dict[str, float] = {}
         """Machine → until when it is kept from a profile that it did not reach."""
         self._promises = self.quotas.promises
-        self._neighbours = Neighbours(self.index)
+        self._neighbours = JobAffinity(self.index)
         self._asked: dict[str, tuple[JobSpec, EntitlementRecord, Request]] = {}
         """Job → what `place` was asked for last, by which terms, and what that is as a request."""
         self._loaded = False
         jobs.listen(self._job_changed)
         portal.table.listen(lambda *_: self._quotas_changed())
         region.broker.listen(self._machine_changed, loaded=ignore)
-        region.sights.listen(self._machine_seen)
+        region.observations.listen(self._machine_seen)
 
     async def load(self) -> None:
         """Finish what a crash interrupted, then read all allocations (restart in seconds).
@@ -164,7 +164,7 @@ class Allocator:
     async def _refresh_in_turns(self, machines: Sequence[str]) -> None:
         for start in range(0, len(machines), TURN):
             self.refresh(machines[start : start + TURN])
-            await self._runtime.breathe()
+            await self._runtime.checkpoint()
 
     def refresh(self, machines: Iterable[str]) -> None:
         """Bring some machines up to date with their brokers' records and agents."""
@@ -307,19 +307,19 @@ class Allocator:
 
     def strays(self, machine: str) -> list[str]:
         """Return tasks of ours that run on a machine although no record places them there."""
-        tasks = self._sights.look(machine).tasks
+        tasks = self._observations.look(machine).tasks
         if aside := self._jobs.set_aside:
             tasks = {name: status for name, status in tasks.items() if status.job not in aside}
-        known, sights = self.directory.tasks(machine).keys(), self._sights
-        let_go: set[str] = sights.let_go.get(machine, set())
-        return [s.task for s in strays(machine, tasks, known, sights.restored, let_go)]
+        known, observations = self.directory.tasks(machine).keys(), self._observations
+        let_go: set[str] = observations.let_go.get(machine, set())
+        return [s.task for s in strays(machine, tasks, known, observations.restored, let_go)]
 
     def unclaimed(self, machine: str) -> set[str]:
         """Return the pools of tasks that run there and that only the store's copy did not know."""
-        if not self._sights.restored:
+        if not self._observations.restored:
             return set()
-        known, restored = self.directory.tasks(machine).keys(), self._sights.restored
-        tasks = self._sights.look(machine).tasks
+        known, restored = self.directory.tasks(machine).keys(), self._observations.restored
+        tasks = self._observations.look(machine).tasks
         unknown = {
             s.entitlement
             for name, s in tasks.items()
@@ -398,26 +398,28 @@ class Allocator:
             return f"is held for transaction {record.hold.transaction}"
         if record.unavailability and (planned := blocking(record, self._runtime.date())):
             return planned
-        sight = self._sights.look(record.machine)
-        if not sight.answering and not self._is_yet_to_answer(record.machine, sight):
+        observation = self._observations.look(record.machine)
+        if not observation.answering and not self._is_yet_to_answer(record.machine, observation):
             return "does not answer"
-        degraded = sight.profile.state is ProfileState.DEGRADED
-        if record.entitlement and degraded and not self._sights.ready(record):
+        degraded = observation.profile.state is ProfileState.DEGRADED
+        if record.entitlement and degraded and not self._observations.ready(record):
             return f"failed to reach profile {record.profile_wanted!r}"
-        if self.directory.leaving(record.machine) or (sight.tasks and self.strays(record.machine)):
+        if self.directory.leaving(record.machine) or (
+            observation.tasks and self.strays(record.machine)
+        ):
             return "still runs tasks that moved away"
         if self.unclaimed(record.machine) - {record.entitlement}:
             return "runs tasks that the restored store does not know: twinectl restored show"
         return ""
 
-    def _is_yet_to_answer(self, machine: str, sight: Sight) -> bool:
+    def _is_yet_to_answer(self, machine: str, observation: Observation) -> bool:
         """Return whether an agent was not heard only because we have just begun to ask.
 
         Otherwise the first agent to answer after a start would get all tasks.
         """
-        if sight.was_listed:
+        if observation.was_listed:
             return False
-        asked_at = sight.asked_since
+        asked_at = observation.asked_since
         if asked_at is None or self._runtime.now() - asked_at < self._settings.down_after_s:
             self._timed[machine] = None
             return True

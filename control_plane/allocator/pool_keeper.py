@@ -49,7 +49,7 @@ class PoolKeeper:
         """Give machines back until cancelled."""
         for name in self._broker.table:  # the index has another order in each process
             self._look_soon(name)
-            await self._runtime.breathe()
+            await self._runtime.checkpoint()
         while True:
             try:
                 async with asyncio.timeout(min(self._settings.resync_s, _LOOK_S)):
@@ -100,7 +100,7 @@ class PoolKeeper:
             if self._is_superfluous(machine, now - since, is_over=over[pool]):
                 await self._release(machine)
                 over.pop(pool)
-            await self._runtime.breathe()
+            await self._runtime.checkpoint()
         await self._let_broken_go()
 
     def _is_superfluous(self, machine: Machine, idle_s: float, *, is_over: bool) -> bool:

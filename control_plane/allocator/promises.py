@@ -87,7 +87,7 @@ class PromiseKeeper:
         self._follow()
         self._known = quotas = self._quotas()
         for _ in self._sums(quotas):
-            await self._runtime.breathe()
+            await self._runtime.checkpoint()
 
     async def run(self) -> None:
         """Do the sums of a region with many pools, a step at a time, until cancelled."""
@@ -97,7 +97,7 @@ class PromiseKeeper:
             self._follow()
             self._known = quotas = self._quotas()
             for _ in self._sums(quotas):
-                await self._runtime.breathe()
+                await self._runtime.checkpoint()
             if self._refused:
                 self._refused = False
                 self._index.loosened()

@@ -9,9 +9,9 @@ from control_plane.allocator.core.feasibility import fits_each, judge
 from control_plane.allocator.core.machine_pools import Bucket, Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Request
-from control_plane.allocator.counted import CountedMachines
+from control_plane.allocator.ports import Grants
 from control_plane.allocator.promises import Limits, PromiseKeeper
-from control_plane.allocator.siblings import Grants
+from control_plane.allocator.quota_usage import QuotaUsage
 from control_plane.allocator.waiting import Waiting, Wish
 from control_plane.api.settings import Overgrant
 from control_plane.broker.core.capacity import micro
@@ -22,7 +22,7 @@ class Quotas:
     """Judges what pools may hold and take; changes nothing."""
 
     def __init__(
-        self, region: Region, portal: Grants, index: RegionIndex, counted: CountedMachines
+        self, region: Region, portal: Grants, index: RegionIndex, counted: QuotaUsage
     ) -> None:
         """Know what the portal granted, and the machines of the index."""
         self._broker, self._runtime = region.broker, region.runtime

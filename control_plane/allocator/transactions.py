@@ -17,13 +17,13 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from control_plane.allocator.commit import Commits, Participants
 from control_plane.allocator.core.allocation_record import record_after, restoring
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allocation, Allowance, Plan, Request
-from control_plane.allocator.finishing import Finishing, Participants
 from control_plane.api.allocations import AllocationRecord, Decision
 from control_plane.broker.holds import Take
 from control_plane.errors import UnknownOutcome
@@ -98,7 +98,7 @@ class Allocations:
         self._store = store
         self._runtime = runtime or Runtime()
         self._participants = participants
-        self._finishing = Finishing(participants, self._runtime)
+        self._finishing = Commits(participants, self._runtime)
         self._slots = Slots(store, name)
         self._results: dict[str, _Result] = {}
         self._revisions: dict[str, int] = {}
@@ -241,7 +241,7 @@ class Allocations:
     ) -> Allocation:
         self._results.pop(request.job, None)  # a failure must not leave it behind as if valid
         for _ in range(ATTEMPTS):
-            await self._runtime.breathe()
+            await self._runtime.checkpoint()
             claims = self.index.claims.get(request.job)
             if claims is not None:
                 claims.valid = True  # what changes from here on makes it false again
@@ -332,7 +332,7 @@ class Allocations:
                 return value
             finally:
                 self.counts.cpu_s += time.perf_counter() - began
-            await self._runtime.breathe()
+            await self._runtime.checkpoint()
 
     def _remember(self, request: Request, made: Plan) -> Allocation:
         claims = self.index.claims.get(request.job)

@@ -32,7 +32,7 @@ from control_plane.api.requirements import (
     Term,
 )
 from wire.errors import InvalidInput
-from wire.quantities import size
+from wire.units import size
 
 MAX_TERMS = 200
 """Comparisons in one text."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from control_plane.api.policy import Property
-from wire.quantities import cores_text, size_text
+from wire.units import cores_text, size_text
 
 LABEL = "label."
 """What names of labels begin with."""

@@ -22,8 +22,8 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Admission
 from control_plane.api.requirement_parser import parsed, why_unknown
 from wire.errors import FieldError
-from wire.quantities import shown
 from wire.routes import invalid
+from wire.units import shown
 from wire.violations import MAX_ERRORS, violations
 
 MAX_JOB_FILE_BYTES = 256 << 10

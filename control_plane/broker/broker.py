@@ -60,7 +60,7 @@ class Broker:
             "machine",
             read=self._reader.read,
             history=HISTORY,
-            breathe=runtime.breathe,
+            checkpoint=runtime.checkpoint,
         )
         self._runtime = runtime
         self._held: dict[str, dict[str, None]] = defaultdict(dict)

@@ -189,7 +189,7 @@ class Imports:
                 await self._store.txn({}, part)
             except UnknownOutcome as e:
                 raise _failed(len(machines)) from e
-            await self._runtime.breathe()
+            await self._runtime.checkpoint()
 
     async def _carry_out(self, name: str, decision: ImportDecision) -> None:
         """Write a decided list; a data center whose store fails does not hold up the others."""
@@ -207,7 +207,7 @@ class Imports:
                 except (TwineError, OSError) as e:
                     failed[datacenter] = e
                 count += len(machines)
-                await self._runtime.breathe()
+                await self._runtime.checkpoint()
         if failed:
             raise next(iter(failed.values()))
         log.info("inventory imported", extra={"machines": count})

@@ -10,7 +10,7 @@ from control_plane.api.capacity_report import Amount, CapacityReport, Line, Powe
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
-from wire.quantities import about_size
+from wire.units import about_size
 
 _MACHINES_OF = {"type": "types", "datacenter": "datacenters", "msb": "msbs"}
 

@@ -19,8 +19,8 @@ from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire import signatures
 from wire.errors import InvalidInput
-from wire.quantities import about_size
 from wire.routes import invalid
+from wire.units import about_size
 from wire.violations import violations
 
 if TYPE_CHECKING:

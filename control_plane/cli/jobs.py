@@ -15,7 +15,7 @@ from control_plane.cli.log_text import print_log
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.options import seconds
-from wire.quantities import size_text
+from wire.units import size_text
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient

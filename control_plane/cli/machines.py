@@ -35,7 +35,7 @@ from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput
 from wire.options import seconds
-from wire.quantities import about_size
+from wire.units import about_size
 
 _KINDS = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
 _LEVELS = ("region", "datacenter", "msb", "row", "rack")

@@ -144,7 +144,7 @@ async def planned(
     power: PowerSettings | None = None,
 ) -> OfflinePlan:
     """Return where the jobs would be, by the allocator that a control plane uses."""
-    from control_plane.allocator.alone import allocator_of
+    from control_plane.allocator.standalone import allocator_of
 
     specs = list(specs)
     anybody = EntitlementSpec(machines=max(len(machines), 1))

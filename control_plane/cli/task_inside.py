@@ -21,7 +21,7 @@ from control_plane.cli.show import output_option
 from wire.cpus import listed
 from wire.errors import InvalidInput, NotFound
 from wire.options import seconds
-from wire.quantities import about_size
+from wire.units import about_size
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient

@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 class ShardMaps:
     """Takes maps, answers from them, and forgets those of jobs that are gone."""
 
-    def __init__(self, store: Store, jobs: Readable[JobRecord], breathe: Breathe) -> None:
+    def __init__(self, store: Store, jobs: Readable[JobRecord], checkpoint: Breathe) -> None:
         """Load nothing yet."""
         self._jobs = jobs
         self._table: Table[ShardPart] = Table(
-            store, SHARDS, ShardPart, "shard map", breathe=breathe
+            store, SHARDS, ShardPart, "shard map", checkpoint=checkpoint
         )
         self._gone: set[str] = set()
         """Jobs that went, whose maps may still be stored."""

@@ -17,8 +17,8 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.front_end.guard import Guard
-from control_plane.portal.desk import CapacityDesk
 from control_plane.portal.portal import Person
+from control_plane.portal.service import CapacityService
 from wire.errors import InvalidInput
 from wire.peers import principal
 from wire.server import Call, Peer
@@ -29,62 +29,62 @@ _NAME = re.compile(ID_PATTERN)
 class CapacityHandlers:
     """A handler for each of `CAPACITY_ROUTES`."""
 
-    def __init__(self, desk: CapacityDesk, guard: Guard) -> None:
+    def __init__(self, service: CapacityService, guard: Guard) -> None:
         """Take what the handlers call, and who knows the callers."""
-        self._desk = desk
+        self._service = service
         self._callers = guard
 
     async def list_entitlements(self, _: Call) -> Entitlements:
         """List the entitlements."""
-        return await self._desk.list_entitlements()
+        return await self._service.list_entitlements()
 
     async def get_entitlement(self, call: Call) -> EntitlementView:
         """Show an entitlement."""
-        return await self._desk.get_entitlement(call.path["entitlement"])
+        return await self._service.get_entitlement(call.path["entitlement"])
 
     async def put_entitlement(self, call: Call) -> EntitlementView:
         """Create or change an entitlement."""
         self._check_owners(call.body)
-        return await self._desk.put_entitlement(_name(call), call.body)
+        return await self._service.put_entitlement(_name(call), call.body)
 
     async def delete_entitlement(self, call: Call) -> Ack:
         """Remove an entitlement."""
-        await self._desk.delete_entitlement(call.path["entitlement"])
+        await self._service.delete_entitlement(call.path["entitlement"])
         return Ack()
 
     async def request_entitlement(self, call: Call) -> EntitlementRequest:
         """Take a request for capacity."""
         name, who = _name(call), self._person(call.peer)
-        return await self._desk.request(name, self._asked(name, call.body, who), who)
+        return await self._service.request(name, self._asked(name, call.body, who), who)
 
     async def list_requests(self, call: Call) -> EntitlementRequests:
         """List the requests."""
-        return await self._desk.list_requests(decided=call.flag("all"))
+        return await self._service.list_requests(decided=call.flag("all"))
 
     async def get_request(self, call: Call) -> EntitlementRequest:
         """Show a request."""
-        return await self._desk.get_request(call.path["request"])
+        return await self._service.get_request(call.path["request"])
 
     async def approve_request(self, call: Call) -> EntitlementRequest:
         """Grant a request."""
-        return await self._desk.approve(
+        return await self._service.approve(
             call.path["request"], self._person(call.peer), call.body.note
         )
 
     async def deny_request(self, call: Call) -> EntitlementRequest:
         """Refuse a request."""
         who = self._person(call.peer)
-        return await self._desk.deny(call.path["request"], who, call.body.note)
+        return await self._service.deny(call.path["request"], who, call.body.note)
 
     async def withdraw_request(self, call: Call) -> EntitlementRequest:
         """Take a request back."""
-        return await self._desk.withdraw(
+        return await self._service.withdraw(
             call.path["request"], self._person(call.peer), call.body.note
         )
 
     async def get_capacity(self, _: Call) -> CapacityReport:
         """Show the capacity report."""
-        return await self._desk.report()
+        return await self._service.report()
 
     def _person(self, peer: Peer) -> Person:
         is_operator = self._callers.caller(peer).is_operator

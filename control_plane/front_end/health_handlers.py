@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from control_plane.api.health import ConfirmedDown, HeldBackMachines
-from control_plane.health.desk import HealthDesk
+from control_plane.health.service import HealthService
 from wire.server import Call
 
 
 class HealthHandlers:
     """A handler for each row of `api.health_routes`."""
 
-    def __init__(self, desk: HealthDesk) -> None:
+    def __init__(self, service: HealthService) -> None:
         """Take what the handlers call."""
-        self._health = desk
+        self._health = service
 
     async def held_back_machines(self, _: Call) -> HeldBackMachines:
         """List what is held back."""

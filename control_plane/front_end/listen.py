@@ -13,7 +13,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from wire.door import Door, IsVoid, open_door
+from wire.admission import ConnectionAdmission, IsVoid, open_admission
 from wire.errors import ConfigError
 from wire.limits import LOCAL, Limits, raise_descriptor_limit
 from wire.server import http_log
@@ -35,7 +35,7 @@ async def serving(
     local: socket.socket | None,
     limits: Limits | None = None,
     is_void: IsVoid | None = None,
-) -> AsyncIterator[list[Door]]:
+) -> AsyncIterator[list[ConnectionAdmission]]:
     """Serve an application on a TCP socket with TLS and on a unix socket, until left.
 
     The unix socket has a door of its own: strangers on the network keep no operator out.
@@ -45,10 +45,10 @@ async def serving(
     await runner.setup()
     try:
         async with AsyncExitStack() as stack:
-            door = open_door(runner, tcp, tls, limits, _http_log, is_void)
+            door = open_admission(runner, tcp, tls, limits, _http_log, is_void)
             doors = [await stack.enter_async_context(door)]
             if local is not None:
-                door = open_door(runner, local, None, LOCAL, _http_log)
+                door = open_admission(runner, local, None, LOCAL, _http_log)
                 doors.append(await stack.enter_async_context(door))
             yield doors
     finally:

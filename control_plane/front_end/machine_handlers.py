@@ -15,7 +15,7 @@ from control_plane.api.inventory import (
     Records,
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView
-from control_plane.broker.desk import MAX_PAGE, MachineDesk
+from control_plane.broker.service import MAX_PAGE, MachineService
 from wire.errors import InvalidInput, TooLarge
 from wire.routes import invalid
 from wire.server import Call
@@ -30,9 +30,9 @@ FORMATS = ("csv", "json")
 class MachineHandlers:
     """A handler for each row of `api.machine_routes`."""
 
-    def __init__(self, desk: MachineDesk) -> None:
+    def __init__(self, service: MachineService) -> None:
         """Take what the handlers call."""
-        self._inventory = desk
+        self._inventory = service
 
     async def list_machines(self, call: Call) -> Machines:
         """List machines."""

@@ -17,8 +17,8 @@ from control_plane.allocator.transactions import Allocations
 from control_plane.api.jobs import TaskPhase
 from control_plane.api.limits import LimitViews
 from control_plane.api.machines import MachineState
-from control_plane.health.desk import HealthDesk
-from control_plane.scheduler.census import Census
+from control_plane.health.service import HealthService
+from control_plane.scheduler.counters import Counters
 from wire.process_metrics import of_process
 from wire.routes import Route
 
@@ -32,8 +32,8 @@ class Metrics:
         self,
         routes: Sequence[Route],
         allocations: Allocations,
-        census: Census,
-        health: HealthDesk,
+        census: Counters,
+        health: HealthService,
         limits: Callable[[], LimitViews],
         quarantined: Sequence[str] = (),
         ending: Callable[[], Sequence[str]] = list,
@@ -93,30 +93,30 @@ class Metrics:
 class _CensusMetrics(Collector):
     """Machines by state and tasks by phase; those that there are none of are 0."""
 
-    def __init__(self, census: Census) -> None:
-        self._census = census
+    def __init__(self, census: Counters) -> None:
+        self._counters = census
 
     def collect(self) -> Iterator[Metric]:
         machines = GaugeMetricFamily("twine_machines", "Machines by state.", labels=["state"])
         for state in MachineState:
-            machines.add_metric([state.value], self._census.machines[state])
+            machines.add_metric([state.value], self._counters.machines[state])
         yield machines
-        everything = sum(self._census.machines[state] for state in MachineState)
+        everything = sum(self._counters.machines[state] for state in MachineState)
         yield GaugeMetricFamily(
             "twine_fleet_health_ratio",
             "Share of the machines that are up, from 0 to 1; without any it is 1.",
-            value=self._census.machines[MachineState.UP] / everything if everything else 1.0,
+            value=self._counters.machines[MachineState.UP] / everything if everything else 1.0,
         )
         tasks = GaugeMetricFamily("twine_tasks", "Tasks by phase.", labels=["phase"])
         for phase in TaskPhase:
-            tasks.add_metric([phase.value], self._census.tasks[phase])
+            tasks.add_metric([phase.value], self._counters.tasks[phase])
         yield tasks
 
 
 class _HealthMetrics(Collector):
     """What silence has no consequence yet: an alarm while it is not 0."""
 
-    def __init__(self, health: HealthDesk) -> None:
+    def __init__(self, health: HealthService) -> None:
         self._health = health
 
     def collect(self) -> Iterator[Metric]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from control_plane.api.tasks import TaskDescription
-from control_plane.scheduler.task_desk import TaskDesk
+from control_plane.scheduler.task_service import TaskService
 from wire.duplex import Talk
 from wire.errors import InvalidInput
 from wire.server import Call
@@ -12,9 +12,9 @@ from wire.server import Call
 class TaskHandlers:
     """A handler for each row of `api.task_routes`."""
 
-    def __init__(self, desk: TaskDesk) -> None:
+    def __init__(self, service: TaskService) -> None:
         """Take what the handlers call."""
-        self._tasks = desk
+        self._tasks = service
 
     async def describe_task(self, call: Call) -> TaskDescription:
         """Show a task."""

@@ -51,10 +51,10 @@ class HealthChecker:
 
     def __init__(self, region: Region, pool: AgentPool, marks: Marks) -> None:
         """Ask nobody yet; `marks` writes down what is concluded."""
-        self._broker, self._sights = region.broker, region.sights
+        self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self._follower = Follower(region, pool)
-        self.put_back = self._follower.put_back
+        self.restored = self._follower.restored
         self._marker = Marker(marks, self._anew)
         self._brakes, self._graces, self._patience = _policies(region.settings)
         answers_lag_s = region.settings.poll_wait_s + TICK_S
@@ -75,7 +75,7 @@ class HealthChecker:
         )
         self._anew_at = float("-inf")
         region.broker.listen(self._record_changed, loaded=ignore)
-        region.sights.listen(self._sight_changed)
+        region.observations.listen(self._sight_changed)
 
     async def run(self) -> None:
         """Follow all machines and judge their silence until cancelled."""
@@ -91,7 +91,7 @@ class HealthChecker:
                         and name not in self._watches
                     ):
                         self._watch(record)
-                    await self._runtime.breathe()
+                    await self._runtime.checkpoint()
                 marks = self._marker.run(self._is_dead, self._is_back, self._written)
                 self._runtime.spawn_in(group, "health marks", marks)
                 group.create_task(self._follower.run())
@@ -206,13 +206,13 @@ class HealthChecker:
             watch.stands(Standing.WELL)
         self._hold(watch, None)
         self._schedule(watch, now)
-        asyncio.get_running_loop().call_soon(self._sights.changed, watch.machine)
+        asyncio.get_running_loop().call_soon(self._observations.changed, watch.machine)
 
     def _sight_changed(self, name: str) -> None:
         watch = self._watches.get(name)
         if watch is None or watch.down_at is None:
             return
-        if not watch.sight.answering:
+        if not watch.observation.answering:
             watch.back_at = None
         elif watch.back_at is None:
             watch.back_at = self._runtime.now()
@@ -221,8 +221,11 @@ class HealthChecker:
     def _watch(self, record: MachineRecord) -> Watch:
         """Begin to judge a machine."""
         now = self._runtime.now()
-        rack, sight = self._parts.rack(record.location), self._sights.sight(record.machine)
-        watch = self._watches[record.machine] = Watch(record.machine, rack, sight, now)
+        rack, observation = (
+            self._parts.rack(record.location),
+            self._observations.observation(record.machine),
+        )
+        watch = self._watches[record.machine] = Watch(record.machine, rack, observation, now)
         down = record.state is MachineState.DOWN
         watch.down_at = now if down else None
         ages_s = (self._runtime.date() - start for start in failures(record))
@@ -259,7 +262,7 @@ class HealthChecker:
             for watch in self._slots.pop(slot, ()):
                 looked += 1
                 if looked % _TURN == 0:
-                    await self._runtime.breathe()
+                    await self._runtime.checkpoint()
                 if watch.due_in != slot:
                     continue  # it was put elsewhere since
                 if watch.down_at is not None:
@@ -269,7 +272,7 @@ class HealthChecker:
         for number, watch in enumerate(due):
             self._judge(watch)
             if number % _TURN == 0:
-                await self._runtime.breathe()
+                await self._runtime.checkpoint()
 
     def _look_at_up(self, watch: Watch, now: float) -> bool:
         """Return whether a machine was silent for so long that a verdict is due."""
@@ -338,7 +341,7 @@ class HealthChecker:
         assert watch.down_at is not None
         if now - watch.down_at >= self._settings.brake_window_s:
             watch.stands(Standing.GONE)
-        if not watch.sight.answering:
+        if not watch.observation.answering:
             watch.back_at = None
             self._hold(watch, None)
             self._schedule(watch, now + self._settings.down_after_s)
@@ -367,7 +370,7 @@ class HealthChecker:
 
     def _is_back(self, name: str) -> bool:
         watch = self._watches.get(name)
-        return watch is not None and watch.back_at is not None and watch.sight.answering
+        return watch is not None and watch.back_at is not None and watch.observation.answering
 
     def _written(self, names: list[str]) -> None:
         for name in names:

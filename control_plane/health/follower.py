@@ -18,7 +18,7 @@ from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi, EventStream
 from control_plane.agents.region import Region
 from control_plane.api.machines import MachineRecord
-from control_plane.health.put_back import PutBack
+from control_plane.health.restored import RestoredHosts
 from control_plane.runtime.table import ignore
 from wire.errors import Conflict, NotFound, OlderStore, Refused, TwineError, Unreachable
 
@@ -33,21 +33,21 @@ class _StoreTrouble(Exception):
 
 
 class Follower:
-    """Keeps the sights of all machines fresh."""
+    """Keeps the observations of all machines fresh."""
 
     def __init__(self, region: Region, pool: AgentPool) -> None:
         """Ask nobody yet."""
-        self._broker, self._sights = region.broker, region.sights
+        self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self._is_second = region.is_second
         self._pool = pool
         self._group: asyncio.TaskGroup | None = None
         self._followed: set[str] = set()
-        self.put_back = PutBack(self._followed)
+        self.restored = RestoredHosts(self._followed)
         self._waits: dict[str, asyncio.Timeout] = {}
         """Of those that wait for news, by machine: rescheduled to now, they look again."""
         region.broker.listen(self._record_changed, loaded=ignore)
-        region.sights.listen(self._sight_changed)
+        region.observations.listen(self._sight_changed)
 
     async def run(self) -> None:
         """Follow all machines that have joined, until cancelled."""
@@ -56,9 +56,9 @@ class Follower:
             try:
                 for name in self._broker.table:
                     self._follow_soon(name)
-                    await self._runtime.breathe()
-                self.put_back.all_are_asked = True
-                self.put_back.look()
+                    await self._runtime.checkpoint()
+                self.restored.all_are_asked = True
+                self.restored.look()
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._group = None  # news may still come while everything ends
@@ -71,7 +71,7 @@ class Follower:
             self._look_again(name)
 
     def _sight_changed(self, name: str) -> None:
-        if self._sights.sight(name).doubtful:
+        if self._observations.observation(name).doubtful:
             self._look_again(name)
 
     def _look_again(self, name: str) -> None:
@@ -84,22 +84,22 @@ class Follower:
         joined = record is not None and record.facts is not None
         if self._group is not None and joined and name not in self._followed:
             self._followed.add(name)
-            self._sights.sight(name)
+            self._observations.observation(name)
             self._runtime.spawn_in(self._group, "following", self._follow(name))
 
     async def _follow(self, name: str) -> None:
         """Talk to one agent for as long as its machine exists."""
         try:
             while (record := self._broker.table.find(name)) is not None:
-                await self._runtime.breathe()  # all are asked at once after a start
-                self._sights.asked(name)
+                await self._runtime.checkpoint()  # all are asked at once after a start
+                self._observations.asked(name)
                 failed = await self._attempt(name, record)
                 if failed:  # not in step with what comes and goes, nor with the others
                     chance = self._runtime.random.uniform(0.5, 1.5)
                     await self._runtime.sleep(chance * self._settings.poll_retry_s)
         finally:
             self._followed.discard(name)
-            self.put_back.gone(name)
+            self.restored.gone(name)
 
     async def _attempt(self, name: str, record: MachineRecord) -> bool:
         """Talk to an agent once; return whether that ended because something failed."""
@@ -109,17 +109,21 @@ class Follower:
         except _StoreTrouble as e:
             log.warning("facts of a machine were not stored", extra={**fields, "reason": str(e)})
         except (Unreachable, TimeoutError) as e:
-            self._sights.silent(name, alive=isinstance(e, Refused))
+            self._observations.silent(name, alive=isinstance(e, Refused))
             log.debug("agent does not answer", extra={**fields, "reason": str(e)})
         except TwineError as e:  # it answered, and not what it should
             if isinstance(e, OlderStore):
-                self.put_back.refused(name, str(e))
+                self.restored.refused(name, str(e))
             if self._broker.table.find(name) is not None:
-                level = logging.WARNING if self._sights.sight(name).answering else logging.DEBUG
+                level = (
+                    logging.WARNING
+                    if self._observations.observation(name).answering
+                    else logging.DEBUG
+                )
                 log.log(level, "agent is of no use", extra={**fields, "reason": str(e)})
-                self._sights.silent(name, alive=True)
+                self._observations.silent(name, alive=True)
         except Exception:
-            self._sights.silent(name)
+            self._observations.silent(name)
             log.exception("following failed", extra=fields)
         else:
             return False
@@ -129,22 +133,22 @@ class Follower:
         """List everything, then follow events until they are lost or the record moved."""
         address = self._broker.table.get(name).address
         after, boot_id = await self._list(name, agent)
-        self._sights.sight(name).stream = stream = agent.follow(after)
+        self._observations.observation(name).stream = stream = agent.follow(after)
         try:
             while (record := self._broker.table.find(name)) and record.address == address:
                 events = await self._news(name, stream)
                 if events is None or events.lost or events.boot_id not in ("", boot_id):
                     return
-                await self._runtime.breathe()  # a thousand machines may speak in one turn
+                await self._runtime.checkpoint()  # a thousand machines may speak in one turn
                 await self._take_in(name, agent, events)
         finally:
-            self._sights.heard(name, stream.heard_at)
-            self._sights.sight(name).stream = None
+            self._observations.heard(name, stream.heard_at)
+            self._observations.observation(name).stream = None
             await stream.close()
 
     async def _news(self, name: str, stream: EventStream) -> Events | None:
         """Return what the agent tells next; None: somebody wants everything listed again."""
-        if self._sights.sight(name).doubtful:
+        if self._observations.observation(name).doubtful:
             return None
         wait = self._waits[name] = asyncio.timeout(None)
         try:
@@ -155,7 +159,7 @@ class Follower:
                 return None
             raise
         except TwineError:
-            await self._runtime.breathe()  # thousands may be lost in one turn, with their MSB
+            await self._runtime.checkpoint()  # thousands may be lost in one turn, with their MSB
             raise
         finally:
             del self._waits[name]
@@ -169,15 +173,15 @@ class Follower:
             facts = await agent.get_machine()
         if self._is_second(name, facts.boot_id):
             raise Conflict(f"a second host with the identity of {name} answers at its address")
-        self._sights.heard(name)
+        self._observations.heard(name)
         latest = (await self._ask(name, lambda: agent.get_events(0, 0.0))).latest
         tasks = await self._ask(name, agent.list_tasks)
         profile = await self._ask(name, agent.get_profile)
         images = await self._ask(name, agent.list_images)
         trouble = await self._store_facts(name, facts)
         digests = (image.digest for image in images.images)
-        self._sights.listed(name, facts, tasks.tasks, profile, digests)
-        self.put_back.answered(name)
+        self._observations.listed(name, facts, tasks.tasks, profile, digests)
+        self.restored.answered(name)
         if trouble is not None:
             raise _StoreTrouble(str(trouble))
         return latest, facts.boot_id
@@ -188,7 +192,7 @@ class Follower:
             try:
                 async with asyncio.timeout(self._settings.call_timeout_s):
                     answer = await call()
-                self._sights.heard(name)
+                self._observations.heard(name)
                 return answer
             except TimeoutError:
                 if not left:
@@ -208,24 +212,24 @@ class Follower:
         return None
 
     async def _take_in(self, name: str, agent: AgentApi, events: Events) -> None:
-        """Bring the sight up to date: from the events, or by asking where they only hint."""
+        """Bring the observation up to date: from the events, or by asking where they only hint."""
         kinds = {event.kind for event in events.events}
         if "image" in kinds:
             images = await self._ask(name, agent.list_images)
-            self._sights.sight(name).images = frozenset(i.digest for i in images.images)
+            self._observations.observation(name).images = frozenset(i.digest for i in images.images)
         if kinds & {"profile", "leaving"}:
             # first what it has now: a profile that is in force may have taken memory
             trouble = await self._store_facts(name, await self._ask(name, agent.get_machine))
             if trouble is not None:
                 raise _StoreTrouble(str(trouble))
         if "profile" in kinds:
-            self._sights.saw_profile(name, await self._ask(name, agent.get_profile))
+            self._observations.saw_profile(name, await self._ask(name, agent.get_profile))
         if "task-removed" in kinds or any(_bare(event) for event in events.events):
-            self._sights.saw_tasks(name, (await self._ask(name, agent.list_tasks)).tasks)
+            self._observations.saw_tasks(name, (await self._ask(name, agent.list_tasks)).tasks)
             return
         for event in events.events:
             if event.task is not None:
-                self._sights.saw_task(name, event.task)
+                self._observations.saw_task(name, event.task)
 
 
 def _bare(event: Event) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.api import ProfileState
-from control_plane.agents.sights import Sight
+from control_plane.agents.observations import Observation
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.broker.core.unavailability import open_event
 from control_plane.health.core.excuses import Signs
@@ -27,7 +27,7 @@ class Watch:
 
     machine: str
     rack: Part
-    sight: Sight
+    observation: Observation
     since: float
     """When we began to ask its agent."""
     due_in: int = 0
@@ -64,11 +64,11 @@ class Watch:
     @property
     def is_unasked(self) -> bool:
         """Return whether we did not come to ask its agent: in a large region that takes time."""
-        return self.sight.asked_since is None
+        return self.observation.asked_since is None
 
     def last_at(self, anew_at: float) -> float:
         """Return since when nothing was heard; before `anew_at` silence does not count."""
-        heard_at, asked_at = self.sight.heard_at, self.sight.asked_since
+        heard_at, asked_at = self.observation.heard_at, self.observation.asked_since
         since = self.since if self.since > anew_at else anew_at
         if asked_at is not None and asked_at > since:
             since = asked_at
@@ -103,6 +103,6 @@ class Watch:
             is_switching=record is not None
             and bool(record.entitlement)
             and record.profile_state in _SWITCHING,
-            alive_at=self.sight.alive_at,
+            alive_at=self.observation.alive_at,
             is_leaving=is_leaving(record),
         )

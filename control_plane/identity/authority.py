@@ -35,10 +35,10 @@ from control_plane.identity.core.certificates import (
 )
 from control_plane.identity.core.roots import Roots, made, parsed, text_of
 from wire import durable, tls
+from wire.connection import ends_at
 from wire.errors import ConfigError, Forbidden, InvalidInput
 from wire.peers import peer_of, principal
 from wire.tls import Credential
-from wire.visitor import ends_at
 
 log = logging.getLogger(__name__)
 

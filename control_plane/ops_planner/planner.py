@@ -39,13 +39,13 @@ from control_plane.ops_planner.core.waves import (
     is_one_by_one,
     stage,
 )
+from control_plane.ops_planner.ports import Announcements
 from control_plane.ops_planner.preview import Previewer, Sources
 from control_plane.ops_planner.shown import plan_view
-from control_plane.ops_planner.siblings import Announcements
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import Table
-from control_plane.scheduler.census import Census
-from control_plane.scheduler.siblings import Places
+from control_plane.scheduler.counters import Counters
+from control_plane.scheduler.ports import Places
 from control_plane.store import Store
 from control_plane.store.records import PLANS, WAVES
 from wire.errors import Conflict, InvalidInput, NotFound, TwineError
@@ -66,14 +66,18 @@ class OpsPlanner:
         allocator: Places,
         jobs: JobTable,
         outages: Announcements,
-        census: Census,
+        census: Counters,
         store: Store,
     ) -> None:
         """Load nothing yet."""
         self._store = store
         self._plans: Table[PlanRecord] = Table(store, PLANS, PlanRecord, "maintenance plan")
         self._waves: Table[WaveRecord] = Table(store, WAVES, WaveRecord, "wave")
-        self._broker, self._sights, self._runtime = region.broker, region.sights, region.runtime
+        self._broker, self._observations, self._runtime = (
+            region.broker,
+            region.observations,
+            region.runtime,
+        )
         self._allocator, self._outages = allocator, outages
         self._announced: set[str] = set()
         region.broker.listen(self._machine_changed)
@@ -81,12 +85,12 @@ class OpsPlanner:
         self._previewer = Previewer(
             Sources(
                 region.broker,
-                region.sights,
+                region.observations,
                 jobs,
                 allocator,
                 census,
                 self._announced,
-                runtime.breathe,
+                runtime.checkpoint,
                 runtime.date,
             )
         )
@@ -215,7 +219,7 @@ class OpsPlanner:
                 return
             now, waits = self._runtime.date(), ""
             for wave in self._waves_of(plan):
-                await self._runtime.breathe()
+                await self._runtime.checkpoint()
                 if wave.state is WaveState.WAITING:
                     if is_enough(plan, self._waves_of(plan), self._hosts(plan)):
                         await self._put_wave(replace(wave, state=WaveState.CANCELLED, ended=now))
@@ -335,13 +339,16 @@ class OpsPlanner:
         return seen
 
     def _seen(self, plan: PlanRecord, record: MachineRecord) -> SeenHost:
-        event, sight = of_plan(record, plan.name), self._sights.sight(record.machine)
-        is_up = record.state is MachineState.UP and sight.answering
+        event, observation = (
+            of_plan(record, plan.name),
+            self._observations.observation(record.machine),
+        )
+        is_up = record.state is MachineState.UP and observation.answering
         may_stay = plan.wish.tasks_survive and event is not None and event.deadline is not None
         may_stay = may_stay and self._runtime.date() >= (event.deadline or 0.0 if event else 0.0)
         return SeenHost(
             is_open=event is None or event.end is None,
-            is_well=is_up and (not record.entitlement or self._sights.ready(record)),
+            is_well=is_up and (not record.entitlement or self._observations.ready(record)),
             tasks=0 if may_stay else self._left(plan, record, is_heard=is_up),
             boot=record.facts.boot_id if record.facts is not None else "",
             power_w=record.hardware.power_w if record.hardware is not None else 0,
@@ -358,7 +365,7 @@ class OpsPlanner:
         tasks = self._allocator.directory.tasks(record.machine)
         if not is_heard or plan.ends is Ends.EMPTY:
             return len(tasks)
-        running = self._sights.sight(record.machine).tasks
+        running = self._observations.observation(record.machine).tasks
         return sum(1 for task in tasks if task in running)
 
     async def _put_wave(self, wave: WaveRecord) -> None:

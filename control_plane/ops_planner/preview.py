@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 
-from control_plane.agents.siblings import Machines
-from control_plane.agents.sights import Sights
+from control_plane.agents.observations import Observations
+from control_plane.agents.ports import Machines
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.machine_pools import Pool
@@ -22,9 +22,9 @@ from control_plane.broker.core.unavailability import planned as announced
 from control_plane.ops_planner.core.impact import JobNow, by_stake, overlaps, spared, warnings
 from control_plane.ops_planner.core.waves import Planned, divide, how_it_ends, is_one_by_one
 from control_plane.runtime.job_table import JobTable
-from control_plane.scheduler.census import Census
 from control_plane.scheduler.core.reconcile import available
-from control_plane.scheduler.siblings import Places
+from control_plane.scheduler.counters import Counters
+from control_plane.scheduler.ports import Places
 
 _JOBS_SHOWN = 200
 _NOTHING_THERE = 1001
@@ -41,13 +41,13 @@ class Sources:
     """What a preview reads."""
 
     brokers: Machines
-    sights: Sights
+    observations: Observations
     jobs: JobTable
     allocator: Places
-    census: Census
+    census: Counters
     announced: Set[str]
     """Machines for which anything is planned."""
-    breathe: Callable[[], Awaitable[None]]
+    checkpoint: Callable[[], Awaitable[None]]
     date: Callable[[], float]
 
 
@@ -63,7 +63,7 @@ class Previewer:
         planned_machines = []
         for number, name in enumerate(names):
             if number % _TURN == _TURN - 1:
-                await self._at.breathe()
+                await self._at.checkpoint()
             record = self._at.brokers.table.find(name)
             if record is not None:
                 at = record.location
@@ -125,7 +125,7 @@ class Previewer:
             for machine in wave:
                 looked += 1
                 if looked % _TURN == 0:
-                    await self._at.breathe()
+                    await self._at.checkpoint()
                 record = self._at.brokers.table.find(machine)
                 down += record is not None and record.state is not MachineState.UP
                 for task, entry in self._at.allocator.directory.tasks(machine).items():
@@ -164,7 +164,9 @@ class Previewer:
     def _serves(self, task: TaskRecord) -> bool:
         if task.placement is None:
             return False
-        return available(task, self._at.sights.view({}, [task.placement.machine], self._at.date()))
+        return available(
+            task, self._at.observations.view({}, [task.placement.machine], self._at.date())
+        )
 
     def _priority(self, record: MachineRecord) -> int:
         """Return the highest priority of a machine's tasks; one without tasks goes last."""
@@ -191,13 +193,13 @@ class Previewer:
             for name in sorted(leaving, key=lambda name: (-len(leaving[name]), name)):
                 change = self._find_place(jobs[name], leaving[name], scope)
                 if not at_once:
-                    await self._at.breathe()
+                    await self._at.checkpoint()
                 elif change is not None and not index.reserve(change):
                     reserved.append(change)
         finally:
             for change in reversed(reserved):
                 index.rollback(change)
-        await self._at.breathe()
+        await self._at.checkpoint()
         if at_once:
             return []
         return [f"{moving} tasks are too many to plan together: each job was judged alone"]
@@ -260,7 +262,7 @@ class Previewer:
         shared: dict[str, set[str]] = defaultdict(set)
         for number, machine in enumerate(sorted(self._at.announced | scope)):
             if number % _TURN == _TURN - 1:
-                await self._at.breathe()
+                await self._at.checkpoint()
             record = self._at.brokers.table.find(machine)
             for event in announced(record) if record is not None else ():
                 if event.plan == name and name:

@@ -37,7 +37,7 @@ from control_plane.broker.core.unavailability import began, ended, open_event
 from control_plane.profiles.core.gradual import Host, Steps, is_under_way, steps, target
 from control_plane.profiles.core.proposal import check_text
 from control_plane.profiles.core.stats import stats_of
-from control_plane.profiles.siblings import Entitlements
+from control_plane.profiles.ports import Entitlements
 from control_plane.runtime.table import Table
 from control_plane.store import Store
 from control_plane.store.records import PROFILES, ROLLOUTS
@@ -56,7 +56,11 @@ class ProfileRollouts:
         self, region: Region, portal: Entitlements, store: Store, keys: Mapping[str, Sequence[str]]
     ) -> None:
         """Load nothing yet; `keys` says by profile which settings owners may change."""
-        self._broker, self._sights, self._runtime = region.broker, region.sights, region.runtime
+        self._broker, self._observations, self._runtime = (
+            region.broker,
+            region.observations,
+            region.runtime,
+        )
         self._portal, self._keys = portal, keys
         self._versions: Table[ProfileVersion] = Table(store, PROFILES, ProfileVersion, "profile")
         self._rollouts: Table[ProfileRollout] = Table(
@@ -128,8 +132,10 @@ class ProfileRollouts:
 
     def stats(self) -> ProfileStats:
         """Return how long hosts took for their last switch."""
-        sights = (self._sights.sight(name) for name in self._broker.table)
-        return stats_of(sight.profile for sight in sights if sight.answering)
+        observations = (self._observations.observation(name) for name in self._broker.table)
+        return stats_of(
+            observation.profile for observation in observations if observation.answering
+        )
 
     async def propose(
         self, entitlement: str, wish: ProfileWish, by: str, *, dry_run: bool = False
@@ -284,7 +290,7 @@ class ProfileRollouts:
         wanted = target(made.rollout)
         for machine in made.switch:
             await self._broker.want_profile(machine, entitlement, wanted)
-            self._sights.changed(machine)
+            self._observations.changed(machine)
         for machine in made.drain:
             await self._begin(machine, wanted)
         for machine in made.give_back:
@@ -320,9 +326,9 @@ class ProfileRollouts:
                 )
 
     def _host(self, record: MachineRecord) -> Host:
-        name, sight = record.machine, self._sights.sight(record.machine)
-        up = record.state is MachineState.UP and sight.answering
-        seen = sight.profile
+        name, observation = record.machine, self._observations.observation(record.machine)
+        up = record.state is MachineState.UP and observation.answering
+        seen = observation.profile
         current = (
             seen.generation == record.assignment_generation and seen.name == record.profile_wanted
         )
@@ -337,13 +343,13 @@ class ProfileRollouts:
         since = self._proved.get(name)
         well = all(
             status.health is not Health.UNHEALTHY and status.state not in _SICK
-            for status in sight.tasks.values()
+            for status in observation.tasks.values()
         )
         return Host(
             name=name,
             wanted=record.profile_wanted,
             proof=proof,
-            empty=is_empty(sight.tasks),
+            empty=is_empty(observation.tasks),
             up=up,
             leaving=open_event(record, EventKind.PROFILE) is not None,
             well=well,

@@ -10,8 +10,8 @@ import logging
 
 from control_plane.agents.core.seen import is_empty
 from control_plane.agents.dispatcher import Dispatcher
+from control_plane.agents.observations import PROFILE, Observation
 from control_plane.agents.region import Region
-from control_plane.agents.sights import PROFILE, Sight
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.broker.core.unavailability import open_event
@@ -34,7 +34,7 @@ class Switcher:
         dispatcher: Dispatcher,
     ) -> None:
         """Do nothing yet."""
-        self._broker, self._sights = region.broker, region.sights
+        self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self._dispatcher = dispatcher
         pace = Pace(retry_s=self._settings.retry_s)
@@ -52,13 +52,13 @@ class Switcher:
         self._back_by: dict[str, tuple[float, float]] = {}
         """Machine → the deadline of its reboot as stored, and as this process counts it."""
         region.broker.listen(lambda name, *_: self._wake(name), loaded=ignore)
-        region.sights.listen(self._wake)
+        region.observations.listen(self._wake)
 
     async def run(self) -> None:
         """Switch machines until cancelled."""
         for name in self._broker.table:
             self._wake(name)
-            await self._runtime.breathe()
+            await self._runtime.checkpoint()
         await self._workers.run()
 
     def _wake(self, name: str) -> None:
@@ -83,22 +83,22 @@ class Switcher:
 
     async def _step(self, record: MachineRecord) -> float | None:
         """Do the next thing for one machine; return when to look again, None: when woken."""
-        name, sight = record.machine, self._sights.sight(record.machine)
-        if record.state is not MachineState.UP or not sight.answering:
+        name, observation = record.machine, self._observations.observation(record.machine)
+        if record.state is not MachineState.UP or not observation.answering:
             return await self._overdue(record)
-        empty = is_empty(sight.tasks)
+        empty = is_empty(observation.tasks)
         # what an earlier process asked for under which circumstances is not known
         asked_empty = self._asked_empty.get(name) == record.assignment_generation
         asked_full = not asked_empty and open_event(record, EventKind.PLANNED) is None
-        switch = next_step(record, sight.profile, empty=empty, asked_full=asked_full)
+        switch = next_step(record, observation.profile, empty=empty, asked_full=asked_full)
         match switch.step:
             case Step.SEND:
-                return await self._send(record, sight)
+                return await self._send(record, observation)
             case Step.RAISE:
-                return await self._raise(record, sight, switch)
+                return await self._raise(record, observation, switch)
             case Step.RECORD:
-                await self._broker.profile_seen(name, sight.profile)
-                self._sights.changed(name)
+                await self._broker.profile_seen(name, observation.profile)
+                self._observations.changed(name)
                 log.info(
                     "profile verified",
                     extra={"machine": name, "profile": record.profile_wanted},
@@ -106,14 +106,14 @@ class Switcher:
             case Step.QUARANTINE:
                 await self._quarantine(record, switch.reason)
             case Step.WAIT | Step.WAIT_REBOOT:
-                return await self._wait(record, sight, switch)
+                return await self._wait(record, observation, switch)
             case Step.NOTHING:
                 pass
         return None
 
-    async def _send(self, record: MachineRecord, sight: Sight) -> float | None:
-        if sight.profile_refusals >= _REFUSALS_MAX:
-            await self._quarantine(record, sight.refused[PROFILE])
+    async def _send(self, record: MachineRecord, observation: Observation) -> float | None:
+        if observation.profile_refusals >= _REFUSALS_MAX:
+            await self._quarantine(record, observation.refused[PROFILE])
             return None
         wanted = (record.profile_wanted, record.assignment_generation)
         if self._asked_for.get(record.machine) != wanted:
@@ -121,14 +121,16 @@ class Switcher:
             if wait_s > 0:
                 return max(wait_s, _ASK_EVERY_S)
             self._asked_for[record.machine] = wanted
-        if is_empty(sight.tasks):
+        if is_empty(observation.tasks):
             self._asked_empty[record.machine] = record.assignment_generation
         else:
             self._asked_empty.pop(record.machine, None)
         self._dispatcher.put_profile(record.machine)
         return self._settings.retry_s
 
-    async def _raise(self, record: MachineRecord, sight: Sight, switch: Switch) -> float | None:
+    async def _raise(
+        self, record: MachineRecord, observation: Observation, switch: Switch
+    ) -> float | None:
         """Ask again as a new request, but not more often than every retry pause."""
         now = self._runtime.now()
         last = self._raised_at.get(record.machine)
@@ -139,16 +141,18 @@ class Switcher:
             "profile asked for again",
             extra={"machine": record.machine, "reason": switch.reason},
         )
-        await self._broker.raise_generation(record.machine, sight.profile.generation)
+        await self._broker.raise_generation(record.machine, observation.profile.generation)
         return 0.0
 
-    async def _wait(self, record: MachineRecord, sight: Sight, switch: Switch) -> float | None:
+    async def _wait(
+        self, record: MachineRecord, observation: Observation, switch: Switch
+    ) -> float | None:
         name = record.machine
-        if (sight.profile.state, sight.profile.detail) != (
+        if (observation.profile.state, observation.profile.detail) != (
             record.profile_state,
             record.profile_detail,
         ):
-            await self._broker.profile_seen(name, sight.profile)
+            await self._broker.profile_seen(name, observation.profile)
         if switch.step is Step.WAIT_REBOOT:
             deadline = self._runtime.date() + self._settings.reboot_grace_s
             await self._broker.expect_reboot(name, switch.reason, deadline)
@@ -175,12 +179,12 @@ class Switcher:
 
     async def _quarantine(self, record: MachineRecord, reason: str) -> None:
         """Put a machine aside; one on which tasks run stays, but takes no more of them."""
-        sight = self._sights.sight(record.machine)
-        if sight.answering and not is_empty(sight.tasks):
-            if record.profile_state is not sight.profile.state:
-                await self._broker.profile_seen(record.machine, sight.profile)
+        observation = self._observations.observation(record.machine)
+        if observation.answering and not is_empty(observation.tasks):
+            if record.profile_state is not observation.profile.state:
+                await self._broker.profile_seen(record.machine, observation.profile)
             return
         until = self._runtime.date() + self._settings.quarantine_s
-        sight.forgive_profile()
+        observation.forgive_profile()
         await self._broker.quarantine(record.machine, reason, until)
-        self._sights.changed(record.machine)
+        self._observations.changed(record.machine)

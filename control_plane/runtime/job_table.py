@@ -40,9 +40,9 @@ _STEP = 16
 class JobTable(Table[JobRecord]):
     """Jobs by name; listeners hear of what is stored, not of what agents say."""
 
-    def __init__(self, store: Store, breathe: Breathe = ignore_turns) -> None:
-        """Load nothing yet; `breathe` is the runtime's."""
-        super().__init__(store, JOBS, JobRecord, "job", breathe=breathe)
+    def __init__(self, store: Store, checkpoint: Breathe = ignore_turns) -> None:
+        """Load nothing yet; `checkpoint` is the runtime's."""
+        super().__init__(store, JOBS, JobRecord, "job", checkpoint=checkpoint)
         self._chunks: dict[str, dict[int, int]] = {}
         """Job → number of each of its chunks → the revision that wrote it last."""
         self._intents: dict[str, int] = {}

@@ -94,7 +94,7 @@ class Runtime:
         """Compute something long beside the loop; it must not touch what the loop changes."""
         return await asyncio.to_thread(work, *args)
 
-    async def breathe(self) -> None:
+    async def checkpoint(self) -> None:
         """Let others run if this turn of the loop has computed for `TURN_S`.
 
         The turn is that of the whole process: whoever computes in it takes from the same. Of
@@ -218,7 +218,7 @@ class SteppedRuntime(Runtime):
     """
 
     STEPS = 64
-    """Calls of `breathe` after which others get their turn."""
+    """Calls of `checkpoint` after which others get their turn."""
 
     def __init__(self, wall: Clock, seed: int) -> None:
         """Take the clock of a world, and the seed of what is left to chance in it."""
@@ -234,7 +234,7 @@ class SteppedRuntime(Runtime):
         """Return the work as it is."""
         return work
 
-    async def breathe(self) -> None:
+    async def checkpoint(self) -> None:
         """Let others run each `STEPS` calls."""
         self._steps += 1
         if self._steps % self.STEPS == 0:

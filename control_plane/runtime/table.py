@@ -52,11 +52,11 @@ class Table(Readable[T]):
         *,
         read: Callable[[str, Entry], T] | None = None,
         history: int = 0,
-        breathe: Breathe = ignore_turns,
+        checkpoint: Breathe = ignore_turns,
     ) -> None:
-        """Load nothing yet; see `Readable`. `breathe` is the runtime's."""
+        """Load nothing yet; see `Readable`. `checkpoint` is the runtime's."""
         super().__init__(store, prefix, kind, word, read=read, history=history)
-        self._breathe = breathe
+        self._breathe = checkpoint
         self.locks = Locks()
         self._slots = Slots(store, prefix.rstrip("/"))
         self._doubtful: dict[str, Attempt] = {}

@@ -152,7 +152,7 @@ class Workers:
         """Do rounds for as long as keys wait for one."""
         try:
             while self._queue:
-                await self._runtime.breathe()  # many may have been hired in one turn
+                await self._runtime.checkpoint()  # many may have been hired in one turn
                 while self._queue:
                     key = self._queue.popleft()
                     if key in self._ready:

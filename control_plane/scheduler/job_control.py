@@ -21,6 +21,7 @@ from control_plane.images.trust import distrust_in
 from control_plane.portal.core.pools import pool_of
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.job_check import (
     check_job,
     check_named,
@@ -29,13 +30,12 @@ from control_plane.scheduler.core.job_check import (
     claiming,
     same_tasks,
 )
-from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.owner_moves import with_move, with_restart
 from control_plane.scheduler.core.release import back_to, resumed, returned
 from control_plane.scheduler.core.rollout import earlier
 from control_plane.scheduler.core.shares import check_share, is_shared
 from control_plane.scheduler.event_log import retired_job
-from control_plane.scheduler.siblings import Entitlements
+from control_plane.scheduler.ports import Entitlements
 from control_plane.store import Put
 from control_plane.store.records import USES
 from wire.errors import Conflict, InvalidInput, NotFound

@@ -19,11 +19,11 @@ from control_plane.api.operations import WAITING, OperationState
 from control_plane.api.plans import JobExplanation, JobPlan, PlannedTask, SpreadBin
 from control_plane.broker.core.assignment import FREE
 from control_plane.runtime.table import Table
-from control_plane.scheduler.core.kept import kept_notes
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.rollout import is_quiet, wanted_tasks
+from control_plane.scheduler.core.volume_pinning import kept_notes
 from control_plane.scheduler.job_control import JobControl
-from control_plane.scheduler.placing import Placing
+from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
 
 
@@ -33,14 +33,14 @@ class JobPlanner:
     def __init__(
         self,
         jobs: Table[JobRecord],
-        placing: Placing,
+        placing: Placements,
         control: JobControl,
         scheduler: Scheduler,
     ) -> None:
         """Need nothing else."""
         self._scheduler, self._runtime = scheduler, scheduler.runtime
         self._jobs = jobs
-        self._placing = placing
+        self._placements = placing
         self._index = placing.index
         self._control = control
 
@@ -48,7 +48,7 @@ class JobPlanner:
         """Return what applying a job would lead to; refuses what applying refuses."""
         known = self._jobs.find(spec.name)
         record = await self._control.apply(spec, dry_run=True)
-        change, unplaced, reasons = await self._placing.plan_final(record)
+        change, unplaced, reasons = await self._placements.plan_final(record)
         claims = self._index.claims.get(spec.name)
         now = {c.task: c.machine for c in claims or ()}
         after = dict(now)
@@ -94,7 +94,7 @@ class JobPlanner:
         wanted_here = {task.index for task in staying}
         machines = [claim.machine for claim in claims or () if claim.task in wanted_here]
         waiting = [t.index for t in staying if t.placement is None or t.phase == "lost"]
-        _, _, planned = await self._placing.plan_final(record)
+        _, _, planned = await self._placements.plan_final(record)
         held, free, kept = await self._judge_all(record)
         limits = [r for r in planned if _is_limit(r)]
         reasons = [*held.reasons(), *(_of_free(r) for r in free.reasons()), *kept]
@@ -128,11 +128,11 @@ class JobPlanner:
 
     async def _uneven(self, record: JobRecord) -> str:
         """Return where a job has too many tasks, and why they stay; empty: nowhere."""
-        over, claims = self._placing.evened(record), self._index.claims.get(record.name)
+        over, claims = self._placements.evened(record), self._index.claims.get(record.name)
         if over is None or claims is None:
             return ""
-        pool = self._index.pool(self._placing.pool_of(record))
-        repairs = await self._placing.repairs(record, {})
+        pool = self._index.pool(self._placements.pool_of(record))
+        repairs = await self._placements.repairs(record, {})
         bins = {bin_of(over.property, machine) for machine in pool.machines()}
         bins |= {repair.to_bin for repair in repairs}  # perhaps on a machine that is free yet
         found = unevenness(claims, over, sorted(bins))
@@ -150,9 +150,9 @@ class JobPlanner:
 
     async def _judge_all(self, record: JobRecord) -> tuple[Tally, Tally, list[str]]:
         """Judge every machine that the job could ever get, letting others run meanwhile."""
-        pool = self._placing.pool_of(record)
-        demand = demand_for(record.spec, self._placing.entitlement_of(record))
-        allowance: Allowance = self._placing.allowance(record)
+        pool = self._placements.pool_of(record)
+        demand = demand_for(record.spec, self._placements.entitlement_of(record))
+        allowance: Allowance = self._placements.allowance(record)
         held, free = Tally(demand), Tally(demand)
         kept: Counter[str] = Counter()
         for number, machine in enumerate(list(self._index.pool(pool).machines())):

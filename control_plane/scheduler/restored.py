@@ -18,7 +18,7 @@ from control_plane.agents.region import Region
 from control_plane.api.jobs import JobRecord
 from control_plane.api.restored import Restored, RestoredView
 from control_plane.runtime.table import Table
-from control_plane.scheduler.siblings import Directory
+from control_plane.scheduler.ports import Directory
 from control_plane.store import Put, Store
 from control_plane.store.records import RESTORED, decode, encode
 from wire.errors import Conflict, NotFound
@@ -50,7 +50,7 @@ class RestoredStore:
         entry = await self._store.get(RESTORED)
         if entry is not None:
             self._noted, self._revision = decode(entry.value, Restored, RESTORED), entry.revision
-            self._region.sights.restored = self._noted.epoch
+            self._region.observations.restored = self._noted.epoch
 
     @property
     def skipped_generations(self) -> int:
@@ -76,27 +76,29 @@ class RestoredStore:
         view = RestoredView(restored=self._noted, tasks=[], unheard=[])
         if self._noted is None:
             return view
-        sights, table = self._region.sights, self._region.broker.table
+        observations, table = self._region.observations, self._region.broker.table
         for name in table:
-            record, sight = table.find(name), sights.look(name)
+            record, observation = table.find(name), observations.look(name)
             if record is None or record.facts is None:
                 continue
-            if not sight.answering:
+            if not observation.answering:
                 view.unheard.append(name)
                 continue
             placed = self._directory.tasks(name)
             wanted = {task: self._jobs.find(entry.job) for task, entry in placed.items()}
-            seen_jobs = {status.job: self._jobs.find(status.job) for status in sight.tasks.values()}
+            seen_jobs = {
+                status.job: self._jobs.find(status.job) for status in observation.tasks.values()
+            }
             view.tasks.extend(
                 differences(
                     name,
-                    sight.tasks,
+                    observation.tasks,
                     {task: job for task, job in wanted.items() if job is not None},
                     {job: record for job, record in seen_jobs.items() if record is not None},
                     self._noted.epoch,
                 )
             )
-            await self._region.runtime.breathe()
+            await self._region.runtime.checkpoint()
         return view
 
     async def release(self, by: str) -> Restored:
@@ -117,7 +119,7 @@ class RestoredStore:
 
         It is forgotten with the process: a task that runs still is then shown as before.
         """
-        status = self._region.sights.look(machine).tasks.get(task)
+        status = self._region.observations.look(machine).tasks.get(task)
         is_known = task in self._directory.tasks(machine)
         epoch = self._noted.epoch if self._noted is not None else 0
         if status is None or is_known or not is_of_before(status, epoch):
@@ -125,6 +127,6 @@ class RestoredStore:
                 f"machine {machine} runs no task {task} that only the restored store does not know",
                 hint="twinectl restored show",
             )
-        self._region.sights.let_go.setdefault(machine, set()).add(task)
+        self._region.observations.let_go.setdefault(machine, set()).add(task)
         log.warning("a task is let go", extra={"machine": machine, "task": task})
-        self._region.sights.changed(machine)
+        self._region.observations.changed(machine)

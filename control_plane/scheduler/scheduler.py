@@ -29,21 +29,21 @@ from control_plane.api.operations import Cause
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
-from control_plane.scheduler.ahead import Ahead
-from control_plane.scheduler.arrivals import ARRIVING_S, Arrivals
-from control_plane.scheduler.calm import CalmJobs
-from control_plane.scheduler.consultant import Consultant
+from control_plane.scheduler.approvals import Approvals
 from control_plane.scheduler.core import release
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import second_copies
 from control_plane.scheduler.core.decide import decide, go_on, settle
 from control_plane.scheduler.core.decision import Decision, Found, Seen
-from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import waits
 from control_plane.scheduler.core.reconcile import command_about, commands, next_look
 from control_plane.scheduler.core.rollout import is_quiet, summarize
 from control_plane.scheduler.event_log import EventLog
+from control_plane.scheduler.idle_jobs import IdleJobs
 from control_plane.scheduler.losses import Losses
-from control_plane.scheduler.placing import Placing
+from control_plane.scheduler.placement import Placements
+from control_plane.scheduler.preparation import PreparedMachines
+from control_plane.scheduler.startup_barrier import ARRIVING_S, StartupBarrier
 from control_plane.scheduler.unknown_copies import UnknownCopies
 from control_plane.task_control.controllers import Controllers
 from control_plane.task_control.core.talk import Heard
@@ -69,7 +69,7 @@ class Scheduler:
         self,
         region: Region,
         jobs: JobTable,
-        placing: Placing,
+        placing: Placements,
         dispatcher: Dispatcher,
         event_log: EventLog,
         controllers: Controllers,
@@ -77,10 +77,10 @@ class Scheduler:
     ) -> None:
         """Run nothing yet."""
         self._jobs = jobs
-        self._broker, self._sights = region.broker, region.sights
+        self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self.runtime = region.runtime
-        self._placing = placing
+        self._placements = placing
         self._allocator = placing.allocator
         self._dispatcher = dispatcher
         self._epoch = 0
@@ -100,14 +100,14 @@ class Scheduler:
         """Job → how it and its pool stood when nothing was to be gained by a move."""
         self._quiet_since: dict[str, float] = {}
         """Job → since when nothing goes on in it; a time in which we stood still is none."""
-        self._arrivals = Arrivals(region.sights, jobs)
-        self._calm = CalmJobs(region.sights, region.runtime, region.settings.resync_s)
+        self._startup_barrier = StartupBarrier(region.observations, jobs)
+        self._idle_jobs = IdleJobs(region.observations, region.runtime, region.settings.resync_s)
         self._log = event_log
-        self._consultant = Consultant(controllers, jobs, event_log)
+        self._approvals = Approvals(controllers, jobs, event_log)
         self._losses = losses
         self._unknown = UnknownCopies(region, placing.allocator.directory)
         self._unknown.gone = lambda task: self._wake(task.rpartition("-")[0])
-        self.ahead = Ahead(region, placing.allocator)
+        self.ahead = PreparedMachines(region, placing.allocator)
         self._capped = region.limits.of(
             LimitName.CAPPED_MOVES,
             region.settings.capped_moves_per_s,
@@ -116,12 +116,12 @@ class Scheduler:
         controllers.listen(self._wake)
         jobs.listen(lambda name, *_: self._wake(name), loaded=ignore)
         region.broker.listen(self._machine_changed, loaded=ignore)
-        region.sights.listen(self._machine_seen, self._one_seen)
+        region.observations.listen(self._machine_seen, self._one_seen)
 
     async def run(self, epoch: int) -> None:
         """Schedule all jobs, in this term, until cancelled."""
         self._epoch = epoch
-        if self._sights.restored:
+        if self._observations.restored:
             self._unknown.begin()
         ends = self._runtime.on_pause(lambda _: self._quiet_since.clear())
         async with asyncio.TaskGroup() as group:
@@ -145,7 +145,7 @@ class Scheduler:
 
     def controller_note(self, record: JobRecord) -> str:
         """Return how the conversation with a job's controller goes; empty: it has none."""
-        return self._consultant.note(record.name)
+        return self._approvals.note(record.name)
 
     def update_note(self, record: JobRecord) -> str:
         """Return how a job's update goes, in a sentence; empty: as it should."""
@@ -155,20 +155,20 @@ class Scheduler:
         """Return which tasks of a job may run twice, each with where."""
         if not record.leaving:
             return []
-        pools, now = self._placing.pools_of(record), self._runtime.date()
-        return second_copies(record, self._sights.view(pools, record.leaving, now))
+        pools, now = self._placements.pools_of(record), self._runtime.date()
+        return second_copies(record, self._observations.view(pools, record.leaving, now))
 
     # -- waking
 
     def _wake(self, name: str) -> None:
         if self._jobs.find(name) is not None:
-            self._calm.heard(name)
+            self._idle_jobs.heard(name)
             self._workers.wake(name)
 
     def _wake_whole(self, name: str) -> None:
         """Wake a job once all of its machines were heard since the start, or after a while."""
-        if self._arrivals.awaits(name):
-            self._calm.heard(name)
+        if self._startup_barrier.awaits(name):
+            self._idle_jobs.heard(name)
             self._workers.wake_at(name, self._runtime.now() + ARRIVING_S)
         else:
             self._wake(name)
@@ -190,7 +190,7 @@ class Scheduler:
             self._wake(job)
 
     def _machine_seen(self, name: str) -> None:
-        if self._arrivals.is_first(name):
+        if self._startup_barrier.is_first(name):
             for job in sorted(self._allocator.directory.jobs(name)):
                 self._wake_whole(job)
             for job in sorted(self._awaited.pop(name, ())):
@@ -205,7 +205,7 @@ class Scheduler:
         known = self._allocator.directory.tasks(machine).get(which)
         if known is not None:
             self._wake(known.job)
-        elif which in self._sights.sight(machine).images:
+        elif which in self._observations.observation(machine).images:
             for job in sorted(self._awaited.pop(machine, ())):
                 self._wake(job)
         else:
@@ -214,12 +214,12 @@ class Scheduler:
 
     def _remove_strays(self, name: str) -> None:
         """Stop what runs on a machine although it was moved away or its job is gone."""
-        sight = self._sights.sight(name)
-        if self._group is None or not sight.answering:
+        observation = self._observations.observation(name)
+        if self._group is None or not observation.answering:
             return
         for task in self._allocator.strays(name):
-            generation = sight.tasks[task].generation
-            if sight.stopped.get(task, 0) < generation:
+            generation = observation.tasks[task].generation
+            if observation.stopped.get(task, 0) < generation:
                 self._dispatcher.send(Stop(name, task, generation, urgent=True))
 
     # -- one job
@@ -240,11 +240,14 @@ class Scheduler:
         record = self._jobs.find(name)
         if record is None or name in self._answers or name in self._asking:
             return None
-        pool, entitlement = self._placing.pool_of(record), self._placing.entitlement_of(record)
-        return self._calm.rests_s(record, entitlement, self._standing(record, pool), pool)
+        pool, entitlement = (
+            self._placements.pool_of(record),
+            self._placements.entitlement_of(record),
+        )
+        return self._idle_jobs.rests_s(record, entitlement, self._standing(record, pool), pool)
 
     def _standing(self, record: JobRecord, pool: str) -> tuple[int, int]:
-        return self._jobs.revision(record.name), self._placing.index.gains(pool)
+        return self._jobs.revision(record.name), self._placements.index.gains(pool)
 
     def _pause_s(self, name: str) -> float:
         record = self._jobs.find(name)
@@ -260,26 +263,26 @@ class Scheduler:
                 return None
             now = Moment(self._runtime.date(), self._runtime.now())
             view = self._view(before, now)
-            heard = await self._consultant.join(before)
+            heard = await self._approvals.join(before)
             seen, repairs = await self._seen(before, view, now, heard)
             made = decide(before, seen)
-            await self._runtime.breathe()
+            await self._runtime.checkpoint()
             if made.chosen or made.overdue:
                 go_on(made, await self._found(made, repairs), seen)
                 for _ in range(made.capped):
                     self._capped.take(now.steady)
             is_asked = name in self._asking
-            request = None if is_asked else self._placing.request(made.record, view)
+            request = None if is_asked else self._placements.request(made.record, view)
             answer = self._answer(name, request)
             if not (made.record.tasks or request or is_asked) and made.record.stopping:
                 await self._retire(made)
                 return 0.0
             if answer is not None and request is not None and request.groups:
-                settle(made, self._placing.placed(made.record, view, answer), now)
-            made.record = self._consultant.noted(made.record, before)
+                settle(made, self._placements.placed(made.record, view, answer), now)
+            made.record = self._approvals.noted(made.record, before)
             if made.record != before:
                 events = await self._log.commit(self._jobs, made.record, made.events)
-                self._consultant.stored(made.record, before, events)
+                self._approvals.stored(made.record, before, events)
             self._details[name] = made.detail
         if answer is None and request is not None:
             self._ask(name, request)
@@ -288,12 +291,12 @@ class Scheduler:
         self._wake_waiting()
         if made.record != before and not view.keys() >= _machines_of(made.record):
             view = self._view(made.record, now)
-        await self._runtime.breathe()
+        await self._runtime.checkpoint()
         asked = commands(made.record, view)
         for command in asked:
             self._dispatcher.send(command)  # it is derived anew when its turn has come
-            await self._runtime.breathe()
-        self._consultant.ask(made.record, view)
+            await self._runtime.checkpoint()
+        self._approvals.ask(made.record, view)
         looks = (next_look(made.record, now, view), release.next_look(made.record, now))
         due_s = [look - now.steady for look in looks if look is not None]
         if made.held:
@@ -301,19 +304,22 @@ class Scheduler:
         if made.held or self._waits_for_power(made):
             due_s.append(_LIMITED_S)
         if made.record == before and not (asked or due_s) and (answer is None) == (request is None):
-            self._note_calm(before)
+            self._note_idle(before)
         else:
-            self._calm.forget(name)
+            self._idle_jobs.forget(name)
         return min([self._settings.resync_s, *due_s])
 
-    def _note_calm(self, record: JobRecord) -> None:
-        pool, entitlement = self._placing.pool_of(record), self._placing.entitlement_of(record)
+    def _note_idle(self, record: JobRecord) -> None:
+        pool, entitlement = (
+            self._placements.pool_of(record),
+            self._placements.entitlement_of(record),
+        )
         standing = self._standing(record, pool)
         even_at = None
         if self._evened.get(record.name) != standing:
             quiet_since = self._quiet_since.get(record.name, 0.0)
             even_at = quiet_since + self._settings.repair_after_s
-        self._calm.found_nothing(record, entitlement, standing, even_at)
+        self._idle_jobs.found_nothing(record, entitlement, standing, even_at)
 
     def _waits_for_power(self, made: Decision) -> bool:
         """Return whether tasks have yet to leave machines whose power is capped."""
@@ -330,10 +336,10 @@ class Scheduler:
     def _forget(self, name: str) -> None:
         """Drop what is remembered of a job that is gone."""
         self._workers.forget(name)
-        self._consultant.forget(name)
-        self._calm.gone(name)
+        self._approvals.forget(name)
+        self._idle_jobs.gone(name)
         self._allocator.waiting.drop(name)
-        self._placing.forget(name)
+        self._placements.forget(name)
         for known in (self._details, self._answers, self._evened, self._quiet_since):
             known.pop(name, None)
 
@@ -344,8 +350,8 @@ class Scheduler:
         seen = Seen(
             view,
             now,
-            claims=self._placing.index.claims.get(record.name) or (),
-            evened=self._placing.evened(record),
+            claims=self._placements.index.claims.get(record.name) or (),
+            evened=self._placements.evened(record),
             repairs=tuple(repair.task for repair in repairs),
             heard=heard,
             spared=self._losses.held(record),
@@ -358,7 +364,7 @@ class Scheduler:
 
         One that was proposed and has not begun is looked at each time.
         """
-        state = self._standing(record, self._placing.pool_of(record))
+        state = self._standing(record, self._placements.pool_of(record))
         if not is_quiet(record):
             self._quiet_since.pop(record.name, None)
             return ()
@@ -367,7 +373,7 @@ class Scheduler:
         if is_known or quiet_s < self._settings.repair_after_s or record.name in self._asking:
             return ()
         self._evened[record.name] = state
-        return await self._placing.repairs(record, view)
+        return await self._placements.repairs(record, view)
 
     async def _found(self, made: Decision, repairs: Sequence[Repair]) -> Found:
         """Return which of the chosen tasks have a place now, with their image in it.
@@ -379,7 +385,7 @@ class Scheduler:
         known = {repair.task: repair.target for repair in repairs}
         wanted = made.runs_next()
         asked = {index: spec for index, spec in wanted.items() if index not in known}
-        targets = await self._placing.targets(record, asked, made.moving)
+        targets = await self._placements.targets(record, asked, made.moving)
         for index in made.chosen:
             target = known.get(index) or targets.of.get(index)
             if target is None:
@@ -390,20 +396,20 @@ class Scheduler:
                 detail = detail or f"the move to {target.machine} waits for its host profile"
                 self._awaited[target.machine].add(record.name)
                 if target.is_taken and self._group is not None:
-                    taking = self.ahead.take(target.machine, self._placing.pool_of(record))
+                    taking = self.ahead.take(target.machine, self._placements.pool_of(record))
                     self._runtime.spawn_in(self._group, "scheduler", taking)
                 continue
-            sight = self._sights.sight(target.machine)
-            image, keys = wanted[index].image, self._placing.image_keys(wanted[index])
+            observation = self._observations.observation(target.machine)
+            image, keys = wanted[index].image, self._placements.image_keys(wanted[index])
             if why := await self._dispatcher.distrust(image, keys):
                 detail = f"the update waits: {why}"
                 continue
-            if target.is_taken or image in sight.images:
+            if target.is_taken or image in observation.images:
                 ready.add(index)
                 continue
             self._awaited[target.machine].add(record.name)
             self._dispatcher.prestage(target.machine, image, keys)
-            refused = sight.refused.get(image)
+            refused = observation.refused.get(image)
             detail = f"the update waits for its image: {refused}" if refused else detail
         return Found(frozenset(ready), frozenset(without_room), detail)
 
@@ -448,8 +454,8 @@ class Scheduler:
             self._asking.discard(name)
 
     def _view(self, record: JobRecord, now: Moment) -> View:
-        pools = self._placing.pools_of(record)
-        return self._sights.view(pools, _machines_of(record), now.wall)
+        pools = self._placements.pools_of(record)
+        return self._observations.view(pools, _machines_of(record), now.wall)
 
     async def _retire(self, made: Decision) -> None:
         """Remove a job whose tasks and claims are gone, but remember what a later one must know.
@@ -468,20 +474,20 @@ class Scheduler:
         if record is not None and index.isdecimal():
             now = self._runtime.date()
             left = [name for name, tasks in record.leaving.items() if task in tasks]
-            view = self._sights.view(self._placing.pools_of(record), [machine, *left], now)
+            view = self._observations.view(self._placements.pools_of(record), [machine, *left], now)
             command = command_about(record, int(index), machine, view)
             if isinstance(command, Start):
                 if self._unknown.elsewhere(task, machine):
                     return None
                 spec = record.specs.get(command.version, record.spec)
-                return self._placing.told(spec, command, self._epoch)
+                return self._placements.told(spec, command, self._epoch)
             if command is not None:
                 return command
-        sight = self._sights.sight(machine)
-        status = sight.tasks.get(task)
-        if status is None or not sight.answering:
+        observation = self._observations.observation(machine)
+        status = observation.tasks.get(task)
+        if status is None or not observation.answering:
             return None
-        if sight.stopped.get(task, 0) >= status.generation:
+        if observation.stopped.get(task, 0) >= status.generation:
             return None
         is_stray = task in self._allocator.strays(machine)
         return Stop(machine, task, status.generation, urgent=True) if is_stray else None

@@ -8,7 +8,7 @@ from control_plane.agents.core.restored import is_of_before
 from control_plane.agents.region import Region
 from control_plane.api.jobs import JobRecord, TaskPhase, task_id
 from control_plane.api.machines import MachineState
-from control_plane.scheduler.siblings import Directory
+from control_plane.scheduler.ports import Directory
 
 
 class UnknownCopies:
@@ -16,7 +16,7 @@ class UnknownCopies:
 
     def __init__(self, region: Region, directory: Directory) -> None:
         """Know nothing; `begin` once the store is found to have been put back."""
-        self._sights, self._machines = region.sights, region.broker
+        self._observations, self._machines = region.observations, region.broker
         self._directory = directory
         self._where: dict[str, set[str]] = {}
         self._on: dict[str, set[str]] = {}
@@ -27,7 +27,7 @@ class UnknownCopies:
         """Take in what hosts said, and follow what they say from now on."""
         for machine in self._machines.table:
             self._seen(machine)
-        self._sights.listen(self._seen)
+        self._observations.listen(self._seen)
 
     def elsewhere(self, task: str, machine: str) -> str:
         """Return another machine, not a dead one, where the task runs and no record has it."""
@@ -52,7 +52,7 @@ class UnknownCopies:
         return ""
 
     def _seen(self, machine: str) -> None:
-        tasks, epoch = self._sights.look(machine).tasks, self._sights.restored
+        tasks, epoch = self._observations.look(machine).tasks, self._observations.restored
         known = self._directory.tasks(machine)
         now = {
             name

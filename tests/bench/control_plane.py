@@ -192,9 +192,9 @@ class Bench:
             await self.cp.apply_job(spec)
 
     def _all_heard(self) -> bool:
-        sights = self.cp._sights
+        observations = self.cp._observations
         for _ in range(LOOKS):
-            if not self.unheard or not sights.sight(self.unheard[-1]).answering:
+            if not self.unheard or not observations.observation(self.unheard[-1]).answering:
                 break
             self.unheard.pop()
         return not self.unheard

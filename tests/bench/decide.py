@@ -27,9 +27,9 @@ from control_plane.api.jobs import (
     task_id,
 )
 from control_plane.api.stored_jobs import changed_chunks, chunks_of
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide, go_on
 from control_plane.scheduler.core.decision import Found, Seen
-from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.reconcile import commands
 
 IMAGE = "sha256:" + "1" * 64

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from agent.api import Limits
-from control_plane.allocator.alone import allocator_over
+from control_plane.allocator.standalone import allocator_over
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineRecord

@@ -157,7 +157,7 @@ def _where() -> str:
     return f"{at}, {day}, {cpus} CPUs ({platform.machine()}), load {load:.1f} before"
 
 
-class _Guest:
+class _PendingConnection:
     """A guest for all benches that need one with so many CPUs, booted for the first of them."""
 
     def __init__(self, memory_mib: int) -> None:
@@ -198,7 +198,7 @@ def main() -> None:
         for bench in chosen:
             print(f"{bench.name:16} {'guest  ' if bench.needs_guest else '       '}{bench.about}")
         return
-    guest = _Guest(max((b.memory_mib for b in chosen if b.needs_guest), default=0))
+    guest = _PendingConnection(max((b.memory_mib for b in chosen if b.needs_guest), default=0))
     broken: list[str] = []
     try:
         for bench in chosen:

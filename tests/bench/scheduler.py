@@ -199,7 +199,7 @@ def _tell(what: str, began: float, used: float) -> None:
 
 def _all_heard(cp: ControlPlane, silent: list[str]) -> bool:
     """Return whether nobody is silent any more; who was heard is not asked about again."""
-    while silent and cp._sights.sight(silent[-1]).answering:
+    while silent and cp._observations.observation(silent[-1]).answering:
         silent.pop()
     return not silent
 

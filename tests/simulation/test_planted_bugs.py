@@ -15,7 +15,8 @@ from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.health.checker import HealthChecker
 from control_plane.health.watch import Watch
 from control_plane.ops_planner import planner
-from control_plane.scheduler.core import consulting, decide, reconcile, release, rollout, sizing
+from control_plane.scheduler.core import approval as consulting
+from control_plane.scheduler.core import decide, reconcile, release, rollout, sizing
 from control_plane.scheduler.core.decision import Decision, Seen
 from vm_lab.region import scenario
 from vm_lab.region.run import Job, run_one

@@ -41,7 +41,7 @@ def test_the_one_guest_has_the_most_memory_that_a_bench_asks_for(tmp_path):
         "here": (False, 1, 1),
     }
     asked = []
-    guest = RUN["_Guest"](max(b.memory_mib for b in found))
+    guest = RUN["_PendingConnection"](max(b.memory_mib for b in found))
     guest._lab = lambda *words: asked.append(words)
     assert guest.name() == guest.name() == guest.name(2) == "bench"
     guest.down()

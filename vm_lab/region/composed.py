@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from vm_lab.region.kinds import ON_JOBS, ON_MACHINES
 from vm_lab.region.scenario import FaultRate, Scenario, Shape, Work
-from vm_lab.region.shape import Place, places
 from vm_lab.region.story import Fault, event
+from vm_lab.region.topology import Place, places
 
 MEET_S = 60.0
 """The second event of a pair begins at most so long after a shorter first one began."""

@@ -15,9 +15,9 @@ from vm_lab.region.clients import Wish
 from vm_lab.region.machine import Copy, Machine
 from vm_lab.region.network import Condition
 from vm_lab.region.operators import power_cap, switch, upgrade
-from vm_lab.region.shape import image
 from vm_lab.region.stores import CrashPoint, Disk, Trouble
 from vm_lab.region.story import Fault
+from vm_lab.region.topology import image
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion

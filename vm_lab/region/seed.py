@@ -16,7 +16,9 @@ from agent.api import JoinRequest
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.settings import SchedulerSettings
-from vm_lab.region import owners, rest, shape
+from vm_lab.region import owners
+from vm_lab.region import quiescence as rest
+from vm_lab.region import topology as shape
 from vm_lab.region.applications import Applications
 from vm_lab.region.checker import Checker, Violation
 from vm_lab.region.clients import Clients

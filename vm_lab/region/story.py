@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from vm_lab.region.kinds import INSTANT, KINDS, ON_JOBS
 from vm_lab.region.scenario import FaultRate, Scenario
-from vm_lab.region.shape import Place, places
+from vm_lab.region.topology import Place, places
 from wire.errors import InvalidInput
 
 _LINE = re.compile(

@@ -9,9 +9,9 @@ from itertools import chain
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.feasibility import admits, admits_any_of, is_large_enough, judge
+from control_plane.allocator.core.free_space_classes import scarcity
 from control_plane.allocator.core.machine_pools import Cell, Kinds, Machine, Part
 from control_plane.allocator.core.request import Group
-from control_plane.allocator.core.shelves import scarcity
 from control_plane.allocator.core.stranding import Totals, needs, rarities, stranded
 from control_plane.api.policy import Fit
 from control_plane.broker.core.capacity import Capacity

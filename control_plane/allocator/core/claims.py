@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from control_plane.allocator.core.credit import Credit
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT
+from control_plane.allocator.core.freed_room import FreedRoom
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.ports import Ports
 
@@ -33,7 +33,7 @@ class Change:
     freed: list[Claim] = field(default_factory=list)
     takes: list[Machine] = field(default_factory=list)
     """Free machines that the pool gets."""
-    credits: dict[Machine, Credit] = field(default_factory=dict)
+    credits: dict[Machine, FreedRoom] = field(default_factory=dict)
     """What it frees on machines, as far as it may use that itself."""
     charged: int = 0
     """How many of the claims are charged to their machines."""

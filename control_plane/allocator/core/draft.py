@@ -8,11 +8,11 @@ from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import Room
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
+from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.allocator.core.power import Budget
 from control_plane.allocator.core.preferences import Ranking
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Request
-from control_plane.allocator.core.space import Space
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import Place
 
@@ -29,7 +29,7 @@ class Draft:
         self.free = index.pool(FREE)
         self.ranking = Ranking(request.preferences)
         self.change = Change(request.job, request.pool)
-        self.spaces: dict[Machine, Space] = {}
+        self.spaces: dict[Machine, PlannedRoom] = {}
         """What is left on machines on which the plan takes or frees something."""
         self.lone: dict[Machine, Demand] = {}
         """Machines that get one task so far: their space is made when somebody asks."""
@@ -71,11 +71,11 @@ class Draft:
         self.gained.add(claim.machine.bucket)
         self.space(claim.machine).take(claim.demand, claim.machine.capacity, -1)
 
-    def space(self, machine: Machine) -> Space:
+    def space(self, machine: Machine) -> PlannedRoom:
         """Return the plan's copy of what is left on a machine."""
         space = self.spaces.get(machine)
         if space is None:
-            space = self.spaces[machine] = Space(machine)
+            space = self.spaces[machine] = PlannedRoom(machine)
             demand = self.lone.pop(machine, None)
             if demand is not None:
                 space.take(demand, machine.capacity)

@@ -10,9 +10,9 @@ from operator import attrgetter
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.feasibility import Tally
+from control_plane.allocator.core.free_space_classes import ALL, BY_CLASS, EMPTY
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
 from control_plane.allocator.core.request import Group
-from control_plane.allocator.core.shelves import ALL, BY_CLASS, EMPTY
 from control_plane.api.requirements import Because, text_of
 from control_plane.broker.core.matching import holds
 

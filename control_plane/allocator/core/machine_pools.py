@@ -23,10 +23,7 @@ from control_plane.allocator.core.feasibility import (
     admits_any_of,
     bin_of,
 )
-from control_plane.allocator.core.machine_class import class_key, class_of
-from control_plane.allocator.core.misses import Misses, Relief
-from control_plane.allocator.core.ports import Ports as Ports
-from control_plane.allocator.core.shelves import (
+from control_plane.allocator.core.free_space_classes import (
     BLOCKED,
     BY_GPUS,
     BY_TIGHTNESS,
@@ -35,9 +32,12 @@ from control_plane.allocator.core.shelves import (
     MOST_GPUS,
     ORDERS,
     QUARTERS,
-    shelf_of,
+    space_class_of,
     tightness,
 )
+from control_plane.allocator.core.machine_class import class_key, class_of
+from control_plane.allocator.core.no_fit_cache import NoFitCache, Relief
+from control_plane.allocator.core.ports import Ports as Ports
 from control_plane.allocator.core.stranding import Totals
 from control_plane.broker.core.capacity import Capacity, Place, micro
 
@@ -130,14 +130,14 @@ class Bucket:
         """Rises whenever a machine here gets more room or becomes usable."""
         self.moves = 0
         """Rises before and after a machine changes shelves: odd while it does."""
-        self._misses: Misses | None = None
+        self._misses: NoFitCache | None = None
         """Made when a demand found no room for the first time."""
 
     def put_all(self, machines: list[Machine]) -> None:
         """Put machines that come into this bucket on the shelf where all of them belong."""
         sample = machines[0]
         self._cells = {}
-        shelf = shelf_of(sample)
+        shelf = space_class_of(sample)
         self.most_memory = max(self.most_memory, sample.capacity.memory_bytes)
         row = self.shelves[shelf]
         if row is None:
@@ -162,7 +162,7 @@ class Bucket:
 
     def reshelve(self, machine: Machine) -> None:
         """Bring a machine to another shelf if what is left on it changed that much."""
-        shelf = shelf_of(machine)
+        shelf = space_class_of(machine)
         if shelf != machine.shelf:
             self.moves += 1
             self._take_off(machine)
@@ -282,7 +282,7 @@ class Bucket:
         """
         if moves == self.moves and not moves % 2:
             if self._misses is None:
-                self._misses = Misses()
+                self._misses = NoFitCache()
             self._misses.add(demand, news)
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from control_plane.allocator.core.evenness import Even
 from control_plane.allocator.core.feasibility import OF_BUCKETS, Candidate, bin_of, names
-from control_plane.allocator.core.skew import Floor
+from control_plane.allocator.core.max_skew import Floor
+from control_plane.allocator.core.weighted_spread import Even
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Preference, Property, Strategy

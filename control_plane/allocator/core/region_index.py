@@ -19,12 +19,12 @@ from control_plane.allocator.core.claims import (
     uncharge,
     without,
 )
-from control_plane.allocator.core.credit import Credit
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import admits_any_of, judge
+from control_plane.allocator.core.freed_room import FreedRoom
 from control_plane.allocator.core.kind_counts import KindCounts
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
-from control_plane.allocator.core.misses import Relief
+from control_plane.allocator.core.no_fit_cache import Relief
 from control_plane.allocator.core.power import Power
 from control_plane.allocator.core.stranding import Totals
 from control_plane.api.capacity_report import PowerBudget
@@ -402,7 +402,7 @@ class RegionIndex:
         for claim in freed:
             credit = change.credits.get(claim.machine)
             if credit is None:
-                credit = change.credits[claim.machine] = Credit()
+                credit = change.credits[claim.machine] = FreedRoom()
             credit.add(claim.demand, claim.machine.capacity)
 
     def _try(self, change: Change, job: tuple[Claims], claim: Claim) -> bool:

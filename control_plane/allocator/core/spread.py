@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
 
 from control_plane.allocator.core.claims import Claim
-from control_plane.allocator.core.evenness import Even
 from control_plane.allocator.core.feasibility import bin_of
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.preferences import liking
 from control_plane.allocator.core.request import Plan, Request
+from control_plane.allocator.core.weighted_spread import Even
 from control_plane.api.policy import Preference, Property, Strategy
 
 _Most = tuple[int, int, str]

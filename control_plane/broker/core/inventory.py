@@ -32,7 +32,7 @@ from control_plane.broker.core.labels import read_labels
 from control_plane.broker.core.matching import Listed, holds
 from control_plane.broker.core.unavailability import began, ended
 from wire.errors import FieldError
-from wire.quantities import shown
+from wire.units import shown
 
 NOT_JOINED = "imported; its agent has not joined yet"
 _PLACE = ("region", "datacenter", "msb", "row", "rack")

@@ -26,7 +26,7 @@ from control_plane.api.requirements import (
     Term,
 )
 from control_plane.broker.core.capacity import Capacity, Place, capacity_of
-from wire.quantities import size_text
+from wire.units import size_text
 
 
 class Subject(Protocol):

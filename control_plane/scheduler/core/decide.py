@@ -26,13 +26,13 @@ from control_plane.api.operations import (
     OperationKind,
     OperationState,
 )
-from control_plane.scheduler.core.consulting import (
+from control_plane.scheduler.core.approval import (
     OFFERED_MAX,
     is_controlled,
     take_in,
 )
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decision import Decision, Found, Room, Seen
-from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import (
     Ledger,
     approval,

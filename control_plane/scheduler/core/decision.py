@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from control_plane.agents.core.seen import View
 from control_plane.allocator.core.claims import Claim
-from control_plane.allocator.core.evenness import OVER_MSBS, Even
+from control_plane.allocator.core.weighted_spread import OVER_MSBS, Even
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.operations import JobEvent
-from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import Ledger
 from control_plane.scheduler.core.release import runs_next
 from control_plane.task_control.core.talk import Heard

@@ -13,7 +13,7 @@ from agent.api.signing import SIGN_HINT, distrust
 from control_plane.allocator.core.demand import Demand, claiming_cpu, demand_for
 from control_plane.allocator.core.feasibility import Tally, judge, of_kind
 from control_plane.allocator.core.machine_pools import Machine
-from control_plane.allocator.core.space import Space
+from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, UpdatePolicy
 from control_plane.api.policy import Admission, Fit
@@ -211,7 +211,7 @@ def _check_capacity(
     tally = Tally(demand)
     most = 0
     for machine in held:
-        space = Space.whole(machine.capacity)
+        space = PlannedRoom.whole(machine.capacity)
         if not tally.add(machine, space):
             most = max(most, room(demand, machine, spec.tasks))
     if held and not tally.fitting:
@@ -230,7 +230,7 @@ def _check_capacity(
 
 def room(demand: Demand, machine: Machine, most: int) -> int:
     """Return how many such tasks fit on an empty machine, counting no further than `most`."""
-    space = Space.whole(machine.capacity)
+    space = PlannedRoom.whole(machine.capacity)
     count = 0
     while count < most and not judge(demand, machine, space):
         space.take(demand, machine.capacity)

@@ -23,7 +23,7 @@ from control_plane.api.operations import (
     OperationKind,
     OperationState,
 )
-from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.clock import Moment
 
 _BACK = "its machine is back"
 

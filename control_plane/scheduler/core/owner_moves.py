@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord
 from control_plane.api.operations import Cause, OperationKind, OperationState
-from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import Ledger, is_going, waits
 from wire.errors import Conflict, NotFound
 

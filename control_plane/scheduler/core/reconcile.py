@@ -30,8 +30,8 @@ from control_plane.api.jobs import (
     task_id,
 )
 from control_plane.api.operations import STOP, Cause, OperationKind
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, staying, waits_for
-from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.release import placed_as, runs_next
 

@@ -18,9 +18,9 @@ from agent.api import Health, RestartWhen, TaskState
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of
 from control_plane.api.operations import Cause, OperationKind, OperationState
 from control_plane.api.updates import OnFailure, Rollout
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import waits_for
 from control_plane.scheduler.core.job_check import same_tasks
-from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import Ledger, is_going, is_offered
 
 _TROUBLE = (TaskState.BACKOFF, TaskState.FAILED, TaskState.STOPPED)

@@ -20,9 +20,9 @@ from control_plane.api.jobs import (
     task_id,
 )
 from control_plane.api.operations import MUST_LEAVE, Cause, OperationState
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, waits_for
 from control_plane.scheduler.core.job_check import same_tasks
-from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going, waits
 from control_plane.scheduler.core.owner_moves import without_place
 from control_plane.scheduler.core.release import placed_as

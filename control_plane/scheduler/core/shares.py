@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from control_plane.allocator.core.demand import Demand, demand_of
 from control_plane.allocator.core.feasibility import as_far_as, judge
 from control_plane.allocator.core.machine_pools import Machine
-from control_plane.allocator.core.space import Space
+from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.policy import Property
@@ -126,7 +126,7 @@ class _Shares:
         found: dict[Need, float] = {}
         for machine in self._machines:
             capacity = machine.capacity
-            if judge(demand, machine, Space.whole(capacity)):
+            if judge(demand, machine, PlannedRoom.whole(capacity)):
                 continue
             for resource, part in parts(demand, capacity).items():
                 for unit, amount in (("machines", part), ("RRU", part * capacity.rru)):

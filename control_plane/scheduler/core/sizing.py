@@ -10,10 +10,10 @@ from control_plane.agents.core.seen import View
 from control_plane.allocator.core.spread import fullest_first
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationState
-from control_plane.scheduler.core.consulting import is_controlled, was_let
+from control_plane.scheduler.core.approval import is_controlled, was_let
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import waits_for
 from control_plane.scheduler.core.decision import Decision, Seen
-from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import (
     Ledger,
     approval,

@@ -13,7 +13,7 @@ from agent.api.volumes import VolumeKind
 from control_plane.agents.core.seen import View
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationKind, OperationState
-from control_plane.scheduler.core.consulting import is_controlled
+from control_plane.scheduler.core.approval import is_controlled
 from control_plane.scheduler.core.decision import Decision, Seen
 from control_plane.scheduler.core.operations import is_going, waits
 from control_plane.scheduler.core.reconcile import available

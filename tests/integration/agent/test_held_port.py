@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.machine import notify
-from agent.services.port import NAME, listen
+from agent.services.reserved_port import NAME, listen
 from wire.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from agent.routes import JOIN_ROUTES
 from agent.services import keys
 from control_plane.identity.authority import public_key_of
 from wire import server
-from wire.door import Door, open_door
+from wire.admission import ConnectionAdmission, open_admission
 from wire.errors import InvalidInput
 from wire.limits import Limits
 from wire.server import Call, Peer, make_app
@@ -39,7 +39,7 @@ async def _renew(_: Call) -> Any:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[Door, int]]:
+async def served() -> AsyncIterator[tuple[ConnectionAdmission, int]]:
     app = make_app(
         "x",
         ROUTES,
@@ -51,12 +51,12 @@ async def served() -> AsyncIterator[tuple[Door, int]]:
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    async with open_door(runner, listener, None, QUICK, logging.getLogger("x")) as door:
+    async with open_admission(runner, listener, None, QUICK, logging.getLogger("x")) as door:
         yield door, port
         await runner.cleanup()
 
 
-async def empty(door: Door) -> None:
+async def empty(door: ConnectionAdmission) -> None:
     """Wait until nobody is in any more."""
     async with asyncio.timeout(60):
         while door.count() != (0, 0):

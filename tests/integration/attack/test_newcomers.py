@@ -15,7 +15,7 @@ from aiohttp import web
 
 from control_plane.identity.authority import OwnIdentity, Subject, open_authority
 from wire import tls
-from wire.door import Door, open_door
+from wire.admission import ConnectionAdmission, open_admission
 from wire.limits import Limits
 from wire.networks import PROVED_S, SUSPECT_S, Suspects
 
@@ -26,7 +26,9 @@ HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40)
 
 
 @asynccontextmanager
-async def served(limits: Limits, folder: Path | None = None) -> AsyncIterator[tuple[Door, int]]:
+async def served(
+    limits: Limits, folder: Path | None = None
+) -> AsyncIterator[tuple[ConnectionAdmission, int]]:
     """Serve with a door of its own; with a folder over TLS."""
 
     async def answer(_: web.Request) -> web.Response:
@@ -42,7 +44,7 @@ async def served(limits: Limits, folder: Path | None = None) -> AsyncIterator[tu
     if folder is not None:
         authority = open_authority(folder / "authority.pem", "twine")
         context = OwnIdentity(authority, [USER]).server_context()
-    async with open_door(runner, listener, context, limits, logging.getLogger("x")) as door:
+    async with open_admission(runner, listener, context, limits, logging.getLogger("x")) as door:
         yield door, port
         await runner.cleanup()
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from control_plane.identity.authority import Authority, Subject, open_authority
 from wire import tls
-from wire.door import Door, open_door
+from wire.admission import ConnectionAdmission, open_admission
 from wire.limits import Limits
 from wire.server import Peer, make_app
 
@@ -33,7 +33,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def served(authority: Authority) -> AsyncIterator[tuple[Door, int]]:
+async def served(authority: Authority) -> AsyncIterator[tuple[ConnectionAdmission, int]]:
     """Serve nothing but health, over TLS."""
     own = authority.credential(Subject("component", "control-plane", ("127.0.0.1",)), "")
     app = make_app("x", [], {}, lambda _request, _route: Peer("somebody", "user"), version="0")
@@ -42,7 +42,7 @@ async def served(authority: Authority) -> AsyncIterator[tuple[Door, int]]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     context = tls.server_context(own, require_client=False)
-    async with open_door(runner, listener, context, LIMITS, logging.getLogger("x")) as door:
+    async with open_admission(runner, listener, context, LIMITS, logging.getLogger("x")) as door:
         yield door, port
         await runner.cleanup()
 

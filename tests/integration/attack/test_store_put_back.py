@@ -134,7 +134,7 @@ def copied(face: Face, into: Path) -> None:
     shutil.copytree(face.folder / "state/store", into)
 
 
-def put_back(face: Face, copy: Path) -> None:
+def restored(face: Face, copy: Path) -> None:
     """Put the files of the store back as they were."""
     shutil.rmtree(face.folder / "state/store")
     shutil.copytree(copy, face.folder / "state/store")
@@ -167,14 +167,14 @@ def test_an_old_copy_that_is_simply_put_back_is_noticed_by_the_hosts(
     newest = face.folder / "newest"
     copied(face, newest)
     for _ in range(2):  # and again, as systemd or a person would try
-        put_back(face, face.folder / "copy")
+        restored(face, face.folder / "copy")
         refused = starts(face)
         assert refused.returncode == 78, refused.stderr
         assert "1 of 1 hosts were told (vm1: this host was told at revision" in refused.stderr
         assert "twine-control-plane restore-store" in refused.stderr
         assert lives(*hosts.folders) == before
 
-    put_back(face, newest)
+    restored(face, newest)
     again(face)
     face.until(lambda: answering(face, "vm1"), "vm1 is not heard with the newest store")
     apply(face, job("d"))
@@ -343,7 +343,7 @@ def test_a_host_of_which_the_agent_was_started_again_refuses_it_as_well(
         face.until(lambda: "a-0" in lives(folder), "a-0 does not run")
         face.until(kept.exists, "nothing is kept")
     ends(face)
-    put_back(face, face.folder / "copy")
+    restored(face, face.folder / "copy")
     with agent_in(folder, port, program="a_host.py"):
         refused = starts(face)
         assert refused.returncode == 78, refused.stderr

@@ -20,10 +20,10 @@ import msgspec
 import pytest
 
 from agent.api import Health, JoinRequest, Liveness, MachineFacts, TaskState
+from control_plane.agents.observations import Observations
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentApi
 from control_plane.agents.region import Region as SharedRegion
-from control_plane.agents.sights import Sights
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.transactions import Allocations
@@ -54,30 +54,30 @@ from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.api.watch import EndpointsNews
 from control_plane.broker.brokers import Brokers
-from control_plane.broker.desk import MachineDesk
 from control_plane.broker.marks import Marks
+from control_plane.broker.service import MachineService
 from control_plane.front_end.access import Access
 from control_plane.front_end.frontend import FrontEnd
 from control_plane.front_end.listen import serving, tcp_socket, unix_socket
 from control_plane.front_end.trail import Trail
 from control_plane.health.checker import HealthChecker
-from control_plane.health.desk import HealthDesk
+from control_plane.health.service import HealthService
 from control_plane.identity.authority import Authority, OwnIdentity, Subject, open_authority
 from control_plane.identity.people import People
 from control_plane.identity.registrar import Registrar
 from control_plane.images.store import ImageStore
 from control_plane.ops_planner.planner import OpsPlanner
 from control_plane.portal.core.report import Used
-from control_plane.portal.desk import CapacityDesk, Sources
 from control_plane.portal.portal import Portal
+from control_plane.portal.service import CapacityService, Sources
 from control_plane.profiles.rollouts import ProfileRollouts
 from control_plane.roles import ControlPlane
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import Limits
 from control_plane.runtime.runtime import Runtime
-from control_plane.scheduler.census import Census
+from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.restored import RestoredStore
-from control_plane.scheduler.task_desk import TaskDesk
+from control_plane.scheduler.task_service import TaskService
 from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
 from wire import tls
@@ -154,14 +154,14 @@ class CannedControlPlane(ControlPlane):
     def __init__(self, store: Store) -> None:
         self.brokers = Brokers(store, Runtime())
         self.limits, self.clock = Limits(), time.monotonic
-        self.inventory = MachineDesk(self.brokers, Runtime(), self._view, lambda _: "base")
-        sights = Sights(self.brokers, Runtime())
-        shared = SharedRegion(self.brokers, sights, SchedulerSettings(), Runtime())
+        self.inventory = MachineService(self.brokers, Runtime(), self._view, lambda _: "base")
+        observations = Observations(self.brokers, Runtime())
+        shared = SharedRegion(self.brokers, observations, SchedulerSettings(), Runtime())
         self.checker = HealthChecker(shared, AgentPool(_no_agent), Marks(self.brokers, Runtime()))
-        self.health = HealthDesk(self.checker, self.inventory.outages)
+        self.health = HealthService(self.checker, self.inventory.outages)
         self.portal = Portal(store, Runtime(), PortalSettings(approvers=["bob"]))
         self.brokers.listen(self.portal.supply.heard)
-        self.census = Census()
+        self.census = Counters()
         self.brokers.listen(self.census.machine_heard)
         sources = Sources(
             machines=self.brokers.table,
@@ -170,18 +170,18 @@ class CannedControlPlane(ControlPlane):
             release_idle=_nothing_to_release,
             used=lambda name: Used(),
         )
-        self.capacity = CapacityDesk(self.portal, sources, Runtime())
+        self.capacity = CapacityService(self.portal, sources, Runtime())
         self.allocations = Allocations(store, RegionIndex(), self.brokers)
-        table = JobTable(store, Runtime().breathe)
+        table = JobTable(store, Runtime().checkpoint)
         allocator = Allocator(shared, self.portal, table, store)
         self.maintenance = OpsPlanner(
             shared, allocator, table, self.inventory.outages, self.census, store
         )
-        self.sights, self.store = sights, store
+        self.observations, self.store = observations, store
         self.restored = RestoredStore(store, shared, table, allocator.directory)
         keys = self.portal.settings.profile_keys
         self.profiles = ProfileRollouts(shared, self.portal, store, keys)
-        self.task_desk = TaskDesk(table, _NoAgents())
+        self.task_desk = TaskService(table, _NoAgents())
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
         self.jobs: dict[str, JobSpec] = {}
         self.quarantined = []

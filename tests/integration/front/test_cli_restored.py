@@ -42,7 +42,7 @@ async def _put_back(region: Region) -> None:
             token="", machine=name, csr_pem="", address="a:1", location=Location(), facts=FACTS
         )
         await plane.brokers.join(request)
-    plane.sights.listed("vm1", FACTS, [STRANGER], ProfileStatus(), [])
+    plane.observations.listed("vm1", FACTS, [STRANGER], ProfileStatus(), [])
 
 
 def test_a_store_that_was_never_put_back_waits_for_nobody(region: Region) -> None:
@@ -76,7 +76,7 @@ def test_what_the_copy_does_not_know_is_shown_released_and_let_go(region: Region
     assert ctl(region, "restored", "let-go", "c-0", "--machine", "vm2").exit_code == 3
     let = ctl(region, "restored", "let-go", "c-0", "--machine", "vm1")
     assert let.output == "task c-0 on vm1 is let go\n"
-    assert region.control_plane.sights.let_go == {"vm1": {"c-0"}}
+    assert region.control_plane.observations.let_go == {"vm1": {"c-0"}}
     audit = ctl(region, "audit").output
     assert "release_restored" in audit
     assert "let_task_go" in audit

@@ -68,11 +68,11 @@ class Task:
     def __init__(self, folder: Path, host: HostIdentity, name: str) -> None:
         self.name, self.lanes = name, Lanes()
         self.run = folder / f"run-{name}"
-        self.desk = TaskIdentities(self.run, host, self.lanes, EventLog("b"))
+        self.service = TaskIdentities(self.run, host, self.lanes, EventLog("b"))
         self.folder = self.run / f"{name}-0"
 
     async def given(self) -> Task:
-        await self.desk.ensure(f"{self.name}-0", spec_of(self.name))
+        await self.service.ensure(f"{self.name}-0", spec_of(self.name))
         return self
 
     def context(self, purpose: ssl.Purpose) -> ssl.SSLContext:
@@ -121,7 +121,7 @@ def test_two_tasks_know_each_other_by_their_identities(region: Region, tmp_path:
         db = await Task(tmp_path, hosts["vm2"], "db").given()
         names = [f"spiffe://twine/entitlement/shop/job/{j}/task/{j}-0" for j in ("db", "web")]
         assert list(await talk(db, web.context(ssl.Purpose.SERVER_AUTH))) == names
-        await web.desk._renew("web-0", spec_of("web"))
+        await web.service._renew("web-0", spec_of("web"))
         assert list(await talk(db, web.context(ssl.Purpose.SERVER_AUTH))) == names
         stranger = ssl.create_default_context(cafile=str(web.folder / "bundle.pem"))
         stranger.check_hostname = False
@@ -171,7 +171,7 @@ def test_a_host_whose_identity_was_revoked_gets_none(region: Region, tmp_path: P
             await operator.call(revoke, machine="vm1")
         with pytest.raises(Unauthenticated, match="was revoked"):
             await host.certify_task("web-0", keys.signing_request(keys.new_key(), "x"))
-        task.desk._clock = lambda: 1e11
+        task.service._clock = lambda: 1e11
         with pytest.raises(HostError, match="was revoked"):
             await task.given()
 

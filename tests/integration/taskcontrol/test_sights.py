@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from taskcontrol import sights
-from taskcontrol.sights import Dialect
+from taskcontrol import observations
+from taskcontrol.observations import Dialect
 from wire.errors import ConfigError
 
 Answer = Callable[[web.Request], Awaitable[web.Response]]
@@ -64,7 +64,7 @@ ETCD = [
 )
 def test_one_leads_or_nobody_knows(dialect, answers, expected):
     """TC13."""
-    assert asked(answers, lambda urls: sights.leader(urls, dialect)) == expected
+    assert asked(answers, lambda urls: observations.leader(urls, dialect)) == expected
 
 
 @pytest.mark.parametrize(
@@ -73,17 +73,17 @@ def test_one_leads_or_nobody_knows(dialect, answers, expected):
 )
 def test_a_load_that_nobody_says_is_a_full_one(answer, expected):
     """TC14."""
-    assert asked([answer], lambda urls: sights.load(urls[0])) == expected
+    assert asked([answer], lambda urls: observations.load(urls[0])) == expected
 
 
 def test_a_member_that_is_not_there_does_not_lead():
     async def ask(urls: list[str]) -> object:
-        return await sights.leader(["http://127.0.0.1:1", *urls], Dialect.PLAIN)
+        return await observations.leader(["http://127.0.0.1:1", *urls], Dialect.PLAIN)
 
     assert asked([{"leader": True}], ask) == 1
 
 
 def test_a_map_of_shards_is_told_by_task():
-    assert sights.by_task({"a": [0, 1], "b": [1]}) == {0: {"a"}, 1: {"a", "b"}}
+    assert observations.by_task({"a": [0, 1], "b": [1]}) == {0: {"a"}, 1: {"a", "b"}}
     with pytest.raises(ConfigError, match="no map of shards"):
-        sights.by_task({"a": "0"})
+        observations.by_task({"a": "0"})

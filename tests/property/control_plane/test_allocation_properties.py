@@ -12,10 +12,10 @@ from regions import FREE, Allowance, RegionIndex, a_capacity, a_place, check, pl
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.allocator.core.planner import Planning
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.allocator.core.request import Group, Plan, Request
-from control_plane.allocator.core.space import Space
 from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.broker.core.capacity import micro
 
@@ -314,7 +314,7 @@ def most_by_hand(index: RegionIndex, demand: Demand, pool: str, *, grows: bool) 
     for machine in index.machines.values():
         if machine.pool != pool and not (grows and machine.pool == FREE and not machine.jobs):
             continue
-        room = Space(machine)
+        room = PlannedRoom(machine)
         while found < 100 and not judge(demand, machine, room):
             room.take(demand, machine.capacity)
             found += 1
@@ -359,7 +359,7 @@ def test_no_bin_gets_more_than_at_most_and_requirements_hold(index, request, all
         count = Counter(_bin(preference.property, c.machine) for c in made.change.claims)
         assert max(count.values(), default=0) <= preference.at_most
     for claim in made.change.claims:
-        assert not judge(claim.demand, claim.machine, Space(claim.machine))
+        assert not judge(claim.demand, claim.machine, PlannedRoom(claim.machine))
 
 
 def _bin(property_: Property, machine) -> str:

@@ -17,7 +17,7 @@ from control_plane.broker.brokers import Brokers
 from control_plane.broker.outages import Outages
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
-from control_plane.scheduler.census import Census
+from control_plane.scheduler.counters import Counters
 from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, NotFound
 
@@ -55,7 +55,7 @@ class CensusModel(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.run(self.store.__aenter__())
-        self.census = Census()
+        self.census = Counters()
         self.brokers = Brokers(self.store, Runtime(lambda: 0.0))
         self.brokers.listen(self.census.machine_heard)
         self.jobs = JobTable(self.store)

@@ -62,7 +62,7 @@ def allows(quota: Quota, held: Counter[MachineClass], kind: MachineClass) -> boo
 class HastyRuntime(Runtime):
     """Gives others a turn at every chance."""
 
-    async def breathe(self) -> None:
+    async def checkpoint(self) -> None:
         await asyncio.sleep(0)
 
     async def sleep(self, seconds: float) -> None:

@@ -15,10 +15,10 @@ from control_plane.allocator.core.request import Allowance
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, UpdatePolicy, task_id
 from control_plane.api.updates import Canary, OnFailure
 from control_plane.broker.core.capacity import Capacity, Place
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide, go_on, settle
 from control_plane.scheduler.core.decision import Found, Seen
 from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
-from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.reconcile import commands, observe
 from control_plane.scheduler.core.rollout import Placed, summarize

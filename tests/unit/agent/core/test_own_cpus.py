@@ -10,9 +10,7 @@ from msgspec.structs import replace
 
 from agent.api import Resources, TaskState
 from agent.api.resources import contradiction
-from agent.core.lease import Moment
-from agent.core.lifecycle import Action, decide
-from agent.core.own_cpus import (
+from agent.core.exclusive_cpus import (
     Taken,
     allowed_cpus,
     chosen,
@@ -23,6 +21,8 @@ from agent.core.own_cpus import (
     still_good,
     usable,
 )
+from agent.core.lease import Moment
+from agent.core.lifecycle import Action, decide
 from agent.core.records import key_of, status_of, tell_change
 from agent.core.unit_properties import cgroup_of, is_shared_slice, slice_for, unit_properties
 from wire.cpus import Core

@@ -12,7 +12,7 @@ from builders import FakeHost, a_spec, running
 
 from agent.api import Limits
 from agent.services.offload import Lanes
-from agent.services.rounds import Rest, next_round
+from agent.services.poll_timers import Rest, next_round
 
 TASKS = 20
 POLL_S = 30.0

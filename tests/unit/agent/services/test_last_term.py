@@ -12,7 +12,7 @@ import pytest
 
 from agent.api.term import Term, read_term
 from agent.core.term import is_older, newest
-from agent.services.last_term import LastTerm
+from agent.services.fencing import FencingTerm
 from wire.errors import HostError, InvalidInput, OlderStore
 
 ONE, TWO = "0" * 15 + "1", "0" * 15 + "2"
@@ -43,7 +43,7 @@ def test_lives_of_one_store_follow_each_other_and_an_older_one_does_not() -> Non
 
 def test_an_older_store_is_refused_and_what_was_told_stays(tmp_path: Path) -> None:
     """F-88: what refuses it is not forgotten by being asked again."""
-    last = LastTerm(tmp_path / "t")
+    last = FencingTerm(tmp_path / "t")
     last.hear(None, commands=True)  # of an earlier release
     last.hear(said(ONE, 0, 9), commands=True)
     for _ in range(2):
@@ -63,7 +63,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 async def test_what_a_command_told_outlives_the_agent(tmp_path: Path) -> None:
     """F-88: an agent that was killed, or a host that was rebooted, knows it as well."""
-    path, last = tmp_path / "t", LastTerm(tmp_path / "t")
+    path, last = tmp_path / "t", FencingTerm(tmp_path / "t")
     failing = True
 
     async def write(where: Path, data: bytes) -> None:
@@ -81,7 +81,7 @@ async def test_what_a_command_told_outlives_the_agent(tmp_path: Path) -> None:
     watch.cancel()
     with suppress(asyncio.CancelledError):
         await watch
-    after = LastTerm(path)
+    after = FencingTerm(path)
     with pytest.raises(OlderStore):
         after.hear(said(TWO, 7, 7), commands=False)
     path.unlink()  # it joined anew

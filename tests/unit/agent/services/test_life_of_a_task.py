@@ -25,7 +25,7 @@ from agent.core.inside import inside_unit, step_unit
 from agent.core.records import user_of
 from agent.machine import Property, boottime_s
 from agent.machine.fake import Ended, ends_with
-from agent.services import leaving
+from agent.services import shutdown as leaving
 from wire.errors import Conflict
 
 MIGRATE = Step(name="migrate", command=["/bin/migrate"])

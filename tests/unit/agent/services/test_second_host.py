@@ -11,10 +11,10 @@ from builders import FakeHost, a_spec, running
 
 from agent.api import TaskState
 from agent.api.presence import Presence, PresenceAnswer, Verdict
-from agent.services import uniqueness
+from agent.services import clone_check as uniqueness
+from agent.services.clone_check import CloneCheck
 from agent.services.events import EventLog
 from agent.services.identity import HostIdentity
-from agent.services.uniqueness import Uniqueness
 from wire.errors import Conflict, TwineError, Unreachable
 
 AGAIN, SECOND, ALONE = (
@@ -58,8 +58,8 @@ async def holds(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def a_host(plane: ControlPlane) -> Uniqueness:
-    host = Uniqueness(plane, "boot", EventLog("boot"))
+def a_host(plane: ControlPlane) -> CloneCheck:
+    host = CloneCheck(plane, "boot", EventLog("boot"))
     host.served.set()
     return host
 

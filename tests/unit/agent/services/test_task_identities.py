@@ -70,7 +70,7 @@ class Desk:
         self.now, self.events, self.lanes = time.time(), EventLog("boot"), Lanes()
         self._begun = self.events._latest
         self.folder, self.tasks = folder / "identities", {"web-0": WEB}
-        self.desk = TaskIdentities(
+        self.service = TaskIdentities(
             self.folder, certifier, self.lanes, self.events, lambda: self.now
         )
 
@@ -82,7 +82,7 @@ class Desk:
         def wanted() -> Mapping[str, TaskSpec]:
             return self.tasks
 
-        await self.desk.look(wanted)
+        await self.service.look(wanted)
 
     def leaf(self, task: str = "web-0") -> x509.Certificate:
         """Return the certificate that a task finds, once it is seen that its key is beside it."""
@@ -94,7 +94,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, certifier: Certifier) -> Desk:
+def service(tmp_path: Path, certifier: Certifier) -> Desk:
     return Desk(tmp_path, certifier)
 
 
@@ -174,23 +174,23 @@ async def test_the_next_agent_and_the_next_start_use_what_is_there(
 
 
 async def test_it_is_renewed_with_a_new_key_while_the_task_runs(
-    desk: Desk, certifier: Certifier
+    service: Desk, certifier: Certifier
 ) -> None:
-    await desk.desk.ensure("web-0", WEB)
-    first, folder = desk.leaf(), os.stat(desk.folder / "web-0").st_ino
+    await service.service.ensure("web-0", WEB)
+    first, folder = service.leaf(), os.stat(service.folder / "web-0").st_ino
     [uri] = first.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert uri.value == "spiffe://twine/entitlement/shop/job/web/task/web-0"
 
-    desk.now += TASK_LIFE_S * 0.09
-    await desk.look()
-    assert desk.leaf() == first, "most of its life is left"
-    desk.now += TASK_LIFE_S * 0.07
-    await desk.look()
-    second = desk.leaf()
+    service.now += TASK_LIFE_S * 0.09
+    await service.look()
+    assert service.leaf() == first, "most of its life is left"
+    service.now += TASK_LIFE_S * 0.07
+    await service.look()
+    second = service.leaf()
     assert second.serial_number != first.serial_number
     assert second.public_key() != first.public_key()
-    assert os.stat(desk.folder / "web-0").st_ino == folder, "a mounted folder is never replaced"
-    assert sorted(p.name for p in (desk.folder / "web-0").iterdir()) == [
+    assert os.stat(service.folder / "web-0").st_ino == folder, "a mounted folder is never replaced"
+    assert sorted(p.name for p in (service.folder / "web-0").iterdir()) == [
         "bundle.pem",
         "identity.pem",
     ]
@@ -198,63 +198,63 @@ async def test_it_is_renewed_with_a_new_key_while_the_task_runs(
 
 
 async def test_whom_the_host_trusts_its_tasks_trust_at_once(
-    desk: Desk, certifier: Certifier
+    service: Desk, certifier: Certifier
 ) -> None:
-    await desk.desk.ensure("web-0", WEB)
+    await service.service.ensure("web-0", WEB)
     certifier.bundle += "# and the next root\n"
-    await desk.look()
-    assert (desk.folder / "web-0" / "bundle.pem").read_text() == certifier.bundle
+    await service.look()
+    assert (service.folder / "web-0" / "bundle.pem").read_text() == certifier.bundle
     assert len(certifier.asked) == 1
 
 
 async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_ends(
-    desk: Desk, certifier: Certifier
+    service: Desk, certifier: Certifier
 ) -> None:
-    await desk.desk.ensure("web-0", WEB)
-    first = desk.leaf()
+    await service.service.ensure("web-0", WEB)
+    first = service.leaf()
     certifier.trouble = Unreachable("away")
-    desk.now += TASK_LIFE_S * 0.3
+    service.now += TASK_LIFE_S * 0.3
     for _ in range(3):
-        await desk.look()
-        await desk.desk.ensure("web-0", WEB)  # it may be started again, too
-    assert desk.leaf() == first
-    assert await desk.told() == []
+        await service.look()
+        await service.service.ensure("web-0", WEB)  # it may be started again, too
+    assert service.leaf() == first
+    assert await service.told() == []
 
-    desk.now += TASK_LIFE_S * 0.4
+    service.now += TASK_LIFE_S * 0.4
     for _ in range(3):
-        await desk.look()
-        desk.now += 120
-    [told] = await desk.told()
+        await service.look()
+        service.now += 120
+    [told] = await service.told()
     assert "its identity ends in 7." in told
-    desk.now += TASK_LIFE_S * 0.3
+    service.now += TASK_LIFE_S * 0.3
     with pytest.raises(HostError, match="has no identity: away"):
-        await desk.desk.ensure("web-0", WEB)
+        await service.service.ensure("web-0", WEB)
     certifier.trouble = None
-    await desk.look()
-    assert desk.leaf() != first
+    await service.look()
+    assert service.leaf() != first
 
 
 async def test_a_refused_renewal_is_not_asked_for_at_every_look_and_others_go_on(
-    desk: Desk, certifier: Certifier
+    service: Desk, certifier: Certifier
 ) -> None:
-    desk.tasks["web-1"] = WEB
-    for task in desk.tasks:
-        await desk.desk.ensure(task, WEB)
+    service.tasks["web-1"] = WEB
+    for task in service.tasks:
+        await service.service.ensure(task, WEB)
     certifier.trouble = Forbidden("it was not given the task")
-    desk.now += TASK_LIFE_S * 0.2
-    await desk.look()
-    await desk.look()
+    service.now += TASK_LIFE_S * 0.2
+    await service.look()
+    await service.look()
     assert certifier.asked == ["web-0", "web-1"] * 2
 
 
 async def test_nothing_is_renewed_for_who_is_gone_and_its_key_goes(
-    desk: Desk, certifier: Certifier
+    service: Desk, certifier: Certifier
 ) -> None:
-    await desk.desk.ensure("web-0", WEB)
-    del desk.tasks["web-0"]
-    desk.now += TASK_LIFE_S
-    await desk.look()
-    assert list(desk.folder.iterdir()) == []
+    await service.service.ensure("web-0", WEB)
+    del service.tasks["web-0"]
+    service.now += TASK_LIFE_S
+    await service.look()
+    assert list(service.folder.iterdir()) == []
     assert len(certifier.asked) == 1
 
 
@@ -272,25 +272,25 @@ async def test_a_task_that_ended_for_good_has_no_identity_any_more(
 
 
 async def test_a_file_that_cannot_be_written_is_told_in_one_line(
-    desk: Desk, certifier: Certifier
+    service: Desk, certifier: Certifier
 ) -> None:
-    await desk.desk.ensure("web-0", WEB)
-    (desk.folder / "web-0" / "bundle.pem").unlink()
-    (desk.folder / "web-0" / "bundle.pem").mkdir()
-    for work in (desk.desk.ensure("web-0", WEB), desk.look()):
+    await service.service.ensure("web-0", WEB)
+    (service.folder / "web-0" / "bundle.pem").unlink()
+    (service.folder / "web-0" / "bundle.pem").mkdir()
+    for work in (service.service.ensure("web-0", WEB), service.look()):
         with pytest.raises(HostError, match="cannot be told whom to trust: Is a directory"):
             await work
 
 
 async def test_one_of_another_job_is_not_taken_for_its_own(
-    desk: Desk, certifier: Certifier
+    service: Desk, certifier: Certifier
 ) -> None:
-    await desk.desk.ensure("web-0", WEB)
-    await desk.desk.ensure("web-0", msgspec.structs.replace(WEB, entitlement="other"))
+    await service.service.ensure("web-0", WEB)
+    await service.service.ensure("web-0", msgspec.structs.replace(WEB, entitlement="other"))
     assert len(certifier.asked) == 2
     certifier.trouble = Unreachable("away")
     with pytest.raises(HostError):
-        await desk.desk.ensure("web-0", WEB)
+        await service.service.ensure("web-0", WEB)
 
 
 def test_an_identity_is_another_process_and_none_is_as_before() -> None:

@@ -9,7 +9,7 @@ from builders import FakeHost, a_spec, running
 
 from agent.machine import Completed
 from agent.services.install import install
-from agent.services.removal import uninstall
+from agent.services.uninstall import uninstall
 from wire.errors import Conflict, ProgramError
 
 SIDEKICK = "/opt/twine/bin/sidekick"

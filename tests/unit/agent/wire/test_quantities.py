@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wire.errors import InvalidInput
-from wire.quantities import (
+from wire.units import (
     about_size,
     cores,
     cores_text,

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 from wire.client import WireClient
+from wire.error_text import why
 from wire.errors import ProtocolError
-from wire.reasons import why
 from wire.routes import Route
 
 ROUTE = Route("get_job", "GET", "/v1/jobs")

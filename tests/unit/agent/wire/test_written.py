@@ -16,7 +16,7 @@ from control_plane.api.capacity import EntitlementSpec, EntitlementWish
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke, Undrain
 from control_plane.api.jobs import JobSpec
 from control_plane.config import Config
-from wire.quantities import quantity_of
+from wire.units import quantity_of
 from wire.violations import violations
 from wire.written import plain
 

@@ -20,9 +20,9 @@ from agent import api
 from control_plane.agents.core.commands import Start, Stop
 from control_plane.agents.core.stop_queue import Place, StopQueue
 from control_plane.agents.dispatcher import Dispatcher
+from control_plane.agents.observations import Observations
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.region import Region
-from control_plane.agents.sights import Sights
 from control_plane.api.jobs import Placement
 from control_plane.api.settings import SchedulerSettings
 from control_plane.broker.brokers import Brokers
@@ -87,7 +87,7 @@ class Bench:
         self.done: dict[tuple[str, str], float] = {}
         self.wanted: dict[tuple[str, str], api.TaskSpec | Stop] = {}
         self.hosts: Machines
-        self.sights: Sights
+        self.observations: Observations
         self.broker: Brokers
         self.dispatcher: Dispatcher
 
@@ -99,8 +99,8 @@ class Bench:
             await self.broker.load()
             for name in machines:
                 await self.broker.join(hosts.add(name, "dc1", "msb1").join())
-            self.sights = Sights(self.broker, RUNTIME)
-            region = Region(self.broker, self.sights, SchedulerSettings(**settings), RUNTIME)
+            self.observations = Observations(self.broker, RUNTIME)
+            region = Region(self.broker, self.observations, SchedulerSettings(**settings), RUNTIME)
             pool = AgentPool(lambda record: Agent(self, record.machine))
             self.dispatcher = Dispatcher(region, pool, find_image)
             self.dispatcher.follow(lambda machine, task: self.wanted.get((machine, task)))
@@ -113,7 +113,7 @@ class Bench:
     def list_(self, machine: str) -> None:
         """Let the control plane see a machine on which nothing is, in its present boot."""
         facts = self.hosts.machines[machine].facts()
-        self.sights.listed(machine, facts, [], api.ProfileStatus(), [])
+        self.observations.listed(machine, facts, [], api.ProfileStatus(), [])
 
     def start(self, machine: str, task: str, image: str = IMAGE) -> None:
         self.wanted[machine, task] = a_spec(image)
@@ -121,14 +121,14 @@ class Bench:
 
     def stop(self, machine: str, task: str, owner: str, *, urgent: bool = False) -> None:
         seen = a_status(task, 1, api.TaskState.RUNNING, owner)
-        self.sights.sight(machine).tasks[task] = seen
+        self.observations.observation(machine).tasks[task] = seen
         command = Stop(machine, task, 1, urgent=urgent)
         self.wanted[machine, task] = command
         self.dispatcher.send(command)
 
     def has_image(self, *machines: str) -> None:
         for machine in machines:
-            self.sights.sight(machine).images |= {IMAGE}
+            self.observations.observation(machine).images |= {IMAGE}
 
 
 @scenario()
@@ -278,7 +278,7 @@ def test_a_stop_that_became_a_start_while_it_waited_stops_nothing():
             bench.wanted["m1", "a-1"] = a_spec()
             del bench.wanted["m1", "a-2"]
             await RUNTIME.sleep(100)
-            assert bench.sights.sight("m1").tasks["a-1"].state is api.TaskState.RUNNING
+            assert bench.observations.observation("m1").tasks["a-1"].state is api.TaskState.RUNNING
             return sorted(bench.done)
 
     assert run(main()) == [("m1", "a-0"), ("m1", "a-1")]

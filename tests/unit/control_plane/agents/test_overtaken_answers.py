@@ -13,7 +13,7 @@ from fake_agents import Region
 from virtual_time import RUNTIME, run
 
 from agent.api import Health, TaskState, TaskStatus
-from control_plane.agents.sights import UNSEEN, Sight, Sights
+from control_plane.agents.observations import UNSEEN, Observation, Observations
 from control_plane.broker.brokers import Brokers
 from control_plane.store.memory import MemoryStore
 
@@ -25,59 +25,59 @@ def a_status(generation: int, state: TaskState, health: Health = Health.UNKNOWN)
 
 
 @asynccontextmanager
-async def looking() -> AsyncIterator[Sights]:
-    """Sights of a region with one machine."""
+async def looking() -> AsyncIterator[Observations]:
+    """Observations of a region with one machine."""
     async with MemoryStore() as store:
         broker = Brokers(store, RUNTIME)
         await broker.load()
         await broker.join(Region().add("m1", "dc1", "msb1").join())
-        yield Sights(broker, RUNTIME)
+        yield Observations(broker, RUNTIME)
 
 
 def test_the_late_answer_to_a_start_does_not_hide_that_the_task_is_healthy() -> None:
     """F-48: it stayed unlisted until something else happened to it."""
 
     async def body() -> None:
-        async with looking() as sights:
+        async with looking() as observations:
             healthy = a_status(2, TaskState.RUNNING, Health.HEALTHY)
-            sights.saw_task("m1", healthy)
-            sights.answered("m1", a_status(2, TaskState.STARTING))
-            assert sights.sight("m1").tasks["web-0"] == healthy
+            observations.saw_task("m1", healthy)
+            observations.answered("m1", a_status(2, TaskState.STARTING))
+            assert observations.observation("m1").tasks["web-0"] == healthy
 
     run(body())
 
 
 def test_the_late_answer_to_a_stop_does_not_bring_back_a_task_that_is_gone() -> None:
     async def body() -> None:
-        async with looking() as sights:
-            sights.saw_tasks("m1", [])
-            sights.answered("m1", a_status(3, TaskState.STOPPING), removed=True)
-            assert sights.sight("m1").tasks == {}
+        async with looking() as observations:
+            observations.saw_tasks("m1", [])
+            observations.answered("m1", a_status(3, TaskState.STOPPING), removed=True)
+            assert observations.observation("m1").tasks == {}
 
     run(body())
 
 
 def test_an_answer_that_nothing_overtook_is_taken_in() -> None:
     async def body() -> None:
-        async with looking() as sights:
-            sights.answered("m1", a_status(1, TaskState.STARTING))
-            sights.answered("m1", a_status(2, TaskState.STOPPING), removed=True)
-            assert sights.sight("m1").tasks["web-0"].generation == 2
+        async with looking() as observations:
+            observations.answered("m1", a_status(1, TaskState.STARTING))
+            observations.answered("m1", a_status(2, TaskState.STOPPING), removed=True)
+            assert observations.observation("m1").tasks["web-0"].generation == 2
 
     run(body())
 
 
 def test_a_look_at_a_machine_that_nobody_asked_makes_nothing_of_it() -> None:
-    """AL16: an index of a million machines kept as many blank sights."""
+    """AL16: an index of a million machines kept as many blank observations."""
 
     async def body() -> None:
-        async with looking() as sights:
-            blank = sights.look("m1")
-            assert (blank, sights.look("nowhere")) == (UNSEEN, UNSEEN)
-            assert len(sights._sights) == 0
-            sights.asked("m1")
-            sights.saw_task("m1", a_status(1, TaskState.RUNNING))
-            assert sights.look("m1") is sights.sight("m1")
-            assert blank == Sight()
+        async with looking() as observations:
+            blank = observations.look("m1")
+            assert (blank, observations.look("nowhere")) == (UNSEEN, UNSEEN)
+            assert len(observations._observations) == 0
+            observations.asked("m1")
+            observations.saw_task("m1", a_status(1, TaskState.RUNNING))
+            assert observations.look("m1") is observations.observation("m1")
+            assert blank == Observation()
 
     run(body())

@@ -9,7 +9,7 @@ from test_place import a_job
 
 from agent.api import Limits, Location
 from control_plane.allocator.allocator import Allocator
-from control_plane.allocator.alone import allocator_beside, allocator_over
+from control_plane.allocator.standalone import allocator_beside, allocator_over
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.broker.keys import prefix_of

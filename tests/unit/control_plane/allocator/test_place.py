@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.api import Limits, Location
-from control_plane.allocator.alone import allocator_of, allocator_over
+from control_plane.allocator.standalone import allocator_of, allocator_over
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.jobs import JobSpec

@@ -6,7 +6,7 @@ import pytest
 from test_place import GIB, a_job, machines
 
 from agent.api import Limits
-from control_plane.allocator.alone import allocator_of, allocator_over
+from control_plane.allocator.standalone import allocator_of, allocator_over
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.policy import Overcommit
 from control_plane.api.settings import PowerSettings, SchedulerSettings

@@ -6,11 +6,11 @@ from collections import Counter
 from regions import POOL, TASK, a_region, a_request, add, allocate, where
 
 from control_plane.allocator.core import spread
-from control_plane.allocator.core.evenness import OVER_MSBS, Even
 from control_plane.allocator.core.planner import plan
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Request
+from control_plane.allocator.core.weighted_spread import OVER_MSBS, Even
 from control_plane.api.policy import Preference, Property, Strategy
 
 NONE = Allowance(machines=0)

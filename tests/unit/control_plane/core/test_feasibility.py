@@ -20,8 +20,8 @@ from control_plane.allocator.core.feasibility import (
     names,
 )
 from control_plane.allocator.core.machine_pools import Machine, Ports
+from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.space import Space
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.policy import Overcommit, Property, Requirement
@@ -130,7 +130,7 @@ def test_a_task_may_want_all_of_a_machine():
     machine = a_machine()
     everything = Demand(4 * GIB, cpus=4, gpus=2, network_mbps=1000)
     assert judge(everything, machine, machine) == Lack.NOTHING
-    full = Space(machine)
+    full = PlannedRoom(machine)
     full.take(everything, machine.capacity)
     assert judge(Demand(), machine, full) == Lack.NOTHING
     lacks = Lack.MEMORY | Lack.CPU | Lack.GPUS | Lack.NETWORK
@@ -147,7 +147,7 @@ def test_rru_are_the_same_everywhere_and_cores_are_not():  # MO6
 
 def test_what_is_taken_and_given_back_leaves_nothing_behind():
     machine = a_machine(rru=24.1, cpus=36.0)
-    room = Space(machine)
+    room = PlannedRoom(machine)
     demands = [Demand(cpus=0.1), Demand(cpus=1 / 3), Demand(rru=0.7), Demand(cpus=2.3)]
     for demand in demands:
         room.take(demand, machine.capacity)

@@ -27,9 +27,9 @@ from control_plane.api.jobs import (
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
 from control_plane.api.stored_jobs import read_retired, retired_of
 from control_plane.api.updates import Rollout
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
-from control_plane.scheduler.core.moment import Moment
 from control_plane.scheduler.core.operations import Ledger
 from control_plane.scheduler.core.reconcile import (
     command_about,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.api import Volume, VolumeKind
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
-from control_plane.scheduler.core.kept import kept_notes
+from control_plane.scheduler.core.volume_pinning import kept_notes
 
 DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=1 << 20)
 

@@ -16,10 +16,10 @@ from control_plane.api.jobs import (
 from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
 from control_plane.broker.core.unavailability import returning
-from control_plane.scheduler.core.consulting import question
+from control_plane.scheduler.core.approval import question
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Decision, Seen
-from control_plane.scheduler.core.moment import Moment
 from control_plane.task_control.core.talk import Heard
 
 IMAGE = "sha256:" + "1" * 64

@@ -472,7 +472,7 @@ def test_what_is_hopeless_for_one_allocation_is_not_for_another():
 
 
 def test_machines_with_far_more_memory_than_others_are_filled_one_by_one():  # AL7
-    """So are they for the first task of a new job, which is placed at sight."""
+    """So are they for the first task of a new job, which is placed at observation."""
     index = a_region(msbs=1, machines=20)
     wide = Demand(10 * GIB, cpus=0.1)
     add(index, "w1 w2 w3", machine_type="wide", memory_bytes=64 * GIB)

@@ -10,7 +10,7 @@ from control_plane.agents.core.restored import differences, is_of_before
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
 from control_plane.api.restored import Difference
-from control_plane.scheduler.core.moment import Moment
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.reconcile import commands, observe
 
 IMAGE = "sha256:" + "1" * 64

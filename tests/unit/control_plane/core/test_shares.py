@@ -8,7 +8,7 @@ from agent.api import Limits, Location
 from control_plane.allocator.core.demand import demand_of
 from control_plane.allocator.core.feasibility import judge
 from control_plane.allocator.core.machine_pools import Machine
-from control_plane.allocator.core.space import Space
+from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord
 from control_plane.api.policy import Property, Requirement
@@ -168,7 +168,7 @@ def test_in_a_region_without_such_machines_nothing_is_known():
 )
 def test_what_has_room_on_the_machines_of_the_quota_is_never_refused(tasks, quota):
     """Whatever is placed on so many machines, each task as a job of its own, is accepted."""
-    rooms = [Space.whole(SMALL) for _ in range(quota)]
+    rooms = [PlannedRoom.whole(SMALL) for _ in range(quota)]
     placed: list[JobSpec] = []
     for number, (memory, rru, gpus) in enumerate(tasks):
         spec = a_job(f"j{number}", 1, memory * GIB, rru=rru or None, gpus=gpus)

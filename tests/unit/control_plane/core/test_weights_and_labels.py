@@ -19,8 +19,8 @@ from regions import (
 )
 
 from control_plane.allocator.core import spread
-from control_plane.allocator.core.evenness import Even
 from control_plane.allocator.core.preferences import DEFAULT
+from control_plane.allocator.core.weighted_spread import Even
 from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.api.validate import job_spec
 from wire.errors import InvalidInput

@@ -22,7 +22,7 @@ class Crowded(SteppedRuntime):
         super().__init__(clock, 0)
         self.turn = asyncio.Lock()
 
-    async def breathe(self) -> None:
+    async def checkpoint(self) -> None:
         async with self.turn:
             await asyncio.sleep(0.5)
 
@@ -60,7 +60,7 @@ class Gated(SteppedRuntime):
         self.open, self.waiting = asyncio.Event(), 0
         self.open.set()
 
-    async def breathe(self) -> None:
+    async def checkpoint(self) -> None:
         self.waiting += 1
         await self.open.wait()
         self.waiting -= 1
@@ -81,9 +81,9 @@ def test_machines_that_are_lost_in_one_turn_are_not_all_looked_at_in_it():
             before = runtime.waiting
             while runtime.waiting < before + 12:
                 await asyncio.sleep(1)
-            sights = [w.cp._sights.sight(name) for name in w.region.machines]
-            assert all(sight.answering for sight in sights)
+            observations = [w.cp._observations.observation(name) for name in w.region.machines]
+            assert all(observation.answering for observation in observations)
             runtime.open.set()
-            await w.until(lambda: not any(sight.answering for sight in sights))
+            await w.until(lambda: not any(observation.answering for observation in observations))
 
     run(main())

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from control_plane.health import put_back
-from control_plane.health.core.put_back import is_put_back
-from control_plane.health.put_back import PutBack
+from control_plane.health import restored
+from control_plane.health.core.restored import is_restored
+from control_plane.health.restored import RestoredHosts
 from control_plane.store.memory import MemoryStore
 from control_plane.store.protocol import Put
 from control_plane.store.term import OwnTerm
@@ -32,14 +32,14 @@ def test_more_than_half_of_the_hosts_are_believed(
     refusing: int, answered: int, followed: int, at_first: bool, settled: bool
 ) -> None:
     """F-88: a few hosts in other hands must not end a control plane, nor dead ones save it."""
-    assert is_put_back(refusing, answered, followed, settled=False) is at_first
-    assert is_put_back(refusing, answered, followed, settled=True) is settled
+    assert is_restored(refusing, answered, followed, settled=False) is at_first
+    assert is_restored(refusing, answered, followed, settled=True) is settled
 
 
 async def test_the_first_hosts_that_answer_are_no_majority() -> None:
     """F-88: hosts are followed one after the other; all of them count."""
     followed: set[str] = {"a"}
-    found = PutBack(followed)
+    found = RestoredHosts(followed)
     waiting = asyncio.ensure_future(found.wait())
     found.refused("a", "told more")
     followed |= {"b", "c"}
@@ -58,8 +58,8 @@ async def test_the_first_hosts_that_answer_are_no_majority() -> None:
 
 async def test_who_stays_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """F-88: a store that is put back in a region of which most is down is noticed as well."""
-    monkeypatch.setattr(put_back, "SETTLES_S", 0.01)
-    found = PutBack({"a", "b", "c"})
+    monkeypatch.setattr(restored, "SETTLES_S", 0.01)
+    found = RestoredHosts({"a", "b", "c"})
     found.all_are_asked = True
     found.answered("a")
     found.refused("b", "told more")

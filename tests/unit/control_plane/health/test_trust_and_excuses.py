@@ -3,7 +3,7 @@
 import pytest
 
 from agent.api import Location
-from control_plane.agents.sights import Sight
+from control_plane.agents.observations import Observation
 from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
 from control_plane.health.core.excuses import Graces, Signs, excuse
 from control_plane.health.core.parts import Parts
@@ -84,7 +84,7 @@ def planned(event_id: str, deadline: float | None) -> UnavailabilityEvent:
 def test_a_planned_reboot_is_counted_once_on_the_clock_that_nobody_sets():
     """BUG-CP9: whatever the wall clock shows later."""
     location = Location()
-    watch = Watch("m1", Parts().rack(location), Sight(asked_since=0.0), 0.0)
+    watch = Watch("m1", Parts().rack(location), Observation(asked_since=0.0), 0.0)
     watch.planned(record(planned("a", 1300.0)), now=50.0, wall=1000.0)
     assert watch.away_until == 350.0
     watch.planned(record(planned("a", 1300.0)), now=60.0, wall=9000.0)

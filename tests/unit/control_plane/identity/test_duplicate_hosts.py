@@ -25,7 +25,7 @@ from wire.errors import Busy, NotFound, Unreachable
 
 
 class Host:
-    """A host whose agent asks as `agent.services.uniqueness` does."""
+    """A host whose agent asks as `agent.services.clone_check` does."""
 
     numbers = count()
 
@@ -50,12 +50,12 @@ class World:
         self.told: list[Duplicate] = []
         self.cut: list[str] = []
         self.happens: Callable[[], None] = lambda: None
-        self.desk = self.started()
+        self.service = self.started()
 
     def started(self) -> DuplicateHosts:
-        desk = DuplicateHosts(self.store, Runtime(lambda: 1_700_000_000.0))
-        desk.ask, desk.tell, desk.disconnect = self._ask, self._tell, self._disconnect
-        return desk
+        service = DuplicateHosts(self.store, Runtime(lambda: 1_700_000_000.0))
+        service.ask, service.tell, service.disconnect = self._ask, self._tell, self._disconnect
+        return service
 
     async def _ask(self, _machine: str) -> Presence:
         self.happens()
@@ -74,7 +74,7 @@ class World:
         host.mark = mark = secrets.token_hex(4)
         said = host.presence()
         for _ in range(3):
-            answer = await self.desk.check("vm1", said, address)
+            answer = await self.service.check("vm1", said, address)
             self.happens()
             if answer.verdict is not Verdict.AGAIN or host.mark != mark:
                 break
@@ -101,7 +101,7 @@ def test_one_host_is_never_taken_for_two(faults: list[str]) -> None:
             case "reboot":
                 host.boots()
             case "control plane":
-                world.desk = world.started()
+                world.service = world.started()
             case "cut" | "moved":
                 world.there = None
             case "back":
@@ -112,7 +112,7 @@ def test_one_host_is_never_taken_for_two(faults: list[str]) -> None:
         async with world.store:
             while left:
                 assert await world.asks(host) is not Verdict.SECOND
-            assert not world.desk.known
+            assert not world.service.known
 
     asyncio.run(scenario())
     assert world.told == []
@@ -128,8 +128,8 @@ def test_two_hosts_are_found_whoever_asks_when(steps: list[str]) -> None:
         async with world.store:
             for step in steps:
                 if step == "control plane":
-                    world.desk = world.started()
-                    await world.desk.load()
+                    world.service = world.started()
+                    await world.service.load()
                 elif step == "agent":
                     second.agent_restarts()
                 elif step == "first":
@@ -137,8 +137,8 @@ def test_two_hosts_are_found_whoever_asks_when(steps: list[str]) -> None:
                 else:
                     assert await world.asks(second) is Verdict.SECOND
             assert await world.asks(second) is Verdict.SECOND
-            assert world.desk.is_second("vm1", second.boot)
-            assert not world.desk.is_second("vm1", first.boot)
+            assert world.service.is_second("vm1", second.boot)
+            assert not world.service.is_second("vm1", first.boot)
 
     asyncio.run(scenario())
     assert [(d.boot_id, d.other_boot_id) for d in world.told] == [(second.boot, first.boot)]
@@ -165,7 +165,7 @@ def test_who_takes_the_address_of_a_running_host_is_the_second() -> None:
             world.there = second
             assert await world.asks(second) is Verdict.ALONE, "it is asked itself"
             assert await world.asks(first) is Verdict.ALONE
-            assert world.desk.is_second("vm1", second.boot)
+            assert world.service.is_second("vm1", second.boot)
             assert world.cut == ["vm1"], "nothing more is said to it"
             assert await world.asks(second) is Verdict.SECOND
 
@@ -182,7 +182,9 @@ def test_two_from_one_memory_are_told_apart() -> None:
             assert await world.asks(first) is Verdict.ALONE
             assert await world.asks(second) is Verdict.SECOND
             assert await world.asks(first) is Verdict.ALONE
-            assert not world.desk.is_second("vm1", "same"), "else the first one were cut off, too"
+            assert not world.service.is_second("vm1", "same"), (
+                "else the first one were cut off, too"
+            )
 
     asyncio.run(scenario())
 
@@ -199,17 +201,17 @@ def test_a_second_host_stays_one_over_its_reboot_until_an_operator_says_otherwis
             second.boots()
             assert await world.asks(second) is Verdict.SECOND
             assert await world.asks(first) is Verdict.ALONE
-            world.desk = world.started()
-            await world.desk.load()
+            world.service = world.started()
+            await world.service.load()
             assert await world.asks(second) is Verdict.SECOND
-            await world.desk.forget("vm1")
+            await world.service.forget("vm1")
             assert await world.asks(second) is Verdict.ALONE
             world.there = first
             assert await world.asks(second) is Verdict.SECOND, "both are there again"
-            await world.desk.joined("vm1")
-            assert world.desk.all().duplicates == []
+            await world.service.joined("vm1")
+            assert world.service.all().duplicates == []
             with pytest.raises(NotFound, match="no second host"):
-                await world.desk.forget("vm1")
+                await world.service.forget("vm1")
 
     asyncio.run(scenario())
 
@@ -222,8 +224,8 @@ def test_a_damaged_record_is_found_again() -> None:
     async def scenario() -> None:
         async with world.store:
             await world.store.txn({}, [Put(DUPLICATES + "vm1", b"{")])
-            await world.desk.load()
-            assert world.desk.all().duplicates == []
+            await world.service.load()
+            assert world.service.all().duplicates == []
             assert await world.asks(second) is Verdict.SECOND
 
     asyncio.run(scenario())
@@ -242,11 +244,11 @@ def test_one_machine_is_looked_at_by_one_call_at_a_time() -> None:
                 await going.wait()
                 return host.presence()
 
-            world.desk.ask = slow
-            first = asyncio.ensure_future(world.desk.check("vm1", host.presence(), ""))
+            world.service.ask = slow
+            first = asyncio.ensure_future(world.service.check("vm1", host.presence(), ""))
             await asyncio.sleep(0)
             with pytest.raises(Busy):
-                await world.desk.check("vm1", host.presence(), "")
+                await world.service.check("vm1", host.presence(), "")
             going.set()
             assert (await first).verdict is Verdict.ALONE
 
@@ -262,7 +264,7 @@ def test_the_audit_log_has_one_entry_of_it() -> None:
         async with world.store:
             trail = Trail(world.store, Runtime())
             await trail.load()
-            world.desk.tell = trail.second_host
+            world.service.tell = trail.second_host
             for _ in range(3):
                 await world.asks(second)
             (entry,) = (await trail.page(Query())).entries

@@ -105,15 +105,15 @@ def a_request(
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def service(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def test_only_a_hash_of_the_secret_is_stored(desk: Desk) -> None:
+def test_only_a_hash_of_the_secret_is_stored(service: Desk) -> None:
     async def scenario() -> None:
-        async with desk.store:
-            secret = (await desk.token()).rpartition(".")[2]
-            stored = (await desk.store.list_prefix(TOKENS)).entries[0]
+        async with service.store:
+            secret = (await service.token()).rpartition(".")[2]
+            stored = (await service.store.list_prefix(TOKENS)).entries[0]
             assert len(secret) == 32
             assert secret.encode() not in stored.value
             assert secret not in stored.key
@@ -121,125 +121,126 @@ def test_only_a_hash_of_the_secret_is_stored(desk: Desk) -> None:
     asyncio.run(scenario())
 
 
-def test_a_token_expires_and_says_so_only_to_who_has_it(desk: Desk) -> None:
+def test_a_token_expires_and_says_so_only_to_who_has_it(service: Desk) -> None:
     async def scenario() -> None:
-        async with desk.store:
-            token = await desk.token(ttl_s=600)
-            desk.now += 600
+        async with service.store:
+            token = await service.token(ttl_s=600)
+            service.now += 600
             with pytest.raises(Forbidden, match="has expired"):
-                await desk.join(token)
+                await service.join(token)
             with pytest.raises(Forbidden, match="not one of ours"):
-                await desk.join(token[:-1] + ("a" if token[-1] != "a" else "b"))
+                await service.join(token[:-1] + ("a" if token[-1] != "a" else "b"))
 
     asyncio.run(scenario())
 
 
-def test_a_token_is_burned_even_if_recording_the_machine_fails(desk: Desk) -> None:
+def test_a_token_is_burned_even_if_recording_the_machine_fails(service: Desk) -> None:
     async def scenario() -> None:
-        async with desk.store:
-            token = await desk.token()
+        async with service.store:
+            token = await service.token()
 
             async def fails(request: JoinRequest) -> MachineRecord:
                 raise Busy("the store is full")
 
-            joined, desk.inventory.joined = desk.inventory.joined, fails  # type: ignore[method-assign]
+            joined = service.inventory.joined
+            service.inventory.joined = fails
             with pytest.raises(Busy):
-                await desk.join(token)
-            desk.inventory.joined = joined  # type: ignore[method-assign]
+                await service.join(token)
+            service.inventory.joined = joined  # type: ignore[method-assign]
             with pytest.raises(Forbidden, match="used already"):
-                await desk.join(token)
+                await service.join(token)
 
     asyncio.run(scenario())
 
 
-def test_a_bad_request_for_a_certificate_does_not_cost_the_token(desk: Desk) -> None:
+def test_a_bad_request_for_a_certificate_does_not_cost_the_token(service: Desk) -> None:
     async def scenario() -> None:
-        async with desk.store:
-            token = await desk.token()
+        async with service.store:
+            token = await service.token()
             with pytest.raises(InvalidInput):
-                await desk.join(token, csr="nonsense")
-            await desk.join(token)
+                await service.join(token, csr="nonsense")
+            await service.join(token)
 
     asyncio.run(scenario())
 
 
-def test_what_else_is_in_a_join_is_looked_at_only_for_who_has_a_token(desk: Desk) -> None:
+def test_what_else_is_in_a_join_is_looked_at_only_for_who_has_a_token(service: Desk) -> None:
     """BUG-HT7: the request for a certificate came before the token, so who had none could send
     any, as often as they liked."""
     wrong = "twn1.aaaaaaaa." + "a" * 32
 
     async def scenario() -> None:
-        async with desk.store:
+        async with service.store:
             for _ in range(5):
                 with pytest.raises(Forbidden, match="not one of ours"):
-                    await desk.join(wrong, csr="nonsense")
+                    await service.join(wrong, csr="nonsense")
             with pytest.raises(Busy):
-                await desk.join(wrong, csr="nonsense")
+                await service.join(wrong, csr="nonsense")
 
     asyncio.run(scenario())
 
 
 def test_a_token_costs_the_same_however_many_are_stored(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    service: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BUG-HT10: all of them were read for each new one."""
     read = list[str]()
-    really = desk.store.list_prefix
+    really = service.store.list_prefix
 
     async def counted(prefix: str, *args: object, **options: object) -> object:
         read.append(prefix)
         return await really(prefix, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(desk.store, "list_prefix", counted)
+    monkeypatch.setattr(service.store, "list_prefix", counted)
 
     async def scenario() -> None:
-        async with desk.store:
+        async with service.store:
             for _ in range(50):
-                await desk.token()
+                await service.token()
 
     asyncio.run(scenario())
     assert read == [TOKENS]
 
 
-def test_the_certificate_is_what_the_authority_says_not_what_was_asked_for(desk: Desk) -> None:
+def test_the_certificate_is_what_the_authority_says_not_what_was_asked_for(service: Desk) -> None:
     async def scenario() -> x509.Certificate:
-        async with desk.store:
-            return await desk.join(await desk.token(), csr=a_request(name="root"))
+        async with service.store:
+            return await service.join(await service.token(), csr=a_request(name="root"))
 
     leaf = asyncio.run(scenario())
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.UniformResourceIdentifier) == ["spiffe://twine/host/vm1"]
     assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["10.77.0.11"]
-    assert leaf.not_valid_after_utc.timestamp() == desk.now + LEAF_LIFE_S
+    assert leaf.not_valid_after_utc.timestamp() == service.now + LEAF_LIFE_S
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
-def test_a_machine_that_is_known_joins_again_with_a_new_token(desk: Desk) -> None:
+def test_a_machine_that_is_known_joins_again_with_a_new_token(service: Desk) -> None:
     async def scenario() -> None:
-        async with desk.store:
-            await desk.join(await desk.token())
-            await desk.join(await desk.token())
+        async with service.store:
+            await service.join(await service.token())
+            await service.join(await service.token())
 
     asyncio.run(scenario())
 
 
-def test_old_tokens_are_forgotten(desk: Desk) -> None:
+def test_old_tokens_are_forgotten(service: Desk) -> None:
     async def scenario() -> None:
-        async with desk.store:
-            await desk.token()
-            desk.now += 2 * 86_400
-            await desk.token()
-            assert len((await desk.store.list_prefix(TOKENS)).entries) == 1
+        async with service.store:
+            await service.token()
+            service.now += 2 * 86_400
+            await service.token()
+            assert len((await service.store.list_prefix(TOKENS)).entries) == 1
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("token", ["", "twn1", "twn1.aaaaaaaa", "twn2." + "a" * 41, "x" * 9999])
-def test_what_is_no_token_is_refused_like_a_wrong_one(desk: Desk, token: str) -> None:
+def test_what_is_no_token_is_refused_like_a_wrong_one(service: Desk, token: str) -> None:
     async def scenario() -> None:
-        async with desk.store:
+        async with service.store:
             with pytest.raises(Forbidden, match="not one of ours"):
-                await desk.join(token)
+                await service.join(token)
 
     asyncio.run(scenario())
 
@@ -247,9 +248,9 @@ def test_what_is_no_token_is_refused_like_a_wrong_one(desk: Desk, token: str) ->
 @pytest.mark.parametrize(
     ("machine", "ttl_s"), [("VM 1", 60), ("", 60), ("vm1", 0), ("vm1", -1), ("vm1", 1e9)]
 )
-def test_a_wish_for_a_token_is_checked(desk: Desk, machine: str, ttl_s: float) -> None:
+def test_a_wish_for_a_token_is_checked(service: Desk, machine: str, ttl_s: float) -> None:
     with pytest.raises(InvalidInput):
-        asyncio.run(desk.token(machine, ttl_s))
+        asyncio.run(service.token(machine, ttl_s))
 
 
 def test_failures_are_forgiven_after_a_minute_and_counted_per_address() -> None:

@@ -68,15 +68,15 @@ def test_refusals_are_counted_and_not_how_often_somebody_looked():
         async with w.running():
             await w.set_up(1)
             await w.cp.apply_job(worlds.a_job(1))
-            sight = w.cp._sights.sight("m1")
-            await w.until(lambda: sight.profile_refusals == 1)
+            observation = w.cp._observations.observation("m1")
+            await w.until(lambda: observation.profile_refusals == 1)
             for _ in range(20):
-                w.cp._sights.changed("m1")
+                w.cp._observations.changed("m1")
                 await asyncio.sleep(0.01)
             assert (await w.cp.get_machine("m1")).record.entitlement == "front"
             machine.behaviour.refuse_profile = ""
             await w.stable()
-            assert sight.profile_refusals == 0
+            assert observation.profile_refusals == 0
             assert not (await w.cp.get_machine("m1")).record.quarantine_reason
 
     run(main())

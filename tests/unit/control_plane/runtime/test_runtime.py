@@ -126,7 +126,7 @@ def test_a_turn_is_that_of_the_whole_process():
 
         async def computes() -> None:
             for _ in range(2):
-                await runtime.breathe()
+                await runtime.checkpoint()
                 end = time.perf_counter() + 0.005
                 while time.perf_counter() < end:
                     pass
@@ -150,7 +150,7 @@ def test_who_is_cancelled_while_it_waits_for_its_turn_holds_up_nobody():
         runtime, done = Runtime(seed=0), list[int]()
 
         async def computes(number: int) -> None:
-            await runtime.breathe()
+            await runtime.checkpoint()
             end = time.perf_counter() + 0.005
             while time.perf_counter() < end:
                 pass
@@ -160,7 +160,7 @@ def test_who_is_cancelled_while_it_waits_for_its_turn_holds_up_nobody():
         await asyncio.sleep(0)
         tasks[2].cancel()
         await asyncio.wait(tasks)
-        await runtime.breathe()
+        await runtime.checkpoint()
         return done
 
     assert asyncio.run(main()) == [0, 1, 3, 4]
@@ -173,7 +173,7 @@ def test_in_simulation_turns_are_counted_and_nothing_runs_in_a_thread():
         async def computes(number: int) -> None:
             for _ in range(runtime.STEPS):
                 order.append(number)
-                await runtime.breathe()
+                await runtime.checkpoint()
 
         await asyncio.gather(computes(1), computes(2))
         assert await runtime.offload(lambda: sys.modules["threading"].get_ident()) == (
@@ -213,7 +213,7 @@ async def test_of_those_that_wait_only_as_many_go_on_as_a_turn_has_time_for():
             await asyncio.sleep(0)
 
     async def work(seconds: float) -> None:
-        await runtime.breathe()
+        await runtime.checkpoint()
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
             pass

@@ -14,8 +14,8 @@ from virtual_time import run
 from world import World, a_job, a_region
 
 from control_plane.api.jobs import JobPhase
-from control_plane.scheduler.arrivals import ARRIVING_S, Arrivals
 from control_plane.scheduler.scheduler import Scheduler
+from control_plane.scheduler.startup_barrier import ARRIVING_S, StartupBarrier
 
 MACHINES, JOBS = 6, ("web", "second", "third")
 
@@ -63,13 +63,13 @@ def test_a_job_is_looked_at_when_its_last_machine_was_heard(looks: list[str]) ->
             *others, last = in_use(w)
             for machine in others:
                 machine.reachable = True
-                sight = w.cp._sights.sight(machine.name)
-                await w.until(lambda sight=sight: sight.answering)
+                observation = w.cp._observations.observation(machine.name)
+                await w.until(lambda observation=observation: observation.answering)
                 await asyncio.sleep(1.0)
             assert looks == []
             last.reachable = True
-            sight = w.cp._sights.sight(last.name)
-            await w.until(lambda: sight.answering)
+            observation = w.cp._observations.observation(last.name)
+            await w.until(lambda: observation.answering)
             await w.until(lambda: set(looks) == set(JOBS), within_s=1.0)
             for name in JOBS:
                 assert (await w.cp.get_job(name)).phase is JobPhase.STABLE
@@ -108,8 +108,8 @@ def test_a_large_job_is_not_gone_through_at_each_arrival(*, backwards: bool) -> 
 
     record = a_record([None, *names])
     record.tasks = Tasks(record.tasks)
-    sights = SimpleNamespace(sight=lambda _: SimpleNamespace(was_listed=True))
-    arrivals = Arrivals(sights, SimpleNamespace(find=lambda _: record))
+    observations = SimpleNamespace(observation=lambda _: SimpleNamespace(was_listed=True))
+    arrivals = StartupBarrier(observations, SimpleNamespace(find=lambda _: record))
     for name in reversed(names) if backwards else names:
         assert arrivals.awaits("web")
         assert arrivals.is_first(name)
@@ -120,6 +120,6 @@ def test_a_large_job_is_not_gone_through_at_each_arrival(*, backwards: bool) -> 
 
 def test_who_has_no_machine_waits_for_none() -> None:
     records = {"new": a_record([None, None]), "gone": None}
-    arrivals = Arrivals(SimpleNamespace(), SimpleNamespace(find=records.get))
+    arrivals = StartupBarrier(SimpleNamespace(), SimpleNamespace(find=records.get))
     assert not arrivals.awaits("new")
     assert not arrivals.awaits("gone")

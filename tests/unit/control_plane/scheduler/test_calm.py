@@ -12,7 +12,7 @@ from world import World, a_job, scenario
 
 from agent.api import Health
 from control_plane.api.inventory import Drain
-from control_plane.scheduler import calm as calm_jobs
+from control_plane.scheduler import idle_jobs as calm_jobs
 from control_plane.scheduler import scheduler
 
 
@@ -38,7 +38,7 @@ def test_news_of_machines_costs_a_calm_job_no_round(rounds: list[str]) -> None:
         rounds.clear()
         for _ in range(20):
             for machine in w.region.machines:
-                w.cp._sights.changed(machine)
+                w.cp._observations.changed(machine)
             await asyncio.sleep(1.0)
         assert rounds == []
 
@@ -61,7 +61,7 @@ def test_the_clock_alone_looks_at_no_task(monkeypatch: pytest.MonkeyPatch) -> No
         looks.clear()
         await asyncio.sleep(5 * w.settings.resync_s)
         assert looks == []
-        w.cp._sights.changed(machine)
+        w.cp._observations.changed(machine)
         await asyncio.sleep(1.0)
         assert sorted(looks) == [0, 1, 2]
 
@@ -83,7 +83,7 @@ async def calm(w: World) -> str:
     """Deploy a job, wait until nothing is done to it, and return a machine that has a task."""
     await w.deployed(a_job(3))
     await asyncio.sleep(3 * w.settings.resync_s + w.settings.repair_after_s)
-    assert "web" in w.cp._scheduler._calm._known
+    assert "web" in w.cp._scheduler._idle_jobs._known
     return next(machine for machine, tasks in w.region.where().items() if tasks)
 
 

@@ -15,9 +15,9 @@ from control_plane.api.jobs import (
 )
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
 from control_plane.api.updates import UpdatePolicy
+from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
-from control_plane.scheduler.core.moment import Moment
 from control_plane.task_control.core.talk import Heard
 
 

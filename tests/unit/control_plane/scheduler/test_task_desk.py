@@ -1,4 +1,4 @@
-"""What owners do with single tasks: through the control plane's desk, on a real agent."""
+"""What owners do with single tasks: through the control plane's service, on a real agent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.client import AgentClient
 from agent.machine import Property
 from agent.machine.fake import Ended
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskRecord
-from control_plane.scheduler.task_desk import TaskDesk
+from control_plane.scheduler.task_service import TaskService
 from wire.duplex import Frame
 from wire.errors import InvalidInput, NotFound
 
@@ -55,8 +55,8 @@ class Near:
         self.got.append(frame)
 
 
-def desk_of(client: AgentClient) -> TaskDesk:
-    return TaskDesk(Jobs(), Agents(client))  # type: ignore[arg-type]
+def desk_of(client: AgentClient) -> TaskService:
+    return TaskService(Jobs(), Agents(client))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -87,22 +87,22 @@ async def test_a_command_inside_a_task_is_carried_through_the_control_plane(  # 
 
 async def test_what_the_agent_refuses_is_refused_before_anything_is_opened(host: FakeHost) -> None:
     async with host.agent() as client:
-        desk = desk_of(client)
+        service = desk_of(client)
         with pytest.raises(NotFound, match="no task web-0"):
-            await desk.inside("web", 0, {"command": '["/bin/x"]'})
+            await service.inside("web", 0, {"command": '["/bin/x"]'})
         with pytest.raises(InvalidInput, match="command"):
-            await desk.inside("web", 0, {"command": "no list"})
+            await service.inside("web", 0, {"command": "no list"})
         with pytest.raises(NotFound, match="on no machine: no room"):
-            await desk.inside("web", 1, {"command": '["/bin/x"]'})
+            await service.inside("web", 1, {"command": '["/bin/x"]'})
 
 
 async def test_a_task_is_described_and_restarted_on_its_machine(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web-0", a_spec())
         before = await running(client, "web-0")
-        desk = desk_of(client)
-        found = await desk.describe("web", 0)
-        again = await desk.restart("web", 0)
+        service = desk_of(client)
+        found = await service.describe("web", 0)
+        again = await service.restart("web", 0)
 
     assert found.status == before
     assert (found.task, found.machine) == ("web-0", "m1")

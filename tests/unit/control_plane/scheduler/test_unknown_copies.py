@@ -13,8 +13,8 @@ from agent.api import (
     TaskState,
     TaskStatus,
 )
+from control_plane.agents.observations import Observations
 from control_plane.agents.region import Region
-from control_plane.agents.sights import Sights
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
 from control_plane.api.settings import SchedulerSettings
@@ -77,15 +77,17 @@ async def test_it_waits_until_the_copy_is_gone_known_or_its_machine_is(begins_la
                     facts=FACTS,
                 )
             )
-        sights = Sights(brokers, Runtime())
-        sights.restored = 9
+        observations = Observations(brokers, Runtime())
+        observations.restored = 9
         directory = TaskDirectory()
-        copies = UnknownCopies(Region(brokers, sights, SchedulerSettings(), Runtime()), directory)
+        copies = UnknownCopies(
+            Region(brokers, observations, SchedulerSettings(), Runtime()), directory
+        )
         gone: list[str] = []
         copies.gone = gone.append
         if not begins_late:
             copies.begin()
-        sights.listed("m2", FACTS, [STATUS], ProfileStatus(), [])
+        observations.listed("m2", FACTS, [STATUS], ProfileStatus(), [])
         if begins_late:
             copies.begin()
         assert copies.elsewhere("e-0", "m1") == "m2"
@@ -97,6 +99,6 @@ async def test_it_waits_until_the_copy_is_gone_known_or_its_machine_is(begins_la
         assert copies.elsewhere("e-0", "m1") == "", "a record has it there now"
         directory.settle("e", None)
         assert gone == []
-        sights.listed("m2", FACTS, [], ProfileStatus(), [])
+        observations.listed("m2", FACTS, [], ProfileStatus(), [])
         assert copies.elsewhere("e-0", "m1") == ""
         assert gone == ["e-0"]

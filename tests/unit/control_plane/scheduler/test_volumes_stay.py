@@ -8,7 +8,7 @@ import pytest
 
 from agent.api import Volume, VolumeKind
 from control_plane.api.jobs import JobRecord, JobSpec
-from control_plane.scheduler.placing import Placing
+from control_plane.scheduler.placement import Placements
 
 
 class Asked(Exception):
@@ -40,7 +40,7 @@ def a_job(kind: VolumeKind) -> JobRecord:
 
 async def test_no_move_for_the_spread_leaves_a_persistent_volume_behind() -> None:
     """AG9"""
-    placing = Placing(cast("Any", Allocator()))
+    placing = Placements(cast("Any", Allocator()))
     assert await placing.repairs(a_job(VolumeKind.PERSISTENT), {}) == ()
     with pytest.raises(Asked):
         await placing.repairs(a_job(VolumeKind.SCRATCH), {})

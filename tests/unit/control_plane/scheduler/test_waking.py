@@ -32,8 +32,8 @@ async def test_news_of_a_task_wakes_its_own_job_alone(w: World) -> None:
     """A machine with ten jobs made ten rounds of each word about one task."""
     woken = await two_jobs_on_one_machine(w)
     (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
-    status = w.cp._sights.sight(machine).tasks["web-0"]
-    w.cp._sights.saw_task(machine, replace(status, health=Health.UNHEALTHY))
+    status = w.cp._observations.observation(machine).tasks["web-0"]
+    w.cp._observations.saw_task(machine, replace(status, health=Health.UNHEALTHY))
     assert woken == ["web"]
 
 
@@ -41,7 +41,7 @@ async def test_news_of_a_task_wakes_its_own_job_alone(w: World) -> None:
 async def test_news_of_the_machine_wakes_all_that_have_tasks_there(w: World) -> None:
     woken = await two_jobs_on_one_machine(w)
     (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
-    w.cp._sights.silent(machine)
+    w.cp._observations.silent(machine)
     assert woken == ["other", "web"]
 
 
@@ -50,5 +50,5 @@ async def test_an_image_that_came_wakes_only_who_waits_for_it(w: World) -> None:
     woken = await two_jobs_on_one_machine(w)
     (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
     w.cp._scheduler._awaited[machine].add("other")
-    w.cp._sights.image_came(machine, "sha256:" + "7" * 64)
+    w.cp._observations.image_came(machine, "sha256:" + "7" * 64)
     assert woken == ["other"]

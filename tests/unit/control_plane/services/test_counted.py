@@ -6,7 +6,7 @@ from inventory import a_machine
 from regions import add
 
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.counted import CountedMachines
+from control_plane.allocator.quota_usage import QuotaUsage
 from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
 from control_plane.broker.core.assignment import lent, returned
 from control_plane.broker.core.unavailability import began
@@ -22,7 +22,7 @@ class Region:
     index: RegionIndex = field(default_factory=RegionIndex)
 
     def __post_init__(self) -> None:
-        self.counted = CountedMachines(self.index, lambda: NOW)
+        self.counted = QuotaUsage(self.index, lambda: NOW)
 
     def put(self, record: MachineRecord) -> MachineRecord:
         add(self.index, record.machine, pool=record.entitlement, rru=4.0)

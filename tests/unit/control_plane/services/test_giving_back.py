@@ -34,7 +34,7 @@ async def test_news_of_a_machine_that_is_given_back_lets_no_task_come_there(w):
     w.cp._broker.release = slowly
     giving = asyncio.ensure_future(allocator.give_back(machine))
     await asyncio.sleep(0)
-    w.cp._sights.changed(machine.name)
+    w.cp._observations.changed(machine.name)
     assert machine.blocked == "is being given back"
     may_go.set()
     await giving
@@ -79,7 +79,7 @@ def test_nobody_gets_a_machine_of_which_nobody_knows_whether_it_was_given_back(i
             await allocator.give_back(machine)
         if is_made:
             await store.make_late()
-        w.cp._sights.changed(machine.name)
+        w.cp._observations.changed(machine.name)
         await asyncio.sleep(3)
         assert (machine.pool, machine.blocked) == ("front", "is being given back")
         store.is_silent = False

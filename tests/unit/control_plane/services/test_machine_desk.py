@@ -9,7 +9,7 @@ from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke, Undra
 from control_plane.api.machines import EventKind, MachineState, MachineView
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.inventory import COLUMNS
-from control_plane.broker.desk import MachineDesk
+from control_plane.broker.service import MachineService
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import PART
 from control_plane.store import Store
@@ -24,7 +24,7 @@ class World:
         self.now = 1000.0
         self.tasks: dict[str, list[str]] = {}
         self.brokers = Brokers(store, Runtime(lambda: self.now, boot=lambda: self.now))
-        self.desk = MachineDesk(
+        self.service = MachineService(
             self.brokers,
             Runtime(lambda: self.now, boot=lambda: self.now),
             lambda record: MachineView(record=record, tasks=self.tasks.get(record.machine, [])),
@@ -51,7 +51,7 @@ async def test_machines_are_listed_page_by_page() -> None:  # MO2
         await world.brokers.add(a_region_of(datacenters=2, msbs=2, rows=1, racks=5, machines=10))
         seen, after = [], ""
         while True:
-            page = await world.desk.page(MachineScope(msb="dc1-msb0"), after, 7)
+            page = await world.service.page(MachineScope(msb="dc1-msb0"), after, 7)
             seen += [view.record.machine for view in page.machines]
             if not page.next:
                 break
@@ -64,25 +64,27 @@ async def test_a_subscriber_lists_a_broker_and_then_hears_its_changes() -> None:
     async with MemoryStore() as store:
         world = await a_world(store)
         await world.brokers.add({f"m{i}": a_machine(f"m{i}") for i in range(5)})
-        first = await world.desk.broker_page("dc1", "", 3)
+        first = await world.service.broker_page("dc1", "", 3)
         await world.brokers.mark_down("m4", "test")
-        second = await world.desk.broker_page("dc1", first.next, 3)
+        second = await world.service.broker_page("dc1", first.next, 3)
         assert [m.machine for m in first.machines + second.machines] == [f"m{i}" for i in range(5)]
         assert second.next == ""
-        news = await world.desk.broker_changes("dc1", first.revision, 100, 0.0)
+        news = await world.service.broker_changes("dc1", first.revision, 100, 0.0)
         assert [c.name for c in news.changes] == ["m4"]
-        waiting = asyncio.create_task(world.desk.broker_changes("dc1", news.revision, 100, 30.0))
+        waiting = asyncio.create_task(world.service.broker_changes("dc1", news.revision, 100, 30.0))
         await asyncio.sleep(0)
         await world.brokers.mark_up("m4")
         record = (await waiting).changes[0].record
         assert record is not None
         assert record.state is MachineState.UP
-        quiet = await world.desk.broker_changes("dc1", world.brokers.at("dc1").table.latest, 1, 0.0)
+        quiet = await world.service.broker_changes(
+            "dc1", world.brokers.at("dc1").table.latest, 1, 0.0
+        )
         assert (quiet.changes, quiet.lost) == ([], False)
-        assert (await world.desk.broker_changes("dc1", 5, 100, 30.0)).lost  # of another life
+        assert (await world.service.broker_changes("dc1", 5, 100, 30.0)).lost  # of another life
         with pytest.raises(NotFound):
-            await world.desk.broker_page("dc9", "", 3)
-        (view,) = world.desk.brokers().brokers
+            await world.service.broker_page("dc9", "", 3)
+        (view,) = world.service.brokers().brokers
         assert (view.datacenter, view.machines, view.free) == ("dc1", 5, 5)
 
 
@@ -90,17 +92,17 @@ async def test_an_import_adds_updates_and_leaves_alone() -> None:  # RB10
     async with MemoryStore(strict=True) as store:
         world = await a_world(store)
         names = [f"m{i:04}" for i in range(2500)]
-        plan = await world.desk.import_inventory(a_list(*names), "csv", dry_run=True)
+        plan = await world.service.import_inventory(a_list(*names), "csv", dry_run=True)
         assert (plan.added, plan.updated, plan.unchanged) == (2500, 0, 0)
         assert len(world.brokers.table) == 0
         before = (await store.list_prefix("")).revision
-        await world.desk.import_inventory(a_list(*names), "csv")
+        await world.service.import_inventory(a_list(*names), "csv")
         rows, staged = -(-2500 // PART), -(-2500 // PART // 8)
         cleared = 1 + 1  # the rows in one part here, and the decision
         assert (await store.list_prefix("")).revision == before + staged + 1 + rows + cleared
-        again = await world.desk.import_inventory(a_list(*names), "csv")
+        again = await world.service.import_inventory(a_list(*names), "csv")
         assert (again.added, again.updated, again.unchanged) == (0, 0, 2500)
-        moved = await world.desk.import_inventory(a_list("m0001", datacenter="dc2"), "csv")
+        moved = await world.service.import_inventory(a_list("m0001", datacenter="dc2"), "csv")
         assert (moved.added, moved.updated) == (0, 1)
         assert world.brokers.of("m0001").datacenter == "dc2"
         assert world.brokers.table.get("m0001").location.datacenter == "dc2"
@@ -110,23 +112,23 @@ async def test_an_import_with_errors_changes_nothing() -> None:
     async with MemoryStore() as store:
         world = await a_world(store)
         with pytest.raises(InvalidInput, match="nothing was changed: line 3: machine") as caught:
-            await world.desk.import_inventory(a_list("m1", "m1", "M"), "csv")
+            await world.service.import_inventory(a_list("m1", "m1", "M"), "csv")
         assert len(caught.value.errors) == 2
-        await world.desk.import_inventory(a_list("m1", "m2"), "csv", simulated=True)
+        await world.service.import_inventory(a_list("m1", "m2"), "csv", simulated=True)
         revision = world.brokers.table.revision("m1")
         await world.brokers.assign("m1", "online", "web", revision=revision)
         with pytest.raises(Conflict, match="m1 is in entitlement 'online': its place"):
-            await world.desk.import_inventory(a_list("m1", "m2", "m3", rack="r2"), "csv")
+            await world.service.import_inventory(a_list("m1", "m2", "m3", rack="r2"), "csv")
         assert "m3" not in list(world.brokers.table)
         assert world.brokers.table.get("m2").location.rack == "r1"
         with pytest.raises(InvalidInput, match="not UTF-8"):
-            await world.desk.import_inventory(b"\xff\xfe", "csv")
+            await world.service.import_inventory(b"\xff\xfe", "csv")
 
 
 async def test_joining_completes_an_imported_machine() -> None:
     async with MemoryStore() as store:
         world = await a_world(store)
-        await world.desk.import_inventory(a_list("m1", datacenter="dc2"), "csv")
+        await world.service.import_inventory(a_list("m1", datacenter="dc2"), "csv")
         record = world.brokers.table.get("m1")
         assert (record.state, record.facts) == (MachineState.DOWN, None)
         world.now = 2000.0
@@ -149,26 +151,26 @@ async def test_machines_are_drained_lent_revoked_and_removed() -> None:  # RB3 R
             start_in_s=60.0,
             deadline_s=600.0,
         )
-        drained = await world.desk.drain(wish)
+        drained = await world.service.drain(wish)
         (event,) = drained.machines[0].unavailability
         assert (event.start, event.deadline) == (1060.0, 1660.0)
-        await world.desk.undrain(Undrain(machines=["m1", "m2"]))
+        await world.service.undrain(Undrain(machines=["m1", "m2"]))
         world.tasks["m2"] = ["web-0"]
         with pytest.raises(Conflict, match="still runs tasks"):
-            await world.desk.lend(Lend(machine="m2", borrower="batch"))
+            await world.service.lend(Lend(machine="m2", borrower="batch"))
         with pytest.raises(NotFound, match="no entitlement 'nobody'"):
-            await world.desk.lend(Lend(machine="m1", borrower="nobody"))
-        lent = await world.desk.lend(Lend(machine="m1", borrower="batch"))
+            await world.service.lend(Lend(machine="m1", borrower="nobody"))
+        lent = await world.service.lend(Lend(machine="m1", borrower="batch"))
         assert (lent.entitlement, lent.profile_wanted) == ("batch", "offline")
-        revoked = await world.desk.revoke(Revoke(machines=["m1"], return_within_s=30.0))
+        revoked = await world.service.revoke(Revoke(machines=["m1"], return_within_s=30.0))
         assert revoked.machines[0].loan is not None
         assert revoked.machines[0].loan.return_by == 1030.0
         with pytest.raises(Conflict, match="is not being decommissioned"):
-            await world.desk.remove("m0")  # not before its time
+            await world.service.remove("m0")  # not before its time
         world.now = 1060.0
         world.tasks["m0"] = ["web-1"]
         with pytest.raises(Conflict, match="it still runs web-1"):
-            await world.desk.remove("m0")
+            await world.service.remove("m0")
         world.tasks.clear()
-        await world.desk.remove("m0")
+        await world.service.remove("m0")
         assert list(world.brokers.table) == ["m1", "m2"]

@@ -211,8 +211,8 @@ def test_a_machine_removed_while_its_mark_is_written_ends_nothing():
         await asyncio.sleep(60)
         assert (await w.cp.ready()).ok
         assert "m3" not in await states(w)
-        assert "m3" not in w.cp._sights._sights
-        assert w.cp._sights.sight("m3") is not w.cp._sights.sight("m3")
+        assert "m3" not in w.cp._observations._observations
+        assert w.cp._observations.observation("m3") is not w.cp._observations.observation("m3")
 
     live(a_region(), body)
 
@@ -465,11 +465,11 @@ def test_a_restart_of_the_control_plane_forgives_no_host_that_fails_again_and_ag
 async def test_answers_to_commands_are_signs_of_life_too(w: World):
     """BUG-CP21: whoever carries out commands is not silent."""
     await w.deployed()
-    sights = w.cp._sights
+    observations = w.cp._observations
     w.region.machines["m1"].reachable = False
     for _ in range(30):
         await asyncio.sleep(1)
-        sights.saw_profile("m1", sights.sight("m1").profile)
+        observations.saw_profile("m1", observations.observation("m1").profile)
         assert await down(w) == []
     await w.until(lambda: down(w), within_s=30)
 

@@ -10,7 +10,7 @@ from test_growing_and_shrinking import hosts as hosts_of
 from world import World
 
 from agent.api import Limits, Location
-from control_plane.allocator.alone import allocator_of
+from control_plane.allocator.standalone import allocator_of
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec

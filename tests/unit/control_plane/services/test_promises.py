@@ -24,7 +24,7 @@ NOBODY = Counter[MachineClass]()
 class HastyRuntime(Runtime):
     """Gives others a turn at every chance."""
 
-    async def breathe(self) -> None:
+    async def checkpoint(self) -> None:
         await asyncio.sleep(0)
 
     async def sleep(self, seconds: float) -> None:

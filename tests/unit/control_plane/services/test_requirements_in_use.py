@@ -102,12 +102,12 @@ async def test_labels_are_given_to_all_machines_or_to_none():
         full = {f"l{i}": "x" for i in range(32)}
         await world.brokers.add({"m1": a_machine("m1"), "m2": a_machine("m2", labels=full)})
         with pytest.raises(InvalidInput, match="'m2' would have 33 labels, more than 32"):
-            await world.desk.label(Relabel(machines=["m1", "m2"], set={"new": "x"}))
+            await world.service.label(Relabel(machines=["m1", "m2"], set={"new": "x"}))
         assert world.brokers.table.get("m1").labels is None
         swap = Relabel(scope=MachineScope(where="machine = m2"), set={"new": "x"}, remove=["l0"])
-        (changed,) = (await world.desk.label(swap)).machines
+        (changed,) = (await world.service.label(swap)).machines
         assert changed.labels == {name: "x" for name in full if name != "l0"} | {"new": "x"}
-        same = (await world.desk.label(swap)).machines
+        same = (await world.service.label(swap)).machines
         assert same == [changed]
 
 

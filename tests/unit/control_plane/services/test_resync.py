@@ -39,7 +39,7 @@ def test_others_get_their_turn_after_each_hundred_machines_that_are_looked_at():
                 await w.cp.joined(machine.join())
             allocator = w.cp._allocator
             looked = [0]
-            real, breathe = allocator._as_indexed, w.runtime.breathe
+            real, checkpoint = allocator._as_indexed, w.runtime.checkpoint
 
             def look(record):
                 looked[-1] += 1
@@ -47,9 +47,9 @@ def test_others_get_their_turn_after_each_hundred_machines_that_are_looked_at():
 
             async def turn() -> None:
                 looked.append(0)
-                await breathe()
+                await checkpoint()
 
-            allocator._as_indexed, w.runtime.breathe = look, turn
+            allocator._as_indexed, w.runtime.checkpoint = look, turn
             await allocator.resync()
             allocator._timed = dict.fromkeys(allocator.index.machines)
             await allocator.look_at_clock()

@@ -18,7 +18,8 @@ from control_plane.api.jobs import (
 )
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.store import Put
-from vm_lab.region import agent, rest, scenario
+from vm_lab.region import agent, scenario
+from vm_lab.region import quiescence as rest
 from vm_lab.region.clients import Owned
 from vm_lab.region.seed import SimulatedRegion
 

@@ -1,0 +1,339 @@
+"""What the agents last said: the control plane's view of the machines, in memory only.
+
+Nothing here is stored: after a start everything is asked again, and until a machine's
+tasks were listed nothing is concluded from their absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
+from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.ports import Machines
+from control_plane.agents.protocol import EventStream
+from control_plane.api.machines import EventKind, MachineRecord, MachineState
+from control_plane.broker.core.unavailability import departure, excused, overdue, planned, returning
+from control_plane.runtime.big_map import BigMap
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import ignore
+
+PROFILE = "profile"
+"""What a refusal is about, where it is no task and no image."""
+_NO_PROFILE = ProfileStatus()
+_NO_HOME = frozenset[str]()
+Changed = Callable[[str], None]
+"""Called with a machine."""
+OneChanged = Callable[[str, str], None]
+"""Called with a machine, and with the task or the digest of the image that it is about."""
+
+
+@dataclass(slots=True)
+class Observation:
+    """One machine, as its agent describes it. Times are the loop's.
+
+    There is one for each machine of the region, so one of which nothing is known is small.
+    """
+
+    asked_since: float | None = None
+    """None: this process did not come to ask it yet, so its silence means nothing."""
+    answered_at: float | None = None
+    """When a call was answered last; `stream` knows of the others."""
+    stream: EventStream | None = None
+    """Open while the agent is followed."""
+    alive_at: float | None = None
+    """When its host gave a sign of life last while its agent was of no use."""
+    answering: bool = False
+    boot_id: str = ""
+    tasks: dict[str, TaskStatus] = field(default_factory=dict)
+    stopped: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    images: frozenset[str] = frozenset()
+    profile: ProfileStatus = _NO_PROFILE
+    profile_refusals: int = 0
+    """How often in a row the agent answered that it will not take its profile."""
+    doubtful: bool = False
+    """A command had an unknown outcome: the tasks must be listed again."""
+
+    @property
+    def was_listed(self) -> bool:
+        """Return whether this process ever knew all that the machine has."""
+        return bool(self.boot_id)
+
+    def forgive_profile(self) -> None:
+        """Forget that the agent refused its profile: it took it, or another is wanted."""
+        self.refused.pop(PROFILE, None)
+        self.profile_refusals = 0
+
+    @property
+    def heard_at(self) -> float | None:
+        """Return when the agent gave its last sign of life; None: never to this process."""
+        if self.stream is not None:
+            at = self.stream.heard_at
+            if self.answered_at is None or at > self.answered_at:
+                return at if at > float("-inf") else None
+        return self.answered_at
+
+    def silent_s(self, now: float) -> float:
+        """Return how long nothing was heard, or since when it is asked for the first time."""
+        since = self.heard_at
+        if since is None:
+            since = now if self.asked_since is None else self.asked_since
+        return now - since
+
+
+UNSEEN = Observation()
+"""Of every machine of which nothing is known; to be read, never to be changed."""
+
+
+class Observations:
+    """The observations of all machines, and who wants to know when one changes."""
+
+    def __init__(self, broker: Machines, runtime: Runtime) -> None:
+        """Start blind."""
+        self._runtime = runtime
+        self._broker = broker
+        self._observations: BigMap[Observation] = BigMap()
+        self.restored = 0
+        """The term in which the store was put back from a copy; 0: it never was."""
+        self.let_go: dict[str, set[str]] = {}
+        """Machine → tasks that only the store's copy does not know, and that may be stopped."""
+        self._listeners: list[Changed] = []
+        self._listeners_of_one: list[OneChanged] = []
+        broker.listen(self._record_changed, loaded=ignore)
+
+    def listen(self, changed: Changed, of_one: OneChanged | None = None) -> None:
+        """Call `changed(machine)` whenever something about a machine may matter.
+
+        Where that is one task or image alone, `of_one(machine, which)` is called instead, if
+        it is given.
+        """
+        self._listeners.append(changed)
+        self._listeners_of_one.append(of_one or (lambda machine, _: changed(machine)))
+
+    def observation(self, machine: str) -> Observation:
+        """Return what is known of a machine; nothing is kept of one that does not exist."""
+        known = self._observations.get(machine)
+        if known is None:
+            known = Observation()
+            if self._broker.table.find(machine) is not None:
+                self._observations[machine] = known
+        return known
+
+    def look(self, machine: str) -> Observation:
+        """Return what is known of a machine, to be read only: of one that was never seen nothing
+        is made, which at 100,000 machines was a quarter of what an allocator keeps.
+        """
+        known = self._observations.get(machine)
+        return UNSEEN if known is None else known
+
+    def view(
+        self, pools: Mapping[str, str], machines: Iterable[str], now: float
+    ) -> dict[str, SeenMachine]:
+        """Return machines by name, as the scheduler sees them.
+
+        `pools`: entitlement → its pool, of all versions that tasks of the job may run.
+        """
+        found, find, steady = {}, self._broker.table.find, self._runtime.now()
+        homes = {pool: frozenset(e for e in pools if pools[e] == pool) for pool in pools.values()}
+        for name in machines:
+            record = find(name)
+            if record is not None:
+                found[name] = self._seen(record, homes, now, steady)
+        return found
+
+    def ready(self, record: MachineRecord) -> bool:
+        """Return whether tasks may start there: its own profile, verified in this boot."""
+        return _is_ready(record, self.look(record.machine))
+
+    def steady(self, machine: str, pool: str) -> Mapping[str, TaskStatus] | None:
+        """Return what runs on a machine, if that is ready for tasks of a pool and nothing is
+        planned for it; None: it has to be looked at.
+        """
+        record, observation = self._broker.table.find(machine), self._observations.get(machine)
+        if (
+            record is None
+            or observation is None
+            or record.unavailability
+            or record.entitlement != pool
+        ):
+            return None
+        return observation.tasks if _is_ready(record, observation) else None
+
+    def listed(
+        self,
+        machine: str,
+        facts: MachineFacts,
+        tasks: Iterable[TaskStatus],
+        profile: ProfileStatus,
+        images: Iterable[str],
+    ) -> None:
+        """Take in a complete answer: from now on absence means something."""
+        observation = self.observation(machine)
+        observation.boot_id = facts.boot_id
+        observation.tasks = {status.task_id: status for status in tasks}
+        observation.images = frozenset(images)
+        observation.profile = profile
+        observation.forgive_profile()
+        observation.refused.clear()
+        observation.stopped.clear()
+        observation.doubtful = False
+        observation.answering = True
+        self.heard(machine)
+        self.changed(machine)
+
+    def asked(self, machine: str) -> None:
+        """Take in that a machine is asked: from the first time on its silence counts."""
+        observation = self.observation(machine)
+        if observation.asked_since is None:
+            observation.asked_since = self._runtime.now()
+
+    def heard(self, machine: str, at: float | None = None) -> None:
+        """Take in a sign of life, now or at another time."""
+        observation, at = self.observation(machine), self._runtime.now() if at is None else at
+        observation.answered_at = (
+            at if observation.answered_at is None else max(observation.answered_at, at)
+        )
+
+    def silent(self, machine: str, *, alive: bool = False) -> None:
+        """Take in that the agent did not answer: what is known may be out of date.
+
+        `alive`: its host did, by refusing the connection or by taking it, or the agent said
+        something that is of no use.
+        """
+        observation = self.observation(machine)
+        if alive:
+            observation.alive_at = self._runtime.now()
+        if observation.answering:
+            observation.answering = False
+            self.changed(machine)
+
+    def saw_task(self, machine: str, status: TaskStatus) -> None:
+        """Take in the state of a task, unless something newer is known."""
+        self.heard(machine)
+        observation = self.observation(machine)
+        known = observation.tasks.get(status.task_id)
+        if known is None or status.generation >= known.generation:
+            observation.tasks[status.task_id] = status
+            observation.refused.pop(status.task_id, None)
+            self._one_changed(machine, status.task_id)
+
+    def answered(self, machine: str, status: TaskStatus, *, removed: bool = False) -> None:
+        """Take in the answer to a command, unless events overtook it.
+
+        They come in order and on another connection: what they said of the same generation is
+        newer, and so is that a task which was to be `removed` is gone.
+        """
+        known = self.observation(machine).tasks.get(status.task_id)
+        if status.generation > (0 if known is None else known.generation) and (
+            known is not None or not removed
+        ):
+            self.saw_task(machine, status)
+
+    def saw_tasks(self, machine: str, tasks: Iterable[TaskStatus]) -> None:
+        """Take in a complete list of tasks."""
+        self.heard(machine)
+        self.observation(machine).tasks = {status.task_id: status for status in tasks}
+        self.changed(machine)
+
+    def stop_confirmed(self, machine: str, task: str, generation: int, *, gone: bool) -> None:
+        """Take in that the agent accepted a stop, or (`gone`) that it knows no such task."""
+        self.heard(machine)
+        observation = self.observation(machine)
+        observation.stopped[task] = max(generation, observation.stopped.get(task, 0))
+        observation.refused.pop(task, None)
+        if gone:
+            observation.tasks.pop(task, None)
+        self._one_changed(machine, task)
+
+    def saw_profile(self, machine: str, profile: ProfileStatus) -> None:
+        """Take in the state of the machine's profile."""
+        self.heard(machine)
+        observation = self.observation(machine)
+        observation.forgive_profile()
+        if observation.profile != profile:
+            observation.profile = profile
+            self.changed(machine)
+
+    def image_came(self, machine: str, digest: str) -> None:
+        """Take in that a machine has an image."""
+        self.observation(machine).images |= {digest}
+        self._one_changed(machine, digest)
+
+    def refused(self, machine: str, task: str, reason: str, *, doubtful: bool) -> None:
+        """Take in that a command failed; with `doubtful`, nobody knows with what effect.
+
+        It was about a task, an image or `PROFILE`.
+        """
+        observation = self.observation(machine)
+        observation.refused[task] = reason
+        if task == PROFILE and not doubtful:
+            observation.profile_refusals += 1
+        observation.doubtful = observation.doubtful or doubtful
+        self.changed(machine)
+
+    def changed(self, machine: str) -> None:
+        """Wake whoever decides something about the machine."""
+        for listener in self._listeners:
+            listener(machine)
+
+    def _one_changed(self, machine: str, which: str) -> None:
+        for listener in self._listeners_of_one:
+            listener(machine, which)
+
+    def _record_changed(
+        self, name: str, _before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        if after is None:
+            self._observations.pop(name, None)
+
+    def _seen(
+        self, record: MachineRecord, homes: Mapping[str, frozenset[str]], now: float, steady: float
+    ) -> SeenMachine:
+        observation = self.observation(record.machine)
+        up = record.state is MachineState.UP
+        is_heard = up and observation.answering
+        seen = SeenMachine(
+            up=up,
+            answering=observation.answering,
+            ready=is_heard and _is_ready(record, observation),
+            homes=homes.get(record.entitlement, _NO_HOME),
+            known=observation.was_listed or not up,
+            tasks=observation.tasks,
+            stopped=observation.stopped,
+            refused=observation.refused,
+            restored=self.restored,
+            unheard_s=0.0 if is_heard else observation.silent_s(steady),
+        )
+        plans = planned(record) if record.unavailability else ()
+        if not plans:  # almost always
+            return seen
+        event = departure(record, now)
+        return replace(
+            seen,
+            leaving=event is not None,
+            overdue=overdue(record, now),
+            leaving_reason=event.reason if event is not None else "",
+            called_back=event is not None and event.kind is EventKind.REVOKED,
+            capped=event is not None and event.kind is EventKind.POWER_CAP,
+            switching=event is not None and event.kind is EventKind.PROFILE,
+            deadline=event.deadline if event is not None else None,
+            plans=plans,
+            excused=excused(record, now),
+            returning=returning(record, now),
+        )
+
+
+def _is_ready(record: MachineRecord, observation: Observation) -> bool:
+    profile = observation.profile
+    return (
+        bool(record.entitlement)
+        and record.state is MachineState.UP
+        and observation.answering
+        and profile.state is ProfileState.VERIFIED
+        and profile.name == record.profile_wanted
+        and profile.generation == record.assignment_generation
+    )

@@ -1,0 +1,133 @@
+"""Jobs that keep apart from other jobs of their entitlement, or go where these are.
+
+What a job may use depends on where others are at the moment when it is placed. So of jobs that
+have to do with each other only one is placed at a time, and where the others are is told to the
+planner as terms that machines must meet (`Group.among`); it is no part of what tasks claim. Tasks
+that have a machine stay there whoever comes and goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from control_plane.allocator.core.feasibility import bin_of
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Request
+from control_plane.api.jobs import JobSpec
+from control_plane.api.policy import Neighbour, Property
+from control_plane.api.requirements import Because, In, Not, Term
+
+
+class JobAffinity:
+    """Which jobs have to do with each other, and what that means for where they may go."""
+
+    def __init__(self, index: RegionIndex) -> None:
+        """Know of nobody yet."""
+        self._index = index
+        self._apart: dict[str, Sequence[Neighbour]] = {}
+        self._together: dict[str, Sequence[Neighbour]] = {}
+        self._named: dict[str, dict[str, None]] = defaultdict(dict)
+        """Job → those that name it."""
+        self._alone: dict[str, int] = {}
+        """Jobs that are being placed and had to do with no other when that began."""
+        self._ended = asyncio.Event()
+        """Set when one of them is placed; then there is another."""
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def note(self, job: str, spec: JobSpec | None) -> None:
+        """Take in what a job says of others; None: it is gone."""
+        for told in (self._apart, self._together):
+            for neighbour in told.pop(job, ()):
+                named = self._named[neighbour.job]
+                named.pop(job, None)
+                if not named:
+                    del self._named[neighbour.job]
+        if spec is None:
+            return
+        for told, said in ((self._apart, spec.apart_from), (self._together, spec.together_with)):
+            if said:
+                told[job] = said
+                for neighbour in said:
+                    self._named[neighbour.job][job] = None
+
+    def begins_alone(self, job: str) -> bool:
+        """Note that a job is being placed until `ended`, and return True, if it is on its own."""
+        if self._has_any(job):
+            return False
+        self._alone[job] = self._alone.get(job, 0) + 1
+        return True
+
+    def ended(self, job: str) -> None:
+        """Note that a job that began alone is placed."""
+        left = self._alone[job] = self._alone[job] - 1
+        if not left:
+            del self._alone[job]
+            if self._turns:  # somebody may wait for that
+                self._ended.set()
+                self._ended = asyncio.Event()
+
+    @asynccontextmanager
+    async def turn(self, request: Request) -> AsyncIterator[None]:
+        """Let a job be placed while none is that it has to do with."""
+        async with self._turns[request.pool]:
+            while any(other in self._alone for other in self._others(request.job)):
+                await self._ended.wait()
+            yield
+
+    def bound(self, request: Request) -> Request:
+        """Return a request with what others mean for it, as they are placed now."""
+        if not self._has_any(request.job):
+            return request
+        terms = tuple(self._terms(request.job))
+        groups = tuple(replace(group, among=(*group.among, *terms)) for group in request.groups)
+        return replace(request, groups=groups)
+
+    def placed(self, job: str) -> frozenset[Machine] | None:
+        """Return where a job is, if others wait for that; None: nobody does."""
+        awaited = any(
+            neighbour.job == job
+            for other in self._named.get(job, ())
+            for neighbour in self._together.get(other, ())
+        )
+        return frozenset(self._machines(job)) if awaited else None
+
+    def _has_any(self, job: str) -> bool:
+        return job in self._apart or job in self._together or job in self._named
+
+    def _others(self, job: str) -> Iterator[str]:
+        yield from self._named.get(job, ())
+        for neighbour in (*self._apart.get(job, ()), *self._together.get(job, ())):
+            yield neighbour.job
+
+    def _terms(self, job: str) -> Iterator[Term]:
+        for neighbour in self._apart.get(job, ()):
+            yield from self._off(neighbour.job, neighbour.property)
+        for other in self._named.get(job, ()):
+            for neighbour in self._apart.get(other, ()):
+                if neighbour.job == job:
+                    yield from self._off(other, neighbour.property)
+        for neighbour in self._together.get(job, ()):
+            there = self._bins(neighbour.job, neighbour.property)
+            why = f"not in the {neighbour.property} of a task of {neighbour.job}"
+            yield Because(In(neighbour.property, there), why)
+
+    def _off(self, other: str, property_: Property) -> Iterator[Term]:
+        if taken := self._bins(other, property_):
+            yield Because(Not(In(property_, taken)), f"in the {property_} of a task of {other}")
+
+    def _bins(self, job: str, property_: Property) -> frozenset[str]:
+        return frozenset(bin_of(property_, machine) for machine in set(self._machines(job)))
+
+    def _machines(self, job: str) -> Iterator[Machine]:
+        """Yield where tasks are, or are about to be."""
+        claims = self._index.claims.get(job)
+        if claims is None:
+            return
+        yield from (machine for machine in claims.machines if machine is not None)
+        if claims.reserved is not None:
+            yield from (claim.machine for claim in claims.reserved.claims)

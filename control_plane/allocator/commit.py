@@ -1,0 +1,119 @@
+"""The second phase of allocations: brokers are told what was decided, until they have heard it.
+
+What was decided is durable and will be done, so who asked for it is not kept waiting for a
+broker whose store fails: after a moment the rest goes on in the background. So does the
+undoing of what was given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from control_plane.broker.holds import Take
+from control_plane.runtime.runtime import Runtime
+from wire.errors import Busy
+
+log = logging.getLogger(__name__)
+PREPARE_S = 5.0
+"""A broker that has not answered by then is not waited for: the allocation fails as busy."""
+WAIT_S = 1.0
+"""How long who asked waits for the second phase; nearly always that is some milliseconds."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_CLOSE_S = 1.0
+
+
+class Participants(Protocol):
+    """The brokers, as two-phase commit sees them."""
+
+    async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
+        """Hold all these machines, or none and raise `Conflict`."""
+        ...
+
+    async def commit(self, transaction: str) -> object:
+        """Assign what the transaction holds; again changes nothing."""
+        ...
+
+    async def abort(self, transaction: str) -> None:
+        """Let go of what the transaction holds or may hold; again changes nothing."""
+        ...
+
+    def in_doubt(self) -> Mapping[str, object]:
+        """Return the transactions that hold machines."""
+        ...
+
+
+class Commits:
+    """What is being told to brokers, by transaction."""
+
+    def __init__(self, participants: Participants, runtime: Runtime) -> None:
+        """Have nothing to tell yet."""
+        self._participants, self._runtime = participants, runtime
+        self._work: dict[str, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        """Return how many transactions brokers have not heard the end of."""
+        return len(self._work)
+
+    async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
+        """Have all machines held, or raise; `Busy` if a broker does not answer in time."""
+        try:
+            async with asyncio.timeout(PREPARE_S):
+                await self._participants.prepare(transaction, takes)
+        except TimeoutError as e:
+            raise Busy(
+                f"cannot take {len(takes)} machines: a broker did not answer in {PREPARE_S:g} s",
+                hint="it is tried again, without the machines of that data center",
+            ) from e
+
+    async def commit(self, transaction: str, then: Callable[[], None]) -> None:
+        """See that all brokers assign what they hold, and call `then` once they have."""
+
+        async def work() -> None:
+            await self._until_heard(transaction, "assignment", self._participants.commit)
+            then()
+
+        await self._begin(transaction, work)
+
+    async def abort(self, transaction: str) -> None:
+        """See that all brokers let go of what they hold, or may hold."""
+        what, abort = "release of holds", self._participants.abort
+        await self._begin(transaction, lambda: self._until_heard(transaction, what, abort))
+
+    async def close(self) -> None:
+        """Let what is under way end; what does not is found half done at the next start."""
+        if not self._work:
+            return
+        _, late = await asyncio.wait(list(self._work.values()), timeout=_CLOSE_S)
+        for task in list(self._work.values()):
+            if task in late:
+                task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def _begin(self, transaction: str, work: Callable[[], Awaitable[None]]) -> None:
+        async def noted() -> None:
+            try:
+                await work()
+            finally:
+                self._work.pop(transaction, None)
+
+        task = self._runtime.spawn("allocation ends", noted())
+        self._work[transaction] = task
+        await asyncio.wait([task], timeout=WAIT_S)
+
+    async def _until_heard(
+        self, transaction: str, what: str, tell: Callable[[str], Awaitable[object]]
+    ) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                await tell(transaction)
+            except Exception as e:  # whatever it is, what was decided will be done
+                fields = {"transaction": transaction, "what": what, "reason": str(e)}
+                log.warning("a broker does not take in what was decided", extra=fields)
+                await self._runtime.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                return

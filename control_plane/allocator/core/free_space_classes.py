@@ -1,0 +1,109 @@
+"""The shelves of a bucket: by what is left of a machine, and in which order they are looked at."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Protocol
+
+from control_plane.broker.core.capacity import Capacity
+
+
+class FreeSpaceClass(Protocol):
+    """A machine as far as its shelf depends on it: `machine_pools.Machine`."""
+
+    free_cpu: int
+    free_memory: int
+    free_gpus: float
+    shelf: int
+
+    @property
+    def capacity(self) -> Capacity: ...
+    @property
+    def blocked(self) -> str: ...
+    @property
+    def jobs(self) -> tuple[object, ...]: ...
+
+
+CUTS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
+"""Shares of a machine's room between which it is on one shelf."""
+CLASSES = len(CUTS) + 1
+BY_ROOM = sorted(
+    ((rru, memory) for rru in range(CLASSES) for memory in range(CLASSES)),
+    key=lambda c: (min(c), sum(c)),
+    reverse=True,
+)
+"""Classes of RRU and memory left, most room first."""
+SHELF = {classes: 1 + place for place, classes in enumerate(BY_ROOM)}
+SHELF_OF = [[SHELF[rru, memory] for memory in range(CLASSES)] for rru in range(CLASSES)]
+EMPTY, BLOCKED = 0, 1 + len(BY_ROOM)
+"""Shelves are numbered as they are looked at: the machines without tasks, those with room by
+its classes, the unusable."""
+ORDERS = {
+    (rru, memory): (
+        EMPTY,
+        *(shelf for (r, m), shelf in SHELF.items() if r >= rru and m >= memory),
+    )
+    for rru, memory in BY_ROOM
+}
+"""By the least classes of RRU and memory that may do: the shelves to look at."""
+BY_TIGHTNESS = {
+    (rru, memory): [
+        [shelf for (r, m), shelf in SHELF.items() if r >= rru and m >= memory and min(r, m) == low]
+        for low in range(CLASSES)
+    ]
+    for rru, memory in BY_ROOM
+}
+"""The same, least room first: shelves between which the lesser of the two shares decides."""
+QUARTERS = (1 / 4, 1 / 2, 3 / 4)
+MOST_GPUS = len(BY_ROOM) // (len(QUARTERS) + 1) - 1
+BY_GPUS = {
+    (gpus, rru): (
+        *(1 + g * 4 + r for g in range(gpus, MOST_GPUS + 1) for r in range(rru, 4)),
+        EMPTY,
+    )
+    for gpus in range(MOST_GPUS + 1)
+    for rru in range(4)
+}
+"""Machines with GPUs are on shelves by how many are left, and by quarters of their RRU. By the
+least of both that will do: the shelves to look at, those with fewest GPUs left first."""
+
+
+BY_CLASS = {
+    "memory": [[SHELF[rru, low] for rru in range(CLASSES)] for low in reversed(range(CLASSES))],
+    "cpu": [[SHELF[low, mem] for mem in range(CLASSES)] for low in reversed(range(CLASSES))],
+}
+"""Shelves without the empty machines, in groups: those with most memory or CPU left first."""
+ALL = [list(range(1, BLOCKED))]
+
+
+def scarcity(machine: FreeSpaceClass) -> tuple[int, bool, int]:
+    """Return the place of a machine with GPUs among all of them, as shelves order them."""
+    return min(int(machine.free_gpus), MOST_GPUS), not machine.jobs, machine.shelf
+
+
+def tightness(machine: FreeSpaceClass) -> tuple[float, float]:
+    """Return how much is left of a machine; the less, the tighter a task sits there."""
+    rru, memory = _shares(machine)
+    return min(rru, memory), rru + memory
+
+
+def space_class_of(machine: FreeSpaceClass) -> int:
+    """Return the shelf on which a machine belongs."""
+    if machine.blocked:
+        return BLOCKED
+    if not machine.jobs:
+        return EMPTY
+    capacity = machine.capacity  # as `_shares`, without a call: once for each task that comes
+    memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
+    rru = machine.free_cpu / capacity.cpu_room if capacity.cpu_room else 1.0
+    if capacity.gpus:
+        return 1 + 4 * max(0, min(int(machine.free_gpus), MOST_GPUS)) + bisect_right(QUARTERS, rru)
+    return SHELF_OF[bisect_right(CUTS, rru)][bisect_right(CUTS, memory)]
+
+
+def _shares(machine: FreeSpaceClass) -> tuple[float, float]:
+    """Return which parts of its RRU and memory are left."""
+    capacity = machine.capacity
+    memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
+    rru = machine.free_cpu / capacity.cpu_room if capacity.cpu_room else 1.0
+    return rru, memory

@@ -1,0 +1,95 @@
+"""Room that a change frees, while nobody may have it yet but the change itself."""
+
+from __future__ import annotations
+
+from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.broker.core.capacity import Capacity
+
+Amounts = tuple[int, int, float, int, int]
+"""Grains of CPU, bytes of memory, GPUs, Mbit/s, bytes of disk."""
+NOTHING: Amounts = (0, 0, 0, 0, 0)
+
+
+class FreedRoom:
+    """Room that a change frees on a machine: its own claims may use it, nobody else yet."""
+
+    __slots__ = ("_lent", "left", "total")
+
+    def __init__(self) -> None:
+        """Free nothing yet."""
+        self.total = NOTHING
+        self.left = NOTHING
+        self._lent = NOTHING
+
+    def add(self, demand: Demand, capacity: Capacity) -> None:
+        """Add what one task had."""
+        self.total = self.left = _sum(self.total, _of(demand, capacity), 1)
+
+    def lend(self, machine: Machine) -> None:
+        """Show the machine with what is left of the credit."""
+        _add(machine, self.left, 1)
+        self._lent = _room(machine)
+
+    def take_back(self, machine: Machine) -> None:
+        """Hide it again; what was charged meanwhile is paid from the credit first."""
+        used = _sum(self._lent, _room(machine), -1)
+        cpu, memory, gpus, network, disk = _sum(self.left, used, -1)
+        self.left = (max(0, cpu), max(0, memory), max(0, gpus), max(0, network), max(0, disk))
+        _add(machine, self.left, -1)
+
+    def release(self, machine: Machine, demand: Demand) -> None:
+        """Keep what the change uses of a task's room, which the machine was just given back."""
+        freed = _of(demand, machine.capacity)
+        self.total = _sum(self.total, freed, -1)
+        _add(machine, self.left, 1)
+        self.left = _least(self.left, self.total)
+        _add(machine, self.left, -1)
+        _add(machine, freed, -1)
+
+    def pay(self, machine: Machine) -> None:
+        """Charge the machine with what was used of the credit."""
+        _add(machine, self.left, 1)
+        _add(machine, self.total, -1)
+        self.left = self.total
+
+    def recount_cpu(self, freed: int, wanted: int) -> int:
+        """Count its CPU anew in other grains: what was freed, and what claims want of it.
+
+        Return how much of it they use.
+        """
+        used = min(freed, wanted)
+        self.total = (freed, *self.total[1:])
+        self.left = (freed - used, *self.left[1:])
+        return used
+
+
+def _of(demand: Demand, capacity: Capacity) -> Amounts:
+    cpu, memory = demand.cpu_on(capacity), demand.memory_bytes
+    return cpu, memory, demand.gpus, demand.network_mbps, demand.disk_bytes
+
+
+def _sum(one: Amounts, other: Amounts, sign: int) -> Amounts:
+    cpu, memory, gpus, network, disk = one
+    c, m, g, n, d = other
+    return cpu + sign * c, memory + sign * m, gpus + sign * g, network + sign * n, disk + sign * d
+
+
+def _least(one: Amounts, other: Amounts) -> Amounts:
+    cpu, memory, gpus, network, disk = one
+    c, m, g, n, d = other
+    return min(cpu, c), min(memory, m), min(gpus, g), min(network, n), min(disk, d)
+
+
+def _room(machine: Machine) -> Amounts:
+    cpu, memory, gpus = machine.free_cpu, machine.free_memory, machine.free_gpus
+    return cpu, memory, gpus, machine.free_network, machine.free_disk
+
+
+def _add(machine: Machine, room: Amounts, sign: int) -> None:
+    cpu, memory, gpus, network, disk = room
+    machine.free_cpu += sign * cpu
+    machine.free_memory += sign * memory
+    machine.free_gpus += sign * gpus
+    machine.free_network += sign * network
+    machine.free_disk += sign * disk

@@ -1,0 +1,168 @@
+"""Which machines count against which quota (CP3): those of its own on which tasks may start.
+
+A quota of N bounds, at any time:
+
+- the machines that an entitlement holds and that take tasks, and those that it lent to others,
+  which come back to it: N at most;
+- machines that its tasks must leave (drained, called back) count only beyond another N: so
+  their successors may come before they are empty, and yet all together are never more than 2 N.
+
+Machines that others lent to it count against the quota of who lent them (EL4); each loan is
+an operator's own decision.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.api.machines import MachineRecord
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.capacity import micro
+from control_plane.broker.core.unavailability import MOVING, leaving
+from control_plane.portal.core.grants import MachineClass
+from control_plane.portal.core.pools import Quota
+
+
+@dataclass(frozen=True, slots=True)
+class _Special:
+    """A machine that is lent, or has a planned event that has not ended."""
+
+    pool: str
+    donor: str | None
+    """Who lent it; None: it is not on loan."""
+    leaves: bool
+    """Its tasks must move away now."""
+
+
+@dataclass(slots=True)
+class Held:
+    """What counts against a quota."""
+
+    machines: int
+    micro_rru: int
+    per_type: Counter[str]
+
+    def add(self, machine: Machine, sign: int) -> None:
+        """Count one machine more, or less."""
+        self.machines += sign
+        self.micro_rru += sign * micro(machine.capacity.rru)
+        self.per_type[machine.capacity.machine_type] += sign
+
+
+class QuotaUsage:
+    """Follows loans and planned events, and says what counts."""
+
+    def __init__(self, index: RegionIndex, wall: Callable[[], float]) -> None:
+        """Know no machine that is special; `note` is called for each record."""
+        self._index, self._wall = index, wall
+        self._special: dict[str, _Special] = {}
+        self._in: dict[str, dict[str, None]] = {}
+        """Pool → its special machines. Sets would do, but have no order."""
+        self._lent_by: dict[str, dict[str, None]] = {}
+
+    def note(self, record: MachineRecord) -> bool:
+        """Take in a machine's record; return whether something else counts now."""
+        events = record.unavailability
+        planned = bool(events) and any(e.end is None and e.kind in MOVING for e in events)
+        found = None
+        if planned or record.loan is not None:
+            donor = record.loan.donor if record.loan is not None else None
+            found = _Special(record.entitlement, donor, leaving(record, self._wall()))
+        return self._put(record.machine, found)
+
+    def forget(self, name: str) -> bool:
+        """Take in that a machine is gone; return whether something else counts now."""
+        return self._put(name, None)
+
+    def special(self) -> list[str]:
+        """Return the machines of which time alone may change what counts."""
+        return list(self._special)
+
+    def leaves(self, name: str) -> bool:
+        """Return whether the tasks of a machine must leave it now."""
+        special = self._special.get(name)
+        return special is not None and special.leaves
+
+    def going(self, pool: str) -> list[Machine]:
+        """Return the machines of a pool that its tasks must leave now."""
+        return [machine for machine, special in self._of(pool) if special.leaves]
+
+    def held(self, pool: str, quota: Quota) -> Held:
+        """Return what counts against a quota."""
+        found = self._index.pool(pool)
+        held = Held(found.size, found.micro_rru, Counter(found.per_type))
+        for machine in self.uncounted(pool, quota):
+            held.add(machine, -1)
+        for machine in self._lent(pool):
+            held.add(machine, 1)
+        return held
+
+    def uncounted(self, pool: str, quota: Quota) -> Iterator[Machine]:
+        """Yield the machines of a pool that do not count against its quota."""
+        machines, rru = 0, 0
+        for machine, special in self._of(pool):
+            if special.donor is not None and special.donor != pool:
+                yield machine
+            elif special.leaves:
+                machines += 1
+                rru += micro(machine.capacity.rru)
+                if quota.machines is not None and machines > quota.machines:
+                    continue
+                if quota.rru is None or rru <= micro(quota.rru):
+                    yield machine
+
+    def aside(self, pool: str, quota: Quota) -> Counter[MachineClass]:
+        """Return by how many of each class less counts than a pool has; negative: more."""
+        found: Counter[MachineClass] = Counter()
+        for machine in self.uncounted(pool, quota):
+            found[_class_of(machine)] += 1
+        for machine in self._lent(pool):
+            found[_class_of(machine)] -= 1
+        return found
+
+    def _of(self, pool: str) -> Iterator[tuple[Machine, _Special]]:
+        for name in self._in.get(pool, ()):
+            machine = self._index.machines.get(name)
+            if machine is not None and machine.pool == pool:
+                yield machine, self._special[name]
+
+    def _lent(self, pool: str) -> Iterator[Machine]:
+        if pool == FREE:
+            return
+        for name in self._lent_by.get(pool, ()):
+            machine = self._index.machines.get(name)
+            if machine is not None and machine.pool != pool:
+                yield machine
+
+    def _put(self, name: str, special: _Special | None) -> bool:
+        known = self._special.get(name)
+        if known == special:
+            return False
+        if known is not None:
+            del self._special[name]
+            _drop(self._in, known.pool, name)
+            _drop(self._lent_by, known.donor, name)
+        if special is not None:
+            self._special[name] = special
+            self._in.setdefault(special.pool, {})[name] = None
+            if special.donor is not None:
+                self._lent_by.setdefault(special.donor, {})[name] = None
+        return True
+
+
+def _drop(table: dict[str, dict[str, None]], key: str | None, name: str) -> None:
+    if key is None:
+        return
+    names = table[key]
+    del names[name]
+    if not names:
+        del table[key]
+
+
+def _class_of(machine: Machine) -> MachineClass:
+    capacity = machine.capacity
+    return MachineClass(capacity.machine_type, machine.place.datacenter, micro(capacity.rru))

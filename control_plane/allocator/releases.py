@@ -1,0 +1,71 @@
+"""Machines on their way to the free pool: nobody's until it is known where they are.
+
+Between the decision to give a machine back and the store's word for it no task may come there. A
+store may also not say whether the write was made, and make it seconds later: then the machine is
+still in its pool as far as we see and in nobody's as far as the store knows, so that stays so until
+the broker has found out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from control_plane.agents.ports import Machines
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.region_index import RegionIndex
+from wire.errors import Busy, Conflict, NotFound, TwineError
+
+log = logging.getLogger(__name__)
+_KNOWN = (Conflict, NotFound, Busy)
+"""Errors after which it is certain that nothing was written, or that a newer record was read."""
+
+
+class Releases:
+    """Which machines are being given back; an actor that only the allocator has."""
+
+    def __init__(
+        self, broker: Machines, index: RegionIndex, refresh: Callable[[Iterable[str]], None]
+    ) -> None:
+        """Give nothing back yet; `refresh(machines)` has the index look at them anew."""
+        self._broker, self._index, self._refresh = broker, index, refresh
+        self._under_way: dict[str, None] = {}
+        self._in_doubt: dict[str, None] = {}
+
+    def __contains__(self, machine: str) -> bool:
+        """Return whether nothing may be placed on a machine, whatever is heard of it."""
+        return machine in self._under_way or machine in self._in_doubt
+
+    async def give_back(self, machine: Machine) -> None:
+        """Give a machine to the free pool; no task comes there from this moment on."""
+        name = machine.name
+        if name in self._under_way:
+            return
+        self._under_way[name] = None
+        self._index.block(name, "is being given back")
+        try:
+            await self._broker.release(name, revision=self._broker.table.revision(name))
+        except _KNOWN:
+            self._in_doubt.pop(name, None)
+            raise
+        except BaseException:
+            self._in_doubt[name] = None
+            raise
+        else:
+            self._in_doubt.pop(name, None)
+        finally:
+            del self._under_way[name]
+            self._refresh([name])
+
+    async def find_out(self) -> None:
+        """Ask about machines of which the store did not say whether they are free now."""
+        for name in list(self._in_doubt):
+            try:
+                await self._broker.find_out(name)
+            except NotFound:
+                pass  # it left the region
+            except TwineError as e:
+                log.info("nobody knows whose it is", extra={"machine": name, "reason": str(e)})
+                continue
+            self._in_doubt.pop(name, None)
+            self._refresh([name])

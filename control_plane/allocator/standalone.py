@@ -1,0 +1,90 @@
+"""An allocator without a control plane around it, for programs that place jobs themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+
+from control_plane.agents.observations import Observations
+from control_plane.agents.region import Region
+from control_plane.allocator.allocator import Allocator
+from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.api.machines import MachineRecord
+from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.keys import prefix_of
+from control_plane.portal.portal import Portal
+from control_plane.runtime.job_table import JobTable
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Store
+from control_plane.store.bulk import put_all
+from control_plane.store.memory import MemoryStore
+from control_plane.store.records import ENTITLEMENTS, encode
+
+
+@asynccontextmanager
+async def allocator_over(
+    store: Store,
+    broker_stores: Mapping[str, Store] | None = None,
+    settings: SchedulerSettings | None = None,
+    portal: PortalSettings | None = None,
+    runtime: Runtime | None = None,
+) -> AsyncIterator[Allocator]:
+    """Run an allocator on open stores, with brokers and portal and without a scheduler.
+
+    It takes `place`, `plan`, `forget`. Whoever else writes to these stores meanwhile is refused
+    by the stores' own compare-and-set.
+    """
+    runtime = runtime or Runtime()
+    brokers = Brokers(store, runtime, broker_stores)
+    region = Region(
+        brokers, Observations(brokers, runtime), settings or SchedulerSettings(), runtime
+    )
+    await brokers.load()
+    async with allocator_beside(region, store, "allocator", portal) as made:
+        yield made
+
+
+@asynccontextmanager
+async def allocator_beside(
+    region: Region, store: Store, name: str, portal: PortalSettings | None = None
+) -> AsyncIterator[Allocator]:
+    """Run an allocator beside others of a region: a shard, by entitlement (AL19).
+
+    It has the entitlements and jobs of its own store, and asks every broker. Of machines it hears
+    whatever the others do; of two that want the same one its broker lets one have it. Each shard
+    needs a name of its own, and always the same: brokers know by it whose hold a machine has.
+    """
+    granted = Portal(store, region.runtime, portal)
+    made = Allocator(region, granted, JobTable(store), store, name)
+    await granted.load()
+    await made.load()
+    await made.quotas.promises.load()
+    running = asyncio.create_task(made.run())
+    try:
+        yield made
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.allocations.close()
+
+
+@asynccontextmanager
+async def allocator_of(
+    machines: Iterable[MachineRecord],
+    entitlements: Mapping[str, EntitlementSpec] | None = None,
+    settings: SchedulerSettings | None = None,
+) -> AsyncIterator[Allocator]:
+    """Run an allocator on machines in memory: plans without a control plane.
+
+    A machine is in the entitlement that its record names, or free. Nothing is written
+    anywhere, and all is forgotten in the end.
+    """
+    async with MemoryStore() as store:
+        keys = ((prefix_of(m.location.datacenter) + m.machine, encode(m)) for m in machines)
+        await put_all(store, keys)
+        granted = (EntitlementRecord(name=n, spec=s) for n, s in (entitlements or {}).items())
+        await put_all(store, ((ENTITLEMENTS + e.name, encode(e)) for e in granted))
+        async with allocator_over(store, settings=settings) as made:
+            yield made

@@ -1,0 +1,235 @@
+"""What operators and subscribers ask about machines: the front end's side of the brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from control_plane.api.inventory import (
+    BrokerMachines,
+    BrokerView,
+    BrokerViews,
+    Drain,
+    ImportResult,
+    Lend,
+    MachineChange,
+    MachineScope,
+    Records,
+    Relabel,
+    Revoke,
+    Undrain,
+)
+from control_plane.api.machines import MachineRecord, Machines, MachineView
+from control_plane.broker.broker import Broker
+from control_plane.broker.brokers import Brokers
+from control_plane.broker.core.assignment import FREE
+from control_plane.broker.core.inventory import parse_csv, parse_json, scope_test
+from control_plane.broker.core.labels import relabelled
+from control_plane.broker.loans import Loans, ProfileOf
+from control_plane.broker.many import change_each
+from control_plane.broker.outages import Outages
+from control_plane.runtime.limits import Limit
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Compacted
+from wire.errors import Conflict, InvalidInput, NotFound
+
+log = logging.getLogger(__name__)
+MAX_PAGE = 5000
+"""Machines in one answer: some 5 MB."""
+_LOOK = 2000
+"""Machines that are looked at before others get their turn: a few milliseconds."""
+_ERRORS_SHOWN = 200
+View = Callable[[MachineRecord], MachineView]
+
+
+class MachineService:
+    """Lists, drains, lends, imports and removes machines, on people's behalf."""
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        runtime: Runtime,
+        view: View,
+        profile_of: ProfileOf,
+        take_away: Limit | None = None,
+    ) -> None:
+        """`view` knows the tasks of a machine, `profile_of` the profile of an entitlement."""
+        self.outages = Outages(brokers, runtime)
+        self.loans = Loans(brokers, runtime, take_away)
+        self._brokers = brokers
+        self._runtime = runtime
+        self._view = view
+        self._profile_of = profile_of
+
+    async def run(self) -> None:
+        """See that revoked loans end and decided imports are finished, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._brokers.finish_imports())
+            await self.loans.run(self._is_empty, self._profile_of)
+
+    # -- looking
+
+    async def page(self, scope: MachineScope, after: str, limit: int) -> Machines:
+        """Return the machines of a scope, by name, from the one behind `after` on."""
+        limit = max(1, min(limit, MAX_PAGE))
+        suits, found = scope_test(scope), list[MachineView]()
+        for number, name in enumerate(self._brokers.table.after(after)):
+            if number % _LOOK == _LOOK - 1:
+                await asyncio.sleep(0)
+            record = self._brokers.table.find(name)
+            if record is None or not suits(record):
+                continue
+            if len(found) == limit:
+                return Machines(machines=found, next=found[-1].record.machine)
+            found.append(self._view(record))
+        return Machines(machines=found)
+
+    def get(self, name: str) -> MachineView:
+        """Return a machine, or raise `NotFound`."""
+        return self._view(self._brokers.table.get(name))
+
+    def known(self, names: Iterable[str]) -> list[str]:
+        """Return those of these machines that there still are."""
+        return [name for name in names if self._brokers.table.find(name) is not None]
+
+    def joined(self) -> list[str]:
+        """Return the machines that have an agent."""
+        return [record.machine for record in self._brokers.table.records() if record.address]
+
+    def brokers(self) -> BrokerViews:
+        """Return all brokers, by data center."""
+        return BrokerViews(
+            brokers=[
+                BrokerView(
+                    datacenter=name,
+                    machines=len(broker.table),
+                    free=broker.count(FREE),
+                    revision=broker.table.latest,
+                )
+                for name, broker in sorted(self._brokers.by_datacenter.items())
+            ]
+        )
+
+    async def broker_page(self, datacenter: str, name_after: str, limit: int) -> BrokerMachines:
+        """Return some of a broker's machines, and the revision from which to watch."""
+        table = self._broker(datacenter).table
+        revision = table.latest
+        limit = max(1, min(limit, MAX_PAGE))
+        names = list(islice(table.after(name_after), limit))
+        more = next(table.after(names[-1]), "") if names else ""
+        return BrokerMachines(
+            revision=revision,
+            machines=[record for name in names if (record := table.find(name)) is not None],
+            next=names[-1] if more else "",
+        )
+
+    async def broker_changes(
+        self, datacenter: str, after: int, limit: int, wait_s: float
+    ) -> BrokerMachines:
+        """Return a broker's changes after a revision; waits up to `wait_s` for the first."""
+        table = self._broker(datacenter).table
+        try:
+            async with asyncio.timeout(wait_s):
+                await table.changed(after)
+        except TimeoutError:
+            pass
+        try:
+            found = table.changes(after, max(1, min(limit, MAX_PAGE)))
+        except Compacted:
+            return BrokerMachines(revision=table.latest, lost=True)
+        changes = [MachineChange(name=n, record=r, revision=at) for n, r, at in found]
+        return BrokerMachines(revision=changes[-1].revision if changes else after, changes=changes)
+
+    # -- changing
+
+    async def drain(self, wish: Drain) -> Records:
+        """Announce that machines will be away, so that tasks move away in time."""
+        start = self._runtime.date() + wish.start_in_s
+        changed = await self.outages.plan_unavailability(
+            await self.outages.machines(wish.machines, wish.scope),
+            wish.kind,
+            wish.reason,
+            start,
+            None if wish.deadline_s is None else start + wish.deadline_s,
+            wish.duration_s,
+            tasks_survive=wish.tasks_survive,
+        )
+        return Records(machines=changed)
+
+    async def undrain(self, wish: Undrain) -> Records:
+        """End what was planned for machines."""
+        names = await self.outages.machines(wish.machines, wish.scope)
+        return Records(machines=await self.outages.undrain(names))
+
+    async def label(self, wish: Relabel) -> Records:
+        """Give machines labels, or take some from them: all of them, or none if one refuses."""
+        names = await self.outages.machines(wish.machines, wish.scope)
+        both = sorted(wish.set.keys() & set(wish.remove))
+        if both or not (wish.set or wish.remove):
+            why = f"{both[0]!r} is to be set and removed" if both else "there is nothing to change"
+            raise InvalidInput(f"cannot label machines: {why}", hint="--set NAME=VALUE")
+        for name in names:
+            relabelled(self._brokers.table.get(name), wish.set, wish.remove)
+        changed = await change_each(
+            self._brokers, names, lambda record: relabelled(record, wish.set, wish.remove)
+        )
+        return Records(machines=changed)
+
+    async def lend(self, wish: Lend) -> MachineRecord:
+        """Give an empty machine to another entitlement for a while."""
+        profile = self._profile_of(wish.borrower)
+        if not profile:
+            raise NotFound(
+                f"there is no entitlement {wish.borrower!r} with machines of its own",
+                hint="twinectl entitlement list",
+            )
+        empty = self._is_empty(wish.machine)
+        return await self.loans.lend(
+            wish.machine, wish.borrower, profile, donor=wish.donor, empty=empty
+        )
+
+    async def revoke(self, wish: Revoke) -> Records:
+        """Call lent machines back."""
+        return Records(machines=await self.loans.revoke(wish.machines, wish.return_within_s))
+
+    async def remove(self, name: str) -> None:
+        """Forget a machine that is free, empty, and decommissioned or replaced."""
+        tasks = self.get(name).tasks
+        if tasks:
+            raise Conflict(f"cannot remove machine {name!r}: it still runs {', '.join(tasks[:5])}")
+        await self._brokers.remove(name)
+
+    async def import_inventory(
+        self, data: bytes, format_: str, *, simulated: bool = False, dry_run: bool = False
+    ) -> ImportResult:
+        """Bring the records in line with a list of machines; all of it or nothing."""
+        if format_ == "csv":
+            try:
+                text = data.decode("utf-8-sig")
+            except UnicodeDecodeError as e:
+                raise InvalidInput(f"cannot import the list: it is not UTF-8: {e}") from e
+            inventory = await asyncio.to_thread(parse_csv, text)
+        else:
+            inventory = await asyncio.to_thread(parse_json, data)
+        if inventory.errors:
+            count = len(inventory.errors)
+            first = inventory.errors[0]
+            more = f" (and {count - 1} more)" if count > 1 else ""
+            raise InvalidInput(
+                f"cannot import the list, nothing was changed: {first.field}: {first.reason}{more}",
+                errors=inventory.errors[:_ERRORS_SHOWN],
+            )
+        return await self._brokers.import_machines(
+            inventory.machines, simulated=simulated, dry_run=dry_run
+        )
+
+    def _broker(self, datacenter: str) -> Broker:
+        broker = self._brokers.by_datacenter.get(datacenter)
+        if broker is None:
+            raise NotFound(f"there is no broker of data center {datacenter!r}")
+        return broker
+
+    def _is_empty(self, name: str) -> bool:
+        return not self.get(name).tasks

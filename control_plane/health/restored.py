@@ -1,0 +1,77 @@
+"""Hosts that were told more than our store knows: an old copy was put back (docs/adr/0111)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sized
+from contextlib import suppress
+
+from control_plane.health.core.restored import is_restored
+from wire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+HINT = (
+    "nothing was stopped or moved there. Put the newest store back; or, if it is lost:"
+    " twine-control-plane restore-store --from COPY (docs/operating.md)"
+)
+
+
+SETTLES_S = 60.0
+"""After a start: who has not said anything by then is not waited for."""
+
+
+class RestoredHosts:
+    """Counts the hosts that refuse this control plane for the age of its store."""
+
+    def __init__(self, followed: Sized) -> None:
+        """Take the machines that are asked at all."""
+        self._followed = followed
+        self._refusing: dict[str, str] = {}
+        self._answered: set[str] = set()
+        self._found, self._settled = asyncio.Event(), False
+        self.all_are_asked = False
+        """Before that a few of many would be a majority."""
+
+    def words(self) -> str:
+        """Return what is known, for people; empty: no host says that our store is old."""
+        if not self._refusing:
+            return ""
+        name = min(self._refusing)
+        count = f"{len(self._refusing)} of {len(self._followed)} hosts"
+        return f"the store is older than what {count} were told ({name}: {self._refusing[name]})"
+
+    def refused(self, machine: str, why: str) -> None:
+        """Take in that a host refuses us."""
+        if machine not in self._refusing:
+            log.error("the store is older than a host", extra={"machine": machine, "reason": why})
+        self._refusing[machine] = why
+        self._answered.discard(machine)
+        self.look()
+
+    def answered(self, machine: str) -> None:
+        """Take in that a host takes us for what we are."""
+        self._refusing.pop(machine, None)
+        self._answered.add(machine)
+
+    def gone(self, machine: str) -> None:
+        """Forget a machine that is followed no more."""
+        self._refusing.pop(machine, None)
+        self._answered.discard(machine)
+
+    def look(self) -> None:
+        """Find out whether enough hosts say so."""
+        counts = len(self._refusing), len(self._answered), len(self._followed)
+        if self.all_are_asked and is_restored(*counts, settled=self._settled):
+            self._found.set()
+
+    async def wait(self) -> None:
+        """Return never, or raise `ConfigError` once most hosts know of a newer store."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLES_S):
+                await self._found.wait()
+        self._settled = True
+        self.look()
+        await self._found.wait()
+        raise ConfigError(self.words(), hint=HINT)

@@ -1,0 +1,177 @@
+"""The capacity portal as the front end sees it: requests with what they need of others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from control_plane.api.capacity import (
+    EntitlementRecord,
+    EntitlementRequest,
+    EntitlementRequests,
+    Entitlements,
+    EntitlementSpec,
+    EntitlementView,
+    EntitlementWish,
+    RequestState,
+)
+from control_plane.api.capacity_report import CapacityReport, PowerBudget
+from control_plane.api.machines import MachineRecord
+from control_plane.portal.core.grants import Shortage, Supply, unkept
+from control_plane.portal.core.pools import pool_of
+from control_plane.portal.core.report import Report, Used
+from control_plane.portal.portal import MANY, Person, Portal, Use
+from control_plane.runtime.runtime import Runtime
+from wire.errors import NotFound
+
+_CHUNK = 500
+"""Machines that a report reads before others have their turn: a few milliseconds."""
+
+
+class MachineTable(Protocol):
+    """The broker's records."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all names."""
+        ...
+
+    def find(self, name: str) -> MachineRecord | None:
+        """Return the record, if there is one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What is asked of the broker and the allocator."""
+
+    machines: MachineTable
+    held: Callable[[str], list[MachineRecord]]
+    """Returns the machines of a pool."""
+    jobs_of: Callable[[str], list[str]]
+    """Returns the jobs that are bound to an entitlement."""
+    release_idle: Callable[[str], Awaitable[None]]
+    """Gives back the machines of a pool on which nothing is placed."""
+    used: Callable[[str], Used]
+    """Returns what the tasks of a machine may use."""
+    power: Callable[[], list[PowerBudget]] = list
+    """Returns what places bear."""
+
+
+class CapacityService:
+    """Everything about entitlements that can be asked for."""
+
+    def __init__(self, portal: Portal, sources: Sources, runtime: Runtime) -> None:
+        """Do nothing yet."""
+        self._portal = portal
+        self._sources = sources
+        portal.jobs_of = sources.jobs_of
+        self._runtime = runtime
+
+    async def list_entitlements(self) -> Entitlements:
+        """Return all entitlements, by name."""
+        return Entitlements(entitlements=[self._view(r) for r in self._portal.table.records()])
+
+    async def get_entitlement(self, name: str) -> EntitlementView:
+        """Return an entitlement, or raise `NotFound`."""
+        record = self._portal.table.find(name)
+        if record is not None:
+            return self._view(record)
+        if waiting := self._portal.requests.pending(name):
+            raise NotFound(
+                f"entitlement {name!r} is not granted yet: {', '.join(waiting)} waits for approval",
+                hint="twinectl entitlement requests",
+            )
+        raise NotFound(f"there is no entitlement {name!r}", hint="twinectl entitlement list")
+
+    async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
+        """Create an entitlement or change it, now or not at all."""
+        return self._view(await self._portal.put(name, spec, jobs=self._jobs(name)))
+
+    async def delete_entitlement(self, name: str) -> None:
+        """Remove an entitlement; `Conflict` while it has jobs."""
+        use = await self._emptied(name)
+        await self._portal.delete(name, jobs=list(use.jobs), held=list(use.held))
+
+    async def request(self, name: str, wish: EntitlementWish, who: Person) -> EntitlementRequest:
+        """Grant what is asked for, or let it wait for a decision (CP1, CP12)."""
+        remove_now = wish.spec is None and not wish.queue
+        use = await self._emptied(name) if remove_now else Use(self._jobs(name))
+        return await self._portal.request(name, wish, who, use)
+
+    async def list_requests(self, *, decided: bool = False) -> EntitlementRequests:
+        """Return the requests that wait, or all of them; the oldest first."""
+        found = [r for r in self._portal.requests if decided or r.state is RequestState.PENDING]
+        return EntitlementRequests(requests=found)
+
+    async def get_request(self, request_id: str) -> EntitlementRequest:
+        """Return a request, or raise `NotFound`."""
+        return self._portal.requests.get(request_id)
+
+    async def approve(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
+        """Grant a request that waits."""
+        request = self._portal.requests.get(request_id)
+        name = request.entitlement
+        removes = request.spec is None and self._portal.may_decide(who)
+        use = await self._emptied(name) if removes else Use(self._jobs(name))
+        return await self._portal.approve(request_id, who, note, use)
+
+    async def deny(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
+        """Refuse a request that waits."""
+        return await self._portal.deny(request_id, who, note)
+
+    async def withdraw(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
+        """Take one's own request back."""
+        return await self._portal.withdraw(request_id, who, note)
+
+    async def report(self) -> CapacityReport:
+        """Return what is granted, held, used and left over.
+
+        Others have their turn while the machines are read, so a line may be older than another.
+        """
+        report = Report(self._runtime.date())
+        for i, name in enumerate(list(self._sources.machines)):
+            if i % _CHUNK == 0:
+                await asyncio.sleep(0)
+            record = self._sources.machines.find(name)
+            if record is not None:
+                report.add(record, self._sources.used(name))
+        records, supply = self._portal.table.records(), self._portal.supply.counts()
+        if len(records) < MANY:
+            found, short = _summed_up(report, records, supply)
+        else:
+            found, short = await asyncio.to_thread(_summed_up, report, records, supply)
+        words = [f"{pool}: {why}" for pool, why in sorted(short.items())]
+        return replace(found, short=words, power=self._sources.power())
+
+    def _jobs(self, name: str) -> list[str]:
+        return self._sources.jobs_of(name)
+
+    async def _emptied(self, name: str) -> Use:
+        """Return what still uses an entitlement after its idle machines were given back."""
+        record = self._portal.table.get(name)
+        jobs = self._jobs(name)
+        if record.spec.materialization is not None:
+            return Use(jobs)  # its machines are those of another
+        if not jobs:
+            await self._sources.release_idle(name)
+        return Use(jobs, [machine.machine for machine in self._sources.held(name)])
+
+    def _view(self, record: EntitlementRecord) -> EntitlementView:
+        pool = pool_of(record.name, record.spec)
+        return EntitlementView(
+            record=record,
+            held=[machine.machine for machine in self._sources.held(pool)],
+            jobs=self._jobs(record.name),
+            pending=self._portal.requests.pending(record.name),
+        )
+
+
+def _summed_up(
+    report: Report, records: list[EntitlementRecord], supply: Supply
+) -> tuple[CapacityReport, dict[str, Shortage]]:
+    specs = {record.name: record.spec for record in records}
+    return report.finish(records), unkept(specs, supply) if supply else {}

@@ -1,0 +1,76 @@
+"""Between the rounds of a job and the conversation with its controller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from control_plane.agents.core.seen import View
+from control_plane.api.jobs import JobRecord
+from control_plane.api.operations import JobEvent
+from control_plane.runtime.job_table import JobTable
+from control_plane.scheduler.core.approval import is_controlled, is_known, question
+from control_plane.scheduler.event_log import PAGE_MAX, EventLog
+from control_plane.task_control.controllers import BLOCK, Controllers
+from control_plane.task_control.core.talk import Heard
+
+_NOBODY = Heard()
+_UNKNOWN_S = 30.0
+"""So long after a start nobody is told that tasks are down whose machines were not asked yet."""
+
+
+class Approvals:
+    """Has controllers asked, and keeps in the records what must outlive this process."""
+
+    def __init__(self, controllers: Controllers, jobs: JobTable, log: EventLog) -> None:
+        """Ask nobody yet."""
+        self._controllers, self._jobs, self._log = controllers, jobs, log
+        self.note = controllers.note
+
+    async def join(self, record: JobRecord) -> Heard:
+        """Return what a job's controller said last, after a conversation was begun if need be."""
+        ref = record.spec.controller
+        if ref is None or not is_controlled(record):
+            self.forget(record.name)
+            return _NOBODY
+        if not self._controllers.knows(record.name):
+            missed = list[JobEvent]()
+            if record.asked:  # before the first call there was nobody to tell
+                page = await self._log.page(self._jobs, record.name, record.told, PAGE_MAX)
+                missed = page.events
+            self._controllers.begin(record.name, ref, record.told, missed)
+        return self._controllers.heard(record.name)
+
+    def noted(self, record: JobRecord, before: JobRecord) -> JobRecord:
+        """Return the record with what of the conversation is to be stored in it."""
+        name = record.name
+        if not self._controllers.knows(name):
+            return record
+        if self._controllers.needs_numbers(name):
+            # a job that is made again under a name goes on above the numbers of the first
+            asked = max(record.asked, record.numbered, int(record.created_at)) + BLOCK
+            record = replace(record, asked=asked)
+        told = self._controllers.told(name)
+        return replace(record, told=told) if record != before and told != record.told else record
+
+    def stored(self, record: JobRecord, before: JobRecord, events: Sequence[JobEvent]) -> None:
+        """Take in that a record was stored."""
+        if not self._controllers.knows(record.name):
+            return
+        if record.asked != before.asked:
+            self._controllers.number(record.name, record.asked - BLOCK + 1, record.asked + 1)
+        self._controllers.ended(record.name, events)
+
+    def ask(self, record: JobRecord, view: View) -> None:
+        """Have the controller of a job asked what there is to ask."""
+        ref, name = record.spec.controller, record.name
+        if ref is None or not self._controllers.knows(name):
+            return
+        if is_known(record, view) or self._controllers.age_s(name) >= _UNKNOWN_S:
+            self._controllers.ask(name, ref, question(record, view))
+
+    def forget(self, name: str) -> None:
+        """End the conversation about a job."""
+        if self._controllers.knows(name):
+            self._controllers.forget(name)

@@ -1,0 +1,212 @@
+"""What a job's controller is asked, and for how long its answer holds.
+
+An acknowledgement is of what the controller was told: it counts only while no other task is down
+than it knew of, and while the task itself is not up again that was down. Whatever changes there
+lapses what has not begun, and it is asked again: so no operation begins beside a failure that the
+controller did not weigh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from control_plane.agents.core.seen import SeenMachine, View
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.machines import UnavailabilityEvent
+from control_plane.api.operations import DEADLINE, MUST_LEAVE, STOP, Cause, OperationState
+from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.operations import Ledger
+from control_plane.scheduler.core.reconcile import available
+from control_plane.task_control.core.talk import Heard, Question
+from taskcontrol.api import AdvanceNotice, TaskOperation, UnhealthyTask
+
+OFFERED_MAX = 2000
+"""Operations of one call: some 500 KiB."""
+_UNDER_WAY = (OperationState.ACKNOWLEDGED, OperationState.RUNNING)
+
+
+def is_controlled(record: JobRecord) -> bool:
+    """Return whether somebody is asked; nobody is before a whole job is stopped."""
+    return record.spec.controller is not None and not record.stopping
+
+
+def question(record: JobRecord, view: View) -> Question:
+    """Return what there is to ask and to tell."""
+    unhealthy, offered = list[UnhealthyTask](), list[TaskOperation]()
+    for task in record.tasks:
+        if is_down(task, view):
+            unhealthy.append(_unhealthy(task, view))
+        if _is_offered(task) and len(offered) < OFFERED_MAX:
+            offered.append(_offered(task, view))
+    notices = _notices(record, view)
+    tasks, indexes = len(record.tasks), _runs(record)
+    return Question(tuple(offered), notices, tuple(unhealthy), tasks, indexes)
+
+
+def is_down(task: TaskRecord, view: View) -> bool:
+    """Return whether a task does not serve, or may stop any moment as it was let."""
+    return not available(task, view) or was_let(task)
+
+
+def take_in(record: JobRecord, view: View, heard: Heard, ledger: Ledger, now: Moment) -> JobRecord:
+    """Return the record with operations acknowledged, or not any more, by what was said."""
+    if not is_controlled(record):
+        if not record.asked:  # nobody ever was
+            return record
+        return _changed(record, lambda task: _let_all(task, ledger))
+    holds = _holds(record, view, heard)
+    return _changed(
+        record,
+        lambda task: _taken_in(task, heard, ledger, now, holds=holds, serves=available(task, view)),
+    )
+
+
+def is_known(record: JobRecord, view: View) -> bool:
+    """Return whether what is said of the tasks is so: not right after a start, for one."""
+    machines = (view.get(_machine(task)) for task in record.tasks)
+    return all(machine is None or machine.known for machine in machines)
+
+
+def _let_all(task: TaskRecord, ledger: Ledger) -> TaskRecord:
+    """Let what waits go on where nobody is asked any more."""
+    return ledger.to(task, OperationState.ACKNOWLEDGED) if _is_offered(task) else task
+
+
+def _taken_in(
+    task: TaskRecord, heard: Heard, ledger: Ledger, now: Moment, *, holds: bool, serves: bool
+) -> TaskRecord:
+    operation = task.operation
+    if operation is None:
+        return task
+    is_failure = operation.cause is Cause.FAILURE
+    if operation.state is OperationState.OFFERED:
+        was_down = task.index in heard.broken
+        if holds and operation.id in heard.acks and not (was_down and serves):
+            changes = {"approved": heard.by, "instead": heard.acks[operation.id]}
+            return ledger.to(task, OperationState.ACKNOWLEDGED, was_down=was_down, **changes)
+        if is_failure and operation.deadline is not None and operation.deadline <= now.wall:
+            return ledger.to(task, OperationState.ACKNOWLEDGED, approved=DEADLINE)
+        return task
+    lapses = not holds or (operation.was_down and serves)
+    if operation.state is OperationState.ACKNOWLEDGED and lapses and not is_failure:
+        return ledger.to(task, OperationState.OFFERED, approved="", instead="")
+    return task
+
+
+def _holds(record: JobRecord, view: View, heard: Heard) -> bool:
+    """Return whether nothing is down now but what the controller knew of, or let."""
+    return all(
+        available(task, view) or task.index in heard.down or was_let(task) for task in record.tasks
+    ) and not any(_is_forced(task, view) and task.index not in heard.down for task in record.tasks)
+
+
+def was_let(task: TaskRecord) -> bool:
+    """Return whether the controller let something be done that has not ended."""
+    operation = task.operation
+    return (
+        operation is not None
+        and operation.state in _UNDER_WAY
+        and operation.approved not in ("", DEADLINE)
+    )
+
+
+def _is_forced(task: TaskRecord, view: View) -> bool:
+    """Return whether a task has to go now, whatever was said."""
+    machine = view.get(task.placement.machine) if task.placement is not None else None
+    return machine is not None and machine.overdue and not was_let(task)
+
+
+def _is_offered(task: TaskRecord) -> bool:
+    return task.operation is not None and task.operation.state is OperationState.OFFERED
+
+
+def _changed(record: JobRecord, change: Callable[[TaskRecord], TaskRecord]) -> JobRecord:
+    tasks = [change(task) for task in record.tasks]
+    if all(one is other for one, other in zip(tasks, record.tasks, strict=True)):
+        return record
+    return replace(record, tasks=tasks)
+
+
+# -- what is told
+
+
+def _unhealthy(task: TaskRecord, view: View) -> UnhealthyTask:
+    return UnhealthyTask(
+        task=task.index,
+        reason=_why(task, view),
+        machine=_machine(task),
+        operation=task.operation.id if was_let(task) and task.operation is not None else "",
+    )
+
+
+def _why(task: TaskRecord, view: View) -> str:
+    if available(task, view):
+        return "an operation was acknowledged, and may begin any moment"
+    if task.reason:
+        return task.reason
+    if task.phase is TaskPhase.RUNNING and task.listed:
+        return "its machine does not answer"
+    return str(task.phase)
+
+
+def _offered(task: TaskRecord, view: View) -> TaskOperation:
+    operation, machine = task.operation, view.get(_machine(task))
+    assert operation is not None
+    event = _event(machine) if operation.cause in MUST_LEAVE else None
+    return TaskOperation(
+        id=operation.id,
+        task=task.index,
+        kind=operation.kind.value,
+        cause=operation.cause.value,
+        reason=operation.reason,
+        machine=_machine(task),
+        notice=event.event_id if event is not None else "",
+        deadline=event.deadline if event is not None else operation.deadline,
+        instead=[STOP] if event is not None and machine is not None and machine.returning else [],
+    )
+
+
+def _event(machine: SeenMachine | None) -> UnavailabilityEvent | None:
+    """Return the plan because of which tasks are to leave a machine: the nearest deadline's."""
+    plans = machine.plans if machine is not None and machine.leaving else ()
+    return min(plans, key=lambda e: (e.deadline is None, e.deadline or 0.0, e.start), default=None)
+
+
+def _notices(record: JobRecord, view: View) -> tuple[AdvanceNotice, ...]:
+    there: dict[str, list[int]] = {}
+    for task in record.tasks:
+        if task.placement is not None:
+            there.setdefault(task.placement.machine, []).append(task.index)
+    return tuple(
+        AdvanceNotice(
+            id=event.event_id,
+            kind=event.kind.value,
+            machine=name,
+            tasks=tasks,
+            start=event.start,
+            deadline=event.deadline,
+            expected_duration_s=event.expected_duration_s,
+            tasks_survive=event.tasks_survive,
+            reason=event.reason,
+        )
+        for name, tasks in sorted(there.items())
+        if (machine := view.get(name)) is not None
+        for event in machine.plans
+    )
+
+
+def _runs(record: JobRecord) -> tuple[tuple[int, int], ...]:
+    """Return the first and the last of each run of the job's indexes."""
+    runs = list[tuple[int, int]]()
+    for index in sorted(task.index for task in record.tasks):
+        if runs and runs[-1][1] == index - 1:
+            runs[-1] = (runs[-1][0], index)
+        else:
+            runs.append((index, index))
+    return tuple(runs)
+
+
+def _machine(task: TaskRecord) -> str:
+    return task.placement.machine if task.placement is not None else ""

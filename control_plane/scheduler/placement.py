@@ -1,0 +1,232 @@
+"""Machines for the tasks of a job: its record as a request to the allocator, and the answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Set
+
+from msgspec.structs import replace
+
+from agent.api import ImageTrust, TaskSpec
+from agent.api.volumes import VolumeKind
+from control_plane.agents.core.commands import Start
+from control_plane.agents.core.seen import View
+from control_plane.allocator.core.claims import Change, Claim
+from control_plane.allocator.core.demand import Demand, demand_for
+from control_plane.allocator.core.planner import planning
+from control_plane.allocator.core.preferences import preferences_of
+from control_plane.allocator.core.request import Allocation, Allowance, Group, Request, same_claim
+from control_plane.allocator.core.spread import Repair, Target, Targets, evened
+from control_plane.allocator.core.weighted_spread import Even
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord, spec_of
+from control_plane.api.policy import Admission
+from control_plane.api.requirements import In
+from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.decision import Seen
+from control_plane.scheduler.core.job_request import Answer, Home, answer_of, request_of
+from control_plane.scheduler.core.owner_moves import goes_to
+from control_plane.scheduler.core.rollout import HOMELESS, Placed, to_place
+from control_plane.scheduler.core.sizing import remaining
+from control_plane.scheduler.core.task_spec import task_spec
+from control_plane.scheduler.ports import Places
+
+_AT_ONCE = 3
+"""Moves for the sake of the spread that begin together, if the budget allows so many."""
+
+
+class Placements:
+    """What the scheduler asks of the allocator."""
+
+    def __init__(self, allocator: Places) -> None:
+        """Ask nothing yet."""
+        self.allocator = allocator
+        self.index = allocator.index
+        self._asked: dict[str, tuple[JobRecord, EntitlementSpec | None, Request]] = {}
+        """Job → the request that stands for its record, as long as that says it all."""
+
+    def forget(self, job: str) -> None:
+        """Drop what is remembered of a job that is gone."""
+        self._asked.pop(job, None)
+
+    def pool_of(self, record: JobRecord) -> str:
+        """Return the entitlement on whose machines a job's tasks run."""
+        return self.allocator.pool_of(record.spec)
+
+    def pools_of(self, record: JobRecord) -> dict[str, str]:
+        """Return the pool of each entitlement that a version of a job is in."""
+        pools = {record.spec.entitlement: self.pool_of(record)}
+        for spec in record.specs.values():
+            if spec.entitlement not in pools:
+                pools[spec.entitlement] = self.allocator.pool_of(spec)
+        return pools
+
+    def _homes(self, record: JobRecord) -> dict[int, Home]:
+        """Return where tasks of earlier versions are that ran in another entitlement."""
+        if len(record.specs) < 2:
+            return {}
+        return {
+            version: Home(self.allocator.pool_of(spec), self.allocator.entitlement_of(spec))
+            for version, spec in record.specs.items()
+            if spec.entitlement != record.spec.entitlement
+        }
+
+    def entitlement_of(self, record: JobRecord) -> EntitlementSpec | None:
+        """Return the specification of a job's entitlement."""
+        return self.allocator.entitlement_of(record.spec)
+
+    def image_keys(self, spec: JobSpec) -> list[str]:
+        """Return the keys of which one must have signed a job's image, as it is asked for now."""
+        entitlement = self.allocator.entitlement_of(spec)
+        return [] if entitlement is None else entitlement.image_keys
+
+    def told(self, spec: JobSpec, start: Start, epoch: int) -> TaskSpec:
+        """Return what a machine is told about a task that is to start on it."""
+        made = task_spec(
+            spec, start.index, start.placement, generation=start.generation, epoch=epoch
+        )
+        return replace(made, image_trust=ImageTrust(keys=self.image_keys(spec)))
+
+    def request(self, record: JobRecord, view: View) -> Request | None:
+        """Return what a job asks of the allocator as it is; None: nothing, and it has nothing."""
+        if not record.tasks and record.name not in self.index.claims:
+            return None
+        self._follow(record, view)
+        return self._request(record, view)
+
+    def _request(self, record: JobRecord, view: View) -> Request:
+        entitlement, known = self.entitlement_of(record), self._asked.get(record.name)
+        if known is not None and known[0] is record and known[1] is entitlement:
+            return known[2]
+        claims, homes = self.index.claims.get(record.name), self._homes(record)
+        request = request_of(record, view, self.pool_of(record), entitlement, claims, homes)
+        if not homes and not any(task.phase in HOMELESS for task in record.tasks):
+            self._asked[record.name] = (record, entitlement, request)
+        return request
+
+    def placed(self, record: JobRecord, view: View, allocation: Allocation) -> Placed:
+        """Return what an allocation means for the tasks that waited for a machine."""
+        answer = Answer(allocation.claims, allocation.unplaced, allocation.reasons)
+        return answer_of(record, view, answer)
+
+    def evened(self, record: JobRecord) -> Even | None:
+        """Return over what a job is to be spread; None: over nothing."""
+        return evened(preferences_of(record.spec, self.entitlement_of(record)))
+
+    async def repairs(self, record: JobRecord, view: View) -> tuple[Repair, ...]:
+        """Return a few moves that make a job's spread more even; changes nothing.
+
+        None where its tasks would leave volumes behind: what is in them is worth more.
+        """
+        if any(v.kind is VolumeKind.PERSISTENT for v in record.spec.volumes.values()):
+            return ()
+        most = min(_AT_ONCE, record.spec.update.max_unavailable)
+        if most < 1:
+            return ()
+        return await self.allocator.repairs(self._request(record, view), most)
+
+    def _follow(self, record: JobRecord, view: View) -> None:
+        """Let claims follow tasks that are back where they were, after all.
+
+        Their move was allocated, but the job's record was not written; then the machine that
+        they were to leave came back.
+        """
+        claims = self.index.claims.get(record.name)
+        if claims is None:
+            return
+        machines, elsewhere, pools = claims.machines, list[TaskRecord](), self.pools_of(record)
+        for task in record.tasks:
+            claimed = machines[task.index] if task.index < len(machines) else None
+            if claimed is None or task.placement is None:
+                continue
+            if claimed.name != task.placement.machine:
+                elsewhere.append(task)
+        moving = {task.index for task in to_place(record, view)} if elsewhere else ()
+        stale, true = [], []
+        for task in elsewhere:
+            if task.placement is None or task.index in moving:
+                continue
+            claim, machine = claims.get(task.index), self.index.machines.get(task.placement.machine)
+            pool = pools.get(spec_of(record, task).entitlement)
+            if claim is not None and machine is not None and machine.pool == pool:
+                stale.append(claim)
+                true.append(Claim(task.index, machine, claim.demand, task.placement.ports or None))
+        if stale:
+            change = Change(record.name, claims.pool, freed=stale)
+            self.index.reserve(change)
+            self.index.settle(change)
+            self.index.restore(record.name, claims.pool, true)
+            self.allocator.allocations.forget_answer(record.name)
+
+    async def targets(
+        self, record: JobRecord, tasks: Mapping[int, JobSpec], moving: Set[int]
+    ) -> Targets:
+        """Return where tasks would go as what each is to run: one plan, which changes nothing.
+
+        Those of `moving` cannot stay where they are; others stay if they claim the same.
+        """
+        entitlement = self.entitlement_of(record)
+        of_spec = {id(spec): demand_for(spec, entitlement) for spec in tasks.values()}
+        demands = {task: of_spec[id(spec)] for task, spec in tasks.items()}
+        claims, pool = self.index.claims.get(record.name), self.pool_of(record)
+        staying, asked, left = dict[int, Target](), list[int](), set[str]()
+        for task, demand in demands.items():
+            known = claims.get(task) if claims is not None else None
+            is_here = known is not None and known.machine.pool == pool and task not in moving
+            if is_here and known is not None and same_claim(known.demand, demand):
+                staying[task] = Target(known.machine.name)
+                continue
+            asked.append(task)
+            if known is not None and task in moving:
+                left.add(known.machine.name)
+        if not asked:
+            return Targets(staying)
+        others: dict[tuple[Demand, str], list[int]] = defaultdict(list)
+        named = frozenset(asked)
+        for claim in claims or ():
+            if claim.task not in named:
+                others[claim.demand, claim.machine.pool].append(claim.task)
+        groups = [Group(d, tuple(those), elsewhere=where) for (d, where), those in others.items()]
+        to = {task.index: goes_to(task) for task in record.tasks if task.index in named}
+        alike: dict[tuple[Demand, bool, str], list[int]] = defaultdict(list)
+        for task in sorted(asked):
+            alike[demands[task], task in moving, to.get(task, "")].append(task)
+        for (demand, leaves, where), those in alike.items():
+            leave = frozenset(left) if leaves else frozenset[str]()
+            among = (In("machine", frozenset({where})),) if where else ()
+            group = Group(demand, tuple(those), leave=leave, running=False, among=among)
+            groups.append(group)
+        request = Request(
+            record.name,
+            pool,
+            tuple(groups),
+            preferences_of(record.spec, entitlement),
+            record.spec.fit,
+        )
+        found = await self.allocator.targets(request)
+        return Targets(found.of | staying, found.reasons)
+
+    async def plan_final(
+        self, record: JobRecord
+    ) -> tuple[Change, tuple[int, ...], tuple[str, ...]]:
+        """Return what a job will have changed once it is as its record wants it.
+
+        That is the change, the tasks without a machine, and why. Changes nothing, and lets
+        others run meanwhile.
+        """
+        entitlement, pool = self.entitlement_of(record), self.pool_of(record)
+        claims = self.index.claims.get(record.name) or ()
+        over = self.evened(record)
+        tasks = remaining(record, Seen({}, Moment(0.0, 0.0), claims=claims, evened=over))
+        groups = (Group(demand_for(record.spec, entitlement), tasks, running=False),)
+        preferences = preferences_of(record.spec, entitlement)
+        gang = record.spec.admission is Admission.GANG
+        request = Request(record.name, pool, groups, preferences, record.spec.fit, gang)
+        steps = planning(self.index, request, self.allocator.quotas.allowance(request))
+        made = await self.allocator.allocations.in_steps(steps)
+        return made.change, made.unplaced, made.reasons
+
+    def allowance(self, record: JobRecord) -> Allowance:
+        """Return what the pool of a job may take from the free pool."""
+        pool = self.pool_of(record)
+        return self.allocator.quotas.allowance(Request(record.name, pool))

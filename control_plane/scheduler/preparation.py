@@ -1,0 +1,66 @@
+"""Machines that prove a pool's profile before a task leaves for them (HP15).
+
+A move for the sake of the spread may wait: the task serves where it is until there is a machine
+where it can start at once. One that is free is taken for that; should nobody come after all, it
+is given back like any other.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from control_plane.agents.region import Region
+from control_plane.allocator.core.spread import Target
+from control_plane.broker.core.assignment import FREE
+from control_plane.scheduler.ports import Places
+from wire.errors import TwineError
+
+log = logging.getLogger(__name__)
+_KEPT_S = 900.0
+"""So long is a machine kept empty for a task: a switch of profiles with a boot takes minutes."""
+
+
+class PreparedMachines:
+    """Takes free machines ahead of those who are to move there."""
+
+    def __init__(self, region: Region, places: Places) -> None:
+        """Take nothing yet."""
+        self._broker, self._observations, self._runtime = (
+            region.broker,
+            region.observations,
+            region.runtime,
+        )
+        self._places = places
+        self._until: dict[str, float] = {}
+        """Machine that was taken → until when it is kept (time of the loop)."""
+        self._taking: set[str] = set()
+
+    def is_proved(self, target: Target) -> bool:
+        """Return whether a task can start on a machine as soon as it is there."""
+        record = self._broker.table.find(target.machine)
+        return record is not None and not target.is_taken and self._observations.ready(record)
+
+    def keeps(self, machine: str) -> bool:
+        """Return whether an empty machine stays with its pool, because somebody is to come."""
+        until = self._until.get(machine)
+        if until is not None and until <= self._runtime.now():
+            del self._until[machine]
+            return False
+        return until is not None
+
+    async def take(self, machine: str, pool: str) -> None:
+        """Take a free machine for a pool, unless anybody else does."""
+        record = self._broker.table.find(machine)
+        if record is None or record.entitlement != FREE or machine in self._taking:
+            return
+        self._taking.add(machine)
+        try:
+            profile = self._places.quotas.profile(pool)
+            revision = self._broker.table.revision(machine)
+            self._until[machine] = self._runtime.now() + _KEPT_S
+            await self._broker.assign(machine, pool, profile, revision=revision)
+        except TwineError as e:
+            self._until.pop(machine, None)
+            log.info("machine not taken ahead", extra={"machine": machine, "reason": str(e)})
+        finally:
+            self._taking.discard(machine)

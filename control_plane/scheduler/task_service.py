@@ -1,0 +1,113 @@
+"""What owners do with single tasks: look at one, restart it, run something inside it.
+
+Nothing of it is a decision of the scheduler: the agent of the machine where the task is now
+is asked, and its answer is passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+from agent.api import TaskStatus
+from control_plane.agents.protocol import AgentApi
+from control_plane.api.jobs import TaskRecord, spec_of, task_id
+from control_plane.api.tasks import TaskDescription
+from control_plane.identity.authority import TaskSubject
+from control_plane.runtime.job_table import JobTable
+from wire.duplex import Duplex, Talk, join
+from wire.errors import Forbidden, NotFound
+
+
+class Agents(Protocol):
+    """Where an agent is found."""
+
+    async def agent(self, machine: str) -> AgentApi:
+        """Return a client of a machine's agent."""
+        ...
+
+
+class TaskService:
+    """Calls agents on behalf of the owners of tasks."""
+
+    def __init__(self, jobs: JobTable, agents: Agents) -> None:
+        """Call nobody yet."""
+        self._jobs, self._agents = jobs, agents
+
+    def _placed(self, job: str, index: int) -> tuple[TaskRecord, str]:
+        task = next((t for t in self._jobs.get(job).tasks if t.index == index), None)
+        if task is None or task.placement is None:
+            reason = f": {task.reason}" if task is not None and task.reason else ""
+            raise NotFound(f"task {index} of job {job!r} is on no machine{reason}")
+        return task, task.placement.machine
+
+    def identity_for(self, machine: str, task: str) -> TaskSubject:
+        """Return who a task is, for the machine that was given it; `Forbidden` for all others."""
+        job, _, index = task.rpartition("-")
+        record = self._jobs.find(job)
+        found = next((t for t in record.tasks if str(t.index) == index), None) if record else None
+        placed = found.placement.machine if found is not None and found.placement else ""
+        if record is None or found is None or placed != machine:
+            raise Forbidden(
+                f"{machine} may not have the identity of task {task}: it was not given the task",
+                hint="a task that somebody started on the host itself has none",
+            )
+        spec = spec_of(record, found)
+        if not spec.identity:
+            raise Forbidden(f"task {task} has no identity", hint="identity = true in its job file")
+        return TaskSubject(spec.entitlement, job, task)
+
+    async def describe(self, job: str, index: int) -> TaskDescription:
+        """Return what is known of a task here and on its machine."""
+        task, machine = self._placed(job, index)
+        name = task_id(job, index)
+        agent = await self._agents.agent(machine)
+        usages = await agent.get_usage()
+        return TaskDescription(
+            task=name,
+            machine=machine,
+            phase=task.phase,
+            version=task.version,
+            reason=task.reason,
+            status=await agent.get_task(name),
+            usage=next((u for u in usages.tasks if u.task_id == name), None),
+        )
+
+    async def logs(
+        self,
+        job: str,
+        index: int,
+        *,
+        follow: bool,
+        since: str | None,
+        tail: int | None,
+        previous: bool = False,
+    ) -> AsyncIterator[bytes]:
+        """Yield what a task wrote, from the machine where it is now."""
+        _, machine = self._placed(job, index)
+        agent = await self._agents.agent(machine)
+        name = task_id(job, index)
+        chunks = agent.task_logs(name, follow=follow, since=since, tail=tail, previous=previous)
+        async for chunk in chunks:
+            yield chunk
+
+    async def restart(self, job: str, index: int) -> TaskStatus:
+        """Let a task be stopped and started again where it is; its generation stays."""
+        task, machine = self._placed(job, index)
+        agent = await self._agents.agent(machine)
+        return await agent.restart_task(task_id(job, index), task.generation, None)
+
+    async def inside(self, job: str, index: int, asked: Mapping[str, str]) -> Talk:
+        """Return the conversation with a command inside a task; `asked` as the route takes it."""
+        _, machine = self._placed(job, index)
+        agent = await self._agents.agent(machine)
+        opened = agent.open_exec(task_id(job, index), dict(asked))
+        far = await opened.__aenter__()  # before the caller's websocket: what fails is told by it
+
+        async def talk(near: Duplex) -> None:
+            try:
+                await join(near, far)
+            finally:
+                await opened.__aexit__(None, None, None)
+
+        return talk

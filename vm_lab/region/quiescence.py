@@ -1,0 +1,212 @@
+"""What must hold once every fault is over: nothing lost, nothing left, everything as granted.
+
+Asked through the control plane's public face and compared with what really runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus, task_id
+from control_plane.api.machines import MachineState
+from control_plane.api.updates import OnFailure
+from control_plane.profiles.core.gradual import is_under_way
+from control_plane.roles import ControlPlane
+from vm_lab.region.checker import is_profile_of
+from vm_lab.region.machine import Machine
+from vm_lab.region.owners import expected
+from vm_lab.region.topology import usable_bytes
+from wire.errors import NotFound, TwineError
+
+if TYPE_CHECKING:
+    from vm_lab.region.seed import SimulatedRegion
+
+
+async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
+    """Return what was acknowledged and is not there."""
+    lost = []
+    for name, owned in region.clients.jobs.items():
+        if owned.granted is None or owned.asked is None or not region.clients.has_settled(name):
+            continue
+        record = await _record(control_plane, name)
+        found = record.spec if record is not None else None
+        wanted = expected(owned, record) if record is not None else owned.granted
+        if found != wanted and region.clients.has_settled(name):
+            held = "nothing" if found is None else f"{found.tasks} tasks of {found.image[7:11]}"
+            lost.append(
+                f"job {name}: {owned.granted.tasks} tasks of {owned.granted.image[7:11]} were"
+                f" granted at {owned.granted_at:.1f} s, and there is {held}"
+            )
+    kept = {
+        e.record.name: e.record.spec for e in (await control_plane.list_entitlements()).entitlements
+    }
+    lost += [
+        f"entitlement {name} is not as it was granted"
+        for name, spec in region.clients.entitlements.items()
+        if (there := kept.get(name)) is None
+        or replace(there, host_profile=spec.host_profile) != spec
+        or not is_profile_of(there.host_profile, spec.host_profile)
+    ]
+    return lost
+
+
+async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
+    """Return everything that is not at rest yet, in order."""
+    if not region.clients.idle():
+        return ["somebody still waits for an answer"]
+    found = []
+    liveness = await control_plane.ready()
+    if not liveness.ok or liveness.detail:
+        found.append(f"ready says {liveness.detail}")
+    found += [
+        f"profile of {name} is {rollout.state}: {rollout.reason}"
+        for name in region.clients.entitlements
+        if (rollout := control_plane.profiles.show(name).rollout) is not None
+        and is_under_way(rollout)
+    ]
+    try:
+        records, bound = await _jobs(region, control_plane, found)
+        await _machines(region, control_plane, found)
+    except TwineError as e:
+        return [*found, f"the control plane cannot be asked: {e}"]
+    _copies(region, records, bound, found)
+    return found
+
+
+async def _jobs(
+    region: SimulatedRegion, control_plane: ControlPlane, found: list[str]
+) -> tuple[dict[str, str], set[str]]:
+    """Look at all jobs; return task → machine as their records say, and jobs that cannot update."""
+    placed, bound = dict[str, str](), set[str]()
+    for name, owned in region.clients.jobs.items():
+        spec = owned.granted
+        if owned.asked is None or spec is None:
+            if await _record(control_plane, name) is not None:
+                found.append(f"job {name} was stopped and is still there")
+            continue
+        status = await control_plane.get_job(name)
+        expected(owned, status.record)
+        for task in status.record.tasks:
+            if task.placement is not None:
+                placed[task_id(name, task.index)] = task.placement.machine
+        if status.record.spec.image in region.setting.bad_images:
+            if not is_hopeless(status.record):
+                found.append(f"job {name} runs a version that never gets healthy")
+            bound.add(name)
+            continue
+        listed = {e.task: e.machine for e in (await control_plane.endpoints(name)).endpoints}
+        if _is_all_it_can_be(region, status, len(listed)):
+            if is_bound(status):
+                bound.add(name)
+            continue
+        if status.phase is not JobPhase.STABLE:
+            found.append(f"job {name} is {status.phase}: {status.detail}")
+        if len(listed) != spec.tasks:  # which indexes stay is the scheduler's choice
+            found.append(f"job {name} lists {len(listed)} of {spec.tasks} tasks")
+    return placed, bound
+
+
+def _is_all_it_can_be(region: SimulatedRegion, status: JobStatus, listed: int) -> bool:
+    """Return whether a job runs but for tasks that wait for room, and there is none."""
+    tasks = [task for task in status.record.tasks if not task.extra]
+    placed = sum(1 for task in tasks if task.placement is not None)
+    return (
+        placed < len(tasks) == status.wanted
+        and placed == listed == status.healthy
+        and (placed == status.updated or is_bound(status))
+        and is_full(region, status.record.spec)
+    )
+
+
+def is_hopeless(record: JobRecord) -> bool:
+    """Return whether a job stays with a version that never gets healthy, as its owner wants it.
+
+    It does not go back by itself, or it has no version to go back to. Its tasks need not serve;
+    all else must come to rest.
+    """
+    rollout = record.rollout
+    return (
+        record.spec.update.on_failure is not OnFailure.ROLLBACK
+        or rollout is None
+        or rollout.halted
+        or rollout.returns_from > 0
+    )
+
+
+def is_bound(status: JobStatus) -> bool:
+    """Return whether so many tasks of a job wait for room that none may be taken down.
+
+    A release has to wait then: its owner asked for more than there is room for, and for no more
+    than that many being away.
+    """
+    record = status.record
+    waiting = sum(1 for task in record.tasks if task.placement is None)
+    return waiting >= record.spec.update.max_unavailable
+
+
+def is_full(region: SimulatedRegion, spec: JobSpec) -> bool:
+    """Return whether an entitlement holds its quota and no machine of it has room for a task.
+
+    A story may ask for more than was granted, or for what would fit only if tasks of other
+    jobs were moved, which nobody promises. Judged by what really runs on the machines.
+    """
+    quota = region.clients.entitlements[spec.entitlement].machines
+    standings = region.checker.standings
+    own = [
+        m for name, m in region.machines.items() if standings[name].entitlement == spec.entitlement
+    ]
+    return quota is not None and len(own) >= quota and not any(_has_room(m, spec) for m in own)
+
+
+def _has_room(machine: Machine, spec: JobSpec) -> bool:
+    wanted = [spec.limits, *(copy.spec.limits for copy in machine.copies.values() if copy.wanted)]
+    memory = sum(limits.memory_max_bytes for limits in wanted)
+    cores = sum(round((limits.cpu_max_cores or 0.0) * 1000) for limits in wanted)
+    return memory <= usable_bytes(machine.memory_bytes) and cores <= machine.cpus * 1000
+
+
+async def _machines(region: SimulatedRegion, control_plane: ControlPlane, found: list[str]) -> None:
+    for view in (await control_plane.list_machines()).machines:
+        record = view.record
+        if record.state is not MachineState.UP:
+            found.append(f"machine {record.machine} is {record.state} and answers")
+        elif not view.ready:
+            found.append(f"machine {record.machine} is not ready")
+        if record.hold is not None:
+            found.append(f"machine {record.machine} is held for {record.hold.transaction}")
+        copies = region.machines[record.machine].copies
+        if copies and not record.entitlement:
+            found.append(f"machine {record.machine} is free and has {', '.join(sorted(copies))}")
+
+
+def _copies(
+    region: SimulatedRegion, placed: dict[str, str], bound: set[str], found: list[str]
+) -> None:
+    """Compare what runs with what is recorded, task by task; jobs of `bound` cannot update."""
+    running: dict[str, list[str]] = {}
+    for machine in region.machines.values():
+        for task, copy in machine.copies.items():
+            running.setdefault(task, []).append(machine.name)
+            job = copy.spec.job or task.rpartition("-")[0]
+            owned = region.clients.jobs[job]
+            is_old = owned.granted is not None and copy.runs != owned.runs
+            if copy.alive and is_old and job not in bound:
+                found.append(f"{task} on {machine.name} runs an older image")
+            if not copy.alive:
+                found.append(f"{task} on {machine.name} is {copy.state}")
+    for task in sorted(running.keys() | placed.keys()):
+        where = sorted(running.get(task, []))
+        if where != [placed[task]] if task in placed else where:
+            found.append(
+                f"{task} is recorded on {placed.get(task, 'no machine')} and there on"
+                f" {', '.join(where) or 'none'}"
+            )
+
+
+async def _record(control_plane: ControlPlane, name: str) -> JobRecord | None:
+    try:
+        return (await control_plane.get_job(name)).record
+    except NotFound:
+        return None

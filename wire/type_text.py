@@ -1,0 +1,112 @@
+"""What a type accepts, in words: never in a regular expression, nor in those of a library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import inspect
+
+from wire.errors import InvalidInput
+from wire.units import Quantity, quantity_of, shown
+
+_MOST_CHOICES = 40
+
+
+def refusal(value: Any, kind: Any, field: str) -> str:
+    """Return why a value is not accepted as this field, and what would be."""
+    quantity = quantity_of(field)
+    if quantity is not None and isinstance(value, str):
+        return _of_text(value, quantity)
+    text = shown(value)
+    if quantity is not None and _is_amount(value):
+        text = quantity.write(value)
+    return f"{text} is not valid; expected {expected(kind, quantity)}"
+
+
+def _of_text(value: str, quantity: Quantity) -> str:
+    try:
+        number = quantity.read(value)
+    except InvalidInput as e:
+        return str(e)
+    return f"{shown(value)} must be written as a number here: {number:.15g}"
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18
+
+
+def expected(kind: Any, quantity: Quantity | None = None) -> str:
+    """Return what a type accepts."""
+    return _expected(inspect.type_info(kind), quantity)
+
+
+def _expected(info: inspect.Type, quantity: Quantity | None) -> str:
+    match info:
+        case inspect.Metadata(type=inner, extra_json_schema=schema):
+            return str((schema or {}).get("description") or _expected(inner, quantity))
+        case inspect.UnionType(types=types):
+            given = [t for t in types if not isinstance(t, inspect.NoneType)]
+            return " or ".join(dict.fromkeys(_expected(t, quantity) for t in given))
+        case inspect.IntType() | inspect.FloatType():
+            return _number(info, quantity)
+        case inspect.StrType():
+            return _text(info)
+        case inspect.EnumType(cls=cls):
+            return f"one of {_choices([str(member.value) for member in cls])}"
+        case inspect.LiteralType(values=values):
+            return f"one of {_choices([str(v) for v in values])}"
+        case inspect.ListType(min_length=least, max_length=most):
+            return "a list" + _between(least, most, " of {} entries")
+        case inspect.DictType(min_length=least, max_length=most):
+            return "a table" + _between(least, most, " of {} entries")
+        case inspect.StructType():
+            return "a table"
+        case inspect.BoolType():
+            return "true or false"
+    return "another kind of value"
+
+
+def _number(info: inspect.IntType | inspect.FloatType, quantity: Quantity | None) -> str:
+    name = "a whole number" if isinstance(info, inspect.IntType) else "a number"
+    write: Callable[[Any], str] = _plainly
+    if quantity is not None:
+        name, write = f"{quantity.name} such as {quantity.examples}", quantity.write
+    least, most = info.ge, info.le
+    words = []
+    if least is not None and most is not None:
+        words.append(f"from {write(least)} to {write(most)}")
+    elif least is not None:
+        words.append(f"of at least {write(least)}")
+    elif most is not None:
+        words.append(f"of at most {write(most)}")
+    if info.gt is not None:
+        words.append(f"above {write(info.gt)}")
+    if info.lt is not None:
+        words.append(f"below {write(info.lt)}")
+    joined = " and ".join(words)
+    if quantity is not None:
+        return f"{name}, {joined}" if joined else name
+    return f"{name} {joined}".rstrip()
+
+
+def _plainly(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.15g}"
+
+
+def _text(info: inspect.StrType) -> str:
+    text = "text" + _between(info.min_length, info.max_length, " of {} characters")
+    return f"{text} in another form" if info.pattern else text
+
+
+def _between(least: int | None, most: int | None, words: str) -> str:
+    if least and most:
+        return words.format(f"{least} to {most}")
+    if least:
+        return words.format(f"at least {least}")
+    return words.format(f"at most {most}") if most else ""
+
+
+def _choices(values: list[str]) -> str:
+    more = ", …" if len(values) > _MOST_CHOICES else ""
+    return ", ".join(sorted(values)[:_MOST_CHOICES]) + more
