@@ -17,8 +17,7 @@ from dataclasses import replace
 from control_plane.allocator.core.feasibility import bin_of
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.request import Request
-from control_plane.api.jobs import JobSpec
+from control_plane.allocator.core.request import ALONE, Near, Request
 from control_plane.api.policy import Neighbour, Property
 from control_plane.api.requirements import Because, In, Not, Term
 
@@ -39,17 +38,17 @@ class JobAffinity:
         """Set when one of them is placed; then there is another."""
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def note(self, job: str, spec: JobSpec | None) -> None:
-        """Take in what a job says of others; None: it is gone."""
+    def note(self, job: str, near: Near | None) -> None:
+        """Note what a job says of others; None: it is gone."""
         for told in (self._apart, self._together):
             for neighbour in told.pop(job, ()):
                 named = self._named[neighbour.job]
                 named.pop(job, None)
                 if not named:
                     del self._named[neighbour.job]
-        if spec is None:
+        if near is None:
             return
-        for told, said in ((self._apart, spec.apart_from), (self._together, spec.together_with)):
+        for told, said in ((self._apart, near.apart_from), (self._together, near.together_with)):
             if said:
                 told[job] = said
                 for neighbour in said:
@@ -79,11 +78,17 @@ class JobAffinity:
                 await self._ended.wait()
             yield
 
-    def bound(self, request: Request) -> Request:
-        """Return a request with what others mean for it, as they are placed now."""
-        if not self._has_any(request.job):
+    def bound(self, request: Request, near: Near | None = None) -> Request:
+        """Return a request with what others mean for it, as they are placed now.
+
+        `near` is what the job would say of others; None: what it does say.
+        """
+        job = request.job
+        if near is None:
+            near = Near(tuple(self._apart.get(job, ())), tuple(self._together.get(job, ())))
+        if near == ALONE and job not in self._named:
             return request
-        terms = tuple(self._terms(request.job))
+        terms = tuple(self._terms(job, near))
         groups = tuple(replace(group, among=(*group.among, *terms)) for group in request.groups)
         return replace(request, groups=groups)
 
@@ -104,14 +109,14 @@ class JobAffinity:
         for neighbour in (*self._apart.get(job, ()), *self._together.get(job, ())):
             yield neighbour.job
 
-    def _terms(self, job: str) -> Iterator[Term]:
-        for neighbour in self._apart.get(job, ()):
+    def _terms(self, job: str, near: Near) -> Iterator[Term]:
+        for neighbour in near.apart_from:
             yield from self._off(neighbour.job, neighbour.property)
         for other in self._named.get(job, ()):
             for neighbour in self._apart.get(other, ()):
                 if neighbour.job == job:
                     yield from self._off(other, neighbour.property)
-        for neighbour in self._together.get(job, ()):
+        for neighbour in near.together_with:
             there = self._bins(neighbour.job, neighbour.property)
             why = f"not in the {neighbour.property} of a task of {neighbour.job}"
             yield Because(In(neighbour.property, there), why)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from agent.api import ProfileState
 from control_plane.agents.core.commands import strays
@@ -21,10 +23,9 @@ from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.demand import claiming_cpu, demand_for
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
-from control_plane.allocator.core.power import Power
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.region_index import IndexedMachine, RegionIndex
-from control_plane.allocator.core.request import Allocation, Allowance, Group, Plan, Request
+from control_plane.allocator.core.request import Allocation, Allowance, Group, Near, Plan, Request
 from control_plane.allocator.core.spread import (
     Repair,
     Targets,
@@ -39,6 +40,7 @@ from control_plane.allocator.ports import Grants
 from control_plane.allocator.quota_usage import QuotaUsage
 from control_plane.allocator.quotas import Quotas
 from control_plane.allocator.releases import Releases
+from control_plane.allocator.shards import Member, Shards
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocations
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
@@ -75,7 +77,8 @@ class Allocator:
         name: str = "allocator",
     ) -> None:
         """Know nothing yet; `load` reads the records. `name` tells shards of a region apart."""
-        self.index = RegionIndex(Power.of(region.settings.power))
+        self._shards = Shards.of(region)
+        self.index = RegionIndex(self._shards.power)
         self.allocations = Allocations(
             store, self.index, region.broker, self.refresh, name, runtime=region.runtime
         )
@@ -89,6 +92,9 @@ class Allocator:
         self._counted = QuotaUsage(self.index, self._runtime.date)
         self.quotas = Quotas(region, portal, self.index, self._counted)
         self.waiting = self.quotas.waiting
+        self._member = Member(
+            self.index, self.waiting, portal.specs, self.refresh, self._quotas_changed
+        )
         self._timed: dict[str, None] = {}
         """Machines whose agents are yet to answer for the first time."""
         self._seen: dict[str, int] = {}
@@ -104,9 +110,12 @@ class Allocator:
         """Job → what `place` was asked for last, by which terms, and what that is as a request."""
         self._loaded = False
         jobs.listen(self._job_changed)
-        portal.table.listen(lambda *_: self._quotas_changed())
+        portal.table.listen(lambda *_: self._shards.quotas_changed())
         region.broker.listen(self._machine_changed, loaded=ignore)
         region.observations.listen(self._machine_seen)
+        self.allocations.taking = partial(self._shards.taking, self._member)
+        self.allocations.taken = partial(self._shards.taken, self._member)
+        self._shards.enter(self._member)
 
     async def load(self) -> None:
         """Finish what a crash interrupted, then read all allocations (restart in seconds).
@@ -117,9 +126,17 @@ class Allocator:
         await self.allocations.recover()
         await self._look_at_all()
         await self.allocations.load()
+        for job, near in self.allocations.stored.near.items():
+            if self._jobs.find(job) is None:  # a job of a program that has no job records
+                self._neighbours.note(job, near)
         for record in self._jobs.records():
             self._adopt(record)
         self._loaded = True
+
+    async def close(self) -> None:
+        """Let what is under way end; other allocators of the region do without this one."""
+        await self.allocations.close()
+        self._shards.leave(self._member)
 
     async def run(self) -> None:
         """Make up for events that were missed, until cancelled; a large region takes minutes."""
@@ -202,11 +219,15 @@ class Allocator:
         Raises `Unprocessable` if there is no such entitlement, `Busy` if others were faster
         again and again.
         """
-        return await self.allocate(self._request(spec))
+        request = self._request(spec)
+        self._neighbours.note(spec.name, request.near)
+        return await self.allocate(request)
 
     async def plan(self, spec: JobSpec) -> Targets:
         """Return where `place` would put each task, and why some nowhere; changes nothing."""
-        return await self.targets(self._request(spec))
+        request = self._request(spec)
+        made = await self._planned(request, request.near)
+        return targets_of(request, made, self.index.claims.get(request.job) or ())
 
     def _request(self, spec: JobSpec) -> Request:
         """Return what a job asks for; the same object for the same job and entitlement."""
@@ -227,9 +248,9 @@ class Allocator:
             preferences=preferences_of(spec, entitlement.spec),
             fit=spec.fit,
             gang=spec.admission is Admission.GANG,
+            near=Near.of(spec),
         )
         self._asked[spec.name] = (spec, entitlement, made)
-        self._neighbours.note(spec.name, spec)
         return made
 
     async def allocate(self, request: Request) -> Allocation:
@@ -241,29 +262,38 @@ class Allocator:
             finally:
                 neighbours.ended(request.job)
         async with neighbours.turn(request):
-            return await self._allocate(neighbours.bound(request))
+            return await self._allocate(request)
 
     async def _allocate(self, request: Request) -> Allocation:
         if self.waiting.begin(request.job):
             self.allocations.forget_answer(request.job)
         before = self._neighbours.placed(request.job)
         allocation = await self.allocations.allocate(
-            request, lambda: self.quotas.allowance(request), self.quotas.profile(request.pool)
+            request,
+            lambda: self.quotas.allowance(request),
+            self.quotas.profile(request.pool),
+            self._neighbours.bound,
         )
         if before is not None and before != self._neighbours.placed(request.job):
             self.index.loosened(request.pool)
         if allocation.unplaced:
-            self.waiting.put(request.job, request, allocation.gain)
+            self.waiting.put(request.job, replace(request, back=()), allocation.gain)
         else:
             self.waiting.drop(request.job)
         return allocation
+
+    async def take(self, machine: str, pool: str) -> bool:
+        """Take a free machine for a pool ahead of its tasks; return whether that was done."""
+        request = Request("", pool)
+        return await self.allocations.take(
+            machine, pool, lambda: self.quotas.allowance(request), self.quotas.profile(pool)
+        )
 
     def known(self, request: Request) -> Allocation | None:
         """Return the answer to a request that says the same as the last one, if it still holds."""
         if self.waiting.begin(request.job):
             return None
-        request = self._neighbours.bound(request)
-        allocation = self.allocations.known(request)
+        allocation = self.allocations.known(self._neighbours.bound(request))
         if allocation is not None and not allocation.unplaced:
             self.waiting.drop(request.job)
         elif allocation is not None:
@@ -289,10 +319,11 @@ class Allocator:
             return ()
         tried = frozenset(fullest_first(claims, over, most))
         left = {claim.machine.name for claim in claims if claim.task in tried}
-        return gaining(claims, over, await self._planned(trying(request, tried, left)), most)
+        made = await self._planned(trying(request, tried, left))
+        return gaining(claims, over, made, most)
 
-    async def _planned(self, request: Request) -> Plan:
-        request = self._neighbours.bound(request)
+    async def _planned(self, request: Request, near: Near | None = None) -> Plan:
+        request = self._neighbours.bound(request, near)
         steps = planning(self.index, request, self.quotas.allowance(request))
         return await self.allocations.in_steps(steps)
 
@@ -383,6 +414,9 @@ class Allocator:
             self._quarantined[record.machine] = record.quarantined_until
         capacity, place = self._kinds.capacity(record), self._kinds.place(record)
         blocked = self._blocked(record)
+        taken_for = self._shards.pool_of(record.machine, self._member)
+        if taken_for is not None:
+            return record.machine, capacity, place, taken_for, blocked or "is being taken"
         return record.machine, capacity, place, record.entitlement, blocked
 
     def _blocked(self, record: MachineRecord) -> str:
@@ -453,6 +487,6 @@ class Allocator:
         if after is not None:
             for entitlement in bound_to(after):
                 self._by_entitlement[entitlement][name] = None
-        self._neighbours.note(name, after.spec if after is not None else None)
+        self._neighbours.note(name, Near.of(after.spec) if after is not None else None)
         for machine in changed:
             self._machine_seen(machine)

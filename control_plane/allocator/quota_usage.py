@@ -7,8 +7,8 @@ A quota of N bounds, at any time:
 - machines that its tasks must leave (drained, called back) count only beyond another N: so
   their successors may come before they are empty, and yet all together are never more than 2 N.
 
-Machines that others lent to it count against the quota of who lent them (EL4); each loan is
-an operator's own decision.
+Machines that others lent to it count against the quota of the lender (EL4); each loan is an
+operator's own decision. Why 2 N and not N: docs/adr/0134.
 """
 
 from __future__ import annotations

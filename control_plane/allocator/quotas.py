@@ -12,6 +12,7 @@ from control_plane.allocator.core.request import Allowance, Request
 from control_plane.allocator.ports import Grants
 from control_plane.allocator.promises import Limits, PromiseKeeper
 from control_plane.allocator.quota_usage import QuotaUsage
+from control_plane.allocator.shards import Shards
 from control_plane.allocator.waiting import Waiting, Wish
 from control_plane.api.settings import Overgrant
 from control_plane.broker.core.capacity import micro
@@ -24,11 +25,13 @@ class Quotas:
     def __init__(
         self, region: Region, portal: Grants, index: RegionIndex, counted: QuotaUsage
     ) -> None:
-        """Know what the portal granted, and the machines of the index."""
+        """Know what the portals granted, and the machines of the index."""
         self._broker, self._runtime = region.broker, region.runtime
         self._portal, self._index, self._counted = portal, index, counted
+        self._shards = Shards.of(region)
         self._quotas: dict[str, Quota] | None = None
         self.waiting = Waiting(self.priority, index.gains, lambda: index.losses)
+        self.waiting.served = self._shards.served
         self.promises = PromiseKeeper(
             index, self._all, lambda pool: counted.aside(pool, self.of(pool)), region.runtime
         )
@@ -43,7 +46,7 @@ class Quotas:
 
     def _all(self) -> Mapping[str, Quota]:
         if self._quotas is None:
-            self._quotas = pool_quotas(self._portal.specs())
+            self._quotas = pool_quotas(self._shards.specs())
         return self._quotas
 
     def is_over(self, pool: str) -> bool:
@@ -101,7 +104,8 @@ class Quotas:
         """Return the wishes that come before those of a pool."""
         return [
             wish
-            for wish in self.waiting.ahead_of(self.priority(pool))
+            for waiting in self._shards.waiting()
+            for wish in waiting.ahead_of(self.priority(pool))
             if wish.pool != pool and self._may_grow(wish.pool)
         ]
 

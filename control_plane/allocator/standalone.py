@@ -22,6 +22,9 @@ from control_plane.store.bulk import put_all
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import ENTITLEMENTS, encode
 
+_NAME = "allocator"
+"""That of the one allocator that most regions have."""
+
 
 @asynccontextmanager
 async def allocator_over(
@@ -30,19 +33,21 @@ async def allocator_over(
     settings: SchedulerSettings | None = None,
     portal: PortalSettings | None = None,
     runtime: Runtime | None = None,
+    name: str = _NAME,
 ) -> AsyncIterator[Allocator]:
     """Run an allocator on open stores, with brokers and portal and without a scheduler.
 
-    It takes `place`, `plan`, `forget`. Whoever else writes to these stores meanwhile is refused
-    by the stores' own compare-and-set.
+    It takes `place`, `plan`, `forget`. Another process that writes to `broker_stores` meanwhile
+    is refused by the stores' own compare-and-set. It needs another `name`, and always the same:
+    holds and outcomes of writes are told apart by it.
     """
     runtime = runtime or Runtime()
-    brokers = Brokers(store, runtime, broker_stores)
+    brokers = Brokers(store, runtime, broker_stores, "" if name == _NAME else name)
     region = Region(
         brokers, Observations(brokers, runtime), settings or SchedulerSettings(), runtime
     )
     await brokers.load()
-    async with allocator_beside(region, store, "allocator", portal) as made:
+    async with allocator_beside(region, store, name, portal) as made:
         yield made
 
 
@@ -67,7 +72,7 @@ async def allocator_beside(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await made.allocations.close()
+        await made.close()
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Allocations of a region: planned on the index, durable in one record per job.
 
-    plan -> reserve in memory -> hold free machines at their brokers   (first phase)
+    plan -> reserve in memory, where quotas and promises are judged again
+         -> hold free machines at their brokers                        (first phase)
          -> store the job's record, and the decision with it           (the commit point)
          -> brokers assign what they held                              (second phase)
 
@@ -13,33 +14,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from control_plane.allocator.commit import Commits, Participants
-from control_plane.allocator.core.allocation_record import record_after, restoring
+from control_plane.allocator.core.allocation_record import restoring
 from control_plane.allocator.core.claims import Change
+from control_plane.allocator.core.commit import follow, following, overtaken
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.request import Allocation, Allowance, Plan, Request
-from control_plane.api.allocations import AllocationRecord, Decision
-from control_plane.broker.holds import Take
-from control_plane.errors import UnknownOutcome
-from control_plane.runtime.runtime import Runtime
-from control_plane.runtime.table import pages
-from control_plane.store import Delete, Operation, Put, Store
-from control_plane.store.outcomes import Attempt, Slots
-from control_plane.store.records import (
-    ALLOCATIONS,
-    DECISIONS,
-    allocation_key,
-    decision_key,
-    decode,
-    encode,
+from control_plane.allocator.core.request import (
+    ALONE,
+    Allocation,
+    Allowance,
+    Near,
+    Plan,
+    Request,
 )
-from wire.errors import Busy, Conflict, NotFound, TwineError
+from control_plane.allocator.stored import StoredAllocations
+from control_plane.broker.holds import Take
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Store
+from wire.errors import Busy, Conflict, NotFound
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 10
@@ -49,8 +48,32 @@ STEP = 2_000
 ANSWER_S = 30.0
 """By then whoever asked has an answer; what is under way goes on."""
 _CLOSE_S = 1.0
-_ASK_AGAIN_S = 1.0
+_AHEAD = "+"
+"""Begins the name under which a machine is taken for no job yet: no job has such a name."""
 T = TypeVar("T")
+
+
+def _as_it_is(request: Request) -> Request:
+    return request
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, and the conditions that hold for it: they are asked again at each plan."""
+
+    request: Request
+    allowance: Callable[[], Allowance]
+    """What its pool may take now."""
+    profile: str = ""
+    bound: Callable[[Request], Request] = _as_it_is
+    """Adds what other jobs mean for it now."""
+
+    def overtaken(self, change: Change) -> list[str]:
+        """Return the machines that a plan for it may not have any more."""
+        request = self.bound(self.request)
+        if not change.takes and request is self.request:
+            return []
+        return overtaken(change, request, self.allowance())
 
 
 @dataclass(slots=True)
@@ -99,19 +122,20 @@ class Allocations:
         self._runtime = runtime or Runtime()
         self._participants = participants
         self._finishing = Commits(participants, self._runtime)
-        self._slots = Slots(store, name)
+        self.stored = StoredAllocations(store, name, self._runtime)
         self._results: dict[str, _Result] = {}
-        self._revisions: dict[str, int] = {}
         self._busy: dict[str, asyncio.Event] = {}
         self._takers: dict[Machine, asyncio.Event] = {}
         """Machine that is being taken → set when that is done, or given up."""
         self._assigning: dict[str, str] = {}
         """Machine that was taken → the transaction of which its broker has not heard the end."""
+        self.taking: Callable[[list[Machine], str], None] = lambda *_: None
+        """Called in the step that takes machines for a pool …"""
+        self.taken: Callable[[list[Machine]], None] = lambda _: None
+        """… and when their broker knows, or they were given up."""
         self._emptied: list[Callable[[list[Machine]], None]] = []
-        self._work: dict[asyncio.Future[Allocation], None] = {}
-        """What is under way, whether or not anybody still waits for it."""
-        self._done: list[str] = []
-        """Decisions that every broker carried out: deleted with the next write."""
+        self._work: dict[asyncio.Future[Any], None] = {}
+        """What is under way, whether or not a caller still waits for it."""
         self._number = 0
 
     def listen(self, emptied: Callable[[list[Machine]], None]) -> None:
@@ -133,23 +157,19 @@ class Allocations:
     async def load(self) -> None:
         """Read all records; the index must hold the machines already."""
         restored = 0
-        async for page in pages(self._store, ALLOCATIONS):
-            for entry in page:
-                record = decode(entry.value, AllocationRecord, entry.key)
-                self._revisions[record.job] = entry.revision
-                for tasks in restoring(record, self.index, STEP):
-                    restored += tasks
-                    if restored >= STEP:
-                        restored = 0
-                        await asyncio.sleep(0)
+        async for record in self.stored.load():
+            for tasks in restoring(record, self.index, STEP):
+                restored += tasks
+                if restored >= STEP:
+                    restored = 0
+                    await asyncio.sleep(0)
 
     async def recover(self) -> None:
         """Finish what a crash interrupted: commit what was decided, abort everything else.
 
         Transactions of other allocators are theirs to finish.
         """
-        listing = await self._store.list_prefix(DECISIONS)
-        decided = {e.key.removeprefix(DECISIONS) for e in listing.entries}
+        decided = await self.stored.decided()
         for transaction in list(self._participants.in_doubt()):
             if not transaction.startswith(f"{self._name}:"):
                 continue
@@ -161,49 +181,70 @@ class Allocations:
                 "transaction recovered",
                 extra={"transaction": transaction, "committed": transaction in decided},
             )
-        self._done += sorted(decided)
+        self.stored.done += sorted(decided)
 
     # -- allocating
 
     async def allocate(
-        self, request: Request, allowance: Callable[[], Allowance], profile: str = ""
+        self,
+        request: Request,
+        allowance: Callable[[], Allowance],
+        profile: str = "",
+        bound: Callable[[Request], Request] = _as_it_is,
     ) -> Allocation:
         """Do what a request asks for; when this returns, it survives any crash.
 
-        Tasks that have room nowhere are in the answer, with all reasons. `Busy` if other
-        allocations were faster again and again; then, and on any other error, nothing
-        changed.
+        `bound(request)` adds what other jobs mean for it. It is asked for each plan and at each
+        commit, and so is `allowance`. Tasks that have room nowhere are in the answer, with all
+        reasons. `Busy` if other allocations were faster again and again; then, and on any other
+        error, nothing changed.
         """
-        if (known := self.known(request)) is not None:
+        if (known := self.known(bound(request))) is not None:
             return known
         self.counts.misses += 1
+        asked = _Asked(request, allowance, profile, bound)
+        return await self._answered(request.job, lambda: self._allocate(asked))
+
+    async def take(
+        self, machine: str, pool: str, allowance: Callable[[], Allowance], profile: str
+    ) -> bool:
+        """Take a free machine for a pool ahead of its tasks; return whether that was done.
+
+        The same limits hold as for allocations, and it is as durable.
+        """
+        found = self.index.machines.get(machine)
+        if found is None:
+            return False
+        change = Change(_AHEAD + machine, pool, takes=[found])
+        asked = _Asked(Request(change.job, pool), allowance, profile)
+        return await self._answered(change.job, lambda: self._carry_out(change, asked))
+
+    async def _answered(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await self._in_turn(request, allowance, profile)
+                return await self._in_turn(job, begin)
         except TimeoutError as e:
             raise Busy(
-                f"cannot tell yet where the tasks of job {request.job!r} go: in {ANSWER_S:g} s"
+                f"cannot tell yet where the tasks of job {job!r} go: in {ANSWER_S:g} s"
                 " a store has not answered, or too many allocations were ahead of it",
                 hint="what was begun goes on; ask again",
             ) from e
 
-    async def _in_turn(
-        self, request: Request, allowance: Callable[[], Allowance], profile: str
-    ) -> Allocation:
-        """Allocate once no other allocation of this job is under way."""
-        while (busy := self._busy.get(request.job)) is not None:
+    async def _in_turn(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
+        """Begin once no other allocation of this job is under way."""
+        while (busy := self._busy.get(job)) is not None:
             await busy.wait()
-        self._busy[request.job] = done = asyncio.Event()
-        work = asyncio.ensure_future(self._allocate(request, allowance, profile))
+        self._busy[job] = done = asyncio.Event()
+        work = asyncio.ensure_future(begin())
         self._work[work] = None
         work.add_done_callback(lambda _: self._work.pop(work))
         try:
-            return await asyncio.shield(work)  # once begun, it ends: nobody is half allocated
+            return await asyncio.shield(work)  # once begun, it ends: no job is half allocated
         finally:
             if work.done():
-                self._free(request.job, done)
+                self._free(job, done)
             else:
-                work.add_done_callback(lambda _: self._ended_alone(request.job, done, work))
+                work.add_done_callback(lambda _: self._ended_alone(job, done, work))
 
     def known(self, request: Request) -> Allocation | None:
         """Return the last answer, if it was to the same request and still holds."""
@@ -221,8 +262,8 @@ class Allocations:
         self._busy.pop(job, None)
         done.set()
 
-    def _ended_alone(self, job: str, done: asyncio.Event, work: asyncio.Future[Allocation]) -> None:
-        """Take note of the end of an allocation for which nobody waits any more."""
+    def _ended_alone(self, job: str, done: asyncio.Event, work: asyncio.Future[Any]) -> None:
+        """Note the end of an allocation for which no caller waits any more."""
         self._free(job, done)
         if not work.cancelled() and (error := work.exception()) is not None:
             log.info("allocation failed", extra={"job": job, "reason": str(error)})
@@ -236,38 +277,63 @@ class Allocations:
             return True
         return known.allocation.gain == self.index.gains(known.request.pool)
 
-    async def _allocate(
-        self, request: Request, allowance: Callable[[], Allowance], profile: str
-    ) -> Allocation:
-        self._results.pop(request.job, None)  # a failure must not leave it behind as if valid
+    async def _allocate(self, asked: _Asked) -> Allocation:
+        job = asked.request.job
+        self._results.pop(job, None)  # a failure must not leave it behind as if valid
+        if asked.request.back:
+            await self._follow(asked.request)
+            asked = replace(asked, request=replace(asked.request, back=()))
         for _ in range(ATTEMPTS):
             await self._runtime.checkpoint()
-            claims = self.index.claims.get(request.job)
+            claims = self.index.claims.get(job)
             if claims is not None:
                 claims.valid = True  # what changes from here on makes it false again
-            made = await self.in_steps(planning(self.index, request, allowance()))
+            request = asked.bound(asked.request)
+            made = await self.in_steps(planning(self.index, request, asked.allowance()))
             change = made.change
-            if change.is_empty or await self._carry_out(change, profile):
-                return self._remember(request, made)
-            self.counts.conflicts += 1
-            await asyncio.sleep(0)
+            if change.is_empty:
+                await self._restate(request)
+            elif not await self._carry_out(change, asked):
+                self.counts.conflicts += 1
+                await asyncio.sleep(0)
+                continue
+            return self._remember(request, made)
         raise Busy(
-            f"cannot allocate job {request.job!r}: its machines went to others"
-            f" {ATTEMPTS} times in a row",
+            f"cannot allocate job {job!r}: its machines, or what its entitlement may take, went to"
+            f" others {ATTEMPTS} times in a row",
             hint="it is tried again",
         )
 
-    async def _carry_out(self, change: Change, profile: str) -> bool:
-        """Do what was planned, durably; return whether nobody was faster."""
+    async def _restate(self, request: Request) -> None:
+        """Store what a job says of others now, if nothing else of its allocation changes."""
+        known = self.stored.near.get(request.job, ALONE)
+        if request.job in self.stored and request.near != known:
+            await self._write(Change(request.job, request.pool), request.near)
+
+    async def _follow(self, request: Request) -> None:
+        """Let claims follow tasks that are back where they were, whether or not they fit there.
+
+        The index changes once the store has it: a restart reads the same.
+        """
+        claims = self.index.claims.get(request.job)
+        change = following(request, claims, self.index.machines)
+        if claims is None or not change.claims:
+            return
+        await self._write(change, request.near)
+        self._tell_emptied(follow(self.index, change))
+
+    async def _carry_out(self, change: Change, asked: _Asked) -> bool:
+        """Do what was planned, durably; return whether no other allocation was faster."""
         before_us = [work for claim in change.claims if (work := self._takers.get(claim.machine))]
         done = asyncio.Event()
         for machine in change.takes:
             self._takers.setdefault(machine, done)
-        is_decided = False
+        is_decided, shown = False, list[Machine]()
         try:
-            if await self.in_steps(self.index.reserving(change)):
+            judged = partial(self._judged, asked, change, shown)
+            if await self.in_steps(self.index.reserving(change, judged)):
                 return False
-            transaction = await self._decide_after(before_us, change, profile)
+            transaction = await self._decide_after(before_us, change, asked)
             if transaction is None:
                 return False
             is_decided = True
@@ -279,25 +345,38 @@ class Allocations:
                 if self._takers.get(machine) is done:
                     del self._takers[machine]
             done.set()
-            if not is_decided:
+            if change.takes and not is_decided:
+                self.taken(shown)
                 self._refresh([machine.name for machine in change.takes])
         if transaction:
             await self._finishing.commit(transaction, lambda: self._assigned(change, transaction))
-        if emptied:
-            for heard in self._emptied:
-                heard(emptied)
+        self._tell_emptied(emptied)
         return True
+
+    def _judged(self, asked: _Asked, change: Change, shown: list[Machine]) -> list[str]:
+        """Return the machines that a change may not have; if there are none, it takes its own."""
+        refused = asked.overtaken(change)
+        if change.takes and not refused:
+            self.taking(change.takes, change.pool)
+            shown += change.takes
+        return refused
+
+    def _tell_emptied(self, machines: list[Machine]) -> None:
+        if machines:
+            for heard in self._emptied:
+                heard(machines)
 
     def _assigned(self, change: Change, transaction: str) -> None:
         """Take in that all brokers have heard of a decision."""
-        self._done.append(transaction)
+        self.stored.done.append(transaction)
         for machine in change.takes:
             self._assigning.pop(machine.name, None)
         self.index.assigned(change)
+        self.taken(change.takes)
         self._refresh([machine.name for machine in change.takes])
 
     async def _decide_after(
-        self, before_us: list[asyncio.Event], change: Change, profile: str
+        self, before_us: list[asyncio.Event], change: Change, asked: _Asked
     ) -> str | None:
         """Decide a reserved change once those are done whose machines it shares.
 
@@ -307,7 +386,7 @@ class Allocations:
             for work in before_us:  # perhaps they do not get these machines after all
                 await work.wait()
             if all(claim.machine.pool == change.pool for claim in change.claims):
-                return await self._decide(change, profile)
+                return await self._decide(change, asked)
         except (Conflict, NotFound):
             pass
         except BaseException:
@@ -343,69 +422,26 @@ class Allocations:
             self._results[request.job] = _Result(request, allocation)
         return allocation
 
-    async def _decide(self, change: Change, profile: str) -> str:
+    async def _decide(self, change: Change, asked: _Asked) -> str:
         """Make a reserved change durable, once its brokers hold the machines that it takes.
 
         Return the transaction whose second phase is left to do, if it takes any.
         """
         if not change.takes:
-            await self._write(change, "")
+            await self._write(change, asked.request.near)
             return ""
         self._number += 1
         transaction = f"{self._name}:{self._store.epoch()}-{self._number}"
-        takes = {machine.name: Take(change.pool, profile) for machine in change.takes}
+        takes = {machine.name: Take(change.pool, asked.profile) for machine in change.takes}
         try:
             await self._finishing.prepare(transaction, takes)
-            await self._write(change, transaction)
+            await self._write(change, asked.request.near, transaction)
         except Exception:
             await self._finishing.abort(transaction)
             raise
         self.counts.taken += len(takes)
         return transaction
 
-    async def _write(self, change: Change, transaction: str) -> None:
-        """Store the job's record as it will be, with the decision: the commit point."""
-        job = change.job
-        record = record_after(change, self.index.claims.get(job))
-        key = allocation_key(job)
-        operations: list[Operation] = [Put(key, encode(record)) if record else Delete(key)]
-        if transaction:
-            decision = Decision(
-                schema=1,
-                transaction=transaction,
-                job=job,
-                machines=[machine.name for machine in change.takes],
-            )
-            operations.append(Put(decision_key(transaction), encode(decision)))
-        done, self._done = self._done, []
-        operations += [Delete(decision_key(old)) for old in done]
-        before = self._revisions.get(job, 0)
-        attempt = Attempt(self._slots, {key: before}, operations)
-        try:
-            revision = await attempt.make()
-        except BaseException as e:
-            self._done += done
-            if not isinstance(e, UnknownOutcome):
-                raise
-            revision = await self._outcome(attempt, key)
-            if not revision:
-                if before:  # to be sure of that may have cost a revision
-                    self._revisions[job] = attempt.left_at(key)
-                raise
+    async def _write(self, change: Change, near: Near, transaction: str = "") -> None:
+        await self.stored.write(change, self.index.claims.get(change.job), near, transaction)
         self.counts.stored += 1
-        if record is None:
-            self._revisions.pop(job, None)
-        else:
-            self._revisions[job] = revision
-
-    async def _outcome(self, attempt: Attempt, key: str) -> int:
-        """Return the revision of a write whose answer was lost; 0: it never will be made.
-
-        Nothing can go on before that is known, so the store is asked until it answers.
-        """
-        while True:
-            try:
-                return await attempt.outcome()
-            except TwineError as e:
-                log.warning("outcome unknown", extra={"key": key, "reason": str(e)})
-                await self._runtime.sleep(_ASK_AGAIN_S)

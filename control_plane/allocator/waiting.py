@@ -28,6 +28,8 @@ class Wish:
 class _Entry:
     request: Request
     gain: int
+    since: int
+    """Of two jobs the one that has waited longer has the lower number."""
 
 
 class Waiting:
@@ -52,6 +54,8 @@ class Waiting:
         self._bounded: dict[str, None] = {}
         """Jobs that wait and have a bound on their skew."""
         self._entries: dict[str, _Entry] = {}
+        self._arrived = 0
+        """How many jobs ever came to wait."""
         self._wishes: dict[tuple[str, Demand], Wish] = {}
         self._order: list[Wish] | None = None
         self._turns = 0
@@ -66,6 +70,8 @@ class Waiting:
         """Jobs that are tried again whatever the gains: others that they stood behind had their
         turn, or there was news while they were tried."""
 
+        self.served: Callable[[], None] = self.let_others_try
+        """Called when a job had its turn, so that those behind it may try; other queues too."""
         self._told: dict[str, int] = {}
         """Pools in which jobs wait → the gains for which those that are due were told already."""
 
@@ -84,7 +90,9 @@ class Waiting:
         """Note that a request found no room when the gains of its pool were these."""
         known = self._entries.get(job)
         self._again.discard(job)
-        self._entries[job] = _Entry(request, gain)
+        if known is None:
+            self._arrived += 1
+        self._entries[job] = _Entry(request, gain, known.since if known else self._arrived)
         self._told.setdefault(request.pool, -1)
         if any(preference.max_skew is not None for preference in request.preferences):
             self._bounded[job] = None
@@ -104,7 +112,7 @@ class Waiting:
             moved = moved or gain > wish.gain
             wish.gain = max(wish.gain, gain)
         if moved:
-            self._let_others_try()
+            self.served()
         if job in self._refused:
             self._behind.add(job)
             if self._began.get(job) != self._turns:
@@ -129,7 +137,7 @@ class Waiting:
         known = self._entries.pop(job, None)
         if known is not None:
             self._unwish(job, known.request)
-            self._let_others_try()
+            self.served()
 
     def stands_behind(self, job: str) -> None:
         """Note that a job did not get a machine because others come first."""
@@ -142,7 +150,8 @@ class Waiting:
     def take_due(self) -> list[str]:
         """Return the jobs for which there may be room by now, the most important ones first.
 
-        Nobody is returned twice for the same gains.
+        Of equally important ones those that have waited longest come first. No job is returned
+        twice for the same gains.
         """
         due, self._again = self._again, set()
         told, self._told = self._told, {}
@@ -156,7 +165,11 @@ class Waiting:
             now = self._told.setdefault(pool, self._gains(pool))
             if told.get(pool, -1) < now > entry.gain:
                 due.add(job)
-        return sorted(due, key=lambda job: (-self._priority(self._entries[job].request.pool), job))
+        return sorted(due, key=self._rank)
+
+    def _rank(self, job: str) -> tuple[int, int]:
+        entry = self._entries[job]
+        return -self._priority(entry.request.pool), entry.since
 
     def is_due(self) -> bool:
         """Return whether `take_due` may return anybody."""
@@ -193,7 +206,8 @@ class Waiting:
                     del self._wishes[key]
                     self._order = None
 
-    def _let_others_try(self) -> None:
+    def let_others_try(self) -> None:
+        """Let those try again that stood behind a job that had its turn."""
         self._turns += 1
         for job in list(self._behind):
             self._let_try(job)

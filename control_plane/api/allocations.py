@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from control_plane.api.policy import Property
+from control_plane.api.policy import Neighbour, Property
 
 
 class StoredDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,6 +35,9 @@ class AllocationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     demand_of: list[int] = []
     """By task, the position in `demands`; left out if there is only one."""
     ports: dict[int, dict[str, int]] = {}
+    apart_from: tuple[Neighbour, ...] = ()
+    """What the job says of others, where there is no job record: programs without a scheduler."""
+    together_with: tuple[Neighbour, ...] = ()
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,8 +49,8 @@ Names = list[str]
 class Broker:
     """Owner of the records of all machines in one data center (RB1)."""
 
-    def __init__(self, store: Store, runtime: Runtime, datacenter: str) -> None:
-        """Load nothing yet."""
+    def __init__(self, store: Store, runtime: Runtime, datacenter: str, writer: str = "") -> None:
+        """Load nothing yet; `writer` is the name of this process, see `Brokers`."""
         self.datacenter = datacenter
         self._reader = MachineReader()
         self.table: Table[MachineRecord] = Table(
@@ -61,6 +61,7 @@ class Broker:
             read=self._reader.read,
             history=HISTORY,
             checkpoint=runtime.checkpoint,
+            writer=writer,
         )
         self._runtime = runtime
         self._held: dict[str, dict[str, None]] = defaultdict(dict)

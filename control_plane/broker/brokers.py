@@ -45,19 +45,27 @@ class Brokers:
     """The region's brokers, each made when the first machine of its data center comes."""
 
     def __init__(
-        self, store: Store, runtime: Runtime, stores: Mapping[str, Store] | None = None
+        self,
+        store: Store,
+        runtime: Runtime,
+        stores: Mapping[str, Store] | None = None,
+        writer: str = "",
     ) -> None:
-        """Load nothing yet; `stores` says which data centers have one of their own (RB9)."""
+        """Load nothing yet; `stores` says which data centers have one of their own (RB9).
+
+        Where several processes write to these stores, `writer` is the name of this one: another
+        for each, and the same after a restart.
+        """
         self.by_datacenter: dict[str, Broker] = {}
         self.table = RegionTable(self.by_datacenter, store)
         self._store = store
         self._stores = dict(stores or {})
-        self._runtime = runtime
+        self._runtime, self._writer = runtime, writer
         self._listeners: list[Heard] = []
         self._loaders: list[Loaded[MachineRecord]] = []
         self._membership = asyncio.Lock()
         """Held while machines come, go or move, so that a name is in one place."""
-        self._imports = Imports(store, runtime, self)
+        self._imports = Imports(store, runtime, self, writer)
         self._loaded = False
         self._silent: set[str] = set()
         """Machines whose changes are steps of a move, which listeners see as one."""
@@ -86,7 +94,7 @@ class Brokers:
         broker = self.by_datacenter.get(datacenter)
         if broker is None:
             store = self._stores.get(datacenter, self._store)
-            broker = Broker(store, self._runtime, datacenter)
+            broker = Broker(store, self._runtime, datacenter, self._writer)
             broker.listen(self._heard, self._heard_all)
             self.by_datacenter[datacenter] = broker
             if self._loaded:

@@ -53,12 +53,16 @@ class Table(Readable[T]):
         read: Callable[[str, Entry], T] | None = None,
         history: int = 0,
         checkpoint: Breathe = ignore_turns,
+        writer: str = "",
     ) -> None:
-        """Load nothing yet; see `Readable`. `checkpoint` is the runtime's."""
+        """Load nothing yet; see `Readable`. `checkpoint` is the runtime's.
+
+        `writer` is the name of this process where others write to the same store.
+        """
         super().__init__(store, prefix, kind, word, read=read, history=history)
         self._breathe = checkpoint
         self.locks = Locks()
-        self._slots = Slots(store, prefix.rstrip("/"))
+        self._slots = Slots(store, prefix.rstrip("/"), writer)
         self._doubtful: dict[str, Attempt] = {}
         """Names → the write of them that ended in a way that does not say whether it was made."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Set
 
@@ -11,15 +12,22 @@ from agent.api import ImageTrust, TaskSpec
 from agent.api.volumes import VolumeKind
 from control_plane.agents.core.commands import Start
 from control_plane.agents.core.seen import View
-from control_plane.allocator.core.claims import Change, Claim
+from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import preferences_of
-from control_plane.allocator.core.request import Allocation, Allowance, Group, Request, same_claim
+from control_plane.allocator.core.request import (
+    Allocation,
+    Allowance,
+    Back,
+    Group,
+    Request,
+    same_claim,
+)
 from control_plane.allocator.core.spread import Repair, Target, Targets, evened
 from control_plane.allocator.core.weighted_spread import Even
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobRecord, JobSpec, TaskRecord, spec_of
+from control_plane.api.jobs import JobRecord, JobSpec, spec_of
 from control_plane.api.policy import Admission
 from control_plane.api.requirements import In
 from control_plane.scheduler.core.clock import Moment
@@ -91,8 +99,8 @@ class Placements:
         """Return what a job asks of the allocator as it is; None: nothing, and it has nothing."""
         if not record.tasks and record.name not in self.index.claims:
             return None
-        self._follow(record, view)
-        return self._request(record, view)
+        request, back = self._request(record, view), self._back(record, view)
+        return dataclasses.replace(request, back=back) if back else request
 
     def _request(self, record: JobRecord, view: View) -> Request:
         entitlement, known = self.entitlement_of(record), self._asked.get(record.name)
@@ -125,38 +133,32 @@ class Placements:
             return ()
         return await self.allocator.repairs(self._request(record, view), most)
 
-    def _follow(self, record: JobRecord, view: View) -> None:
-        """Let claims follow tasks that are back where they were, after all.
+    def _back(self, record: JobRecord, view: View) -> tuple[Back, ...]:
+        """Return the tasks that are back where they were, after all, and claimed elsewhere.
 
         Their move was allocated, but the job's record was not written; then the machine that
         they were to leave came back.
         """
         claims = self.index.claims.get(record.name)
         if claims is None:
-            return
-        machines, elsewhere, pools = claims.machines, list[TaskRecord](), self.pools_of(record)
+            return ()
+        machines, pools = claims.machines, self.pools_of(record)
+        elsewhere: list[tuple[Back, str | None]] = []
         for task in record.tasks:
             claimed = machines[task.index] if task.index < len(machines) else None
             if claimed is None or task.placement is None:
                 continue
             if claimed.name != task.placement.machine:
-                elsewhere.append(task)
+                back = Back(task.index, task.placement.machine, task.placement.ports)
+                elsewhere.append((back, pools.get(spec_of(record, task).entitlement)))
         moving = {task.index for task in to_place(record, view)} if elsewhere else ()
-        stale, true = [], []
-        for task in elsewhere:
-            if task.placement is None or task.index in moving:
-                continue
-            claim, machine = claims.get(task.index), self.index.machines.get(task.placement.machine)
-            pool = pools.get(spec_of(record, task).entitlement)
-            if claim is not None and machine is not None and machine.pool == pool:
-                stale.append(claim)
-                true.append(Claim(task.index, machine, claim.demand, task.placement.ports or None))
-        if stale:
-            change = Change(record.name, claims.pool, freed=stale)
-            self.index.reserve(change)
-            self.index.settle(change)
-            self.index.restore(record.name, claims.pool, true)
-            self.allocator.allocations.forget_answer(record.name)
+        return tuple(
+            back
+            for back, pool in elsewhere
+            if back.task not in moving
+            and (machine := self.index.machines.get(back.machine)) is not None
+            and machine.pool == pool
+        )
 
     async def targets(
         self, record: JobRecord, tasks: Mapping[int, JobSpec], moving: Set[int]

@@ -122,6 +122,9 @@ class Places(Protocol):
     async def repairs(self, request: Request, most: int = 1) -> tuple[Repair, ...]:
         """Return moves that make a job's spread more even; changes nothing."""
 
+    async def take(self, machine: str, pool: str) -> bool:
+        """Take a free machine for a pool ahead of its tasks; return whether that was done."""
+
     async def forget(self, job: str) -> None:
         """Give back everything that a job claims."""
 

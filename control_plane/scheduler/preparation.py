@@ -49,16 +49,15 @@ class PreparedMachines:
         return until is not None
 
     async def take(self, machine: str, pool: str) -> None:
-        """Take a free machine for a pool, unless anybody else does."""
+        """Take a free machine for a pool, as far as its quota goes and no other pool does."""
         record = self._broker.table.find(machine)
         if record is None or record.entitlement != FREE or machine in self._taking:
             return
         self._taking.add(machine)
         try:
-            profile = self._places.quotas.profile(pool)
-            revision = self._broker.table.revision(machine)
             self._until[machine] = self._runtime.now() + _KEPT_S
-            await self._broker.assign(machine, pool, profile, revision=revision)
+            if not await self._places.take(machine, pool):
+                self._until.pop(machine, None)
         except TwineError as e:
             self._until.pop(machine, None)
             log.info("machine not taken ahead", extra={"machine": machine, "reason": str(e)})

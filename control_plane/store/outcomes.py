@@ -9,6 +9,7 @@ That takes `get` and `txn` and nothing else, on any engine.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 
 from control_plane.errors import UnknownOutcome
@@ -16,36 +17,44 @@ from control_plane.store.protocol import Operation, Put, Store
 from wire.errors import Busy, Conflict
 
 OUTCOMES = "outcomes/"
-
-
-_MADE, _VOID = b"1", b"0"
+_VOID = b"0"
 
 
 class Slots:
     """Keys that say which attempts of one writer were made.
 
     A slot is used again once its attempt is known to be made or not, so there are never more
-    of them than there were attempts at one time.
+    of them than there were attempts at one time. Two processes that write to one store have
+    slots of their own, by the name of the writer. The value of a slot names the attempt, too:
+    what another writer put there is never taken for ours.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
-        """Use none yet; `name` is the writer's own: two with the same would share slots."""
+    def __init__(self, store: Store, name: str, writer: str = "") -> None:
+        """Use none yet; `name` says for what, `writer` is the process: the same after a restart."""
         self.store = store
-        self._prefix = f"{OUTCOMES}{name}/"
-        self._free: list[tuple[str, int]] = []
-        self._made = 0
+        self._prefix = f"{OUTCOMES}{name}/{writer}/" if writer else f"{OUTCOMES}{name}/"
+        self._life = f"{writer} {secrets.token_hex(8)}"
+        self._free: list[tuple[str, int | None]] = []
+        self._made = self._attempts = 0
 
     async def take(self) -> tuple[str, int]:
         """Return a key that no other attempt uses, and its revision."""
-        if self._free:
-            return self._free.pop()
-        key = f"{self._prefix}{self._made}"
-        self._made += 1
-        entry = await self.store.get(key)
-        return key, entry.revision if entry is not None else 0
+        if not self._free:
+            self.give_back(f"{self._prefix}{self._made}", None)
+            self._made += 1
+        key, revision = self._free.pop()
+        if revision is None:
+            entry = await self.store.get(key)
+            revision = entry.revision if entry is not None else 0
+        return key, revision
 
-    def give_back(self, key: str, revision: int) -> None:
-        """Let the next attempt have a slot."""
+    def mark(self) -> bytes:
+        """Return the value of a slot by which the next attempt is known, whoever else writes."""
+        self._attempts += 1
+        return f"{self._life} {self._attempts}".encode()
+
+    def give_back(self, key: str, revision: int | None) -> None:
+        """Let the next attempt have a slot; None: at which revision it is must be read."""
         self._free.append((key, revision))
 
 
@@ -68,7 +77,7 @@ class Attempt:
         """The outcome, once it is known: then the slot is another's."""
         self._left_at = 0
         """The revision of `_key` since the outcome is known."""
-        self._key, self._before, self._value = "", 0, _MADE
+        self._key, self._before, self._value = "", 0, slots.mark()
         only = operations[0] if len(operations) == 1 else None
         if isinstance(only, Put) and compare.get(only.key, 0):
             self._key, self._before, self._value = only.key, compare[only.key], only.value
@@ -83,13 +92,16 @@ class Attempt:
             self._slot, self._before = await self._slots.take()
             self._key = self._slot
             compare = {**compare, self._key: self._before}
-            operations = [*operations, Put(self._key, _MADE)]
+            operations = [*operations, Put(self._key, self._value)]
         try:
             revision = await self._slots.store.txn(compare, operations)
-        except (Conflict, Busy):  # nothing was changed
-            self._ended(0, self._before)
+        except Conflict:  # nothing was changed, perhaps for the sake of the slot
+            self._ended(0, self._before, at=None)
             raise
-        return self._ended(revision, revision)
+        except Busy:  # nothing was changed
+            self._ended(0, self._before, at=self._before)
+            raise
+        return self._ended(revision, revision, at=revision)
 
     async def sure(self) -> int:
         """Return the new revision, also where the answer was lost; see `make`.
@@ -119,13 +131,13 @@ class Attempt:
             revision = entry.revision if entry is not None else 0
             if revision != self._before:
                 made = entry is not None and entry.value == self._value
-                return self._ended(revision if made else 0, revision)
+                return self._ended(revision if made else 0, revision, at=revision)
             void = _VOID if self._slot or entry is None else entry.value
             try:
                 revision = await store.txn({self._key: self._before}, [Put(self._key, void)])
             except Conflict:
                 continue  # it has been made just now
-            self._ended(0, revision)
+            self._ended(0, revision, at=revision)
         return known
 
     def left_at(self, key: str) -> int:
@@ -139,10 +151,10 @@ class Attempt:
         """Return whether another caller has the answer, and the slot may be another's by now."""
         return self._known is not None
 
-    def _ended(self, outcome: int, revision: int) -> int:
-        """Note what became of it, and let the next attempt have the slot at its revision."""
+    def _ended(self, outcome: int, revision: int, *, at: int | None) -> int:
+        """Note what became of it, and let the next attempt have the slot."""
         if self._known is None:
             self._known, self._left_at = outcome, revision
             if self._slot:
-                self._slots.give_back(self._slot, revision)
+                self._slots.give_back(self._slot, at)
         return self._known

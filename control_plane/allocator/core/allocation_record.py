@@ -9,6 +9,7 @@ from control_plane.allocator.core.claims import Change, Claim, Claims
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import ALONE, Near
 from control_plane.api.allocations import AllocationRecord, StoredDemand
 from control_plane.api.policy import Property
 from control_plane.api.requirement_parser import parse
@@ -48,7 +49,9 @@ def claims_of(record: AllocationRecord, machines: Mapping[str, Machine]) -> list
     return claims
 
 
-def record_after(change: Change, claims: Claims | None) -> AllocationRecord | None:
+def record_after(
+    change: Change, claims: Claims | None, near: Near = ALONE
+) -> AllocationRecord | None:
     """Return the record of a job after a change that is reserved and not yet settled."""
     after = (claims or Claims(change.job, change.pool)).after(change)
     if not after.machines:
@@ -62,7 +65,14 @@ def record_after(change: Change, claims: Claims | None) -> AllocationRecord | No
         demands=[_stored(demand) for demand in demands],
         demand_of=which,
         ports=after.ports,
+        apart_from=near.apart_from,
+        together_with=near.together_with,
     )
+
+
+def near_of(record: AllocationRecord) -> Near:
+    """Return what a job says of others, as far as its allocation has it."""
+    return Near(record.apart_from, record.together_with)
 
 
 @lru_cache(maxsize=1024)

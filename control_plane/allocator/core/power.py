@@ -9,7 +9,7 @@ run tasks already get more. A machine of which no draw is known counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import floor
 from typing import Protocol
@@ -63,6 +63,15 @@ class Power:
         self._of: dict[Place, tuple[Budget, ...]] = {}
         self._lit: dict[str, tuple[int, tuple[Budget, ...]]] = {}
         """Machine in use → what it counts, and against which budgets."""
+        self._listeners: list[Callable[[], None]] = []
+
+    def listen(self, relieved: Callable[[], None]) -> None:
+        """Call `relieved()` when a budget that was short has more left."""
+        self._listeners.append(relieved)
+
+    def unlisten(self, relieved: Callable[[], None]) -> None:
+        """Call it no longer."""
+        self._listeners.remove(relieved)
 
     @staticmethod
     def of(settings: PowerSettings) -> Power | None:
@@ -104,6 +113,9 @@ class Power:
             budget.used -= watts
             waited = waited or budget.was_short
             budget.was_short = False
+        if waited:
+            for relieved in self._listeners:
+                relieved()
         return waited
 
     def short(self, machine: Powered, extra: Mapping[Budget, int] | None = None) -> Budget | None:

@@ -6,7 +6,7 @@ the plan again and takes all of it or nothing (optimistic concurrency control, p
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from control_plane.allocator.core.claims import (
@@ -312,8 +312,14 @@ class RegionIndex:
         """
         return _finished(self.reserving(change))
 
-    def reserving(self, change: Change) -> Generator[None, None, tuple[str, ...]]:
-        """Do `reserve` in steps of bounded time, between which others may run."""
+    def reserving(
+        self, change: Change, overtaken: Callable[[], Iterable[str]] = tuple
+    ) -> Generator[None, None, tuple[str, ...]]:
+        """Do `reserve` in steps of bounded time, between which others may run.
+
+        `overtaken` names the machines that the change may not have any more. It is asked in the
+        very step that takes machines for the pool.
+        """
         wanted = {claim.machine for claim in change.claims}
         for start in range(0, len(change.freed), STEP):
             if start:
@@ -326,6 +332,7 @@ class RegionIndex:
             claims = self.claims[change.job] = Claims(change.job, change.pool)
         claims.reserved = change
         conflicts = [m.name for m in change.takes if not self._is_takeable(m)]
+        conflicts += () if conflicts else overtaken()
         if not conflicts:
             change.took = True
             for machine in change.takes:

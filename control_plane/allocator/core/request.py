@@ -9,7 +9,8 @@ from control_plane.allocator.core.claims import Change, Claims
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
 from control_plane.allocator.core.preferences import DEFAULT
-from control_plane.api.policy import Fit, Preference
+from control_plane.api.jobs import JobSpec
+from control_plane.api.policy import Fit, Neighbour, Preference
 from control_plane.api.requirements import Term
 from control_plane.broker.core.capacity import micro
 
@@ -34,6 +35,33 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Near:
+    """Which jobs of its entitlement a job keeps apart from, and to which it goes."""
+
+    apart_from: tuple[Neighbour, ...] = ()
+    together_with: tuple[Neighbour, ...] = ()
+
+    @staticmethod
+    def of(spec: JobSpec) -> Near:
+        """Return what a job says of others."""
+        if not (spec.apart_from or spec.together_with):
+            return ALONE
+        return Near(tuple(spec.apart_from), tuple(spec.together_with))
+
+
+ALONE = Near()
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """A task that is where it was before a move that was allocated and not carried out."""
+
+    task: int
+    machine: str
+    ports: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a job needs, whole: tasks that are not named give their machines back."""
 
@@ -44,6 +72,10 @@ class Request:
     fit: Fit = Fit.EVEN
     gang: bool = False
     """All tasks that have no machine get one, or none of them does."""
+    back: tuple[Back, ...] = ()
+    """Tasks whose claims are elsewhere than they are: the claims follow before all else."""
+    near: Near = ALONE
+    """What the job says of others, where no job record does: stored with its allocation."""
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from test_commit import HastyRuntime
 from test_place import a_job
 
 from agent.api import Limits, Location
@@ -12,7 +13,9 @@ from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.standalone import allocator_beside, allocator_over
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.machines import Hardware, MachineRecord
+from control_plane.api.settings import PowerSettings, SchedulerSettings
 from control_plane.broker.keys import prefix_of
+from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
 from control_plane.store.bulk import put_all
 from control_plane.store.memory import MemoryStore
@@ -29,16 +32,26 @@ def machines(datacenter: str, each: int) -> list[MachineRecord]:
         MachineRecord(
             machine=f"{datacenter}-m{n}",
             location=Location(datacenter=datacenter, msb=f"msb{n % 2}"),
-            machine_type="web",
-            hardware=Hardware(cpus=4, rru=4.0, memory_bytes=10 * GIB),
+            machine_type="db" if n == 0 else "web",
+            hardware=Hardware(cpus=4, rru=4.0, memory_bytes=10 * GIB, power_w=100),
         )
         for n in range(each)
     ]
 
 
 @asynccontextmanager
-async def shards(number: int, quota: int, each: int = 6) -> AsyncIterator[list[Allocator]]:
-    """Run so many allocators with one entitlement `front0`, … each, over the same two brokers."""
+async def shards(
+    number: int,
+    quota: int,
+    each: int = 6,
+    settings: SchedulerSettings | None = None,
+    runtime: Runtime | None = None,
+    **specs: EntitlementSpec,
+) -> AsyncIterator[list[Allocator]]:
+    """Run so many allocators with one entitlement `front0`, … each, over the same two brokers.
+
+    `specs` are other grants than the quota.
+    """
     async with AsyncExitStack() as stack:
         brokers: dict[str, Store] = {}
         for datacenter in DATACENTERS:
@@ -49,13 +62,13 @@ async def shards(number: int, quota: int, each: int = 6) -> AsyncIterator[list[A
         made: list[Allocator] = []
         for n in range(number):
             store = await stack.enter_async_context(MemoryStore())
-            spec = EntitlementSpec(machines=quota)
+            spec = specs.get(f"front{n}", EntitlementSpec(machines=quota))
             record = EntitlementRecord(name=f"front{n}", spec=spec)
             await put_all(store, [(ENTITLEMENTS + record.name, encode(record))])
             shard = (
                 allocator_beside(made[0].region, store, f"allocator{n}")
                 if made
-                else allocator_over(store, brokers)
+                else allocator_over(store, brokers, settings, runtime=runtime)
             )
             made.append(await stack.enter_async_context(shard))
         yield made
@@ -98,3 +111,70 @@ async def test_what_one_shard_gives_back_another_one_may_take():  # AL10 AL19
             await first.give_back(machine)
         made = await second.place(a_job(3, "b", entitlement="front1", **WHOLE))
         assert not made.unplaced, made.reasons
+
+
+async def test_shards_of_one_process_count_power_together():  # AL22
+    """BUG-AL33: each shard filled a budget on its own."""
+    power = PowerSettings(budgets_w={"dc1": 300, "dc2": 300}, overcommit=1.0)
+    async with shards(2, 6, settings=SchedulerSettings(power=power)) as (first, second):
+        one = await first.place(a_job(4, "a", entitlement="front0", **WHOLE))
+        other = await second.place(a_job(4, "b", entitlement="front1", **WHOLE))
+        assert (len(one.unplaced), len(other.unplaced)) == (0, 2)
+        assert [b.used_w for b in first.index.power_budgets()] == [300, 300]
+        gains = second.index.gains("front1")
+        await first.forget("a")
+        assert second.index.gains("front1") > gains  # what waits there is tried again
+        other = await second.place(a_job(4, "b", entitlement="front1", **WHOLE))
+        assert not other.unplaced
+
+
+async def test_shards_of_one_process_keep_what_others_were_promised():  # CP7
+    """BUG-AL33: each shard summed up its own entitlements only."""
+    needs_db = EntitlementSpec(machines=2, machine_types=["db"])
+    async with shards(2, 10, front1=needs_db) as (first, second):
+        await first.place(a_job(10, "a", entitlement="front0", **WHOLE))
+        assert not hosts(first) & {"dc1-m0", "dc2-m0"}
+        other = await second.place(a_job(2, "b", entitlement="front1", **WHOLE))
+        assert not other.unplaced
+
+
+async def test_shards_that_place_at_once_keep_what_a_third_was_promised():  # CP7
+    """BUG-AL33: what one shard takes counts for the others from the step in which it takes it."""
+    needs_db = EntitlementSpec(machines=1, machine_types=["db"])
+    async with shards(3, 5, runtime=HastyRuntime(), front2=needs_db) as (first, second, third):
+        made = await asyncio.gather(
+            *(
+                shard.place(a_job(1, pool, entitlement=pool, requires=[machine], **WHOLE))
+                for shard, pool, machine in (
+                    (first, "front0", "machine = dc1-m0"),
+                    (second, "front1", "machine = dc2-m0"),
+                )
+            )
+        )
+        assert sorted(len(each.unplaced) for each in made) == [0, 1]
+        other = await third.place(a_job(1, "c", entitlement="front2", **WHOLE))
+        assert not other.unplaced
+
+
+async def test_a_shard_leaves_machines_to_what_waits_with_a_higher_priority_in_another():  # CP6
+    """BUG-AL33: each shard knew only its own queue."""
+    urgent = EntitlementSpec(machines=12, priority=900)
+    async with shards(2, 12, front1=urgent) as (first, second):
+        await first.place(a_job(12, "a", entitlement="front0", **WHOLE))
+        waits = await second.place(a_job(1, "urgent", entitlement="front1", **WHOLE))
+        assert waits.unplaced
+        await first.place(a_job(11, "a", entitlement="front0", **WHOLE))
+        (machine,) = (m for m in first.index.pool("front0").machines() if not m.jobs)
+        await first.give_back(machine)
+        one = await first.place(a_job(1, "more", entitlement="front0", **WHOLE))
+        assert any("kept for entitlement front1" in reason for reason in one.reasons)
+        assert not (await second.place(a_job(1, "urgent", entitlement="front1", **WHOLE))).unplaced
+        assert "more" in first.waiting.take_due()
+
+
+async def test_a_shard_that_ends_is_counted_by_the_others_as_one_that_never_was():
+    needs_db = EntitlementSpec(machines=2, machine_types=["db"])
+    async with shards(2, 12, front1=needs_db) as (first, second):
+        await second.close()
+        one = await first.place(a_job(12, "a", entitlement="front0", **WHOLE))
+        assert not one.unplaced

@@ -12,7 +12,7 @@ from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import Hardware, MachineRecord
-from control_plane.api.policy import Admission
+from control_plane.api.policy import Admission, Preference, Property, Strategy
 from control_plane.broker.keys import prefix_of
 from control_plane.store.bulk import put_all
 from control_plane.store.records import ENTITLEMENTS, encode
@@ -135,3 +135,48 @@ async def test_several_programs_tasks_place_at_once_and_nothing_is_promised_twic
         made = await asyncio.gather(*(allocator.place(a_job(8, f"j{n}")) for n in range(10)))
         assert sum(len(each.claims or ()) for each in made) == 64
         assert all(m.free_cpu == 0 for m in allocator.index.machines.values())
+
+
+async def test_jobs_of_one_entitlement_are_tried_again_in_the_order_in_which_they_came():
+    """BUG-AL30: they were tried again by name, so a job called zebra waited for ever."""
+    async with allocator_of(machines(1, 1), {"front": EntitlementSpec(machines=1)}) as allocator:
+        await allocator.place(a_job(4, "full"))
+        for name in ("zebra", "ant", "mule"):
+            assert (await allocator.place(a_job(1, name))).unplaced
+        await allocator.place(a_job(3, "full"))
+        assert allocator.waiting.take_due() == ["zebra", "ant", "mule"]
+        await allocator.place(a_job(1, "zebra"))
+        await allocator.place(a_job(1, "ant"))  # asked again, it keeps its place
+        assert (await allocator.place(a_job(1, "zebra"))).unplaced == ()
+        await allocator.place(a_job(2, "zebra"))
+        await allocator.place(a_job(2, "full"))
+        assert allocator.waiting.take_due() == ["ant", "mule", "zebra"]
+
+
+async def test_a_repair_of_the_spread_keeps_to_the_preferences_before_it():
+    """BUG-AL23: tasks moved to where the first preference did not want them, and back again."""
+    listed = [
+        MachineRecord(
+            machine=f"{dc}-{msb}-{n}",
+            location=Location(datacenter=dc, msb=msb),
+            machine_type="web",
+            hardware=Hardware(cpus=4, rru=4.0, memory_bytes=10 * GIB),
+        )
+        for dc, msb in (("dc1", "msb1"), ("dc1", "msb2"), ("dc2", "msb3"))
+        for n in range(2)
+    ]
+    first = Preference(property=Property.DATACENTER, strategy=Strategy.PREFER, values=["dc1"])
+    over_msbs = Preference(property=Property.MSB, strategy=Strategy.EVEN)
+    async with allocator_of(listed, FRONT) as allocator:
+        spec = a_job(8, preferences=[first, over_msbs])
+        for name in ("dc1-msb2-0", "dc1-msb2-1"):
+            await allocator.broker.mark_down(name, "says the test")
+        made = await allocator.place(spec)
+        assert per_msb(made) == [8]
+        assert await allocator.repairs(allocator._request(spec), 3) == ()  # only dc2 has room
+        await allocator.broker.mark_up("dc1-msb2-0")
+        found = await allocator.repairs(allocator._request(spec), 3)
+        assert {move.to_bin for move in found} == {"dc1/msb2"}
+        assert len(found) == 3
+        plain = a_job(8, preferences=[over_msbs])
+        assert await allocator.repairs(allocator._request(plain), 3)

@@ -7,7 +7,7 @@ import pytest
 from allocating import SITES, TASK, WHOLE, Region, a_request, settle_all
 from msgspec.structs import replace as changed
 
-from control_plane.allocator.core.request import Group, Request
+from control_plane.allocator.core.request import Back, Group, Request
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.machines import EventKind, UnavailabilityEvent
 from control_plane.api.policy import Preference, Property, Strategy
@@ -276,6 +276,37 @@ async def test_a_job_whose_write_was_not_made_can_be_allocated_again(small: Regi
             await p.allocate(a_request(4))
         assert (await p.allocate(a_request(4))).unplaced == ()
         assert len(p.where()) == 4
+        await p.check()
+
+
+async def test_a_task_that_never_moved_keeps_its_machine_in_the_store_too(small: Region):  # AL12
+    """BUG-AL35: claims went back in memory only; a restart claimed a machine of another pool."""
+    async with small.process() as p:
+        await p.allocate(a_request(1))
+        (home,) = p.where().values()
+        leaving = Group(TASK, (0,), leave=frozenset({home}))
+        await p.allocate(Request("web", "front", (leaving,)))
+        (elsewhere,) = p.where().values()
+        assert elsewhere != home
+        after_all = replace(a_request(1), back=(Back(0, home, {}),))
+        p.store.fails = [Busy("the store cannot be used")]
+        with pytest.raises(Busy):
+            await p.allocate(after_all)
+        await p.check()
+        assert p.where() == {0: elsewhere}  # it is in memory what it is in the store
+        emptied: list[str] = []
+        p.allocations.listen(lambda machines: emptied.extend(m.name for m in machines))
+        await p.allocate(after_all)
+        assert p.where() == {0: home}
+        assert emptied == [elsewhere]
+        await p.check()
+        hits = p.allocations.counts.hits
+        await p.allocate(a_request(1))
+        assert p.allocations.counts.hits == hits + 1
+        await p.brokers.release(elsewhere, revision=p.brokers.table.revision(elsewhere))
+        await p.allocate(a_request(1, "other", "back", WHOLE))
+    async with small.process() as p:
+        assert p.where() == {0: home}
         await p.check()
 
 

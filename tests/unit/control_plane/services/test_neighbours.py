@@ -1,7 +1,9 @@
 """Jobs that keep apart from each other, or go where others are."""
 
 import asyncio
+import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +12,18 @@ from test_growing_and_shrinking import hosts as hosts_of
 from world import World
 
 from agent.api import Limits, Location
-from control_plane.allocator.standalone import allocator_of
+from control_plane.allocator.core.request import Near
+from control_plane.allocator.standalone import allocator_of, allocator_over
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.policy import Neighbour, Preference, Property, Strategy
+from control_plane.store.memory import MemoryStore
 from wire.errors import InvalidInput
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "allocator"))
+from test_commit import stocked
 
 GIB = 1 << 30
 
@@ -69,7 +76,7 @@ async def test_jobs_keep_apart_whoever_of_them_said_so_and_came_first(first_says
     said: dict[str, Any] = {"apart_from": near("b" if first_says_it else "a")}
     async with allocator_of(machines(2, 2), FRONT) as allocator:
         if not first_says_it:  # what is asked for later is known before, as job files are
-            allocator._neighbours.note("b", a_job(1, "b", **said))
+            allocator._neighbours.note("b", Near.of(a_job(1, "b", **said)))
         one = await allocator.place(a_job(3, "a", **(said if first_says_it else {})))
         other = await allocator.place(a_job(9, "b", **({} if first_says_it else said)))
         assert len(hosts(one)) == len(hosts(other)) == 2
@@ -164,3 +171,37 @@ async def test_what_cannot_be_meant_is_refused_all_at_once(w: World):  # FE4
         "together_with[0].job": "'b' waits for this job already: one has to come first",
         "together_with[1].job": "'c' is in apart_from with the same property, too",
     }
+
+
+async def test_a_plan_of_another_form_changes_nothing_about_who_keeps_apart():
+    """BUG-AL29: the job was known from then on as its plan had it."""
+    async with allocator_of(machines(1, 1, **BIG), FRONT) as allocator:
+        await allocator.place(a_job(1, "a", apart_from=near("b")))
+        found = await allocator.plan(a_job(2, "a"))
+        assert len(found.of) == 2
+        assert (await allocator.place(a_job(1, "b"))).unplaced == (0,)
+
+
+async def test_a_plan_keeps_to_what_the_planned_form_says_of_others():  # BUG-AL29
+    async with allocator_of(machines(1, 2, **BIG), FRONT) as allocator:
+        (there,) = hosts(await allocator.place(a_job(1, "a", preferences=PACK)))
+        found = await allocator.plan(a_job(1, "b", apart_from=near("a")))
+        assert found.of[0].machine != there
+        found = await allocator.plan(a_job(1, "b", together_with=near("a")))
+        assert found.of[0].machine == there
+        assert not (await allocator.place(a_job(1, "b"))).unplaced
+
+
+async def test_a_restart_of_a_program_knows_who_keeps_apart():
+    """BUG-AL29: a program without job records placed others on the machine after a restart."""
+    async with MemoryStore() as store:
+        await stocked(store, machines(1, 1, **BIG), FRONT)
+        async with allocator_over(store) as allocator:
+            await allocator.place(a_job(1, "a"))
+            await allocator.place(a_job(1, "a", apart_from=near("b")))  # says it later
+        async with allocator_over(store) as allocator:
+            assert (await allocator.place(a_job(1, "b"))).unplaced == (0,)
+            await allocator.place(a_job(1, "a"))
+        async with allocator_over(store) as allocator:
+            assert not (await allocator.place(a_job(1, "b"))).unplaced
+            assert allocator.allocations.counts.stored == 1

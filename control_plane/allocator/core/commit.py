@@ -1,0 +1,55 @@
+"""Whether a plan may still be carried out: the limits of its pool are judged again at the commit.
+
+A plan is made in steps, and other jobs of the pool take machines meanwhile. So what was allowed
+when it began is asked again in the step that reserves it (`RegionIndex.reserving`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from control_plane.allocator.core.claims import Change, Claim, Claims
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.request import Allowance, Request
+from control_plane.broker.core.matching import holds
+
+
+def overtaken(change: Change, request: Request, allowance: Allowance) -> list[str]:
+    """Return the machines of a change that its pool may not take, or its job not use, any more.
+
+    `allowance` and the terms of `request` are those of this moment; `allowance` is used up.
+    """
+    refused = []
+    for machine in change.takes:
+        if allowance.lacks(machine):
+            refused.append(machine.name)
+        allowance.take(machine)
+    terms = {task: group.among for group in request.groups if group.among for task in group.tasks}
+    if terms:
+        for claim in change.claims:
+            if not all(holds(term, claim.machine) for term in terms.get(claim.task, ())):
+                refused.append(claim.machine.name)
+    return refused
+
+
+def following(request: Request, claims: Claims | None, machines: Mapping[str, Machine]) -> Change:
+    """Return the change that brings claims to the machines where their tasks are, after all."""
+    change = Change(request.job, claims.pool if claims is not None else request.pool)
+    for back in request.back:
+        claim = claims.get(back.task) if claims is not None else None
+        machine = machines.get(back.machine)
+        if claim is not None and machine is not None and claim.machine is not machine:
+            change.freed.append(claim)
+            change.claims.append(Claim(back.task, machine, claim.demand, dict(back.ports) or None))
+    return change
+
+
+def follow(index: RegionIndex, change: Change) -> list[Machine]:
+    """Move claims to where their tasks are, fitting or not; returns machines left without tasks."""
+    freed = Change(change.job, change.pool, freed=change.freed)
+    index.reserve(freed)
+    emptied = index.settle(freed)
+    here = [claim for claim in change.claims if claim.machine.at >= 0]
+    index.restore(change.job, change.pool, here)
+    return [machine for machine in emptied if not machine.jobs]

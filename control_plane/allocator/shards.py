@@ -1,0 +1,110 @@
+"""What the allocators of a region share that run in one process (AL19): they count as one.
+
+Each has the entitlements and jobs of its own store, and an index of all machines. Power, promises
+and priorities are about machines of all of them. So one `Power` counts for all, each sums up the
+quotas of all, and a machine that one takes is in that pool for the others from the same step on.
+Allocators in other processes hear of it from the brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from control_plane.agents.region import Region
+from control_plane.allocator.core.machine_pools import Machine
+from control_plane.allocator.core.power import Power
+from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.waiting import Waiting
+from control_plane.api.capacity import EntitlementSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """One allocator, as the others know it."""
+
+    index: RegionIndex
+    waiting: Waiting
+    specs: Callable[[], Mapping[str, EntitlementSpec]]
+    refresh: Callable[[Iterable[str]], None]
+    quotas_changed: Callable[[], None]
+
+
+class Shards:
+    """The allocators of one region in this process."""
+
+    def __init__(self, power: Power | None) -> None:
+        """Know of no allocator yet."""
+        self.power = power
+        self._members: list[Member] = []
+        self._taking: dict[str, tuple[Member, str]] = {}
+        """Machine that is being taken → by which allocator, and for which pool."""
+
+    @staticmethod
+    def of(region: Region) -> Shards:
+        """Return what the allocators of a region share."""
+        found = region.shared.get("allocators")
+        if not isinstance(found, Shards):
+            found = region.shared["allocators"] = Shards(Power.of(region.settings.power))
+        return found
+
+    def enter(self, member: Member) -> None:
+        """Note one allocator more."""
+        self._members.append(member)
+        if self.power is not None:
+            self.power.listen(member.index.loosened)
+        self.quotas_changed()
+
+    def leave(self, member: Member) -> None:
+        """Note that an allocator ends; what it has in use counts until the process ends."""
+        if member in self._members:
+            self._members.remove(member)
+            if self.power is not None:
+                self.power.unlisten(member.index.loosened)
+            self._drop([name for name, (by, _) in self._taking.items() if by is member])
+            self.quotas_changed()
+
+    def specs(self) -> dict[str, EntitlementSpec]:
+        """Return what all entitlements were granted."""
+        return {name: spec for member in self._members for name, spec in member.specs().items()}
+
+    def quotas_changed(self) -> None:
+        """Have each allocator take in that the portal of one granted something else."""
+        for member in self._members:
+            member.quotas_changed()
+
+    def waiting(self) -> Iterator[Waiting]:
+        """Yield the queues of all."""
+        return (member.waiting for member in self._members)
+
+    def served(self) -> None:
+        """Let jobs of all try again that stood behind one that had its turn."""
+        for waiting in self.waiting():
+            waiting.let_others_try()
+
+    def taking(self, member: Member, machines: Iterable[Machine], pool: str) -> None:
+        """Show the others that an allocator takes machines for a pool."""
+        names = [machine.name for machine in machines]
+        if len(self._members) > 1:
+            self._taking.update(dict.fromkeys(names, (member, pool)))
+            self._tell(member, names)
+
+    def taken(self, member: Member, machines: Iterable[Machine]) -> None:
+        """Note that an allocator has taken machines or given them up: brokers say which."""
+        names = [m.name for m in machines if self._taking.get(m.name, (None,))[0] is member]
+        self._drop(names)
+
+    def pool_of(self, name: str, member: Member) -> str | None:
+        """Return the pool for which another allocator is taking a machine; None: none does."""
+        by, pool = self._taking.get(name, (member, None))
+        return None if by is member else pool
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            by, _ = self._taking.pop(name)
+            self._tell(by, [name])
+
+    def _tell(self, by: Member, names: list[str]) -> None:
+        for member in self._members:
+            if member is not by:
+                member.refresh(names)

@@ -1,0 +1,119 @@
+"""The records of allocations and decisions in the allocator's store: read at a start, written here.
+
+The decision of a transaction is written with the job's record, in one transaction of the store:
+that write is the commit point.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+
+from control_plane.allocator.core.allocation_record import near_of, record_after
+from control_plane.allocator.core.claims import Change, Claims
+from control_plane.allocator.core.request import ALONE, Near
+from control_plane.api.allocations import AllocationRecord, Decision
+from control_plane.errors import UnknownOutcome
+from control_plane.runtime.runtime import Runtime
+from control_plane.runtime.table import pages
+from control_plane.store import Delete, Operation, Put, Store
+from control_plane.store.outcomes import Attempt, Slots
+from control_plane.store.records import (
+    ALLOCATIONS,
+    DECISIONS,
+    allocation_key,
+    decision_key,
+    decode,
+    encode,
+)
+from wire.errors import TwineError
+
+log = logging.getLogger(__name__)
+_ASK_AGAIN_S = 1.0
+
+
+class StoredAllocations:
+    """Owner of what an allocator stores: one record per job, and decisions under way."""
+
+    def __init__(self, store: Store, name: str, runtime: Runtime) -> None:
+        """Read nothing yet; `name` is the allocator's own."""
+        self._store, self._runtime = store, runtime
+        self._slots = Slots(store, name)
+        self._revisions: dict[str, int] = {}
+        self.near: dict[str, Near] = {}
+        """Job → what its record says of other jobs."""
+        self.done: list[str] = []
+        """Decisions that every broker carried out: deleted with the next write."""
+
+    def __contains__(self, job: str) -> bool:
+        """Return whether a job has a record."""
+        return job in self._revisions
+
+    async def load(self) -> AsyncIterator[AllocationRecord]:
+        """Yield all records, as they are read."""
+        async for page in pages(self._store, ALLOCATIONS):
+            for entry in page:
+                record = decode(entry.value, AllocationRecord, entry.key)
+                self._revisions[record.job] = entry.revision
+                self._note(record.job, near_of(record))
+                yield record
+
+    async def decided(self) -> set[str]:
+        """Return the transactions that are decided and may be under way."""
+        listing = await self._store.list_prefix(DECISIONS)
+        return {entry.key.removeprefix(DECISIONS) for entry in listing.entries}
+
+    async def write(
+        self, change: Change, claims: Claims | None, near: Near, transaction: str = ""
+    ) -> None:
+        """Store the job's record as it will be, with the decision: the commit point."""
+        job = change.job
+        record = record_after(change, claims, near)
+        key = allocation_key(job)
+        operations: list[Operation] = [Put(key, encode(record)) if record else Delete(key)]
+        if transaction:
+            decision = Decision(
+                schema=1,
+                transaction=transaction,
+                job=job,
+                machines=[machine.name for machine in change.takes],
+            )
+            operations.append(Put(decision_key(transaction), encode(decision)))
+        done, self.done = self.done, []
+        operations += [Delete(decision_key(old)) for old in done]
+        before = self._revisions.get(job, 0)
+        attempt = Attempt(self._slots, {key: before}, operations)
+        try:
+            revision = await attempt.make()
+        except BaseException as e:
+            self.done += done
+            if not isinstance(e, UnknownOutcome):
+                raise
+            revision = await self._outcome(attempt, key)
+            if not revision:
+                if before:  # to be sure of that may have cost a revision
+                    self._revisions[job] = attempt.left_at(key)
+                raise
+        if record is None:
+            self._revisions.pop(job, None)
+        else:
+            self._revisions[job] = revision
+        self._note(job, near if record is not None else ALONE)
+
+    def _note(self, job: str, near: Near) -> None:
+        if near == ALONE:
+            self.near.pop(job, None)
+        else:
+            self.near[job] = near
+
+    async def _outcome(self, attempt: Attempt, key: str) -> int:
+        """Return the revision of a write whose answer was lost; 0: it never will be made.
+
+        Nothing can go on before that is known, so the store is asked until it answers.
+        """
+        while True:
+            try:
+                return await attempt.outcome()
+            except TwineError as e:
+                log.warning("outcome unknown", extra={"key": key, "reason": str(e)})
+                await self._runtime.sleep(_ASK_AGAIN_S)
