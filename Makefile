@@ -9,7 +9,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := vm_lab/packages.txt tools/packages.txt
 EXTRAS := host,control,etcd,lab,native,dev
 
-.PHONY: help demo dev test setup check unit one behaviours mutants fmt seeds soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench clean
+.PHONY: help demo dev test setup check unit one behaviours mutants fmt seeds composed soak fuzz power-cuts test-unit test-simulation test-root test-lab test-lab-long package bench clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test-simulation: setup ## the simulated region: seeds that must hold
 
 seeds: setup ## 2,000 new seeds of the simulated region; SEEDS=5001..7000 for others
 	$(BIN)/twine-lab region run everything --seeds $(or $(SEEDS),1001..3000) --jobs 2
+
+composed: setup ## 1,000 seeds in which every kind of event meets every other; SEEDS=1001..2000
+	$(BIN)/twine-lab region run composed --seeds $(or $(SEEDS),1..1000) --jobs 2
 
 test-root: setup ## loop-mounted btrfs and real sockets (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites root

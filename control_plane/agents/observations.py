@@ -6,7 +6,7 @@ tasks were listed nothing is concluded from their absence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from control_plane.runtime.table import ignore
 PROFILE = "profile"
 """What a refusal is about, where it is no task and no image."""
 _NO_PROFILE = ProfileStatus()
+_NO_HOME = frozenset[str]()
 Changed = Callable[[str], None]
 """Called with a machine."""
 OneChanged = Callable[[str, str], None]
@@ -129,13 +130,19 @@ class Observations:
         known = self._observations.get(machine)
         return UNSEEN if known is None else known
 
-    def view(self, pools: Set[str], machines: Iterable[str], now: float) -> dict[str, SeenMachine]:
-        """Return machines by name, as the scheduler sees them; `pools` are those of the tasks."""
+    def view(
+        self, pools: Mapping[str, str], machines: Iterable[str], now: float
+    ) -> dict[str, SeenMachine]:
+        """Return machines by name, as the scheduler sees them.
+
+        `pools`: entitlement → its pool, of all versions that tasks of the job may run.
+        """
         found, find, steady = {}, self._broker.table.find, self._runtime.now()
+        homes = {pool: frozenset(e for e in pools if pools[e] == pool) for pool in pools.values()}
         for name in machines:
             record = find(name)
             if record is not None:
-                found[name] = self._seen(record, pools, now, steady)
+                found[name] = self._seen(record, homes, now, steady)
         return found
 
     def ready(self, record: MachineRecord) -> bool:
@@ -284,7 +291,7 @@ class Observations:
             self._observations.pop(name, None)
 
     def _seen(
-        self, record: MachineRecord, pools: Set[str], now: float, steady: float
+        self, record: MachineRecord, homes: Mapping[str, frozenset[str]], now: float, steady: float
     ) -> SeenMachine:
         observation = self.observation(record.machine)
         up = record.state is MachineState.UP
@@ -293,7 +300,7 @@ class Observations:
             up=up,
             answering=observation.answering,
             ready=is_heard and _is_ready(record, observation),
-            held=record.entitlement in pools,
+            homes=homes.get(record.entitlement, _NO_HOME),
             known=observation.was_listed or not up,
             tasks=observation.tasks,
             stopped=observation.stopped,

@@ -241,6 +241,9 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How many there have been so far; their ids are counted with it."""
     leaving: dict[str, list[str]] = {}
     """Machine → agent task ids that must be gone there (moved away while it was down)."""
+    lasting: dict[str, list[str]] = {}
+    """The part of `leaving` that was started with `disconnect = keep`: it may run for as long as
+    its machine is not heard."""
     asked: int = 0
     """Numbers of calls of its controller that may have been used are not above this."""
     numbered: int = 0

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from agent.api import DisconnectPolicy
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
 from control_plane.api.operations import Operation
 from control_plane.api.updates import Rollout
@@ -48,6 +49,9 @@ class TaskChunk(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[StoredTask] = []
     leaving: dict[str, list[int]] = {}
     """Machine → indexes of tasks that must be gone there."""
+    lasting: dict[str, list[int]] | None = None
+    """The part of it that may run until its machine is heard; None: written by a release that did
+    not know, and what the newest version says counts."""
 
 
 class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +82,9 @@ class RetiredJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numbers of calls of its controller are not above this."""
     leaving: dict[str, list[str]] = {}
     """Machine → task ids that may still run there: it was cut off when the job went."""
+    lasting: dict[str, list[str]] = {}
+    """Those of them that run for as long as their machine is not heard: a job made again under the
+    name waits for them (BUG-CP30)."""
 
 
 LEAVING_MAX = 1_000
@@ -87,10 +94,16 @@ LEAVING_MAX = 1_000
 def retired_of(record: JobRecord) -> RetiredJob:
     """Return what stays of a job that goes."""
     tasks = sum(len(ids) for ids in record.leaving.values())
+    leaving = record.leaving if tasks <= LEAVING_MAX else {}
+    both = {
+        machine: sorted({*leaving.get(machine, ()), *record.lasting.get(machine, ())})
+        for machine in {**leaving, **record.lasting}
+    }
     return RetiredJob(
         generation=record.generation,
         asked=max(record.asked, record.numbered),
-        leaving=record.leaving if tasks <= LEAVING_MAX else {},
+        leaving=both,
+        lasting=record.lasting,
     )
 
 
@@ -168,18 +181,17 @@ def chunks_in_turn(
     for task in record.tasks:
         if only is None or task.index // CHUNK in only:
             tasks.setdefault(task.index // CHUNK, []).append(task)
-    leaving: dict[int, dict[str, list[int]]] = {}
-    for machine, index in _leaving(record):
-        if only is None or index // CHUNK in only:
-            leaving.setdefault(index // CHUNK, {}).setdefault(machine, []).append(index)
+    leaving = _by_chunk(record.leaving, only)
+    lasting = _by_chunk(record.lasting, only)
     for number in sorted(tasks.keys() | leaving.keys()):
-        yield number, _chunk(number, tasks.get(number, []), leaving.get(number, {}))
+        left = leaving.get(number, {}), lasting.get(number, {})
+        yield number, _chunk(number, tasks.get(number, []), *left)
 
 
 def chunk_numbers(record: JobRecord) -> set[int]:
     """Return the numbers of the chunks that a record has."""
     numbers = {task.index // CHUNK for task in record.tasks}
-    return numbers | {index // CHUNK for _, index in _leaving(record)}
+    return numbers | {index // CHUNK for _, index in _indexes(record.leaving)}
 
 
 def changed_chunks(before: JobRecord, after: JobRecord) -> set[int]:
@@ -192,9 +204,10 @@ def changed_chunks(before: JobRecord, after: JobRecord) -> set[int]:
             if old is not task and (old is None or not same_stored(old, task)):
                 changed.add(task.index // CHUNK)
         changed |= {index // CHUNK for index in known}
-    if before.leaving != after.leaving:
-        differ = set(_leaving(before)) ^ set(_leaving(after))
-        changed |= {index // CHUNK for _, index in differ}
+    for was, now in ((before.leaving, after.leaving), (before.lasting, after.lasting)):
+        if was != now:
+            differ = set(_indexes(was)) ^ set(_indexes(now))
+            changed |= {index // CHUNK for _, index in differ}
     return changed
 
 
@@ -202,10 +215,16 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
     """Return the record that an intent and its chunks make."""
     tasks: list[TaskRecord] = []
     leaving: dict[str, list[str]] = {}
+    lasting: dict[str, list[str]] = {}
     for chunk in sorted(chunks, key=lambda chunk: chunk.number):
         tasks += [_task(stored, chunk.port_names) for stored in chunk.tasks]
-        for machine, indexes in chunk.leaving.items():
-            leaving.setdefault(machine, []).extend(task_id(intent.name, i) for i in indexes)
+        may_last = chunk.lasting
+        if may_last is None:
+            keeps = intent.spec.disconnect.policy is DisconnectPolicy.KEEP
+            may_last = chunk.leaving if keeps else {}
+        for stored_left, left in ((chunk.leaving, leaving), (may_last, lasting)):
+            for machine, indexes in stored_left.items():
+                left.setdefault(machine, []).extend(task_id(intent.name, i) for i in indexes)
     return JobRecord(
         name=intent.name,
         spec=intent.spec,
@@ -222,16 +241,32 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
         numbered=intent.numbered,
         told=intent.told,
         leaving={machine: sorted(ids) for machine, ids in sorted(leaving.items())},
+        lasting={machine: sorted(ids) for machine, ids in sorted(lasting.items())},
     )
 
 
-def _leaving(record: JobRecord) -> Iterable[tuple[str, int]]:
-    for machine, ids in record.leaving.items():
+def _indexes(left: Mapping[str, list[str]]) -> Iterable[tuple[str, int]]:
+    for machine, ids in left.items():
         for name in ids:
             yield machine, int(name.rpartition("-")[2])
 
 
-def _chunk(number: int, tasks: Iterable[TaskRecord], leaving: Mapping[str, list[int]]) -> TaskChunk:
+def _by_chunk(
+    left: Mapping[str, list[str]], only: set[int] | None
+) -> dict[int, dict[str, list[int]]]:
+    found: dict[int, dict[str, list[int]]] = {}
+    for machine, index in _indexes(left):
+        if only is None or index // CHUNK in only:
+            found.setdefault(index // CHUNK, {}).setdefault(machine, []).append(index)
+    return found
+
+
+def _chunk(
+    number: int,
+    tasks: Iterable[TaskRecord],
+    leaving: Mapping[str, list[int]],
+    lasting: Mapping[str, list[int]],
+) -> TaskChunk:
     names: dict[str, int] = {}
     stored = []
     for task in tasks:
@@ -254,8 +289,13 @@ def _chunk(number: int, tasks: Iterable[TaskRecord], leaving: Mapping[str, list[
                 address=task.address,
             )
         )
-    left = {machine: sorted(leaving[machine]) for machine in sorted(leaving)}
-    return TaskChunk(number=number, port_names=list(names), tasks=stored, leaving=left)
+    return TaskChunk(
+        number=number,
+        port_names=list(names),
+        tasks=stored,
+        leaving={machine: sorted(leaving[machine]) for machine in sorted(leaving)},
+        lasting={machine: sorted(lasting[machine]) for machine in sorted(lasting)},
+    )
 
 
 def _task(stored: StoredTask, names: list[str]) -> TaskRecord:

@@ -14,7 +14,7 @@ from control_plane.allocator.core.machine_pools import Pool
 from control_plane.allocator.core.planner import plan as planned
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.request import Allowance, Group, Request
-from control_plane.api.jobs import JobRecord, TaskRecord, spec_of
+from control_plane.api.jobs import TaskRecord
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.maintenance import Ends, MaintenanceWish, Preview
 from control_plane.broker.core.capacity import micro
@@ -148,7 +148,7 @@ class Previewer:
         record = self._at.jobs.find(name)
         if record is None or record.stopping:
             return None
-        down = {task.index for task in record.tasks if not self._serves(record, task)}
+        down = {task.index for task in record.tasks if not self._serves(task)}
         controller = record.spec.controller
         return JobNow(
             job=name,
@@ -161,12 +161,11 @@ class Previewer:
             down_there=down,
         )
 
-    def _serves(self, record: JobRecord, task: TaskRecord) -> bool:
+    def _serves(self, task: TaskRecord) -> bool:
         if task.placement is None:
             return False
-        pools = {self._at.allocator.pool_of(spec_of(record, task))}
         return available(
-            task, self._at.observations.view(pools, [task.placement.machine], self._at.date())
+            task, self._at.observations.view({}, [task.placement.machine], self._at.date())
         )
 
     def _priority(self, record: MachineRecord) -> int:

@@ -272,6 +272,7 @@ class JobControl:
             generation=retired.generation + self.skipped_generations,
             numbered=retired.asked,
             leaving=retired.leaving,
+            lasting=retired.lasting,
         )
 
 

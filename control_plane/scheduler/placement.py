@@ -27,7 +27,7 @@ from control_plane.allocator.core.request import (
 from control_plane.allocator.core.spread import Repair, Target, Targets, evened
 from control_plane.allocator.core.weighted_spread import Even
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobRecord, JobSpec, bound_to
+from control_plane.api.jobs import JobRecord, JobSpec, spec_of
 from control_plane.api.policy import Admission
 from control_plane.api.requirements import In
 from control_plane.scheduler.core.clock import Moment
@@ -61,14 +61,13 @@ class Placements:
         """Return the entitlement on whose machines a job's tasks run."""
         return self.allocator.pool_of(record.spec)
 
-    def pools_of(self, record: JobRecord) -> set[str]:
-        """Return the entitlements on whose machines tasks of a job may be now."""
-        pools, known = {self.pool_of(record)}, {record.spec.entitlement}
-        if len(record.specs) < 2:
-            return pools
-        others = {s.entitlement: s for s in record.specs.values() if s.entitlement not in known}
-        bound = bound_to(record) if others else known
-        return pools | {self.allocator.pool_of(s) for name, s in others.items() if name in bound}
+    def pools_of(self, record: JobRecord) -> dict[str, str]:
+        """Return the pool of each entitlement that a version of a job is in."""
+        pools = {record.spec.entitlement: self.pool_of(record)}
+        for spec in record.specs.values():
+            if spec.entitlement not in pools:
+                pools[spec.entitlement] = self.allocator.pool_of(spec)
+        return pools
 
     def _homes(self, record: JobRecord) -> dict[int, Home]:
         """Return where tasks of earlier versions are that ran in another entitlement."""
@@ -143,20 +142,22 @@ class Placements:
         claims = self.index.claims.get(record.name)
         if claims is None:
             return ()
-        machines, elsewhere, pools = claims.machines, list[Back](), self.pools_of(record)
+        machines, pools = claims.machines, self.pools_of(record)
+        elsewhere: list[tuple[Back, str | None]] = []
         for task in record.tasks:
             claimed = machines[task.index] if task.index < len(machines) else None
             if claimed is None or task.placement is None:
                 continue
             if claimed.name != task.placement.machine:
-                elsewhere.append(Back(task.index, task.placement.machine, task.placement.ports))
+                back = Back(task.index, task.placement.machine, task.placement.ports)
+                elsewhere.append((back, pools.get(spec_of(record, task).entitlement)))
         moving = {task.index for task in to_place(record, view)} if elsewhere else ()
         return tuple(
             back
-            for back in elsewhere
+            for back, pool in elsewhere
             if back.task not in moving
             and (machine := self.index.machines.get(back.machine)) is not None
-            and machine.pool in pools
+            and machine.pool == pool
         )
 
     async def targets(

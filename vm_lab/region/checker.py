@@ -114,6 +114,8 @@ class Checker(Observer):
     """Since when it had been running when it last stood still …"""
     _paused_at: float = 0.0
     """… and since when it does."""
+    _sent_ready: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Task and machine → when its start was sent last while the machine had proved the profile."""
     _seen: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -175,8 +177,11 @@ class Checker(Observer):
         self.region.timeline.after(DOUBLE_S, self._still_double, task)
 
     def _still_double(self, task: str) -> None:
-        """Two copies of a `keep` task must not last once both machines can be told."""
-        where = self.copies.get(task, {})
+        """Two copies of a `keep` task must not last once both machines can be told.
+
+        One that is on its way out takes the time that its owner allows.
+        """
+        where = {name: c for name, c in self.copies.get(task, {}).items() if c.wanted}
         if len(where) < 2:
             return
         quiet = self.now - DOUBLE_S
@@ -203,20 +208,27 @@ class Checker(Observer):
 
     def put_accepted(self, machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
         """A task starts on a machine whose profile is that of its entitlement, and verified."""
-        wanted = self.region.clients.entitlements.get(spec.entitlement)
         profile, standing = machine.profile, self.standings[machine.name]
         known_s = NEWS_S if standing.sound and self.now - standing.sound_since >= LAG_S else LAG_S
         if profile.state is ProfileState.DRIFTED and self.now - machine.drifted_at < known_s:
             return  # somebody changed it by hand while the task was on its way
-        if profile.state is not ProfileState.VERIFIED or (
-            wanted is not None and not is_profile_of(profile.name, wanted.host_profile)
-        ):
+        sent_at = self._sent_ready.get((task_id, machine.name), float("-inf"))
+        if profile.state is ProfileState.APPLYING and self.now - sent_at < LAG_S:
+            return  # a change of the profile came while the task was on its way
+        if not self._has_profile(machine, spec.entitlement):
             self.violate(
                 "profile", f"{task_id} starts on {machine.name}: {profile.name} {profile.state}"
             )
 
+    def _has_profile(self, machine: Machine, entitlement: str) -> bool:
+        wanted, profile = self.region.clients.entitlements.get(entitlement), machine.profile
+        is_right = wanted is None or is_profile_of(profile.name, wanted.host_profile)
+        return is_right and profile.state is ProfileState.VERIFIED
+
     def put_sent(self, machine: Machine, task_id: str, spec: api.TaskSpec) -> None:
         """A second copy is asked for only after the first is gone, or its machine down."""
+        if self._has_profile(machine, spec.entitlement):
+            self._sent_ready[task_id, machine.name] = self.now
         standing = self.standings[machine.name]
         if standing.entitlement != spec.entitlement:
             self.violate(

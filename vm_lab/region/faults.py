@@ -32,7 +32,19 @@ def strike(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def _machines(region: SimulatedRegion, fault: Fault) -> list[Machine]:
+    domain, _, name = fault.target.partition(":")
+    if domain == "job":
+        return _of_first_task(region, name)
     return [region.machines[p.machine] for p in region.places if p.within(fault.target)]
+
+
+def _of_first_task(region: SimulatedRegion, job: str) -> list[Machine]:
+    """Return the machine where the task of a job with the lowest index runs; none if none does."""
+    tasks = [t for t, there in region.checker.copies.items() if t.startswith(f"{job}-") and there]
+    if not tasks:
+        return []
+    first = min(tasks, key=lambda task: int(task.rpartition("-")[2]))
+    return [region.machines[min(region.checker.copies[first])]]
 
 
 def _for_a_while(begin: Callable[[Machine, Fault], None], end: Callable[[Machine], None]) -> Strike:
@@ -337,6 +349,7 @@ _STRIKES: dict[str, Strike] = {
     "resize": _resize,
     "release": _release,
     "bad-release": owners.bad_release,
+    "patience": owners.patience,
     "move-task": owners.move_task,
     "move-job": owners.move_job,
     "restart": owners.restart,

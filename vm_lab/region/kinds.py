@@ -38,6 +38,8 @@ KINDS: dict[str, str] = {
     "resize": "a job gets another size",
     "release": "a job gets a new image",
     "bad-release": "a job that goes back by itself gets a version that never is healthy",
+    "patience": "an owner changes how long tasks of a job may take to stop, and what a machine that"
+    " is cut off does to them; by `value`",
     "move-task": "an owner has a task run elsewhere",
     "restart": "an owner has all tasks of a job started anew where they are",
     "move-job": "an owner has a job run in another entitlement",
@@ -57,10 +59,29 @@ KINDS: dict[str, str] = {
 }
 """Every kind of event, and what it is."""
 
+ON_JOBS = frozenset(
+    {
+        *("resize", "release", "bad-release", "patience", "move-task", "move-job"),
+        *("restart", "stop-job", "twice"),
+        *("controller-down", "controller-slow", "controller-garbage", "controller-lies"),
+    }
+)
+"""Those that are about a job."""
+
+ON_MACHINES = frozenset(
+    {
+        *("power-off", "reboot", "agent-restart", "agent-hang", "slow-agent", "garbled"),
+        *("task-crash", "task-sick", "task-lost", "start-fails", "pull-fails", "slow-pull"),
+        *("drift", "host-clock", "cut", "cut-in", "cut-out", "delay", "loss", "duplicate"),
+        *("flap", "drain"),
+    }
+)
+"""Those that strike machines, which may be named as that of a job's first task: `job:job2`."""
+
 INSTANT = frozenset(
     {
         *("reboot", "task-crash", "task-lost", "drift", "host-clock", "plane-clock"),
-        *("bad-release", "move-task", "move-job", "propose-profile"),
+        *("bad-release", "move-task", "move-job", "propose-profile", "patience"),
         "restart",
         *("release", "resize", "twice", "plane-restart", "plane-kill-at-step"),
         *("plane-kill-at-write", "plane-kill-after-write"),

@@ -29,6 +29,8 @@ EVENTS_KEPT = 1000
 """Events that an agent can still tell about."""
 FAILS = "# no host can reach this one"
 """In the text of a profile: each switch to it fails."""
+STUBBORN = "IGNORES_TERM"
+"""In the environment of a task: it takes all the time that it has to stop."""
 FENCE_S = 2.5
 """How long after a task should have ended the fence kills it (docs/adr/0024)."""
 RESERVE_BYTES = 128 << 20
@@ -279,6 +281,8 @@ class Machine:
         self.become(copy, TaskState.STOPPING, reason=copy.reason)
         bounds = self.pace.stop
         took = min(self.draw(bounds), copy.spec.stop_timeout_s)
+        if STUBBORN in copy.spec.environment:
+            took = copy.spec.stop_timeout_s
         self.after(copy, took, then)
 
     def forget(self, copy: Copy) -> None:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.api import Disconnect, DisconnectPolicy
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.operations import RestartWish
 from control_plane.api.profiles import ProfileWish
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.roles import ControlPlane
 from vm_lab.region.clients import Owned, Wish
-from vm_lab.region.machine import FAILS
+from vm_lab.region.machine import FAILS, STUBBORN
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.story import Fault
 from wire.errors import Conflict, NotFound
@@ -31,12 +32,14 @@ PROFILE_KEYS = ["sysctl.*"]
 def paced(scenario: Scenario, seed: int, specs: list[JobSpec]) -> list[JobSpec]:
     """Return the jobs, some of them with more to say of how they are updated."""
     chance = random.Random(f"{scenario.name} {seed} paces")
-    return [
+    paces = [
         replace(spec, update=_policy(spec.update, chance))
         if chance.random() < scenario.work.paced
         else spec
         for spec in specs
     ]
+    slow = [chance.random() < scenario.work.slow_to_stop for _ in paces]
+    return [patient(spec, 1.0) if so else spec for spec, so in zip(paces, slow, strict=True)]
 
 
 def _policy(update: UpdatePolicy, chance: random.Random) -> UpdatePolicy:
@@ -66,6 +69,29 @@ def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
     region.setting.known_images.add(digest)
     region.setting.bad_images.add(digest)
     region.clients.apply_job(replace(spec, image=digest))
+
+
+def patience(region: SimulatedRegion, fault: Fault, _: int) -> None:
+    """Change how long tasks may take to stop, which they then use up, and `disconnect`."""
+    name = fault.target.partition(":")[2]
+    spec = region.clients.jobs[name].asked
+    if spec is not None:
+        region.clients.apply_job(patient(spec, fault.value))
+
+
+def patient(spec: JobSpec, value: float) -> JobSpec:
+    """Return a job whose tasks take long to stop if they did not, and little time if they did.
+
+    Below a `value` of 0.2 a machine that is cut off keeps them, else it stops them.
+    """
+    stop, long = value >= 0.2, STUBBORN not in spec.environment
+    disconnect = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0) if stop else Disconnect()
+    return replace(
+        spec,
+        stop_timeout_s=120.0 if long else 1.0,
+        environment={**spec.environment, STUBBORN: "yes"} if long else {},
+        disconnect=disconnect,
+    )
 
 
 def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus, task_id
 from control_plane.api.machines import MachineState
+from control_plane.api.updates import OnFailure
 from control_plane.profiles.core.gradual import is_under_way
 from control_plane.roles import ControlPlane
 from vm_lab.region.checker import is_profile_of
@@ -87,11 +88,14 @@ async def _jobs(
             continue
         status = await control_plane.get_job(name)
         expected(owned, status.record)
-        if status.record.spec.image in region.setting.bad_images:
-            found.append(f"job {name} runs a version that never gets healthy")
         for task in status.record.tasks:
             if task.placement is not None:
                 placed[task_id(name, task.index)] = task.placement.machine
+        if status.record.spec.image in region.setting.bad_images:
+            if not is_hopeless(status.record):
+                found.append(f"job {name} runs a version that never gets healthy")
+            bound.add(name)
+            continue
         listed = {e.task: e.machine for e in (await control_plane.endpoints(name)).endpoints}
         if _is_all_it_can_be(region, status, len(listed)):
             if is_bound(status):
@@ -113,6 +117,21 @@ def _is_all_it_can_be(region: SimulatedRegion, status: JobStatus, listed: int) -
         and placed == listed == status.healthy
         and (placed == status.updated or is_bound(status))
         and is_full(region, status.record.spec)
+    )
+
+
+def is_hopeless(record: JobRecord) -> bool:
+    """Return whether a job stays with a version that never gets healthy, as its owner wants it.
+
+    It does not go back by itself, or it has no version to go back to. Its tasks need not serve;
+    all else must come to rest.
+    """
+    rollout = record.rollout
+    return (
+        record.spec.update.on_failure is not OnFailure.ROLLBACK
+        or rollout is None
+        or rollout.halted
+        or rollout.returns_from > 0
     )
 
 

@@ -67,6 +67,9 @@ class Work(_Written, frozen=True, kw_only=True):
     """On so many neighbouring tasks is each shard, where a controller knows of shards."""
     paced: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the jobs with canaries, gates, extra tasks and a way back of their own."""
+    slow_to_stop: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Share of the jobs whose tasks use up two minutes to stop; machines that are cut off stop
+    them."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the entitlements whose profile needs a reboot."""
 
@@ -101,6 +104,11 @@ class Scenario(_Written, frozen=True, kw_only=True):
     faults: list[FaultRate] = []
     story: Annotated[list[str], Meta(max_length=1000)] = []
     """What happens in every seed, as the lines of a story: `30.0s release job:job0`."""
+    pairs: Annotated[int, Meta(ge=0, le=100)] = 0
+    """Pairs of kinds of `faults` that each seed composes, in a region that it draws itself; the
+    rates do not count then. 0: the region is as it says here."""
+    wishes: Annotated[int, Meta(ge=0, le=100)] = 0
+    """Pairs of a wish and a cut that each seed adds to these."""
     settings: dict[str, int | float] = {}
     """Knobs of the control plane's schedulers that differ from their defaults."""
 

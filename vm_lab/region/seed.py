@@ -20,6 +20,7 @@ from vm_lab.region import owners, quiescence, topology
 from vm_lab.region.applications import Applications
 from vm_lab.region.checker import Checker, Violation
 from vm_lab.region.clients import Clients
+from vm_lab.region.composed import of_seed
 from vm_lab.region.faults import strike
 from vm_lab.region.history import History
 from vm_lab.region.kinds import KINDS
@@ -281,6 +282,7 @@ def run_seed(
     The control plane's log is silent meanwhile: it tells of the faults that are wanted here,
     and what matters of it is in the history.
     """
+    scenario = of_seed(scenario, seed)
     told = list(draw(scenario, seed) if story is None else story)
     thresholds = gc.get_threshold()
     gc.set_threshold(200_000, 20, 50)

@@ -13,7 +13,7 @@ import random
 import re
 from dataclasses import dataclass, replace
 
-from vm_lab.region.kinds import INSTANT, KINDS
+from vm_lab.region.kinds import INSTANT, KINDS, ON_JOBS
 from vm_lab.region.scenario import FaultRate, Scenario
 from vm_lab.region.topology import Place, places
 from wire.errors import InvalidInput
@@ -32,7 +32,7 @@ class Fault:
     kind: str
     target: str
     """`machine:m03`, `rack:r1`, `msb:b2`, `datacenter:dc1`, `region:`, `job:job2`,
-    `store:main`, `plane:`."""
+    `store:main`, `plane:`. Machines may be named by a job, too: the one of its first task."""
     seconds: float = 0.0
     value: float = 0.0
 
@@ -74,12 +74,16 @@ def draw(scenario: Scenario, seed: int) -> list[Fault]:
     for rate in scenario.faults:
         expected = rate.per_hour * scenario.minutes / 60
         count = int(expected) + (chance.random() < expected % 1)
-        story += [_one(rate, scenario, where, chance) for _ in range(count)]
+        for _ in range(count):
+            at = round(chance.uniform(0, scenario.minutes * 60), 1)
+            story.append(event(rate, scenario, where, chance, at))
     return sorted(story, key=lambda fault: (fault.at, str(fault)))
 
 
-def _one(rate: FaultRate, scenario: Scenario, where: list[Place], chance: random.Random) -> Fault:
-    at = round(chance.uniform(0, scenario.minutes * 60), 1)
+def event(
+    rate: FaultRate, scenario: Scenario, where: list[Place], chance: random.Random, at: float
+) -> Fault:
+    """Return an event of a kind at a time; where, how long and how bad is drawn."""
     longest = scenario.minutes * 60 - at
     seconds = round(min(chance.uniform(*rate.seconds), max(1.0, longest)), 1)
     value = round(chance.uniform(*rate.value), 3)
@@ -94,17 +98,7 @@ def _target(rate: FaultRate, scenario: Scenario, where: list[Place], chance: ran
     if rate.kind.startswith("store-"):
         own = sorted({p.datacenter for p in where})[: scenario.shape.own_stores]
         return f"store:{chance.choice(['main', *own])}"
-    on_job = (
-        "resize",
-        "release",
-        "bad-release",
-        "move-task",
-        "move-job",
-        "restart",
-        "stop-job",
-        "twice",
-    )
-    if rate.kind in on_job or rate.kind.startswith("controller-"):
+    if rate.kind in ON_JOBS:
         return f"job:job{chance.randrange(scenario.work.jobs)}"
     domain = chance.choice(rate.where)
     if domain == "region":

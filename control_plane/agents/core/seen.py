@@ -22,8 +22,9 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Its tasks were listed since it last became reachable, so `tasks` is what runs."""
     ready: bool
     """Runs the entitlement's verified profile, so tasks may start (HP15)."""
-    held: bool = True
-    """Is assigned to the job's entitlement."""
+    homes: frozenset[str] | None = None
+    """The entitlements of the job's versions whose tasks may run here, as the machine is assigned
+    now; None: those of every version."""
     leaving: bool = False
     """Its tasks must move away: maintenance, decommission, a loan that is called back."""
     overdue: bool = False
@@ -56,6 +57,10 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Of a machine that is down or does not answer: since its agent certainly answered last;
     since the start of this process if it never did. Pauses of this process count. An answer
     takes time: the agent heard us before that."""
+
+    def held_by(self, entitlement: str) -> bool:
+        """Return whether the machine is assigned to the pool of an entitlement of the job."""
+        return self.homes is None or entitlement in self.homes
 
 
 View = Mapping[str, SeenMachine]

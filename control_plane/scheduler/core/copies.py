@@ -4,6 +4,9 @@ Only jobs whose `disconnect` says `stop` wait for that while a machine is down: 
 them when they are not heard from (docs/adr/0024). Others are placed elsewhere at once, and may
 run twice meanwhile. Whatever the job says, a start that was not sent yet waits as soon as the
 old machine is up again: what is left there is ended first.
+
+What a copy was started with decides until it is certainly gone (docs/adr/0130). A version that
+says `stop` starts only where no copy of a version that says `keep` may still run.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
+from msgspec.structs import replace
+
 from agent.api import TaskState, certainly_ended_s
 from control_plane.agents.core.seen import SeenMachine, View
-from control_plane.api.jobs import JobRecord, JobSpec
+from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of, task_id
 
 _ENDED = (TaskState.STOPPED, TaskState.FAILED)
 
@@ -52,11 +57,78 @@ def second_copies(record: JobRecord, view: View) -> list[str]:
 
     What its host has certainly ended by now is none of them.
     """
-    may_last = certainly_ended_s(record.spec.disconnect, record.spec.stop_timeout_s) is None
     return [
-        f"{name} may still run on {machine}, which is cut off"
-        for machine in sorted(record.leaving)
+        f"{_may_run(name, machine)}, which is cut off"
+        for machine in sorted(record.lasting)
         if (seen := view.get(machine)) is not None and not seen.answering
-        for name in record.leaving[machine]
-        if may_last or ended_in_s(record.spec, name, seen) > 0
+        for name in record.lasting[machine]
     ]
+
+
+def waits_for(record: JobRecord, task: TaskRecord, spec: JobSpec) -> str:
+    """Return why a task must not start with a specification yet; empty: it may.
+
+    That one allows no second copy, and an earlier copy may run for as long as its machine is not
+    heard.
+    """
+    if _lasts(spec):
+        return ""
+    name = task_id(record.name, task.index)
+    for machine, names in record.lasting.items():
+        if name in names:
+            return _may_run(name, machine)
+    if (
+        task.phase is TaskPhase.LOST
+        and task.placement is not None
+        and _lasts(spec_of(record, task))
+    ):
+        return _may_run(name, task.placement.machine)
+    return ""
+
+
+class LeftBehind:
+    """What tasks leave on machines that cannot be asked, to be stored with their job."""
+
+    def __init__(self, record: JobRecord) -> None:
+        """Begin with what is recorded."""
+        self._record = record
+        self._leaving = {machine: set(ids) for machine, ids in record.leaving.items()}
+        self._lasting = {machine: set(ids) for machine, ids in record.lasting.items()}
+
+    def add(self, task: TaskRecord) -> None:
+        """Note that a task leaves its machine and what it was started with."""
+        if task.placement is None:
+            return
+        name = task_id(self._record.name, task.index)
+        self._leaving.setdefault(task.placement.machine, set()).add(name)
+        if _lasts(spec_of(self._record, task)):
+            self._lasting.setdefault(task.placement.machine, set()).add(name)
+
+    def drop_gone(self, view: View) -> None:
+        """Forget what is seen to be gone."""
+        for name in list(self._leaving):
+            machine = view.get(name)
+            if machine is None:
+                self._leaving[name] = set()
+            elif machine.up and machine.answering:
+                self._leaving[name] &= machine.tasks.keys()
+
+    def into(self, record: JobRecord) -> JobRecord:
+        """Return the record with what is left; itself where that is what it says."""
+        leaving = {machine: sorted(ids) for machine, ids in self._leaving.items() if ids}
+        lasting = {
+            machine: kept
+            for machine, ids in self._lasting.items()
+            if (kept := sorted(ids.intersection(leaving.get(machine, ()))))
+        }
+        if leaving == record.leaving and lasting == record.lasting:
+            return record
+        return replace(record, leaving=leaving, lasting=lasting)
+
+
+def _lasts(spec: JobSpec) -> bool:
+    return certainly_ended_s(spec.disconnect, spec.stop_timeout_s) is None
+
+
+def _may_run(task: str, machine: str) -> str:
+    return f"{task} may still run on {machine}"

@@ -31,9 +31,9 @@ from control_plane.api.jobs import (
 )
 from control_plane.api.operations import STOP, Cause, OperationKind
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.copies import ended_in_s, staying
+from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, staying, waits_for
 from control_plane.scheduler.core.operations import is_going
-from control_plane.scheduler.core.release import runs_next
+from control_plane.scheduler.core.release import placed_as, runs_next
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
 _GIVE_UP_S = 60.0
@@ -57,10 +57,11 @@ def observe(record: JobRecord, view: View, now: Moment) -> JobRecord:
         same = same and moved is task
         if moved is not None:
             tasks.append(moved)
-    leaving = fold.still_leaving()
-    if same and leaving == record.leaving and fold.generation == record.generation:
+    fold.left.drop_gone(view)
+    after = fold.left.into(record)
+    if same and after is record and fold.generation == record.generation:
         return record
-    return replace(record, tasks=tasks, leaving=leaving, generation=fold.generation)
+    return replace(after, tasks=tasks, generation=fold.generation)
 
 
 def commands(record: JobRecord, view: View) -> list[Command]:
@@ -102,7 +103,8 @@ def _about(
         return None
     name = task_id(record.name, task.index)
     status = machine.tasks.get(name)
-    if task.phase is TaskPhase.STARTING and machine.ready and machine.held:
+    is_held = machine.held_by(spec_of(record, task).entitlement)
+    if task.phase is TaskPhase.STARTING and machine.ready and is_held:
         if name not in held and (status is None or status.generation < task.generation):
             return _start(record, task, task.placement)
     elif task.phase is TaskPhase.STOPPING and not _is_told(machine, name, task.generation):
@@ -179,17 +181,17 @@ class _Fold:
         self._record = record
         self._view = view
         self._now = now
-        self._leaving = {machine: set(ids) for machine, ids in record.leaving.items()}
+        self.left = LeftBehind(record)
         self._staying = staying(record.leaving, view)
 
     def task(self, task: TaskRecord) -> TaskRecord | None:
         """Return the task after what is seen of it, None if it is done with."""
         if task.placement is None:
-            return task
+            return self._unplaced(task)
         machine = self._view.get(task.placement.machine)
         match task.phase:
             case TaskPhase.STARTING | TaskPhase.RUNNING:
-                if machine is None or not machine.up or not machine.held:
+                if machine is None or not machine.up or not self._is_held(task, machine):
                     return self._lost(task)
                 return self._alive(task, machine)
             case TaskPhase.DRAINING:
@@ -205,23 +207,19 @@ class _Fold:
             case TaskPhase.PARKED:
                 return self._parked(task, machine)
             case TaskPhase.LOST:
-                if machine is None or not machine.held:
+                if machine is None or not self._is_held(task, machine):
                     return self._left(task, machine, keep_version=True)
                 return self._back(task, machine)
         return task
 
-    def still_leaving(self) -> dict[str, list[str]]:
-        """Return what must still be deleted where, without what is seen to be gone."""
-        left: dict[str, list[str]] = {}
-        for name, ids in self._leaving.items():
-            machine = self._view.get(name)
-            if machine is None:
-                continue
-            if machine.up and machine.answering:
-                ids = {gone for gone in ids if gone in machine.tasks}
-            if ids:
-                left[name] = sorted(ids)
-        return left
+    def _is_held(self, task: TaskRecord, machine: SeenMachine) -> bool:
+        """Return whether a machine is assigned to the entitlement of a task's own version."""
+        return machine.held_by(spec_of(self._record, task).entitlement)
+
+    def _unplaced(self, task: TaskRecord) -> TaskRecord:
+        spec = self._record.specs.get(placed_as(self._record, task), self._record.spec)
+        waits = waits_for(self._record, task, spec)
+        return replace(task, reason=waits) if waits and not task.reason else task
 
     def _alive(self, task: TaskRecord, machine: SeenMachine) -> TaskRecord | None:
         if not machine.answering:
@@ -319,7 +317,7 @@ class _Fold:
 
     def _parked(self, task: TaskRecord, machine: SeenMachine | None) -> TaskRecord | None:
         """A task that was stopped for a maintenance starts again there when that is over."""
-        if machine is None or not machine.held:
+        if machine is None or not self._is_held(task, machine):
             return self._gone(task)
         if machine.leaving:  # for good, after all, or still for a while
             return task if machine.returning else self._gone(task)
@@ -363,9 +361,10 @@ class _Fold:
         self, task: TaskRecord, *, left_behind: bool = False, keep_version: bool = False
     ) -> TaskRecord | None:
         """A task that has no place now: it waits for one, or it is done with."""
-        if left_behind and task.placement is not None:
-            name = task_id(self._record.name, task.index)
-            self._leaving.setdefault(task.placement.machine, set()).add(name)
+        if left_behind:
+            self.left.add(task)
+            left = self.left.into(self._record)
+            keep_version = keep_version or waits_for(left, task, left.spec) != ""
         if self._record.stopping or is_going(task):
             return None
         return TaskRecord(

@@ -19,8 +19,9 @@ from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, sp
 from control_plane.api.operations import Cause, OperationKind, OperationState
 from control_plane.api.updates import OnFailure, Rollout
 from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.copies import waits_for
 from control_plane.scheduler.core.job_check import same_tasks
-from control_plane.scheduler.core.operations import Ledger, is_going
+from control_plane.scheduler.core.operations import Ledger, is_going, is_offered
 
 _TROUBLE = (TaskState.BACKOFF, TaskState.FAILED, TaskState.STOPPED)
 _BLAMELESS = ("lost", "cut-off")
@@ -30,10 +31,15 @@ _ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
 
 
 def begun(record: JobRecord) -> JobRecord:
-    """Return the record with the rollout of its newest version, once tasks run another one."""
+    """Return the record with the rollout of its newest version, once tasks run another one.
+
+    One that was done goes on where a lost task is back with an earlier version.
+    """
     known = record.rollout
     if known is not None and _is_of(known, record):
-        return record
+        if not known.done or all(_is_new(t, record) or _is_away(t) for t in record.tasks):
+            return record
+        return replace(record, rollout=replace(known, done=False))
     others = [t.version for t in record.tasks if t.version != record.version and not is_going(t)]
     if not others:
         return record
@@ -65,9 +71,14 @@ def advance(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -
 
 
 def is_outdated(task: TaskRecord, record: JobRecord) -> bool:
-    """Return whether a task is to be taken down for the newest version."""
+    """Return whether a task is to be taken down for the newest version.
+
+    A lost one is not: it becomes the newest version where it is placed.
+    """
+    if task.version == record.version or task.phase is TaskPhase.LOST or record.paused:
+        return False
     halted = record.rollout is not None and record.rollout.halted and is_held(record)
-    return task.version != record.version and not (record.paused or halted)
+    return not (halted or waits_for(record, task, record.spec))
 
 
 def is_held(record: JobRecord) -> bool:
@@ -107,7 +118,24 @@ def runs_next(record: JobRecord, task: TaskRecord) -> int:
     operation = task.operation
     if operation is not None and operation.kind is OperationKind.UPDATE:
         return record.version
-    return task.version if is_held(record) and _is_here(record, task.version) else record.version
+    stays = is_held(record) or waits_for(record, task, record.spec) != ""
+    return task.version if stays and _is_here(record, task.version) else record.version
+
+
+def placed_as(record: JobRecord, task: TaskRecord) -> int:
+    """Return the version as which a task that needs a machine is placed.
+
+    A lost one becomes the newest version only here. Until then its old copy may be heard again,
+    and what that was started with decides when it has certainly ended. It stays as it is where
+    only some tasks may run the newest version yet, where its controller has not answered, and
+    where the newest version must not run beside the old copy. None is placed in an entitlement
+    that its job leaves.
+    """
+    if not _is_here(record, task.version):
+        return record.version
+    is_lost = task.phase is TaskPhase.LOST
+    stays = not is_lost or is_held(record) or is_offered(task)
+    return task.version if stays or waits_for(record, task, record.spec) else record.version
 
 
 def starts_as(record: JobRecord) -> int:
@@ -343,8 +371,10 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger) -> JobRecord:
 
 def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
     failed = frozenset(rollout.failed)
+    serves = any(_is_proven(task, record, now) for task in record.tasks)
     return all(
         is_going(task)
+        or (serves and _is_away(task) and placed_as(record, task) == record.version)
         or (
             task.version == record.version
             and not _is_on_its_way(task)
@@ -400,6 +430,11 @@ def _is_new(task: TaskRecord, record: JobRecord) -> bool:
 
 def _serves(task: TaskRecord) -> bool:
     return task.phase is TaskPhase.RUNNING and task.listed
+
+
+def _is_away(task: TaskRecord) -> bool:
+    """Return whether a task does not matter to a rollout: it is lost, or on its way out."""
+    return task.phase is TaskPhase.LOST or is_going(task)
 
 
 def _is_proven(task: TaskRecord, record: JobRecord, now: Moment) -> bool:

@@ -21,10 +21,11 @@ from control_plane.api.jobs import (
 )
 from control_plane.api.operations import MUST_LEAVE, Cause, OperationState
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.copies import ended_in_s
+from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, waits_for
 from control_plane.scheduler.core.job_check import same_tasks
 from control_plane.scheduler.core.operations import is_going, waits
 from control_plane.scheduler.core.owner_moves import without_place
+from control_plane.scheduler.core.release import placed_as
 
 HOMELESS = (TaskPhase.PENDING, TaskPhase.LOST)
 """Phases in which a task may need a machine."""
@@ -84,6 +85,8 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
     """
 
     def needs(task: TaskRecord) -> bool:
+        if waits_for(record, task, record.specs.get(placed_as(record, task), record.spec)):
+            return False
         if task.phase is TaskPhase.PENDING:
             return True
         if task.placement is None or _is_asked(record, task):
@@ -95,14 +98,6 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
         return ended_in_s(spec_of(record, task), name, machine) == 0.0
 
     return tuple(task for task in record.tasks if task.phase in HOMELESS and needs(task))
-
-
-def placed_as(record: JobRecord, task: TaskRecord) -> int:
-    """Return the version as which a task is placed anew: its own, unless the job leaves its
-    entitlement.
-    """
-    is_here = spec_of(record, task).entitlement == record.spec.entitlement
-    return task.version if is_here else record.version
 
 
 def _is_asked(record: JobRecord, task: TaskRecord) -> bool:
@@ -125,15 +120,12 @@ def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
     if not plan.placements and not plan.unplaced:
         return record
     generation = record.generation
-    leaving = {machine: set(ids) for machine, ids in record.leaving.items()}
-    tasks = []
+    left, tasks = LeftBehind(record), list[TaskRecord]()
     for task in record.tasks:
         placement = plan.placements.get(task.index)
         if placement is not None:
             generation += 1
-            if task.placement is not None:
-                name = f"{record.name}-{task.index}"
-                leaving.setdefault(task.placement.machine, set()).add(name)
+            left.add(task)
             task = TaskRecord(
                 index=task.index,
                 version=placed_as(record, task),
@@ -150,8 +142,7 @@ def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
             task = without_place(task)
             task = task if task.reason == reason else replace(task, reason=reason)
         tasks.append(task)
-    left = {machine: sorted(ids) for machine, ids in leaving.items()}
-    return replace(record, tasks=tasks, generation=generation, leaving=left)
+    return replace(left.into(record), tasks=tasks, generation=generation)
 
 
 def earlier(record: JobRecord) -> int | None:

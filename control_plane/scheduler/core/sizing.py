@@ -8,17 +8,17 @@ from msgspec.structs import replace
 
 from control_plane.agents.core.seen import View
 from control_plane.allocator.core.spread import fullest_first
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, spec_of
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationState
 from control_plane.scheduler.core.approval import is_controlled, was_let
 from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.copies import waits_for
 from control_plane.scheduler.core.decision import Decision, Seen
 from control_plane.scheduler.core.operations import (
     Ledger,
     approval,
     is_going,
     is_let,
-    is_offered,
     waits,
 )
 from control_plane.scheduler.core.reconcile import available
@@ -86,12 +86,10 @@ def without(made: Decision, surplus: frozenset[int], now: Moment) -> JobRecord:
 def _with_newest(record: JobRecord) -> JobRecord:
     """Return the record in which tasks that wait for a machine want the newest version.
 
-    Nothing of them runs that an update would have to take down, and what they wait for is
-    perhaps just what the newest version does not need (BUG-AL1). One whose machine was lost
-    does so, too, unless its old copy is to be handled by rules of its own, or a controller has
-    yet to say that it shall go. Its generation rises: should the old copy be back after all, it
-    is not taken for the newest version (BUG-TC1). While that is with its canaries, or was halted,
-    none of them gets it.
+    Nothing of them runs that an update would have to take down. What they wait for is perhaps
+    just what the newest version does not need (BUG-AL1). While that version is with its
+    canaries, or was halted, none of them gets it. A lost task keeps the version that it was
+    started with until it is placed elsewhere (`placed_as`): its old copy may run (BUG-CP30).
     """
     if all(task.version == record.version for task in record.tasks) or is_held(record):
         return record
@@ -102,14 +100,11 @@ def _with_newest(record: JobRecord) -> JobRecord:
         nonlocal generation
         if task.version == record.version or is_going(task):
             return task
-        waits_here = task.phase is TaskPhase.PENDING
-        is_lost = task.phase is TaskPhase.LOST and bool(task.reason)
-        same = spec_of(record, task).disconnect == record.spec.disconnect
-        if waits_here or (is_lost and same and not is_offered(task)):
-            generation += 1
-            changed = {"version": record.version, "generation": generation}
-            return replace(task, reason="", attempts=0, **changed)
-        return task
+        if task.phase is not TaskPhase.PENDING or waits_for(record, task, record.spec):
+            return task
+        generation += 1
+        changed = {"version": record.version, "generation": generation}
+        return replace(task, reason="", attempts=0, **changed)
 
     tasks = [wants(task) for task in record.tasks]
     return replace(record, tasks=tasks, generation=generation)

@@ -1,6 +1,7 @@
 """Reports folded into a job's record, one case each."""
 
 import pytest
+from msgspec.json import encode
 from msgspec.structs import replace
 
 from agent.api import (
@@ -24,6 +25,7 @@ from control_plane.api.jobs import (
     UpdatePolicy,
 )
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
+from control_plane.api.stored_jobs import read_retired, retired_of
 from control_plane.api.updates import Rollout
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
@@ -35,7 +37,8 @@ from control_plane.scheduler.core.reconcile import (
     next_look,
     observe,
 )
-from control_plane.scheduler.core.release import advance
+from control_plane.scheduler.core.release import advance, placed_as
+from control_plane.scheduler.core.rollout import to_place
 from control_plane.scheduler.core.sizing import remaining
 
 IMAGE = "sha256:" + "1" * 64
@@ -177,7 +180,7 @@ def test_a_lost_task_that_ran_on_is_adopted_without_a_restart():
 
 def test_a_lost_task_keeps_its_version_when_its_machine_was_taken_away():
     record = a_record(a_task(phase=TaskPhase.LOST), version=2)
-    seen = observe(record, m1(a_status(), held=False), at(1.0))
+    seen = observe(record, m1(a_status(), homes=frozenset()), at(1.0))
     assert (seen.tasks[0].phase, seen.tasks[0].version) == (TaskPhase.PENDING, 1)
     assert seen.leaving == {"m1": ["web-0"]}
 
@@ -200,7 +203,7 @@ def test_a_start_waits_for_the_profile():  # HP15
     record = a_record(a_task(phase=TaskPhase.STARTING))
     assert commands(record, m1(ready=False)) == []
     assert "did not prove" in after(record, m1(ready=False)).reason
-    assert commands(record, m1(held=False)) == []
+    assert commands(record, m1(homes=frozenset())) == []
     assert [type(c) for c in commands(record, m1())] == [Start]
     assert commands(record, m1(a_status())) == []
     assert [type(c) for c in commands(record, m1(a_status(generation=4)))] == [Start]
@@ -331,15 +334,16 @@ def test_a_plan_that_sees_nothing_keeps_what_clients_use():
 
 
 def test_a_lost_task_that_is_back_is_not_taken_for_a_version_that_it_never_ran():
-    """BUG-TC1: released while its machine was down; the machine returns with the old copy."""
+    """BUG-TC1, BUG-CP30: a release came while its machine was down; the old copy is back.
+
+    What the copy was started with holds until its machine was heard.
+    """
     lost = a_task(phase=TaskPhase.LOST, reason="machine m1 is not usable")
     away = {"m1": SeenMachine(up=False, answering=False, ready=False)}
     record = decide(a_record(lost, version=2), Seen(away, Moment(1000.0, 10.0))).record
     back = {"m1": SeenMachine(up=True, answering=True, ready=True, tasks={"web-0": a_status()})}
     (task,) = decide(record, Seen(back, Moment(1001.0, 11.0))).record.tasks
-    assert task.version == 2
-    assert task.phase is TaskPhase.STARTING
-    assert task.generation > 5
+    assert (task.version, task.phase, task.generation) == (1, TaskPhase.RUNNING, 5)
 
 
 @pytest.mark.parametrize(
@@ -377,3 +381,80 @@ def test_a_version_runs_everywhere_once_no_task_is_on_its_way_to_it(
     assert advanced.rollout is not None
     assert advanced.rollout.done is is_done
     assert [e.reason for e in ledger.events] == ["version 2 runs on all tasks"] * is_done
+
+
+def released_in_a_cut(old: dict[str, object], new: dict[str, object]) -> JobRecord:
+    """A lost task of version 1, whose owner has applied version 2 since its machine was cut off."""
+    lost = a_task(phase=TaskPhase.LOST, reason="machine m1 is not usable")
+    before, after = a_record(lost, **old).spec, a_record(lost, version=2, **new)
+    return replace(after, specs={1: before, 2: after.spec})
+
+
+def silent(unheard_s: float) -> dict[str, SeenMachine]:
+    return {"m1": SeenMachine(up=False, answering=False, ready=False, unheard_s=unheard_s)}
+
+
+STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0)
+
+
+def test_a_shorter_stop_timeout_of_a_release_in_a_cut_does_not_shorten_the_wait():
+    """BUG-CP30: started with 120 s to stop, the old copy may run for 150 s and more."""
+    record = released_in_a_cut(
+        {"disconnect": STOP, "stop_timeout_s": 120.0}, {"disconnect": STOP, "stop_timeout_s": 1.0}
+    )
+    for unheard_s in (40.0, 100.0, 149.0):
+        seen = Seen(silent(unheard_s), at(unheard_s))
+        record = decide(record, seen).record
+        assert to_place(record, seen.view) == ()
+        assert record.tasks[0].version == 1
+    ended = decide(record, Seen(silent(200.0), at(200.0))).record
+    assert [task.index for task in to_place(ended, silent(200.0))] == [0]
+
+
+def test_a_stop_version_waits_for_the_copy_of_a_keep_version():
+    """BUG-CP30: a change from keep to stop in a cut starts no second copy before the machine is
+    heard.
+    """
+    record = released_in_a_cut({}, {"disconnect": STOP, "stop_timeout_s": 1.0})
+    for unheard_s in (40.0, 1000.0):
+        record = decide(record, Seen(silent(unheard_s), at(unheard_s))).record
+        placed = to_place(record, silent(unheard_s))
+        assert all(placed_as(record, task) == 1 for task in placed)
+
+
+def test_a_job_made_again_knows_the_copies_that_its_predecessor_left_behind():
+    """BUG-CP30: deleted and made again in a cut, with `stop` for `keep`."""
+    stored = read_retired(
+        encode(retired_of(replace(a_record(version=1), generation=9, lasting={"m1": ["web-0"]})))
+    )
+    fresh = a_task(phase=TaskPhase.PENDING, placement=None)
+    record = replace(
+        a_record(fresh, disconnect=STOP), leaving=stored.lasting, lasting=stored.lasting
+    )
+    assert stored.generation == 9
+    waiting = decide(record, Seen(silent(500.0), at(500.0))).record
+    assert to_place(waiting, silent(500.0)) == ()
+    back = decide(waiting, Seen(m1(), at(501.0))).record
+    assert [task.index for task in to_place(back, m1())] == [0]
+    assert read_retired(b"41").generation == 41
+
+
+def test_a_task_starts_only_on_a_machine_of_the_entitlement_of_its_own_version():
+    """BUG-CP31: the job moved to another entitlement; the machine is of one of its versions."""
+    task = a_task(phase=TaskPhase.STARTING)
+    made = a_record(task, version=2)
+    moved = replace(made.spec, entitlement="f")
+    record = replace(made, spec=moved, specs={1: made.spec, 2: moved})
+    assert [type(c) for c in commands(record, m1(homes=frozenset({"e"})))] == [Start]
+    assert commands(record, m1(homes=frozenset({"f"}))) == []
+
+
+def test_a_moved_job_does_not_stop_all_its_tasks_at_once():
+    """BUG-CP31: tasks of the version before stay where they run, within the job's budget."""
+    tasks = [a_task(i, placement=Placement(machine="m1")) for i in range(3)]
+    made = a_record(*tasks, version=2)
+    moved = replace(made.spec, entitlement="f")
+    record = replace(made, spec=moved, specs={1: made.spec, 2: moved})
+    there = m1(*(a_status(i) for i in range(3)), homes=frozenset({"e"}))
+    after_it = decide(record, Seen(there, at(100.0))).record
+    assert sum(task.phase is TaskPhase.RUNNING for task in after_it.tasks) >= 2

@@ -1,0 +1,15 @@
+"""The composed scenario deals every pair of kinds of events to its seeds (BUG-CP32)."""
+
+from itertools import combinations_with_replacement
+
+from vm_lab.region.composed import pairs_of, turn_of
+
+
+def test_a_turn_of_seeds_composes_every_pair_of_kinds_once():  # BUG-CP32
+    kinds = ["cut", "drain", "move-job", "propose-profile", "release"]
+    dealt = [
+        tuple(sorted(pair))
+        for seed in range(1, turn_of(kinds, 4) + 1)
+        for pair in pairs_of(kinds, seed, 4)
+    ]
+    assert sorted(dealt) == list(combinations_with_replacement(kinds, 2))

@@ -1,0 +1,128 @@
+"""Regions that a seed draws whole, with stories in which every kind of event meets every other.
+
+The pairs of kinds are dealt to the seeds in turn, so that a run of seeds has all of them. In each
+pair the second event begins while the first one lasts, or soon after it. Every seed adds a few
+pairs of a wish of people and a cut of machines: what is decided in a cut shows after it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace as replaced
+from itertools import combinations_with_replacement
+from math import ceil
+
+from msgspec.structs import replace
+
+from vm_lab.region.kinds import ON_JOBS, ON_MACHINES
+from vm_lab.region.scenario import FaultRate, Scenario, Shape, Work
+from vm_lab.region.story import Fault, event
+from vm_lab.region.topology import Place, places
+
+MEET_S = 60.0
+"""The second event of a pair begins at most so long after a shorter first one began."""
+_WISHES = (
+    *("patience", "move-job", "release", "bad-release", "resize", "move-task", "restart"),
+    *("stop-job", "drain", "propose-profile"),
+)
+_CUTS = ("cut", "cut-in", "cut-out")
+_MACHINES_EACH = 7
+"""Machines of an entitlement at least, so that a job finds room in any of them."""
+
+
+def of_seed(scenario: Scenario, seed: int) -> Scenario:
+    """Return the scenario of one seed; the same one where the seeds do not draw their regions."""
+    if not scenario.pairs:
+        return scenario
+    chance = random.Random(f"{scenario.name} {seed} composed")
+    work = _work(scenario.work, chance)
+    shape = _shape(scenario.shape, work, chance)
+    jobs = chance.randint(2, max(2, shape.machines // 5))
+    made = replace(scenario, shape=shape, work=replace(work, jobs=jobs))
+    story = _story(made, seed, chance)
+    lines = [str(fault) for fault in sorted(story, key=lambda fault: (fault.at, str(fault)))]
+    return replace(made, faults=[], pairs=0, story=lines)
+
+
+def pairs_of(kinds: Sequence[str], seed: int, count: int) -> list[tuple[str, str]]:
+    """Return the pairs of kinds that a seed composes, each in the order of its two events."""
+    every = list(combinations_with_replacement(sorted(kinds), 2))
+    turn, place = divmod(seed - 1, turn_of(kinds, count))
+    chance = random.Random(f"pairs {turn}")
+    chance.shuffle(every)
+    chosen = every[place * count : (place + 1) * count]
+    return [pair if chance.random() < 0.5 else pair[::-1] for pair in chosen]
+
+
+def turn_of(kinds: Sequence[str], count: int) -> int:
+    """Return how many seeds in a row have all pairs, the first of them 1."""
+    return ceil(len(kinds) * (len(kinds) + 1) / 2 / count)
+
+
+def _work(work: Work, chance: random.Random) -> Work:
+    return replace(
+        work,
+        entitlements=chance.randint(2, 4),
+        tasks=(chance.randint(1, 3), chance.randint(4, 8)),
+        stop_jobs=chance.choice([0.0, 0.3, 0.6]),
+        slow_to_stop=chance.choice([0.0, 0.4, 0.8]),
+        controlled=chance.choice([0.0, 0.25, 0.5]),
+        paced=chance.choice([0.0, 0.4, 0.8]),
+        reboot_profiles=chance.choice([0.0, 0.3]),
+    )
+
+
+def _shape(shape: Shape, work: Work, chance: random.Random) -> Shape:
+    datacenters = chance.randint(1, 3)
+    msbs = datacenters * chance.randint(1, 2)
+    fewest = work.entitlements * _MACHINES_EACH
+    return replace(
+        shape,
+        datacenters=datacenters,
+        msbs=msbs,
+        racks=msbs * chance.randint(1, 3),
+        machines=chance.randint(fewest, fewest + 10),
+        own_stores=chance.randint(0, datacenters),
+    )
+
+
+def _story(scenario: Scenario, seed: int, chance: random.Random) -> list[Fault]:
+    rates = {rate.kind: rate for rate in scenario.faults}
+    where, story = places(scenario.shape), list[Fault]()
+    step = scenario.minutes * 60 / (scenario.pairs + scenario.wishes)
+    wishes = [(chance.choice(_WISHES), chance.choice(_CUTS)) for _ in range(scenario.wishes)]
+    pairs = [
+        *pairs_of(list(rates), seed, scenario.pairs),
+        *(pair if chance.random() < 0.5 else pair[::-1] for pair in wishes),
+    ]
+    chance.shuffle(pairs)
+    for number, (one, other) in enumerate(pairs):
+        at = round(number * step + chance.uniform(0, step / 2), 1)
+        first = event(rates[one], scenario, where, chance, at)
+        if one in ON_MACHINES and other in ON_JOBS and chance.random() < 0.75:
+            first = replaced(first, target=event(rates[other], scenario, where, chance, at).target)
+        at = round(at + chance.uniform(0, max(first.seconds, MEET_S)), 1)
+        story += [first, _second(rates[other], first, scenario, where, chance, at)]
+    return story
+
+
+def _second(
+    rate: FaultRate,
+    first: Fault,
+    scenario: Scenario,
+    where: list[Place],
+    chance: random.Random,
+    at: float,
+) -> Fault:
+    """Return the second event of a pair; three times of four it strikes where the first one does.
+
+    Of a job and a machine, the machine is then that of the job's first task.
+    """
+    second = event(rate, scenario, where, chance, at)
+    if chance.random() < 0.25:
+        return second
+    alike = second.target.partition(":")[0] == first.target.partition(":")[0]
+    if alike or (first.kind in ON_JOBS and second.kind in ON_MACHINES):
+        return replaced(second, target=first.target)
+    return second
