@@ -12,6 +12,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,8 +21,8 @@ import jinja2
 import msgspec
 from aiohttp import web
 
+from control_plane.api.capacity import DecisionNote
 from control_plane.api.people import Needs
-from control_plane.web.actions import ACTIONS, FormAction
 from control_plane.web.pages import PAGES, Page, PageRequest
 from wire.errors import Forbidden, InvalidInput, TwineError
 from wire.fairness import Peer
@@ -51,6 +52,29 @@ TICK_S = 2.0
 STREAM_S = 300.0
 """A stream of changes ends after this long; the browser opens another."""
 FORM_MAX = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class FormAction:
+    """A form: the route that it calls, and how its fields become the body."""
+
+    route: str
+    body: Callable[[Mapping[str, str]], Any] | None = None
+
+
+def _note(form: Mapping[str, str]) -> DecisionNote:
+    if not form.get("reason"):
+        raise InvalidInput("a reason is missing", hint="say in the form why")
+    return DecisionNote(note=form["reason"])
+
+
+ACTIONS: tuple[FormAction, ...] = (
+    FormAction("pause_job"),
+    FormAction("resume_job"),
+    FormAction("rollback_job"),
+    FormAction("approve_request", _note),
+    FormAction("deny_request", _note),
+)
 
 
 class Handlers(Protocol):
