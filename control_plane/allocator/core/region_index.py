@@ -436,7 +436,6 @@ class RegionIndex:
         return fits
 
     def _is_short(self, machine: Machine) -> bool:
-        """Return whether a machine without tasks may get none for want of power."""
         return self.power is not None and self.power.short(machine) is not None
 
     def _dark(self, machine: Machine) -> None:
@@ -498,5 +497,4 @@ def _finished(steps: Generator[None, None, T]) -> T:
         try:
             next(steps)
         except StopIteration as stop:
-            value: T = stop.value
-            return value
+            return stop.value  # type: ignore[no-any-return]
