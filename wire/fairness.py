@@ -94,8 +94,8 @@ class Waiting:
                 del self._of[account]
 
     def _has_room(self, peer: Peer, held: int, total: int) -> bool:
-        if peer.is_trusted:
-            return total < self._most
+        if peer.is_trusted:  # the rest of its connections stays free for its commands
+            return total < self._most and held < self._most // 4
         free = self._most - self._reserve - total
         if peer.role == ANYONE:
             free = min(free, self._most // 2 - self._anonymous)
