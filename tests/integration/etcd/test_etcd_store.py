@@ -185,7 +185,7 @@ class ControlPlane:
         self.state.mkdir(exist_ok=True)
         listed = ", ".join(f'"{url}"' for url in urls)
         config = folder / f"{name}.toml"
-        config.write_text(f'[etcd]\nendpoints = [{listed}]\nprefix = "{folder}"\nttl_s = 2\n')
+        config.write_text(f'[etcd]\nendpoints = [{listed}]\nprefix = "{folder}"\nttl_s = 12\n')
         notified = folder / f"{name}.notify"
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(notified))
