@@ -43,7 +43,7 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 
 
 class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An etcd cluster as the main store, for several control planes of which one leads."""
+    """An etcd cluster as the main store. One control plane leads; the others stand by."""
 
     endpoints: list[EtcdUrl] = []
     """Client URLs of its members, as `https://etcd1:2379`. Empty: SQLite in `state`."""

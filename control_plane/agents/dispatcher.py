@@ -268,7 +268,7 @@ class Dispatcher:
         if wanted is None:
             loop = asyncio.get_running_loop()
             loop.call_later(_PAUSE_MAX_S, self._forgive, line, what, line.pauses.get(what))
-            self._observations.changed(line.machine)  # for whoever asked for what is no task
+            self._observations.changed(line.machine)  # wakes callers that wait
         elif isinstance(wanted, Stop):
             self._ask_stop(Place(line.machine, what), urgent=wanted.urgent)
         else:

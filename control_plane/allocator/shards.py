@@ -69,7 +69,7 @@ class Shards:
         return {name: spec for member in self._members for name, spec in member.specs().items()}
 
     def quotas_changed(self) -> None:
-        """Have each allocator take in that the portal of one granted something else."""
+        """Tell each allocator that a portal has changed a grant."""
         for member in self._members:
             member.quotas_changed()
 

@@ -88,7 +88,7 @@ class RetiredJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 LEAVING_MAX = 1_000
-"""Tasks of a retired job of which is stored where they may still run; the value has a bound."""
+"""At most so many tasks of a retired job are stored with their machines: a value has a bound."""
 
 
 def retired_of(record: JobRecord) -> RetiredJob:

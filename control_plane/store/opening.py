@@ -13,7 +13,7 @@ from wire.errors import ConfigError
 
 
 def main_store(config: Config, standing_by: Callable[[str], None] = lambda _leader: None) -> Store:
-    """Return the main store, not open yet; `standing_by` is told which process leads instead.
+    """Return the main store, not open yet; `standing_by` is called with the name of the leader.
 
     Raises `ConfigError` where etcd is configured and its libraries are missing.
     """

@@ -30,7 +30,7 @@ class Totals:
     network_mbps: int = 0
     disk_bytes: int = 0
     rru_with: tuple[int, int, int] = (0, 0, 0)
-    """Of the machines of which any memory, network and disk is known, in that order."""
+    """RRU of the machines whose memory, network and disk are known, in that order."""
 
     @staticmethod
     def of(kinds: Iterable[tuple[Capacity, int]]) -> Totals:
