@@ -37,7 +37,7 @@ from sidekick.shown import print_error, print_json, print_plan, print_report
 from sidekick.state import Disk, StateFolder, Target
 from sidekick.targets import target_of
 from sidekick.upkeep import resume as finish
-from sidekick.upkeep import watch
+from sidekick.upkeep import settled, watch
 from wire.errors import Forbidden, ProgramError, TwineError
 
 STATE = Path("/var/lib/twine/sidekick")
@@ -195,7 +195,7 @@ def apply_profile(
                 asked = Target(name=profile, generation=generation, epoch=epoch)
                 standing.refuse(host, ctx.state, asked, e)
             raise
-        _conclude(ctx, run.carry_out(), output)
+        _conclude(ctx, settled(host, ctx.state, run.carry_out()), output)
 
 
 @PROGRAM.command(

@@ -15,7 +15,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -64,6 +64,14 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """By owner, which settings their profiles may set: `web-team = ["sysctl.net.*"]`."""
 
 
+class ProfileText(msgspec.Struct, frozen=True):
+    """The file of one profile as it was read: enough to render it again for the host of then."""
+
+    name: str
+    path: str
+    text: str
+
+
 class Profile(msgspec.Struct, frozen=True):
     """A profile with its parents merged in, as it is on one host."""
 
@@ -79,6 +87,8 @@ class Profile(msgspec.Struct, frozen=True):
     """The decoded table of each kind that a file speaks of."""
     sources: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Where it is said, as `web:12` (file and line): by `sysctl.NAME`, `hugepages`, …"""
+    texts: tuple[ProfileText, ...] = ()
+    """Its own file, its parent's, and so on."""
 
     def section(self, kind: str) -> Any:
         """Return the decoded table of a kind of setting, None where no file speaks of it."""
@@ -104,7 +114,7 @@ class _File(msgspec.Struct):
     """One file as it was read, and what is wrong with it."""
 
     name: str
-    path: Path
+    path: str
     lines: Lines
     header: Header | None = None
     fits: bool | None = None
@@ -141,24 +151,7 @@ class Library(msgspec.Struct, frozen=True):
         Raises `NotFound` where there is none of that name, and `ConfigError` with every error of
         every file of its lineage.
         """
-        files: list[_File] = []
-        parent: str | None = name
-        while parent is not None:
-            if parent in (file.name for file in files):
-                path = " -> ".join([file.name for file in files] + [parent])
-                raise ConfigError(f"profile {name} inherits from itself: {path}")
-            path_of = self.find(parent)
-            if path_of is None:
-                raise self._missing(parent, files[-1].name if files else None)
-            files.append(_read(parent, path_of, self.settings, facts))
-            header = files[-1].header
-            parent = header.extends if header else None
-        _check_owners(files)
-        errors = tuple(error for file in files for error in file.errors)
-        if errors:
-            many = f"{len(errors)} error{'s' if errors[1:] else ''}"
-            raise ConfigError(f"profile {files[0].path} has {many}", errors=errors)
-        return _merge(files, self.settings)
+        return render(name, self._text_of, self.settings, facts)
 
     def find(self, name: str) -> Path | None:
         """Return the file of a profile, without its parents."""
@@ -166,6 +159,16 @@ class Library(msgspec.Struct, frozen=True):
             return None
         paths = (folder / f"{name}.toml" for folder in self.folders)
         return next((path for path in paths if os.path.isfile(path)), None)
+
+    def _text_of(self, name: str, child: str | None) -> ProfileText:
+        path = self.find(name)
+        if path is None:
+            raise self._missing(name, child)
+        try:
+            text = path.read_bytes()[: MAX_BYTES + 1].decode()
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(f"cannot read profile {path}: {e}") from e
+        return ProfileText(name, str(path), text)
 
     def _missing(self, name: str, child: str | None) -> ConfigError | NotFound:
         known = ", ".join(self.names()) or "none"
@@ -176,12 +179,40 @@ class Library(msgspec.Struct, frozen=True):
         return ConfigError(f"profile {child} extends {name!r}, which does not exist", hint=hint)
 
 
-def _read(name: str, path: Path, kinds: Mapping[str, Section], facts: Facts) -> _File:
+def render(
+    name: str,
+    text_of: Callable[[str, str | None], ProfileText],
+    kinds: Mapping[str, Section],
+    facts: Facts,
+) -> Profile:
+    """Return a profile with its parents merged in, as it is on a host with these facts.
+
+    `text_of` returns the file of a profile; it is given the name of the child that extends it, or
+    None, and raises where there is no such file. Raises `ConfigError` with every error of every
+    file of the lineage.
+    """
+    files: list[_File] = []
+    texts: list[ProfileText] = []
+    parent: str | None = name
+    while parent is not None:
+        if parent in (file.name for file in files):
+            path = " -> ".join([file.name for file in files] + [parent])
+            raise ConfigError(f"profile {name} inherits from itself: {path}")
+        texts.append(text_of(parent, files[-1].name if files else None))
+        files.append(_read(texts[-1], kinds, facts))
+        header = files[-1].header
+        parent = header.extends if header else None
+    _check_owners(files)
+    errors = tuple(error for file in files for error in file.errors)
+    if errors:
+        many = f"{len(errors)} error{'s' if errors[1:] else ''}"
+        raise ConfigError(f"profile {files[0].path} has {many}", errors=errors)
+    return msgspec.structs.replace(_merge(files, kinds), texts=tuple(texts))
+
+
+def _read(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) -> _File:
     """Return one file, its expressions evaluated and its tables checked; parents not looked at."""
-    try:
-        text = path.read_bytes()[: MAX_BYTES + 1].decode()
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"cannot read profile {path}: {e}") from e
+    name, path, text = file_text.name, file_text.path, file_text.text
     if len(text) > MAX_BYTES:
         raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")
     excess = find_excess(text)
