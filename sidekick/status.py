@@ -86,10 +86,7 @@ def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) ->
 def _looked_at(host: Host, state: StateFolder, record: Record, last: Report | None) -> Report:
     """Compare the host with what its profile asks of it now."""
     applied = record.applied or Target()
-    try:
-        target, problem = rendered_again(applied, host), ""
-    except TwineError as e:
-        target, problem = applied, f"the profile does not fit the host as it is now: {e}"
+    target, problem = rendered_again(applied, host)
     applied_names = {wanted.setting for wanted in applied.wanted}
     found = Sight(host, record, target).verify()
     reports = [

@@ -33,7 +33,7 @@ def resume(host: Host, state: StateFolder) -> Report:
     if target is None:
         state.end()
         return Report(command="resume", at=host.now(), boot_id=host.hardware.boot_id)
-    target = rendered_again(target, host)
+    target, _ = rendered_again(target, host)
     return settled(host, state, Run(host, state, target, command="resume").carry_out())
 
 
@@ -49,7 +49,7 @@ def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
     record = state.load()
     drifted = report.state is ProfileState.DRIFTED and state.unfinished() is None
     if repair and drifted and record.applied and not record.trial:
-        target = rendered_again(record.applied, host)
+        target, _ = rendered_again(record.applied, host)
         repaired = settled(host, state, Run(host, state, target, command="repair").carry_out())
         found = [f"{s.setting} {s.detail}" for s in report.settings if s.outcome is Outcome.DRIFTED]
         repaired = replace(repaired, detail=repaired.detail or f"repaired: {'; '.join(found)}")
@@ -68,7 +68,7 @@ def settled(host: Host, state: StateFolder, report: Report) -> Report:
         record = state.load()
         if report.state is not ProfileState.VERIFIED or record.applied is None:
             return report
-        target = rendered_again(record.applied, host)
+        target, _ = rendered_again(record.applied, host)
         if target.wanted == record.applied.wanted:
             return report
         report = Run(host, state, target, command=report.command).carry_out()
