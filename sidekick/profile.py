@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from sidekick.expression import ExpressionError, Facts, parse
+from sidekick.report import ProfileText
 from sidekick.toml_lines import Lines, find_excess
 from wire.errors import ConfigError, FieldError, NotFound
 
@@ -62,14 +63,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """An expression of facts: which hosts it was made for. `recommend` goes by it; nothing else."""
     allow: dict[str, list[str]] = {}
     """By owner, which settings their profiles may set: `web-team = ["sysctl.net.*"]`."""
-
-
-class ProfileText(msgspec.Struct, frozen=True):
-    """The file of one profile as it was read: enough to render it again for the host of then."""
-
-    name: str
-    path: str
-    text: str
 
 
 class Profile(msgspec.Struct, frozen=True):

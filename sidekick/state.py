@@ -26,8 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sidekick.look import KEPT
-from sidekick.profile import ProfileText
-from sidekick.report import Change, Report, Wanted
+from sidekick.report import Change, ProfileText, Report, Wanted
 from wire.errors import Busy, Forbidden, HostError
 
 SCHEMA = 2
