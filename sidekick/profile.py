@@ -59,6 +59,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     """Who may change the file. One that inherits from a file with `allow` says only what that
     lets this owner say."""
+    unset: list[str] = []
+    """What of its parents it leaves as the host has it: `sysctl.vm.swappiness`, a member of a list
+    such as `modules.br_netfilter`, or a whole table such as `thp`."""
     fits: str = ""
     """An expression of facts: which hosts it was made for. `recommend` goes by it; nothing else."""
     allow: dict[str, list[str]] = {}
@@ -196,6 +199,7 @@ def render(
         header = files[-1].header
         parent = header.extends if header else None
     _check_owners(files)
+    _check_unset(files)
     errors = tuple(error for file in files for error in file.errors)
     if errors:
         many = f"{len(errors)} error{'s' if errors[1:] else ''}"
@@ -347,13 +351,41 @@ def _check_owners(files: Sequence[_File]) -> None:
         patterns = allow.get(owner, [])
         if file.header.allow:
             file.wrong(("allow",), f"may not be changed by {owner}")
-        for block in file.blocks:
-            for kind, table in block.tables.items():
-                for key in table:
-                    name = f"{kind}.{key}"
-                    if not any(fnmatch.fnmatchcase(name, p) for p in patterns):
-                        may = ", ".join(patterns) or "nothing"
-                        file.wrong((*block.at, kind, key), f"{owner} may set {may}")
+        said = [
+            ((*block.at, kind, key), f"{kind}.{key}")
+            for block in file.blocks
+            for kind, table in block.tables.items()
+            for key in table
+        ]
+        said += [(("unset", at), name) for at, name in enumerate(file.header.unset)]
+        for place, name in said:
+            if not any(fnmatch.fnmatchcase(name, p) for p in patterns):
+                file.wrong(place, f"{owner} may set {', '.join(patterns) or 'nothing'}")
+
+
+def _check_unset(files: Sequence[_File]) -> None:
+    """Note every name to unset that no parent sets on any host: most likely it is misspelt."""
+    for number, file in enumerate(files):
+        tables = [block.tables for parent in files[number + 1 :] for block in parent.blocks]
+        for at, name in enumerate(file.header.unset if file.header else ()):
+            if not any(_without(one, name) != one for one in tables):
+                file.wrong(("unset", at), f"no parent of {file.name} sets {name}")
+
+
+def _without(table: Table, name: str) -> Table:
+    """Return a table without a key, or without a member of a list, that a dotted name leads to."""
+    left: Table = {}
+    for key, value in table.items():
+        rest = name.removeprefix(f"{key}.")
+        if isinstance(value, list) and name in value:
+            value = [one for one in value if one != name]
+        elif rest != name and isinstance(value, dict):
+            value = _without(value, rest)
+        elif rest != name and isinstance(value, list):
+            value = [one for one in value if one != rest]
+        if key != name:
+            left[key] = value
+    return left
 
 
 def _merge(files: Sequence[_File], kinds: Mapping[str, Section]) -> Profile:
@@ -361,6 +393,8 @@ def _merge(files: Sequence[_File], kinds: Mapping[str, Section]) -> Profile:
     raw: dict[str, Table] = {}
     sources: dict[str, str] = {}
     for file in reversed(files):
+        for name in file.header.unset if file.header else ():
+            raw = _without(raw, name)
         for block in (b for b in file.blocks if b.holds):
             for kind, table in block.tables.items():
                 raw[kind] = kinds[kind].merge(raw[kind], table) if kind in raw else table
