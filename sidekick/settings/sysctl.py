@@ -62,6 +62,10 @@ REFUSED = (
         "cannot be undone: once raised, the kernel refuses to lower it until the next boot",
     ),
     (
+        r"net/netfilter/nf_hooks_lwtunnel",
+        "cannot be undone: once on, it stays on until the next boot",
+    ),
+    (
         r"net/ipv6/conf/[^/]+/(disable_ipv6|addr_gen_mode)",
         "cannot be undone: it drops addresses and routes, which do not come back with the value",
     ),

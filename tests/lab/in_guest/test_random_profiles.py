@@ -43,6 +43,7 @@ BLOCK = {
     "wbt_lat_usec": (0, 75000),
 }
 THP = {"enabled": ("always", "madvise", "never"), "defrag": ("always", "defer", "never")}
+KINDS, WEIGHTS = ("sysctl", "thp", "block.flash", "modules"), (12, 1, 2, 1)
 MODULES = ("br_netfilter", "bfq", "tcp_bbr", "dummy")
 
 
@@ -81,7 +82,7 @@ class Drawn:
         """Write a profile and return its name."""
         tables: dict[str, list[str]] = {}
         for _ in range(self.random.randint(1, 12)):
-            kind = self.random.choices(("sysctl", "thp", "block.flash", "modules"), (12, 1, 2, 1))[0]
+            (kind,) = self.random.choices(KINDS, WEIGHTS)
             if kind == "sysctl":
                 key = self.random.choice(sorted(self.sysctls))
                 line = f"'{key}' = '{self.value(self.sysctls[key])}'"
@@ -113,7 +114,7 @@ def test_random_profiles_leave_no_trace(host: TheHost, untouched: dict[str, str]
     # BUG-SK26 BUG-SK29 BUG-SK36 F-73 HP12
     drawn, before = Drawn(SEED), dict(untouched)
     wrong: list[str] = []
-    counts = {state: 0 for state in ("verified", "degraded")}
+    counts = dict.fromkeys(("verified", "degraded"), 0)
     for number in range(ROUNDS):
         names = [drawn.profile(f"r{number}{which}") for which in "ab"]
         found = len(wrong)

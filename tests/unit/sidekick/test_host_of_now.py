@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from recorded import CPUS, RecordedHost
 
+from agent.api import Location
+from agent.services.identity import Candidate, write_location
 from sidekick import look
 from sidekick.cli import main
 from sidekick.report import Outcome, ProfileState, Report
@@ -178,6 +180,43 @@ def test_bug_sk35_a_setting_that_changes_facts_is_settled_in_one_command(
     assert bench.run("plan", "mine") == 0
     assert bench.run("rollback") == 0
     assert bench.fake.state.load().originals == {}
+
+
+TURBO = """description = "Turbo where there is power"
+[[when]]
+if = "location.datacenter in ['dc1', 'dc3'] and machine.type == 'web'"
+sysctl."vm.swappiness" = 7
+"""
+
+
+@pytest.mark.parametrize(("datacenter", "wanted"), [("dc1", "7"), ("dc2", "60")])
+def test_hp10_a_profile_may_ask_where_the_machine_stands(
+    tmp_path: Path, datacenter: str, wanted: str
+) -> None:  # HP10
+    bench = Bench(tmp_path, TURBO)
+    candidate = Candidate(
+        machine="m1",
+        address="127.0.0.1:1",
+        facts=None,  # type: ignore[arg-type]
+        location=Location(datacenter=datacenter),
+        machine_type="web",
+    )
+    bench.fake.fs.write("/proc/sys/vm/swappiness", "60")
+    write_location(candidate, bench.fake.fs.path("/etc/twine/location.toml"))
+    assert bench.run("apply-profile", "mine") == 0
+    assert bench.fake.fs.read("/proc/sys/vm/swappiness") == wanted
+
+
+@pytest.mark.parametrize("text", ["not toml [", "colour = 'red'\n", "msb = 3\n"])
+def test_hp10_a_bad_file_of_the_location_is_one_error(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:  # HP10
+    bench = Bench(tmp_path, TURBO)
+    path = bench.fake.fs.path("/etc/twine/location.toml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert bench.run("plan", "mine") == 78
+    assert "/etc/twine/location.toml" in capsys.readouterr().err
 
 
 def test_a_record_of_an_earlier_release_is_verified_as_it_was_written(bench: Bench) -> None:
