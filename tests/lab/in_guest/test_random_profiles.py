@@ -106,6 +106,7 @@ def applied(host: TheHost, name: str) -> Report:
     else:
         assert report.state is ProfileState.DEGRADED, report
         assert report.rolled_back, report
+        print(f"refused: {report.detail}")
     return report
 
 
