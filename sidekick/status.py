@@ -63,7 +63,7 @@ def status(host: Host, state: StateFolder) -> Report:
 
 
 def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) -> Report:
-    """Report a request that cannot even be begun to whoever reads the status file.
+    """Report a request that cannot be started, in the status file.
 
     The host stays as it is; the caller holds the lock.
     """

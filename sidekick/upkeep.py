@@ -76,5 +76,5 @@ def settled(host: Host, state: StateFolder, report: Report) -> Report:
 
 
 def is_over(trial: Trial, host: Host) -> bool:
-    """Return whether nobody confirmed a trial in its time: another boot ends it too."""
+    """Return whether a trial ended without being confirmed: another boot ends it too."""
     return trial.boot_id != host.hardware.boot_id or host.monotonic() >= trial.until

@@ -57,7 +57,7 @@ _RANGES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
 _NUMBER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|(?P<octal>0[0-7]+)|0|[1-9]\d*)")
 
 CONFIGURED = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
-"""Where others keep sysctls (sysctl.d(5)): whoever loads those again changes ours."""
+"""Where others keep sysctls (sysctl.d(5)): loading those again changes ours."""
 REFUSED = (
     (r"vm/nr_hugepages.*", "belongs into [hugepages]"),
     (r"vm/(drop_caches|compact_memory|stat_refresh)", "is an action, not a value"),
