@@ -28,6 +28,7 @@ from agent.api import (
     Umask,
     VolumeMap,
 )
+from control_plane.api.intents import StoredIntent
 from control_plane.api.job_life import JobLife
 from control_plane.api.job_life import JobProbe as JobProbe
 from control_plane.api.operations import Operation
@@ -206,6 +207,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     invocation_id: str = ""
     restarts: int = 0
     last_exit: Exit | None = None
+    wants: int = 0
+    """The version that it is to run, where not all tasks are to run the newest (`compose`)."""
     begun: float | None = None
     """When the phase last changed on the clock of durations; None: before this process began,
     so that what is counted from it counts anew."""
@@ -250,6 +253,13 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of calls that an earlier job of this name may have used are not above this."""
     told: int = 0
     """Events of its log that its controller knows of are up to this number, or further."""
+    intents: dict[str, StoredIntent] = {}
+    """Dimension → what its writer wants. Of a job that an earlier release stored there are none:
+    then `version` is pushed to all tasks, and `spec.tasks` is the size."""
+    trials: tuple[int, ...] = ()
+    """Versions of canaries; kept for as long as a task runs one."""
+    highest: int = 0
+    """The highest number of a canary's version; a new version is above it."""
 
 
 class JobPhase(StrEnum):

@@ -67,6 +67,8 @@ class Wanted:
     runtime: str = ""
     """What the operators want the next push to start with."""
     held_until: float | None = None
+    size_in_force: int | None = None
+    """How many tasks there are to be for as long as the job is held; None: as many as there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Infrastructure:
     """Task → type of its machine; without an entry it has none, or one that is not known."""
     leaving: frozenset[int] = frozenset()
     """Tasks that must leave their machine."""
+    taken: frozenset[int] = frozenset()
+    """Indexes of tasks that are on their way out, or stand in for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +135,9 @@ def compose(
     if wanted.runtime and wanted.runtime != runtime:
         waits[Dimension.INFRASTRUCTURE] = "it enters with the next push"
     if wanted.held_until is not None and now < wanted.held_until:
-        held = {v: Assigned(v, Why.HOLD) for v in {task.version for task in tasks}}
         for dimension in (Dimension.CANARY, Dimension.PUSH, Dimension.SIZE):
             waits[dimension] = "the job is held"
-        spec = {task.index: held[task.version] for task in tasks}
-        return UnifiedSpec(len(tasks), spec, runtime=runtime, waits=waits)
+        return _held(wanted, tasks, infrastructure.taken, runtime, waits)
     size, canary = wanted.size.wanted, wanted.canary
     if canary is not None and canary.ends_at is not None and now >= canary.ends_at:
         canary = None
@@ -143,13 +145,33 @@ def compose(
     if size < len(tasks):
         removed = _removed(wanted.push, canary, tasks, size)
         tasks = [task for task in tasks if task.index not in removed]
-    new = _new(tasks, size)
+    new = _new(tasks, size, infrastructure.taken)
     canaries = _canaries(canary, wanted.push, tasks, new, size, infrastructure)
     if canary is not None and len(canaries) < (most := _most(canary, size)):
         waits[Dimension.CANARY] = _lacks(canary, most - len(canaries))
     spec = _versions(wanted.push, tasks, new, canaries, size)
     if canary is not None:
         spec |= dict.fromkeys(sorted(canaries), Assigned(canary.version, Why.CANARY))
+    return UnifiedSpec(size, spec, removed, runtime, waits)
+
+
+def _held(
+    wanted: Wanted,
+    tasks: Sequence[TaskSeen],
+    taken: frozenset[int],
+    runtime: str,
+    waits: Mapping[Dimension, str],
+) -> UnifiedSpec:
+    """Return what there is: only a resize that began before the hold is finished."""
+    size = len(tasks) if wanted.size_in_force is None else wanted.size_in_force
+    removed = frozenset[int]()
+    if size < len(tasks):
+        removed = _removed(wanted.push, wanted.canary, tasks, size)
+        tasks = [task for task in tasks if task.index not in removed]
+    held = {v: Assigned(v, Why.HOLD) for v in {task.version for task in tasks}}
+    spec = {task.index: held[task.version] for task in tasks}
+    new = Assigned(wanted.push.stable or wanted.push.target, Why.HOLD)
+    spec |= dict.fromkeys(_new(tasks, size, taken), new)
     return UnifiedSpec(size, spec, removed, runtime, waits)
 
 
@@ -167,10 +189,12 @@ def _targets(push: Pushed, size: int) -> int:
     return part_of(push.share, size) if push.stable else size
 
 
-def _new(tasks: Sequence[TaskSeen], size: int) -> list[int]:
+def _new(tasks: Sequence[TaskSeen], size: int, taken: frozenset[int]) -> list[int]:
     """Return the lowest free indexes for the tasks that are missing."""
-    known, new, index = {task.index for task in tasks}, list[int](), 0
-    missing = size - len(known)
+    missing = size - len(tasks)
+    if missing <= 0:
+        return []
+    known, new, index = taken | {task.index for task in tasks}, list[int](), 0
     while len(new) < missing:
         if index not in known:
             new.append(index)
