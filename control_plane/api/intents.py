@@ -70,6 +70,10 @@ class InfrastructureIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     runtime: str = ""
 
 
+class HoldIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A hold as it is stored: until when is said of every intent alike."""
+
+
 class StoredIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One dimension of what is wanted of a job, with who wrote it.
 

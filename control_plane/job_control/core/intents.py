@@ -154,6 +154,7 @@ def check_writer(
     """Raise `Conflict` if somebody else has to be asked first, or wrote since the caller looked.
 
     Without a wish an action of the job as a whole writes it (`job apply`): it takes nothing over.
+    Without a writer nobody asks: a plan, or a program of the region.
     """
     known = record.intents.get(dimension, _NOTHING)
     show = f"twinectl job intents {record.name}"
@@ -164,7 +165,7 @@ def check_writer(
             hint=f"{show}, and write again on top of that",
         )
     takes_over = wish is not None and wish.take_over
-    is_free = known.value is None or not known.is_owned or known.writer == writer
+    is_free = known.value is None or not known.is_owned or writer in ("", known.writer)
     if not (is_free or takes_over):
         raise Conflict(
             f"cannot write the {dimension} of job {record.name!r}: {known.writer} is its writer",

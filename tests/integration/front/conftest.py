@@ -196,7 +196,9 @@ class CannedControlPlane(ControlPlane):
         """What `serve` put in."""
         self._served = asyncio.Event()
 
-    async def apply_job(self, spec: JobSpec, *, dry_run: bool = False) -> JobStatus:
+    async def apply_job(
+        self, spec: JobSpec, *, dry_run: bool = False, writer: str = ""
+    ) -> JobStatus:
         if spec.entitlement not in self.portal.specs():
             raise InvalidInput(f"job {spec.name}: there is no entitlement {spec.entitlement}")
         if not dry_run:
@@ -224,13 +226,13 @@ class CannedControlPlane(ControlPlane):
         record = msgspec.structs.replace(status.record, paused=paused)
         return msgspec.structs.replace(status, record=record)
 
-    async def restart_job(self, name: str) -> JobStatus:
+    async def restart_job(self, name: str, writer: str = "") -> JobStatus:
         return await self.get_job(name)
 
-    async def rollback_job(self, name: str) -> JobStatus:
+    async def rollback_job(self, name: str, writer: str = "") -> JobStatus:
         return await self.get_job(name)
 
-    async def move_job(self, name: str, entitlement: str) -> JobStatus:
+    async def move_job(self, name: str, entitlement: str, writer: str = "") -> JobStatus:
         if entitlement not in self.portal.specs():
             raise InvalidInput(f"job {name}: there is no entitlement {entitlement}")
         status = await self.get_job(name)
