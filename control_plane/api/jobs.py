@@ -260,6 +260,9 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Versions of canaries; kept for as long as a task runs one."""
     highest: int = 0
     """The highest number of a canary's version; a new version is above it."""
+    composed: int = 0
+    """In memory only: the tasks' `wants` follow so many writes of intents (`writes_of`); 0: they
+    are not set."""
 
 
 class JobPhase(StrEnum):

@@ -140,6 +140,22 @@ def wanted_of(record: JobRecord) -> Wanted:
     )
 
 
+def waits_for_hold(record: JobRecord) -> str:
+    """Return what a hold keeps from being begun; empty: nothing, or there is no hold."""
+    if not is_held(record):
+        return ""
+    size, hold = size_of(record).wanted, record.intents[Dimension.HOLD]
+    waits = [
+        f"version {record.version}"
+        if any(t.version not in (record.version, *record.trials) for t in record.tasks)
+        else "",
+        f"the size of {size}" if size != record.spec.tasks else "",
+    ]
+    what = " and ".join(filter(None, waits))
+    why = f" ({hold.reason})" if hold.reason else ""
+    return what and f"the job is held{why}: {what} waits"
+
+
 def next_end(record: JobRecord) -> float | None:
     """Return when the next intent ends by itself, in seconds since 1970; None: none does."""
     return min((end for _, end in _ends(record)), default=None)
@@ -239,6 +255,16 @@ def lapsed(record: JobRecord, now: float) -> JobRecord:
             writer, reason = record.intents[dimension].writer, "its time is over"
             record = written(record, dimension, None, writer, now, reason=reason)
     return sized(record)
+
+
+def writes_of(record: JobRecord) -> int:
+    """Return how often the intents of a job were written: each write makes it larger."""
+    return sum(intent.version for intent in record.intents.values())
+
+
+def is_composed(record: JobRecord) -> bool:
+    """Return whether each task knows by now what it is to run."""
+    return record.composed == (0 if is_plain(record) else writes_of(record))
 
 
 def next_version(record: JobRecord) -> int:

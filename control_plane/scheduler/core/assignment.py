@@ -21,7 +21,12 @@ from control_plane.job_control.core.compose import (
     Why,
     compose,
 )
-from control_plane.job_control.core.intents import is_plain, on_its_way_to, wanted_of
+from control_plane.job_control.core.intents import (
+    is_plain,
+    on_its_way_to,
+    wanted_of,
+    writes_of,
+)
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.reconcile import available
@@ -46,7 +51,7 @@ def unified(record: JobRecord, seen: Seen) -> UnifiedSpec:
 def assigned(record: JobRecord, spec: UnifiedSpec) -> JobRecord:
     """Return the record in which each task knows the version that it is to run."""
     plain = is_plain(record)
-    if plain and not any(task.wants for task in record.tasks):
+    if plain and not record.composed:
         return record
     tasks = [
         task
@@ -54,7 +59,7 @@ def assigned(record: JobRecord, spec: UnifiedSpec) -> JobRecord:
         else replace(task, wants=wants)
         for task in record.tasks
     ]
-    return replace(record, tasks=tasks)
+    return replace(record, tasks=tasks, composed=0 if plain else writes_of(record))
 
 
 def _wants(record: JobRecord, task: TaskRecord, spec: UnifiedSpec) -> int:

@@ -26,7 +26,12 @@ from control_plane.api.operations import (
     OperationKind,
     OperationState,
 )
-from control_plane.job_control.core.intents import is_plain, lapsed, target_of
+from control_plane.job_control.core.intents import (
+    is_plain,
+    lapsed,
+    target_of,
+    waits_for_hold,
+)
 from control_plane.scheduler.core.approval import (
     OFFERED_MAX,
     is_controlled,
@@ -90,6 +95,7 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
         made.detail = told(made.record, seen.now)
     if made.record.paused and any(t.version != made.record.version for t in made.record.tasks):
         made.detail = f"the update to version {made.record.version} is paused"
+    made.detail = made.detail or waits_for_hold(made.record)
     made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
     has_extras = any(task.extra for task in made.record.tasks)
     may_go = spare(made.record, seen.view) if has_extras else 0

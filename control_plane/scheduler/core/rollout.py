@@ -20,7 +20,12 @@ from control_plane.api.jobs import (
     task_id,
 )
 from control_plane.api.operations import MUST_LEAVE, Cause, OperationState
-from control_plane.job_control.core.intents import canary_of, target_of
+from control_plane.job_control.core.intents import (
+    canary_of,
+    is_composed,
+    is_held,
+    target_of,
+)
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, waits_for
 from control_plane.scheduler.core.job_check import same_tasks
@@ -182,7 +187,8 @@ def summarize(record: JobRecord, detail: str = "") -> JobStatus:
     updated = [t for t in running if t.version == record.version]
     waiting = [t for t in staying if t.reason and not t.listed]
     right = sum(1 for t in running if t.version == target_of(record, t))
-    is_full = len(healthy) == len(record.tasks) == wanted == right
+    is_full = is_composed(record) and len(healthy) == len(record.tasks) == wanted == right
+    is_full = is_full and not (detail and is_held(record))
     if record.stopping:
         phase = JobPhase.STOPPING
     elif is_full and not (detail and any(_should_leave(task) for task in staying)):
