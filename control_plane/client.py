@@ -119,16 +119,15 @@ class ControlPlaneClient(PeopleClient):
         """Write one dimension of what is wanted of a job; the wish is that of the dimension."""
         return _as(JobIntents, await self.call(_ROUTE[f"put_{dimension}"], wish, job=job))
 
-    async def withdraw_intent(
-        self, job: str, dimension: Dimension, *, reason: str = "", take_over: bool = False
-    ) -> JobIntents:
+    async def withdraw_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
         """End a job's canary or hold before its time."""
         answer = await self.call(
             _ROUTE["withdraw_intent"],
             job=job,
             dimension=dimension.value,
-            reason=reason or None,
-            take_over="true" if take_over else None,
+            reason=wish.reason or None,
+            expect=wish.expect,
+            take_over="true" if wish.take_over else None,
         )
         return _as(JobIntents, answer)
 

@@ -15,6 +15,23 @@ Part = Annotated[float, Meta(ge=0, le=1)]
 Number = Annotated[int, Meta(ge=0, le=15_000)]
 
 
+_NO_OVERRIDES = (
+    "tasks of a job are alike and are not set one by one (docs/intents.md): for a part of them"
+    " `twinectl job push --share`, for a trial `twinectl job canary --tasks` or --machine-type,"
+    " for shards `twinectl job shards`"
+)
+INSTEAD_OF_OVERRIDES = {
+    **dict.fromkeys(("overrides", "task_overrides", "task_ids"), _NO_OVERRIDES),
+    "share": "it is no part of a job file: twinectl job push --file FILE --share",
+    "canary": "canaries of an update are update.canary; a trial is `twinectl job canary`",
+    "hold": "it is no part of a job file: twinectl job hold",
+    "size": "the size is `tasks`; of a running job also `twinectl job scale`",
+    "runtime": "it is no part of a job file: operators write it, twinectl job runtime",
+}
+"""Keys of a job file that say what an intent says → where that is written (table 1 of the
+article: JC4, FE9)."""
+
+
 class Dimension(StrEnum):
     """What can be wanted of a job independently of all else, the strongest first."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -28,7 +28,7 @@ from agent.api import (
     Umask,
     VolumeMap,
 )
-from control_plane.api.intents import StoredIntent
+from control_plane.api.intents import INSTEAD_OF_OVERRIDES, StoredIntent
 from control_plane.api.job_life import JobLife
 from control_plane.api.job_life import JobProbe as JobProbe
 from control_plane.api.operations import Operation
@@ -70,6 +70,7 @@ class ControllerRef(_Written, frozen=True, kw_only=True):
 class JobSpec(_Written, frozen=True, kw_only=True):
     """What an owner wants to run: the file given to `twinectl job apply`."""
 
+    MOVED: ClassVar[dict[str, str]] = INSTEAD_OF_OVERRIDES
     name: JobName
     """Of the job, unique in the region."""
     entitlement: Name
