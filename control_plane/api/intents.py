@@ -26,7 +26,6 @@ INSTEAD_OF_OVERRIDES = {
     "canary": "canaries of an update are update.canary; a trial is `twinectl job canary`",
     "hold": "it is no part of a job file: twinectl job hold",
     "size": "the size is `tasks`; of a running job also `twinectl job scale`",
-    "runtime": "it is no part of a job file: operators write it, twinectl job runtime",
 }
 """Keys of a job file that say what an intent says → where that is written (table 1 of the
 article: JC4, FE9)."""
@@ -53,8 +52,6 @@ class PushIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: Count
     """Of the job's specification."""
     share: Part = 1.0
-    runtime: str = ""
-    """Which the push started with; all of it runs this one (JC9)."""
 
 
 class SizeIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -136,6 +136,9 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     identity: bool = False
     """Whether each task has a key and a certificate of its own to prove to others which task it
     is, renewed while it runs (docs/credentials.md)."""
+    runtime: Annotated[str, Meta(max_length=63)] = ""
+    """Which runtime its push started with; tasks find it in `TWINE_RUNTIME`. Operators choose it
+    (docs/intents.md): a file may only say what the job has."""
     network: Reach = Reach()
     """Whose network its tasks live in, and who may reach them; see `ports` for theirs."""
     relaxations: Relaxations = []

@@ -23,7 +23,7 @@ from agent.api import (
 from agent.api.task_identity import TaskCertificate
 from control_plane.api.jobs import Endpoints, Jobs, JobStatus
 from control_plane.api.machines import Token
-from control_plane.api.operations import JobEvents, JobMove, MoveWish, RestartWish, TaskStory
+from control_plane.api.operations import JobEvents, MoveWish, RestartWish, TaskStory
 from control_plane.api.people import IssuedCredential, Revocation
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
@@ -110,7 +110,7 @@ class FrontEnd(
         AuthorityHandlers.__init__(self, registrar.rotation)
         DuplicateHandlers.__init__(self, registrar.duplicates)
         RestoredHandlers.__init__(self, control_plane.restored)
-        IntentHandlers.__init__(self, control_plane.intents)
+        IntentHandlers.__init__(self, control_plane)
         self._control_plane = control_plane
         self._registrar = registrar
         self._images = images
@@ -256,28 +256,6 @@ class FrontEnd(
     async def stop_job(self, call: Call) -> JobStatus:
         """Stop a job."""
         return await self._control_plane.stop_job(call.path["job"])
-
-    async def pause_job(self, call: Call) -> JobStatus:
-        """Hold back an update."""
-        return await self._control_plane.pause_job(call.path["job"], paused=True)
-
-    async def resume_job(self, call: Call) -> JobStatus:
-        """Let it go on."""
-        return await self._control_plane.pause_job(call.path["job"], paused=False)
-
-    async def restart_job(self, call: Call) -> JobStatus:
-        """Start every task anew."""
-        return await self._control_plane.restart_job(call.path["job"], caller_of(call.peer))
-
-    async def rollback_job(self, call: Call) -> JobStatus:
-        """Go back a version."""
-        return await self._control_plane.rollback_job(call.path["job"], caller_of(call.peer))
-
-    async def move_job(self, call: Call) -> JobStatus:
-        """Have a job run in another entitlement."""
-        wish: JobMove = call.body
-        writer = caller_of(call.peer)
-        return await self._control_plane.move_job(call.path["job"], wish.entitlement, writer)
 
     async def job_events(self, call: Call) -> JobEvents:
         """Show what was done to a job's tasks."""

@@ -1,19 +1,43 @@
-"""The front end's handlers about intents of jobs."""
+"""The front end's handlers about what is wanted of a running job: its intents, and its push."""
 
 from __future__ import annotations
 
 from control_plane.api.intent_wishes import IntentWish, JobIntents
+from control_plane.api.jobs import JobStatus
+from control_plane.api.operations import JobMove
 from control_plane.front_end.recorder import caller_of
-from control_plane.scheduler.intent_service import IntentService
+from control_plane.roles import ControlPlane
 from wire.server import Call
 
 
 class IntentHandlers:
-    """A handler for each row of `api.intent_routes`; the writer is whoever calls."""
+    """A handler for each row of `api.intent_routes`; the caller is the writer of what it sends."""
 
-    def __init__(self, intents: IntentService) -> None:
+    def __init__(self, control_plane: ControlPlane) -> None:
         """Take what the handlers call."""
-        self._intents = intents
+        self._intents, self._jobs = control_plane.intents, control_plane
+
+    async def pause_job(self, call: Call) -> JobStatus:
+        """Hold back an update."""
+        return await self._jobs.pause_job(call.path["job"], paused=True)
+
+    async def resume_job(self, call: Call) -> JobStatus:
+        """Let it go on."""
+        return await self._jobs.pause_job(call.path["job"], paused=False)
+
+    async def restart_job(self, call: Call) -> JobStatus:
+        """Start every task anew."""
+        return await self._jobs.restart_job(call.path["job"], caller_of(call.peer))
+
+    async def rollback_job(self, call: Call) -> JobStatus:
+        """Go back a version."""
+        return await self._jobs.rollback_job(call.path["job"], caller_of(call.peer))
+
+    async def move_job(self, call: Call) -> JobStatus:
+        """Have a job run in another entitlement."""
+        wish: JobMove = call.body
+        writer = caller_of(call.peer)
+        return await self._jobs.move_job(call.path["job"], wish.entitlement, writer)
 
     async def get_intents(self, call: Call) -> JobIntents:
         """Show what each writer wants."""

@@ -89,7 +89,7 @@ class JobControl:
         return await self.write(applied(spec, writer, self._runtime.date()), dry_run=dry_run)
 
     async def write(self, change: JobChange, *, dry_run: bool = False) -> JobRecord:
-        """Store what a write makes of a job, checked as it stands when nobody else writes it."""
+        """Store what a write makes of a job, checked under the lock of the job."""
         name = change.job
         if name in self._jobs.set_aside:
             raise Conflict(

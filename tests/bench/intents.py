@@ -17,9 +17,9 @@ from control_plane.api.intents import SizeIntent
 from control_plane.job_control.core.compose import (
     CanaryWanted,
     Infrastructure,
+    JobWants,
     Pushed,
     TaskSeen,
-    Wanted,
     compose,
 )
 
@@ -47,10 +47,10 @@ def measured(size: int) -> dict[str, float]:
     push, canary = Pushed(2, 1, 0.5), CanaryWanted(3, share=0.02)
     of_now, less = SizeIntent(tasks=size), SizeIntent(tasks=size // 2)
     cases = {
-        "steady": (Wanted(push, of_now), half),
-        "push": (Wanted(push, of_now), before),
-        "canary": (Wanted(push, of_now, canary), half),
-        "smaller": (Wanted(push, less, canary), half),
+        "steady": (JobWants(push, of_now), half),
+        "push": (JobWants(push, of_now), before),
+        "canary": (JobWants(push, of_now, canary), half),
+        "smaller": (JobWants(push, less, canary), half),
     }
     times = max(1, 2_000 // size)
     return {

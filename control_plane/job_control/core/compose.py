@@ -58,7 +58,7 @@ class CanaryWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class JobWants:
     """The intents of a job, each by itself."""
 
     push: Pushed
@@ -126,7 +126,7 @@ def part_of(share: float, size: int) -> int:
 
 
 def compose(
-    wanted: Wanted, tasks: Sequence[TaskSeen], infrastructure: Infrastructure, now: float
+    wanted: JobWants, tasks: Sequence[TaskSeen], infrastructure: Infrastructure, now: float
 ) -> UnifiedSpec:
     """Return what the intents make of the tasks at this moment; `now` is in seconds since 1970."""
     tasks = sorted(tasks, key=attrgetter("index"))
@@ -156,7 +156,7 @@ def compose(
 
 
 def _held(
-    wanted: Wanted,
+    wanted: JobWants,
     tasks: Sequence[TaskSeen],
     taken: frozenset[int],
     runtime: str,

@@ -1,8 +1,8 @@
 """The intents in a job's record: read, written by one writer each, and ended in time.
 
 Writes of different dimensions touch different entries, so their order does not matter (JC15).
-A write of one dimension may name the version that it replaces; whoever read an older one gets
-`Conflict` and nothing is written.
+A write of one dimension may name the version that it replaces; a writer that read an older one
+gets `Conflict`, and nothing is written.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from control_plane.api.intents import (
 )
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationKind, OperationState
-from control_plane.job_control.core.compose import CanaryWanted, Pushed, UnifiedSpec, Wanted
+from control_plane.job_control.core.compose import CanaryWanted, JobWants, Pushed, UnifiedSpec
 from wire.errors import Conflict
 
 _ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
 _NOTHING = StoredIntent()
 WITHDRAWABLE = (Dimension.CANARY, Dimension.HOLD)
-"""Others are never without a value: they are written anew."""
+"""Others are never without a value: they are written again."""
 
 
 # -- reading
@@ -115,15 +115,15 @@ def stable_of(record: JobRecord) -> int:
     return rollout.base if is_here else 0
 
 
-def wanted_of(record: JobRecord) -> Wanted:
+def wanted_of(record: JobRecord) -> JobWants:
     """Return the intents of a job for `compose`."""
     push, canary = push_of(record), canary_of(record)
     stored, hold = record.intents.get(Dimension.CANARY), record.intents.get(Dimension.HOLD)
     held_until = None
     if hold is not None and hold.value is not None:
         held_until = hold.expires_at
-    return Wanted(
-        push=Pushed(record.version, stable_of(record), push.share, push.runtime),
+    return JobWants(
+        push=Pushed(record.version, stable_of(record), push.share, record.spec.runtime),
         size=SizeIntent(tasks=record.spec.tasks),
         canary=None
         if canary is None
@@ -170,7 +170,7 @@ def check_writer(
     """Raise `Conflict` if somebody else has to be asked first, or wrote since the caller looked.
 
     Without a wish an action of the job as a whole writes it (`job apply`): it takes nothing over.
-    Without a writer nobody asks: a plan, or a program of the region.
+    A write without a writer comes from the region itself, or is a plan.
     """
     known = record.intents.get(dimension, _NOTHING)
     show = f"twinectl job intents {record.name}"
@@ -226,13 +226,8 @@ def pushed(
     reason: str = "",
     is_owned: bool = False,
 ) -> JobRecord:
-    """Return the record whose newest version is what is pushed.
-
-    A new version starts with the runtime that the operators want by now, and keeps it (JC9).
-    """
-    known = push_of(record)
-    runtime = known.runtime if known.version == record.version else runtime_of(record)
-    value = PushIntent(version=record.version, share=share, runtime=runtime or known.runtime)
+    """Return the record whose newest version is what is pushed."""
+    value = PushIntent(version=record.version, share=share)
     return written(record, Dimension.PUSH, value, writer, now, reason=reason, is_owned=is_owned)
 
 

@@ -15,9 +15,9 @@ from control_plane.job_control.core.compose import (
     SERVES,
     SILENT,
     Infrastructure,
+    JobWants,
     TaskSeen,
     UnifiedSpec,
-    Wanted,
     Why,
     compose,
 )
@@ -73,7 +73,7 @@ def _wants(record: JobRecord, task: TaskRecord, spec: UnifiedSpec) -> int:
     return found.version
 
 
-def _infrastructure(record: JobRecord, wanted: Wanted, seen: Seen) -> Infrastructure:
+def _infrastructure(record: JobRecord, wanted: JobWants, seen: Seen) -> Infrastructure:
     taken = frozenset(task.index for task in record.tasks if is_going(task) or task.extra)
     if wanted.canary is None:
         return Infrastructure(taken=taken)

@@ -1,6 +1,6 @@
 """What a write makes of a job's record: the specification that is checked, and the record.
 
-Both are made of the record as it stands when nobody else writes it, so a write of one dimension
+Both are made of the record as it stands under the lock of the job, so a write of one dimension
 never brings back an older state of another (JC15).
 """
 
@@ -21,6 +21,7 @@ from control_plane.job_control.core.intents import (
     is_plain,
     next_version,
     pushed,
+    runtime_of,
     size_of,
     sized,
     stable_of,
@@ -239,10 +240,11 @@ def check_whole(record: JobRecord, verb: str) -> None:
 
 
 def again(record: JobRecord, writer: str, now: float) -> JobRecord:
-    """Return the record in which every task is to start anew."""
+    """Return the record in which every task is to be started again."""
     check_whole(going_on(record), "restarted")
     version = next_version(record)
-    after = replace(record, version=version, specs=record.specs | {version: record.spec})
+    spec = _with_runtime(record, record.spec)
+    after = replace(record, spec=spec, version=version, specs=record.specs | {version: spec})
     return pushed(after, writer, now, reason="restart")
 
 
@@ -254,12 +256,18 @@ def paused(record: JobRecord, *, held_back: bool) -> JobRecord:
 
 def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
     """Return the record with what is wanted now; only what tasks run makes a new version."""
-    record = going_on(record)
+    record, spec = going_on(record), replace(spec, runtime=record.spec.runtime)
     if same_tasks(record.spec, spec):
         specs = record.specs | {record.version: spec}
         return replace(record, spec=spec, specs=specs)
+    spec = _with_runtime(record, spec)
     version = next_version(record)
     return replace(record, spec=spec, version=version, specs=record.specs | {version: spec})
+
+
+def _with_runtime(record: JobRecord, spec: JobSpec) -> JobSpec:
+    """Return what a push starts with: the runtime that the operators want by now (JC9)."""
+    return replace(spec, runtime=runtime_of(record) or record.spec.runtime)
 
 
 def _may_size(known: JobRecord, writer: str) -> bool:

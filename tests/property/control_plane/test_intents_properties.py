@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.api.intents import SizeIntent
+from control_plane.api.intents import (
+    CanaryIntent,
+    Dimension,
+    HoldIntent,
+    InfrastructureIntent,
+    PushIntent,
+    SizeIntent,
+)
+from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.job_control.core.compose import (
     NOWHERE,
     SERVES,
     CanaryWanted,
     Infrastructure,
+    JobWants,
     Pushed,
     TaskSeen,
     UnifiedSpec,
-    Wanted,
     Why,
     compose,
     part_of,
 )
+from control_plane.job_control.core.intents import sized, wanted_of, written
 
 STABLE, TARGET, TRIAL = 1, 2, 3
 TYPES = ("t1", "t2")
@@ -54,8 +64,8 @@ machines = st.builds(
 
 def want(
     size: int, share: float, canary: CanaryWanted | None = None, held: float | None = None
-) -> Wanted:
-    return Wanted(Pushed(TARGET, STABLE, share), SizeIntent(tasks=size), canary, held_until=held)
+) -> JobWants:
+    return JobWants(Pushed(TARGET, STABLE, share), SizeIntent(tasks=size), canary, held_until=held)
 
 
 def counts(spec: UnifiedSpec) -> Counter[int]:
@@ -191,3 +201,48 @@ def test_half_a_task_is_rounded_up_and_a_part_and_its_rest_differ_by_one_at_most
     hundredths = round(share * 100) * size
     assert part == hundredths // 100 + (hundredths % 100 >= 50)
     assert 0 <= part <= size
+
+
+def writes() -> st.SearchStrategy[list[tuple[Dimension, int]]]:
+    """Writes of all dimensions, each by its own writer."""
+    return st.lists(st.tuples(st.sampled_from(list(Dimension)), st.integers(0, 40)), max_size=12)
+
+
+def value_of(dimension: Dimension, number: int) -> msgspec.Struct | None:
+    match dimension:
+        case Dimension.PUSH:
+            return PushIntent(version=1, share=number / 40)
+        case Dimension.SIZE:
+            return SizeIntent(tasks=number)
+        case Dimension.CANARY:
+            return CanaryIntent(version=2, tasks=number) if number else None
+        case Dimension.INFRASTRUCTURE:
+            return InfrastructureIntent(runtime=f"r{number}")
+        case Dimension.HOLD:
+            return HoldIntent() if number % 2 else None
+
+
+@given(writes(), st.randoms(use_true_random=False))
+def test_the_last_write_of_each_dimension_survives_in_any_order(said, chance):  # JC15
+    spec = JobSpec(name="web", entitlement="front", tasks=3, image="sha256:" + "0" * 64)
+    record = JobRecord(name="web", spec=spec, version=1, specs={1: spec})
+
+    def stored(order: list[tuple[Dimension, int]]) -> JobRecord:
+        after = record
+        for dimension, number in order:
+            after = written(after, dimension, value_of(dimension, number), str(dimension), NOW)
+        return sized(after)
+
+    queues = {d: [w for w in said if w[0] is d] for d in Dimension}
+    mixed = []
+    while waiting := [d for d in Dimension if queues[d]]:
+        mixed.append(queues[chance.choice(waiting)].pop(0))
+    one, other = stored(said), stored(mixed)
+    assert one.intents == other.intents
+    assert wanted_of(one) == wanted_of(other)
+    for dimension in Dimension:
+        last = [number for its, number in said if its is dimension][-1:]
+        for number in last:
+            value = value_of(dimension, number)
+            there = one.intents[dimension].value
+            assert there == (None if value is None else msgspec.to_builtins(value))

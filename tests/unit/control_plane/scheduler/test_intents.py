@@ -22,11 +22,12 @@ from control_plane.api.intent_wishes import (
     SizeWish,
 )
 from control_plane.api.intents import StoredIntent
-from control_plane.api.jobs import JobPhase, JobRecord, TaskPhase, TaskRecord
+from control_plane.api.jobs import JobPhase, JobRecord, Placement, TaskPhase, TaskRecord
 from control_plane.api.stored_jobs import intent_of, record_of
 from control_plane.api.updates import Canary, UpdatePolicy
 from control_plane.job_control.core.compose import part_of
 from control_plane.scheduler.core.rollout import wanted_tasks
+from control_plane.scheduler.core.task_spec import task_spec
 from wire.errors import Conflict, InvalidInput
 
 OTHER, THIRD = ["/bin/other"], ["/bin/third"]
@@ -223,9 +224,17 @@ async def test_a_runtime_enters_with_the_next_push_and_stays_for_all_of_it(w: Wo
     )
     await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)  # the last stage
     await w.stable()
-    assert "runtime" not in w.cp._jobs.get("web").intents["push"].value
+    assert {spec.runtime for spec in w.cp._jobs.get("web").specs.values()} == {""}
     shown = await w.cp.intents.push("web", push_of(0.5, command=THIRD), DEPLOYER)
-    assert w.cp._jobs.get("web").intents["push"].value["runtime"] == "r2"
+    await w.stable()
+    record = w.cp._jobs.get("web")
+    assert {v: record.specs[v].runtime for v in counts(w)} == {2: "", 3: "r2"}
+    made = task_spec(
+        record.specs[3], 0, Placement(machine="m1", ports={"http": 1}), generation=1, epoch=1
+    )
+    assert made.environment["TWINE_RUNTIME"] == "r2"
+    with pytest.raises(InvalidInput, match="operators choose it"):
+        await w.cp.apply_job(a_job(4, update=FAST, runtime="r9"))
     assert {v.dimension: v.waits_for for v in shown.intents}["infrastructure"] == ""
 
 
