@@ -42,6 +42,7 @@ class ModulesSetting(Setting):
     section: ClassVar[type[Modules]] = Modules
     carries_others: ClassVar[bool] = True
     brings_settings: ClassVar[bool] = True
+    is_restored_by_boot: ClassVar[bool] = True
 
     def merge(self, parent: dict[str, object], child: dict[str, object]) -> dict[str, object]:
         """Return the modules of both."""

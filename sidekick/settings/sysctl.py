@@ -158,6 +158,7 @@ class SysctlSetting(Setting):
     kind = "sysctl"
     section = Section
     interdependent = True
+    is_restored_by_boot = True
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
         """Return the values of both; the child's name of a limit replaces the parent's other."""
