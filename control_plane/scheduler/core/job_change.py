@@ -28,7 +28,7 @@ from control_plane.job_control.core.intents import (
     written,
 )
 from control_plane.scheduler.core.job_check import same_tasks
-from control_plane.scheduler.core.release import back_to, resumed, returned
+from control_plane.scheduler.core.release import back_to, begun, resumed, returned
 from wire.errors import Conflict, NotFound
 
 
@@ -112,8 +112,7 @@ def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
         after = _changed(known, spec)
-        base = stable_of(known) if after.version == known.version else known.version
-        if wish.share < 1.0 and not base:
+        if wish.share < 1.0 and not stable_of(begun(after)):
             raise Conflict(
                 f"cannot push to a part of job {name!r}: no earlier version of it is known that"
                 " the other tasks could run in its entitlement",
@@ -153,7 +152,7 @@ def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
     def checked(known: JobRecord | None) -> JobSpec:
         record = going_on(_there(known, name))
         check_writer(record, Dimension.CANARY, writer, wish)
-        base = record.specs.get(stable_of(record), record.spec)
+        base = record.specs.get(stable_of(begun(record)), record.spec)
         return replace(
             back_to(record.spec, base),
             image=wish.image or base.image,

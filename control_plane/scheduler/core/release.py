@@ -58,6 +58,9 @@ def begun(record: JobRecord) -> JobRecord:
         for t in record.tasks
         if t.version != record.version and not (is_going(t) or t.version in record.trials)
     ]
+    if not others and any(t.version in record.trials for t in record.tasks):
+        others = [v for v in sorted(record.specs) if v < record.version and v not in record.trials]
+        others = others[-1:]  # all tasks are canaries: the version before is what none runs now
     if not others:
         return record
     if known is None:  # nothing is known of before: it had what most of its tasks run
