@@ -15,6 +15,7 @@ from msgspec import Meta
 from agent.api.life import Hook as Hook
 from agent.api.life import Life as Life
 from agent.api.life import Step as Step
+from agent.api.network import Dns as Dns
 from agent.api.network import Network as Network
 from agent.api.network import NetworkMode as NetworkMode
 from agent.api.network import Reach as Reach

@@ -74,6 +74,7 @@ def _network(spec: JobSpec, placement: Placement) -> Network:
         egress_mbps=r.egress_mbps,
         allow_from=r.allow_from,
         unix_sockets=r.unix_sockets,
+        dns=r.dns,
         ports=placement.ports,
     )
 
