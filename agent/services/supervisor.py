@@ -314,6 +314,7 @@ class TaskLoop:
                 task = await self._with_cpus(task)
                 await host.huge_pages.hold(task.task_id, task.spec)
                 await host.kept_memory.hold()
+                await host.lanes.run("btrfs", host.roots.renew, task.task_id, task.spec)
                 await self._with_volumes(task)
                 await self._connect(task)
                 if await self._initialised(task, guard):
