@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from agent.api.network import DnsName, IpAddress
 from wire.errors import ConfigError
 from wire.violations import violations
 from wire.written import plain
@@ -57,6 +58,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of the tasks' IPv4 addresses on each host; nobody outside of it sees them."""
     network_address: Annotated[str, Meta(max_length=15)] = ""
     """IPv4 address by which other hosts reach this one; empty: that of its default route."""
+    dns_servers: Annotated[list[IpAddress], Meta(max_length=3)] = []
+    """Name servers of tasks in place of the host's, for instance the region's resolver
+    (docs/network.md); a task's own `network.dns` comes before."""
+    dns_search: Annotated[list[DnsName], Meta(max_length=32)] = []
+    """Domains of tasks in place of the host's, for instance `twine.internal`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def address(self) -> tuple[str, int]:
@@ -70,6 +76,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def check_network(self) -> None:
         """Raise `ConfigError` for prefixes that addresses cannot be made from."""
+        for server in self.dns_servers:
+            try:
+                ipaddress.ip_address(server)
+            except ValueError as e:
+                raise ConfigError(f"dns_servers: {e}") from e
         for name, length, kind in (
             ("network_prefix6", 32, ipaddress.IPv6Network),
             ("network_prefix4", 24, ipaddress.IPv4Network),

@@ -29,6 +29,7 @@ from agent.core import own_init
 from agent.core.limits import on_devices
 from agent.core.pressure import Waits, starts_at_once
 from agent.core.records import TASK_UNITS, TaskRecord
+from agent.core.resolver_files import Resolver
 from agent.core.retention import Room
 from agent.machine import Machine
 from agent.machine.acl import let_group
@@ -56,6 +57,7 @@ from agent.services.journal_repair import rebuild
 from agent.services.logs import Logs
 from agent.services.memory_protection import MemoryProtection
 from agent.services.metrics import Metrics
+from agent.services.name_files import NameFiles
 from agent.services.networks import Networks, site_with
 from agent.services.oci import Registries
 from agent.services.offload import Lanes
@@ -116,6 +118,7 @@ def real_machine() -> Machine:
         hugepages=lambda: read_hugepages(KernelFs()),
         cores=lambda: read_cores(KernelFs()),
         has_program=has_program,
+        host_text=lambda path: KernelFs().find(path) or "",
         observe=lambda state, run: observe(KernelFs(), state, run),
     )
 
@@ -246,6 +249,12 @@ class Agent:
             prober=prober,
             contact=Contact(Path(config.run_dir) / "fence", hardware.boot_id, machine.boottime_s),
             networks=networks,
+            name_files=NameFiles(
+                roots,
+                machine,
+                Resolver(tuple(config.dns_servers), tuple(config.dns_search)),
+                hardware.hostname,
+            ),
             cgroups=machine.cgroups,
             volumes=Volumes(machine.btrfs, self._state),
             starts=Starts(starts_at_once(hardware.cpu.online, Waits())),

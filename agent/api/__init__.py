@@ -15,6 +15,7 @@ from msgspec import Meta
 from agent.api.life import Hook as Hook
 from agent.api.life import Life as Life
 from agent.api.life import Step as Step
+from agent.api.network import Dns as Dns
 from agent.api.network import Network as Network
 from agent.api.network import NetworkMode as NetworkMode
 from agent.api.network import Reach as Reach
@@ -111,6 +112,18 @@ Umask = Annotated[
 ]
 UMASK = "0022"
 """The default of other container runtimes."""
+
+
+class RootMode(StrEnum):
+    """What a task may do to the files of its root."""
+
+    READ_ONLY = "read-only"
+    WRITABLE = "writable"
+    """What it writes there is bounded, and gone with its next start."""
+
+
+RootBytes = Annotated[int, Meta(ge=1 << 20, le=COUNT_MAX)]
+ROOT_MAX_BYTES = 1 << 30
 
 
 class RestartWhen(StrEnum):
@@ -218,6 +231,11 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     ulimits: Ulimits = Ulimits()
     umask: Umask = UMASK
     """Permission bits that its new files do not get, in octal."""
+    root: RootMode | None = None
+    """Whether it may write to its root; None: an OCI image may, any other may not
+    (docs/images.md)."""
+    root_max_bytes: RootBytes = ROOT_MAX_BYTES
+    """What it may write there at most, where it may."""
 
 
 class TaskState(StrEnum):

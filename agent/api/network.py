@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 
-from agent.api.ranges import Name, Port, Written
+from agent.api.ranges import END, Name, Port, Written
 
 
 class NetworkMode(StrEnum):
@@ -17,6 +18,35 @@ class NetworkMode(StrEnum):
     """The host's: its ports are the machine's, and it binds those that it was given alone."""
     PRIVATE = "private"
     """Its own: a namespace with addresses of its own, and every port is free."""
+
+
+DnsName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?" + END,
+        description="a name such as db.example.org, of at most 253 characters",
+    ),
+]
+IpAddress = Annotated[
+    str, Meta(pattern=r"^[0-9a-fA-F:.]{2,45}" + END, description="an IPv4 or IPv6 address")
+]
+ResolverOption = Annotated[
+    str,
+    Meta(pattern=r"^[a-z0-9-]{1,32}(:[0-9]{1,5})?" + END, description="a word such as ndots:2"),
+]
+
+
+class Dns(Written, frozen=True, kw_only=True):
+    """How the programs of a task find names; what is empty is the host's."""
+
+    servers: Annotated[list[IpAddress], Meta(max_length=3)] = []
+    """Name servers, the first to ask first."""
+    search: Annotated[list[DnsName], Meta(max_length=32)] = []
+    """Domains that a short name is looked for in."""
+    options: Annotated[list[ResolverOption], Meta(max_length=16)] = []
+    """Words of resolv.conf(5), for instance `ndots:2`."""
+    hosts: Annotated[dict[DnsName, IpAddress], Meta(max_length=256)] = {}
+    """Further entries of /etc/hosts: name → address."""
 
 
 class Reach(Written, frozen=True, kw_only=True):
@@ -31,6 +61,7 @@ class Reach(Written, frozen=True, kw_only=True):
     unix_sockets: bool = False
     """Whether it may open sockets of the family AF_UNIX in `host` mode: with them it reaches the
     abstract sockets of the whole host. A private network has its own, so there they are free."""
+    dns: Dns = Dns()
 
 
 class Network(Reach, frozen=True, kw_only=True):
@@ -41,7 +72,12 @@ class Network(Reach, frozen=True, kw_only=True):
 
 
 def contradiction(reach: Reach) -> str:
-    """Return what cannot be had in the host's network, empty where all fits together."""
+    """Return what of a network cannot be had, empty where all fits together."""
+    for address in (*reach.dns.servers, *reach.dns.hosts.values()):
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            return f"network.dns: {address!r} is no IP address"
     if reach.mode is NetworkMode.PRIVATE:
         return ""
     asked = {"egress_mbps": reach.egress_mbps, "allow_from": reach.allow_from}

@@ -22,13 +22,18 @@ _ROOT = (
     '{ echo "there is a link on the way to $1: it is not written" >&2; return 1; }; '
     'rm -f "$at" && { printf "%s\\n" "$2"; cat "$image/$1"; } >"$at"; }; '
     'while umount -l "$root" 2>/dev/null; do :; done; image=$1; umask 022; cd "$root" && '
-    'say "$3" "$4:x:$uid:$uid::$5:$6" && say "$7" "$8:x:$uid:" && mount --bind --make-private '
-    '-o "nosuid,X-mount.idmap=$2 u:${9%:*}:$uid:1 g:${9#*:}:$uid:1" "$root" "$root" || exit 1; '
+    'say "$3" "$4:x:$uid:$uid::$5:$6" && say "$7" "$8:x:$uid:" && { [ "$9" != 0:0 ] || '
+    'find . -xdev "(" ! -uid 0 -o ! -gid 0 ")" -exec chown -h 0:0 -- {} +; } && '
+    "mount --bind --make-private "
+    '-o "nosuid,X-mount.idmap=${2:+$2 }u:${9%:*}:$uid:1 g:${9#*:}:$uid:1" "$root" "$root" || '
+    "exit 1; "
     "shift 9; bare=.; "
 )
 """Puts the task's user before the others in the lists of the root, and mounts the root over itself
 with the files of the image's user shown as the task's, those of root as they are, and those of
-anybody else as nobody's. The shell stays in the bare root, where it may write anywhere."""
+anybody else as nobody's. The user root (0:0) is that of a writable root: all files of the snapshot
+are root's then, and root's are the task's. The shell stays in the bare root, where it may write
+anywhere."""
 _VOLUMES = (
     'while [ $# -gt 0 ]; do at=$root$2; [ "$(readlink -m "$at")" = "$at" ] || '
     '{ echo "the image has a link on the way to $2: no volume can be there" >&2; exit 1; }; '
@@ -38,12 +43,15 @@ _VOLUMES = (
     "fi || exit 1; shift 3; done"
 )
 """Mounts each first path at the second below the root, files of the owner shown as a dynamic
-user's. Nothing but the agent changes a root, so no link comes after the look for one. The top
+user's. Nothing runs in the root at that time, so no link comes after the look for one. The top
 folder of a volume is given to the owner here: the agent has no right to (docs/adr/0084)."""
 _UNMOUNT = (
     'root=$(readlink -f "$1") || exit 0; shift; '
-    'for at; do while umount -l "$root$at" 2>/dev/null; do :; done; done; true'
+    'for at; do [ "$(readlink -m "$root$at")" = "$root$at" ] || continue; '
+    'while umount -l "$root$at" 2>/dev/null; do :; done; done; true'
 )
+"""Where a task that may write put a link on the way, the mount stays until the root is deleted: by
+the link the host would let go of a mount of its own."""
 
 
 def mount_properties(
@@ -87,6 +95,6 @@ def _shown(user: ImageUser, image: str) -> list[str]:
 
     Root stays root, except as a group where it is the user's own: one number is shown once.
     """
-    of_root = "u:0:0:1" + (" g:0:0:1" if user.gid else "")
+    of_root = ("u:0:0:1" if user.uid else "") + (" g:0:0:1" if user.gid else "")
     who = (user.users, user.name, user.home, user.shell)
     return [image, of_root, *who, user.groups, user.group, f"{user.uid}:{user.gid}"]

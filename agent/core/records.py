@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.api import (
+    ROOT_MAX_BYTES,
     UMASK,
     Exit,
     Health,
@@ -133,6 +134,8 @@ def key_of(spec: TaskSpec) -> str:
         process += (("ulimits", _sorted(spec.ulimits)),)
     if int(spec.umask, 8) != int(UMASK, 8):
         process += (("umask", int(spec.umask, 8)),)
+    if spec.root is not None or spec.root_max_bytes != ROOT_MAX_BYTES:
+        process += (("root", spec.root, spec.root_max_bytes),)
     if spec.identity:
         process += (("identity", True),)
     return hashlib.sha256(msgspec.json.encode(process)).hexdigest()[:12]

@@ -198,7 +198,7 @@ def unit_properties(
         "OOMPolicy": "kill",
         "LogRateLimitIntervalUSec": 10 * _S,
         "LogRateLimitBurst": 10_000,
-        "TemporaryFileSystem": [_shared_memory(spec.limits.memory_max_bytes)],
+        "TemporaryFileSystem": [in_memory("/dev/shm", spec.limits.memory_max_bytes)],
         **_run_time(spec.life.max_run_s),
         **limit_properties(spec),
         **hardening,
@@ -222,13 +222,13 @@ def _of_processes(spec: TaskSpec) -> dict[str, object]:
     return found | ({} if umask == int(UMASK, 8) else {"UMask": umask})
 
 
-def _shared_memory(memory_bytes: int) -> str:
-    """Return the mount of a task's own /dev/shm: half of its memory, and a file for each page.
+def in_memory(path: str, memory_bytes: int) -> str:
+    """Return the mount of a task's own folder in memory: half of its memory, and a file a page.
 
     `PrivateDevices` alone binds the host's /dev/shm into the task's /dev.
     """
     size = memory_bytes // 2
-    return f"/dev/shm:mode=1777,nosuid,nodev,size={size},nr_inodes={size // _PAGE}"
+    return f"{path}:mode=1777,nosuid,nodev,size={size},nr_inodes={size // _PAGE}"
 
 
 def _run_time(seconds: float | None) -> dict[str, object]:

@@ -366,5 +366,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The cores that are online now, with what of them tasks may use."""
     has_program: Callable[[str], bool]
     """Whether a program of the host is there, given its path."""
+    host_text: Callable[[str], str]
+    """Returns a file of the host's configuration, empty where there is none."""
     observe: Callable[[Path, Path], Observed] = _nothing
     """Looks at the kernel for what is of ours, given the state folder and the run folder."""

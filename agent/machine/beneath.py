@@ -6,6 +6,7 @@ no name for the call; its number is the same on all processors.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -106,6 +107,35 @@ def ensure_folder(folder: str, path: str) -> None:
             here = f"{here}/{part}"
     if not stat.S_ISDIR(os.lstat(f"{folder}/{here}").st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+
+def put_file(folder: str, path: str, data: bytes) -> bool:
+    """Make a file of a tree in place of what is there, by the tree's own links; False: it is so.
+
+    A link or file at the path itself is replaced. The tree must not change meanwhile. Raises
+    `OSError` where a folder is at the path, or something that is none is on the way.
+    """
+    above, _, name = path.rpartition("/")
+    ensure_folder(folder, above)
+    place = os.path.join(folder, find_place(folder, above))
+    at = f"{place}/{name}"
+    try:
+        fd = os.open(at, os.O_RDONLY | os.O_NONBLOCK | _SAFE)
+        with os.fdopen(fd, "rb") as file:
+            is_so = stat.S_ISREG(os.fstat(fd).st_mode) and file.read(len(data) + 1) == data
+    except OSError:
+        is_so = False
+    if is_so:
+        return False
+    new = f"{at}.twine-new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o644)
+    with os.fdopen(fd, "wb") as file:
+        os.fchmod(fd, 0o644)  # whatever our umask is
+        file.write(data)
+    os.rename(new, at)
+    return True
 
 
 def open_file(folder: str, path: str) -> int:

@@ -368,6 +368,8 @@ class FakeMachine:
     network: FakeNetwork = field(default_factory=FakeNetwork)
     lacking: set[str] = field(default_factory=set)
     """Paths of programs that it does not have."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """Files of its configuration."""
     cores: tuple[Core, ...] = ()
     """Those that tasks may use; none: one with each CPU."""
 
@@ -426,6 +428,7 @@ class FakeMachine:
             hugepages=lambda: {1 << 30: 0, 2 << 20: self.hardware.hugepages_bytes >> 21},
             cores=lambda: self.cores or tuple(Core((n,)) for n in range(self.hardware.cpu.online)),
             has_program=lambda path: path not in self.lacking,
+            host_text=lambda path: self.texts.get(path, ""),
             observe=self._observe,
         )
 

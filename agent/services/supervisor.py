@@ -38,6 +38,7 @@ from agent.services.huge_pages import HugePages
 from agent.services.inside import Inside, Whole
 from agent.services.journal import Journal
 from agent.services.memory_protection import MemoryProtection
+from agent.services.name_files import NameFiles
 from agent.services.networks import Networks, is_private
 from agent.services.offload import Lanes
 from agent.services.oomd import Oomd
@@ -79,6 +80,7 @@ class Host:
     prober: Prober
     contact: Contact
     networks: Networks
+    name_files: NameFiles
     cgroups: Cgroups
     volumes: Volumes
     starts: Starts
@@ -312,6 +314,7 @@ class TaskLoop:
                 task = await self._with_cpus(task)
                 await host.huge_pages.hold(task.task_id, task.spec)
                 await host.kept_memory.hold()
+                await host.lanes.run("btrfs", host.roots.renew, task.task_id, task.spec)
                 await self._with_volumes(task)
                 await self._connect(task)
                 if await self._initialised(task, guard):
@@ -431,6 +434,9 @@ class TaskLoop:
         else:
             await networks.remove(task.task_id)
             await networks.gates.ensure(task.task_id, task.spec)
+        await self._host.lanes.run(
+            "btrfs", self._host.name_files.write, task.task_id, task.spec, addresses
+        )
         if addresses != task.addresses:
             await self._keep(self.record, replace(self.record, addresses=addresses))
 

@@ -19,6 +19,7 @@ from agent.core.oci import as_run, image_properties
 from agent.core.own_init import asks as own_init
 from agent.core.records import TaskRecord
 from agent.core.unit_properties import describe_unit, key_in, unit_properties
+from agent.core.writable_root import opened
 from agent.machine import Systemd, UnitState
 from agent.services.offload import Lanes
 from agent.services.roots import Roots
@@ -262,12 +263,16 @@ def task_unit(roots: Roots, task: TaskRecord) -> dict[str, object]:
     """Return all properties of a task's unit: its steps and what runs inside are made from it."""
     config, root = roots.config(task.spec.image), str(roots.path(task.task_id))
     user = None if config is None or own_init(task.spec) else config.runs_as
+    writes = roots.is_writable(task.spec)
+    if writes and user is None:
+        user = roots.owner(task.spec.image)
     spec = as_run(task.spec, config)
     spec = replace(spec, environment={**login(user), **spec.environment})
-    return {
+    unit = {
         **unit_properties(task.task_id, spec, root),
         **image_properties(spec, config),
         **mount_properties(task.task_id, spec, str(roots.state), root, user),
         **own_properties(task.own_cpus),
         "Description": describe_unit(task.task_id, task.spec),
     }
+    return unit | (opened(unit, spec, roots.tops(task.spec.image)) if writes else {})

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import (
+    ROOT_MAX_BYTES,
     UMASK,
     Argument,
     DigestStr,
@@ -22,6 +23,8 @@ from agent.api import (
     Relaxations,
     Resources,
     RestartPolicy,
+    RootBytes,
+    RootMode,
     Seconds,
     TaskState,
     Ulimits,
@@ -147,6 +150,11 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     ulimits: Ulimits = Ulimits()
     umask: Umask = UMASK
     """Permission bits that new files of its tasks do not get, in octal."""
+    root: RootMode | None = None
+    """Whether its tasks may write to their roots; None: an OCI image may, any other may not
+    (docs/images.md)."""
+    root_max_bytes: RootBytes = ROOT_MAX_BYTES
+    """What each may write there at most, where it may."""
     controller: ControllerRef | None = None
     """Without one, `update` alone says what may be done when."""
 

@@ -65,6 +65,8 @@ def task_spec(
         relaxations=spec.relaxations,
         ulimits=spec.ulimits,
         umask=spec.umask,
+        root=spec.root,
+        root_max_bytes=spec.root_max_bytes,
         identity=spec.identity,
     )
 
@@ -76,6 +78,7 @@ def _network(spec: JobSpec, placement: Placement) -> Network:
         egress_mbps=r.egress_mbps,
         allow_from=r.allow_from,
         unix_sockets=r.unix_sockets,
+        dns=r.dns,
         ports=placement.ports,
     )
 

@@ -13,7 +13,16 @@ from builders import FakeHost, a_spec, chunks_of, digest_of, running, unit
 from msgspec.structs import replace
 from oci import Layout, Registry, entry, files, layer, sha
 
-from agent.api import Events, ImageFormat, ImageUser, OciPull, Relaxation, TaskState, asked_for_as
+from agent.api import (
+    Events,
+    ImageFormat,
+    ImageUser,
+    OciPull,
+    Relaxation,
+    RootMode,
+    TaskState,
+    asked_for_as,
+)
 from agent.cli.image import fetch
 from agent.core.records import TaskRecord
 from agent.machine import Property
@@ -344,13 +353,13 @@ async def test_an_image_with_a_file_as_working_directory_is_refused(
     assert nothing_staged(host)
 
 
-async def test_an_image_of_root_starts_without_a_command_before_it(
+async def test_an_image_of_root_starts_without_a_command_before_it_if_nothing_is_written(
     host: FakeHost, registry: Registry
 ) -> None:
     digest = an_image(host, registry, BASE, LISTS, config={**CONFIG, "User": "root"})
     async with host.agent() as client:
         info = await client.fetch_oci_image(PLACE)
-        await client.put_task("web", a_spec(image=digest, command=[]))
+        await client.put_task("web", a_spec(image=digest, command=[], root=RootMode.READ_ONLY))
         await running(client, "web")
         found = host.fake.systemd.properties(unit("web"))
 

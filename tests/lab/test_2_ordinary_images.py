@@ -1,0 +1,126 @@
+"""What ordinary images find in their root: names, files to write to, of root or not (BUG-AG31)."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from oci import Layout, entry, folder, layer
+
+from tests.lab.one_guest import BUSYBOX, FOLDERS, OneGuest
+
+pytestmark = pytest.mark.long
+IMAGE = layer(
+    *(folder(name) for name in FOLDERS),
+    entry("bin/busybox", data=BUSYBOX.read_bytes(), mode=0o755),
+    entry("bin/sh", tarfile.SYMTYPE, linkname="busybox"),
+    entry("etc/passwd", data=b"root:x:0:0:root:/root:/bin/sh\nwww:x:33:33::/:/bin/sh\n"),
+    entry("etc/group", data=b"root:x:0:\nwww:x:33:\n"),
+    entry("etc/secret", data=b"root's\n", mode=0o400),
+    entry("etc/resolv.conf", tarfile.SYMTYPE, linkname="/run/systemd/resolve/stub-resolv.conf"),
+    entry("var/run", tarfile.SYMTYPE, linkname="/run"),
+    folder("var/cache"),
+    folder("var/cache/www", mode=0o700, uid=33, gid=33),
+    folder("run/www", uid=33, gid=33),
+    folder("usr"),
+    folder("usr/share"),
+    folder("data"),
+    folder("home"),
+    folder("home/www", mode=0o700, uid=33, gid=33),
+)
+SCRIPT = """b=/bin/busybox
+echo "who: $($b whoami) $HOME $($b cat /etc/secret)"
+for at in etc var/cache/www run run/www usr/share root home/www data tmp; do
+$b touch /$at/new && echo "wrote: $at"; done 2>&1
+echo "pid: $(echo 7 > /var/run/www.pid && $b cat /run/www.pid)"
+$b chown root:root /etc/new && $b mkdir -p /var/lib/app/x && echo "chown: fine"
+echo "again: $($b ls /data)"
+echo "top: $($b mkdir /fresh 2>&1)"
+echo "device: $($b mknod /data/null c 1 3 2>&1)"
+echo "full: $($b dd if=/dev/zero of=/data/big bs=65536 count=1600 2>&1 | $b head -1)"
+echo "names: $($b head -1 /etc/hosts | $b tr '\\t' ' ') $($b cat /etc/hostname)"
+echo over; exec $b sleep 100000"""
+TASK = """root_max_bytes = "64MiB"
+[network.dns]
+servers = ["10.77.0.53"]
+[network.dns.hosts]
+"db.example" = "10.1.2.3"
+"""
+WROTE = ["etc", "var/cache/www", "run", "run/www", "usr/share", "home/www", "data", "tmp"]
+
+
+@pytest.fixture(scope="module")
+def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
+    found = OneGuest(name="ordinary")
+    found.up()
+    put(found, tmp_path_factory.mktemp("image"))
+    found.put("/root/task.toml", TASK)
+    found.put("/root/script", SCRIPT)
+    found.ssh("systemctl start twine-agent.service", timeout_s=900)
+    yield found
+    found.down()
+
+
+def put(guest: OneGuest, top: Path) -> None:
+    layout = Layout(top)
+    layout.image(IMAGE, config={"Cmd": ["/bin/sh", "-c", SCRIPT]})
+    guest.lab("ssh", "m1", "--", "cat > /root/ordinary.tar", stdin=layout.archive())
+
+
+def told(guest: OneGuest, name: str, times: int = 1) -> list[str]:
+    """Return what a task says in its last run of so many."""
+    logs = f"twine-agent logs {name}"
+    guest.until("it says all", lambda: guest.find(logs).splitlines().count("over") == times)
+    lines = guest.ssh(logs).splitlines()
+    begin = max(n for n, line in enumerate(lines) if line.startswith("who: "))
+    return lines[begin:]
+
+
+def test_an_image_of_root_writes_where_it_does_elsewhere(guest: OneGuest) -> None:
+    """BUG-AG31 and the writable root: of root's image all files are the task's, within a bound."""
+    run = "twine-agent run web --image oci-archive:/root/ordinary.tar --memory 64MiB"
+    guest.ssh(f"{run} --file /root/task.toml", timeout_s=900)
+    lines = told(guest, "web")
+    found = dict(line.split(": ", 1) for line in lines if ": " in line)
+    assert found["who"] == "root /root root's"
+    assert [line.split()[1] for line in lines if line.startswith("wrote: ")] == WROTE
+    assert any("/root/new: Read-only file system" in line for line in lines)
+    assert found["pid"] == "7"
+    assert found["chown"] == "fine"
+    assert "Read-only file system" in found["top"]
+    assert "not permitted" in found["device"]
+    assert "exceeded" in found["full"]
+    assert found["names"] == "127.0.0.1 localhost m1"
+    inside = "twine-agent exec web -- /bin/busybox cat /etc/resolv.conf /etc/hosts"
+    assert "nameserver 10.77.0.53" in guest.ssh(inside)
+    assert "10.1.2.3\tdb.example" in guest.ssh(inside)
+
+    guest.ssh("twine-agent restart web", timeout_s=900)
+    lines = told(guest, "web", 2)
+    assert "again: new" in lines, "what the run before wrote is gone"
+    exposure = guest.ssh("systemd-analyze security twine-task-web.service | tail -1")
+    assert float(exposure.split()[-3]) <= 1.5, exposure
+    guest.ssh("twine-agent stop web", timeout_s=900)
+    assert guest.ssh("grep -c twine/tasks/web /proc/self/mountinfo || true").strip() == "0"
+    guest.ssh("twine-agent fsck")
+
+
+def test_a_link_that_a_task_made_does_not_lead_the_host_astray(guest: OneGuest) -> None:
+    """A task moves the folder above its volume and puts a link to the host's there: at its end
+    nothing of the host's is unmounted, and the root can be removed."""
+    guest.ssh("mkdir -p /mnt/vol && mount -t tmpfs mine /mnt/vol")
+    evil = "cd /data && /bin/busybox mv in out && /bin/busybox ln -s /mnt in; echo moved"
+    guest.put(
+        "/root/vol.toml",
+        'root = "writable"\n[volumes.data]\nkind = "scratch"\npath = "/data/in/vol"\n',
+    )
+    run = "twine-agent run evil --no-wait --image oci-archive:/root/ordinary.tar"
+    guest.ssh(f'{run} --file /root/vol.toml -- /bin/sh -c "{evil}"', timeout_s=900)
+    logs = "twine-agent logs evil"
+    guest.until("it ended and ran again", lambda: guest.find(logs).count("moved") > 1)
+    assert "mine" in guest.ssh("grep ' /mnt/vol ' /proc/mounts")
+    guest.ssh("twine-agent stop evil", timeout_s=900)
+    assert guest.ssh("grep -c twine/tasks/evil /proc/self/mountinfo || true").strip() == "0"
+    guest.ssh("umount /mnt/vol")
