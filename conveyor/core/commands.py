@@ -239,7 +239,7 @@ def _rollback_of_the_past(
     if last is None or last.state is RunState.ROLLED_BACK:
         raise _refused(record, request, "no run changed anything that is still there")
     back = record.good if last.state is not RunState.DONE else record.previous
-    missing = [job for job in last.spec.jobs if back.get(job) in (None, last.image)]
+    missing = [job for job in last.pushed if back.get(job) in (None, last.image)]
     if missing:
         raise _refused(record, request, f"no earlier image of job {missing[0]} is known")
     run = PipelineRun(
@@ -249,8 +249,9 @@ def _rollback_of_the_past(
         by=who,
         created=now,
         spec=last.spec,
-        back={job: back[job] for job in last.spec.jobs},
+        back={job: back.get(job, last.image) for job in last.spec.jobs},
         step=last.step,
+        pushed=last.pushed,
     )
     run = rolling_back(run, who, f"asked for by {who}{_because(request)}", now)
     return replace(record, active=run, next_run=record.next_run + 1)

@@ -114,6 +114,11 @@ def _begin(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
         if run.waits == why:
             return DeliveryDecision(record)
         return DeliveryDecision(replace(record, waiting=replace(run, waits=why)))
+    seen_all = [jobs[job] for job in record.spec.jobs]
+    if all(seen.image == run.image and seen.settled for seen in seen_all) and not record.frozen:
+        run = ended(run, RunState.DONE, "every task runs the image already", now)
+        good = record.good | dict.fromkeys(record.spec.jobs, run.image)
+        return DeliveryDecision(replace(record, waiting=None, good=good), ended=(run,))
     good, update = dict(record.good), dict(record.update)
     for job in record.spec.jobs:
         seen = jobs[job]
@@ -314,21 +319,23 @@ def _roll_back(
     if all(run.back[job] == run.image for job in ours) and ours:
         reason = f"{run.reason}; there is no earlier image to go back to"
         return _stop(record, run, RunState.STOPPED, reason, now)
-    acts: list[DeliveryAct] = [
+    acts = tuple(
         PushBack(job, run.back[job])
         for job in ours
         if jobs[job].image == run.image != run.back[job]
-    ]
+    )
     if acts:
-        return _wait(record, f"rolls back {_jobs(ours)}", tuple(acts))
+        return _wait(record, f"rolls back {_jobs(ours)}", acts)
     if thawing := _thaw(record, jobs, run.back):
         return thawing
-    back = [job for job in ours if jobs[job].image == run.back[job]]
-    acts += _restoring(record, [*back, *(j for j in run.spec.jobs if j not in ours)], jobs)
-    going = [job for job in back if not jobs[job].settled]
-    if acts or going:
+    going = [job for job in ours if jobs[job].image == run.back[job] and not jobs[job].settled]
+    if going:
         counts = ", ".join(f"{j}: {jobs[j].healthy} of {jobs[j].size} healthy" for j in going)
-        return _wait(record, f"rolls back {_jobs(going or ours)} ({counts})", tuple(acts))
+        return _wait(record, f"rolls back {_jobs(going)} ({counts})")
+    owners = [job for job in ours if jobs[job].image != run.back[job]]  # changed by somebody else
+    restoring = _restoring(record, [j for j in run.spec.jobs if j not in owners], jobs)
+    if restoring:
+        return _wait(record, "puts the owner's update settings back", restoring)
     good = record.good | {job: run.back[job] for job in run.spec.jobs}
     return _end(replace(record, good=good, update={}), RunState.ROLLED_BACK, run.reason, now)
 
