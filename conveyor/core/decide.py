@@ -306,6 +306,10 @@ def _stop(
 def _freeze_and_end(
     record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float
 ) -> DeliveryDecision:
+    # A push may have arrived that was not seen yet when the end was asked for.
+    pushed = tuple(job for job in run.spec.jobs if jobs[job].image == run.image)
+    run = replace(run, pushed=tuple(dict.fromkeys((*run.pushed, *pushed))))
+    record = replace(record, active=run, frozen=pushed)
     acts = _freezing(record, jobs)
     if acts or run.ending is None:
         return _wait(record, "pauses its jobs", acts)

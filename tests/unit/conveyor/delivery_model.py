@@ -56,19 +56,22 @@ class ModelJob:
     paused: bool = False
     tasks: list[str] = field(default_factory=lambda: [digest(1)] * 10)
     broken: set[str] = field(default_factory=set)
+    passed: bool = True
+    """The image may run on every task: there is no canary setting, or it is known to work."""
 
     def allowed(self) -> int:
         canary, size = self.update.canary, len(self.tasks)
-        if canary is None or self.image == self.base:
+        if canary is None or self.passed:
             return size
         return min(size, max(canary.tasks, ceil(size * (canary.share or 0))))
 
     def want(self, image: str) -> None:
         if image != self.image:
             self.base = max(set(self.tasks), key=self.tasks.count) if self.tasks else image
-            self.image = image
+            self.image, self.passed = image, False
 
     def tick(self) -> None:
+        self.passed |= self.update.canary is None
         if self.paused or self.tasks.count(self.image) >= self.allowed():
             return
         if self.image in self.broken and self.image in self.tasks and self.image != self.base:
@@ -151,7 +154,7 @@ class ModelPlane:
         self._call()
         found = self.jobs[job]
         found.want(image)
-        found.update = replace(found.update, canary=None)
+        found.passed = True
         self.calls.append(("back", job, image))
         self.point()
 
