@@ -66,6 +66,8 @@ class GateMeter:
             return await _http(gate.http)
         except TwineError as e:
             return judge.no_data(str(e))
+        except msgspec.ValidationError as e:
+            return judge.no_data(f"Prometheus at {prometheus} answered something else: {e}")
 
 
 def tasks_pattern(tasks: Sequence[str]) -> str:

@@ -124,14 +124,15 @@ def _of_stage(where: str, stage: PipelineStage, gates: dict[Any, Any]) -> Iterat
 def _of_gate(where: str, gate: Any) -> Iterator[FieldError]:
     if not isinstance(gate, dict):
         return
-    given = [kind for kind in _KINDS if kind in gate]
+    given = [kind for kind in _KINDS if gate.get(kind) is not None]
     if len(given) != 1:
         reason = (
             f"it has {' and '.join(given) or 'none'} of {', '.join(_KINDS)}; exactly one needed"
         )
         yield FieldError(field=where, reason=reason)
     query, compare = gate.get("query"), gate.get("compare")
-    if isinstance(query, dict) and not {"at_most", "at_least"} & query.keys():
+    bounds = ("at_most", "at_least")
+    if isinstance(query, dict) and all(query.get(bound) is None for bound in bounds):
         yield FieldError(field=f"{where}.query", reason="give at_most or at_least, or both")
     if isinstance(compare, dict) and "$tasks" not in str(compare.get("promql", "$tasks")):
         reason = "must contain $tasks: otherwise new and stable tasks give the same numbers"

@@ -87,9 +87,12 @@ def list_(target: Target, output: str) -> None:
     found = _ask(target, lambda c: c.list_pipelines())
     rows = []
     for view in found.pipelines:
-        run = view.record.active or view.record.waiting or view.last
-        words = (run.number, run.image[7:19], run.state.value, run.waits or run.reason)
-        rows.append((view.record.spec.name, *(words if run else ("-", "-", "idle", ""))))
+        run, name = view.record.active or view.record.waiting or view.last, view.record.spec.name
+        if run is None:
+            rows.append((name, "-", "-", "idle", ""))
+        else:
+            detail = run.waits or run.reason
+            rows.append((name, str(run.number), run.image[7:19], run.state.value, detail))
     columns = ("pipeline", "run", "image", "state", "detail")
     show.emit(output, found, lambda: show.table(columns, rows))
 
@@ -203,9 +206,10 @@ def _ask(target: Target, work: Callable[[ConveyorClient], Awaitable[T]]) -> T:
     endpoint = click.get_current_context().meta["service"]
     context = None
     if target.credential is not None and not endpoint.startswith("unix:"):
+        from conveyor.routes import IDENTITY
         from wire import tls
 
-        context = tls.client_context(tls.load(target.credential), tls.CONTROL_PLANE)
+        context = tls.client_context(tls.load(target.credential), IDENTITY)
 
     async def call() -> T:
         async with ConveyorClient(endpoint, context) as client:

@@ -34,7 +34,7 @@ def gantt_svg(
     window = (run.created, max(run.ended or now, run.created + 1))
     gates = sorted({v.gate for v in verdicts})
     names = [f"{i + 1} {step.name}" for i, step in enumerate(run.steps)]
-    parts = (
+    parts: tuple[tuple[list[str], list[JobEvent]], ...] = (
         ([*names], _step_events(run, window[1])),
         ([f"gate {name}" for name in gates], _gate_events(gates, verdicts)),
         ([], [e for e in events if e.task is not None and e.end >= run.created]),
@@ -50,9 +50,8 @@ def gantt_svg(
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH + 10} {height}"'
         ' font-family="sans-serif" font-size="11">\n'
-        f'<rect width="100%" height="100%" fill="white"/><text x="4" y="15">{escape(title)}</text>\n'
-        + "\n".join(body)
-        + "\n</svg>\n"
+        '<rect width="100%" height="100%" fill="white"/>\n'
+        f'<text x="4" y="15">{escape(title)}</text>\n' + "\n".join(body) + "\n</svg>\n"
     )
 
 

@@ -116,9 +116,8 @@ def of_query(gate: QueryGate, series: Mapping[str, float]) -> Measured:
         for name, value in values.items()
         if (high is not None and value > high) or (low is not None and value < low)
     }
-    bounds = " and ".join(
-        [f"at most {high:g}"] * (high is not None) + [f"at least {low:g}"] * (low is not None)
-    )
+    given = (("at most", high), ("at least", low))
+    bounds = " and ".join(f"{word} {bound:g}" for word, bound in given if bound is not None)
     numbers = {"min": min(values.values()), "max": max(values.values()), "series": len(values)}
     if bad:
         shown = ", ".join(f"{name} {value:g}" for name, value in sorted(bad.items())[:_SHOWN])
