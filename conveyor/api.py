@@ -166,6 +166,7 @@ class DeliveryWindows(_File, frozen=True, kw_only=True):
     during: Annotated[list[str], Meta(max_length=64)] = []
     """Such as `mon-fri 09:00-16:00`; empty: always."""
     zone: str = "UTC"
+    """Time zone of `during`, such as `Europe/Berlin`."""
 
 
 class DeliveryHold(_File, frozen=True, kw_only=True):
@@ -174,6 +175,7 @@ class DeliveryHold(_File, frozen=True, kw_only=True):
     begin: Annotated[str, Meta(max_length=40)]
     """Date and time with a zone: `2026-12-20T00:00:00Z`."""
     end: Annotated[str, Meta(max_length=40)]
+    """From this date and time on stages begin again."""
     reason: Annotated[str, Meta(min_length=1, max_length=512)]
     """Shown in the status."""
 

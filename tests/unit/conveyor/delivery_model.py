@@ -8,7 +8,6 @@ from math import ceil
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from control_plane.api.updates import Canary, UpdatePolicy
 from control_plane.runtime.runtime import Runtime

@@ -1,4 +1,4 @@
-"""Invariants of runs under random events, and under a kill at every await (CV1, CV2, CV6)."""
+"""Invariants of runs under random events, and under a kill at every await (CV1, CV2)."""
 
 from __future__ import annotations
 
