@@ -152,7 +152,7 @@ def _is_refused(value: Any, kind: Any) -> bool:
 
 
 def _of_parts(value: Any, kind: Any) -> str:
-    """Return what a table says of its own parts (`__post_init__`), each of which is right."""
+    """Return what a table says of its parts (`__post_init__`) where each alone is right."""
     if not isinstance(value, dict) or not is_struct(kind):
         return ""
     try:
