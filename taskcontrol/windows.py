@@ -70,7 +70,7 @@ class Never:
         """Return it for windows as people write them; `InvalidInput` for a bad one."""
         try:
             ZoneInfo(zone)
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, KeyError) as e:
             raise InvalidInput(f"there is no time zone {zone!r}", hint="as Europe/Berlin") from e
         return cls(tuple(window(text) for text in texts), zone)
 

@@ -21,6 +21,7 @@ from control_plane.cli.machines import machine, token
 from control_plane.cli.maintenance import maintenance
 from control_plane.cli.offline import plan_offline
 from control_plane.cli.people import group, machine_revoke_identity, role, user, whoami
+from control_plane.cli.pipeline import pipeline
 from control_plane.cli.plans import explain, plan
 from control_plane.cli.profiles import profile
 from control_plane.cli.program import Program, target_options
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 _COMMANDS = (
-    *(job, task, plan_offline, machine, maintenance, limit, profile),
+    *(job, pipeline, task, plan_offline, machine, maintenance, limit, profile),
     *(entitlement, capacity, image, token),
     *(role, user, group, whoami, audit, authority, restored, ui),
 )

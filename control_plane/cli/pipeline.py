@@ -1,0 +1,271 @@
+"""`twinectl pipeline`: what people do to continuous delivery, through its service's own API."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from control_plane.cli import show
+from control_plane.cli.program import Target
+from control_plane.cli.show import output_option
+from wire.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from control_plane.api.operations import JobEvent
+    from conveyor.client import ConveyorClient
+    from conveyor.runs import PipelineRun, PipelineView, RunHistory
+
+T = TypeVar("T")
+DEFAULT_SERVICE = "unix:/run/twine-conveyor/conveyor.sock"
+_PAGE = 1000
+
+_FILE = click.argument("file", type=click.Path(path_type=Path))
+_NAME = click.argument("name")
+_REASON = click.option("--reason", default="", help="Kept in the history.")
+
+
+@click.group()
+@click.option(
+    "--service",
+    envvar="TWINE_CONVEYOR",
+    default=DEFAULT_SERVICE,
+    show_default=True,
+    metavar="URL",
+    help="The delivery service: unix:/PATH, or https://HOST:PORT with --credential.",
+)
+@click.pass_context
+def pipeline(context: click.Context, service: str) -> None:
+    """Bring new images to jobs in stages, with gates, and back if one fails."""
+    context.meta["service"] = service
+
+
+@pipeline.command("plan")
+@_FILE
+@output_option
+@click.pass_obj
+def plan_(target: Target, file: Path, output: str) -> None:
+    """Say what applying FILE would change, and what its next run would do. Exit code 2: changes."""
+    from conveyor.pipeline_file import pipeline_spec
+
+    spec = pipeline_spec(_document(file), str(file))
+    found = _ask(target, lambda c: c.plan_pipeline(spec))
+
+    def lines() -> None:
+        click.echo(f"changes: {', '.join(found.changed) or 'none'}")
+        for number, step in enumerate(found.steps, 1):
+            click.echo(show.printable(f"{number}. {step}"))
+        for warning in found.warnings:
+            click.echo(show.printable(f"warning: {warning}"))
+
+    show.emit(output, found, lines)
+    if found.changed:
+        raise click.exceptions.Exit(2)
+
+
+@pipeline.command()
+@_FILE
+@output_option
+@click.pass_obj
+def apply(target: Target, file: Path, output: str) -> None:
+    """Create the pipeline of FILE, or change it; a run under way keeps the file it began with."""
+    from conveyor.pipeline_file import pipeline_spec
+
+    spec = pipeline_spec(_document(file), str(file))
+    _tell(_ask(target, lambda c: c.apply_pipeline(spec)), output)
+
+
+@pipeline.command("list")
+@output_option
+@click.pass_obj
+def list_(target: Target, output: str) -> None:
+    """Show all pipelines."""
+    found = _ask(target, lambda c: c.list_pipelines())
+    rows = []
+    for view in found.pipelines:
+        run, name = view.record.active or view.record.waiting or view.last, view.record.spec.name
+        if run is None:
+            rows.append((name, "-", "-", "idle", ""))
+        else:
+            detail = run.waits or run.reason
+            rows.append((name, str(run.number), run.image[7:19], run.state.value, detail))
+    columns = ("pipeline", "run", "image", "state", "detail")
+    show.emit(output, found, lambda: show.table(columns, rows))
+
+
+@pipeline.command()
+@_NAME
+@output_option
+@click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
+@click.pass_obj
+def status(target: Target, name: str, output: str, watch: bool) -> None:
+    """Show what a pipeline does now, what it waits for, and what its gates saw."""
+    while True:
+        _tell(_ask(target, lambda c: c.get_pipeline(name)), output)
+        if not watch:
+            return
+        time.sleep(2)
+        click.echo()
+
+
+@pipeline.command()
+@_NAME
+@click.option("--run", type=click.IntRange(1), help="Only this run.")
+@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "svg"]),
+    default="table",
+    show_default=True,
+    help="For people, for programs, or a Gantt chart of the newest run.",
+)
+@click.pass_obj
+def history(target: Target, name: str, run: int | None, limit: int, output: str) -> None:
+    """Show who started what, and which gate said what with the numbers it saw."""
+    found = _ask(target, lambda c: c.history(name, limit, run))
+    if output == "svg":
+        if not found.runs:
+            raise InvalidInput(f"pipeline {name} has no run to draw")
+        click.echo(_svg(target, found), nl=False)
+        return
+    show.emit(output, found, lambda: _print_history(found))
+
+
+@pipeline.command()
+@_NAME
+@click.option("--image", required=True, help="Digest in the image store.")
+@_REASON
+@output_option
+@click.pass_obj
+def start(target: Target, name: str, image: str, reason: str, output: str) -> None:
+    """Start a run by hand."""
+    import msgspec
+
+    from conveyor.api import StartRequest
+
+    try:
+        request = msgspec.convert({"image": image, "reason": reason}, StartRequest)
+    except msgspec.ValidationError as e:
+        raise InvalidInput(f"--image {image[:80]!r}: {e}", hint="twinectl image list") from e
+    _tell(_ask(target, lambda c: c.start_run(name, request)), output)
+
+
+@pipeline.command()
+@_NAME
+@click.option("--yes", is_flag=True, help="Needed: its history goes with it.")
+@click.pass_obj
+def remove(target: Target, name: str, yes: bool) -> None:
+    """Forget a pipeline without a run; its jobs stay as they are."""
+    if not yes:
+        raise InvalidInput(f"removing pipeline {name} needs --yes: its history goes with it")
+    _ask(target, lambda c: c.remove_pipeline(name))
+
+
+def _verb(verb: str, text: str) -> click.Command:
+    gate = click.option("--gate", default="", help="Which approval; default: all that wait.")
+
+    def act(target: Target, name: str, reason: str, output: str, gate: str = "") -> None:
+        from conveyor.api import ControlRequest, ControlVerb
+
+        request = ControlRequest(verb=ControlVerb(verb), reason=reason, gate=gate)
+        _tell(_ask(target, lambda c: c.control_run(name, request)), output)
+
+    act.__doc__ = text
+    command = click.pass_obj(act)
+    for decorate in ([gate] if verb == "approve" else []) + [output_option, _REASON, _NAME]:
+        command = decorate(command)
+    return click.command(verb)(command)
+
+
+for _word, _text in (
+    ("approve", "Say yes to an approval that the run waits for."),
+    ("pause", "Stop the run where it is: nothing more is updated, no gate decides."),
+    ("resume", "Let a paused run go on; its step is observed again from its beginning."),
+    ("skip", "End the current step without its soak and gates; needs --reason."),
+    ("rollback", "Go back to the image that last finished, or to the one before it."),
+    ("abort", "End the run and pause its jobs as they are; needs --reason."),
+):
+    pipeline.add_command(_verb(_word, _text))
+
+
+def _document(file: Path) -> object:
+    from control_plane.cli.jobfile import read_document
+
+    return read_document(file)
+
+
+def _ask(target: Target, work: Callable[[ConveyorClient], Awaitable[T]]) -> T:
+    """Call the delivery service and return its answer."""
+    from conveyor.client import ConveyorClient
+
+    endpoint = click.get_current_context().meta["service"]
+    context = None
+    if target.credential is not None and not endpoint.startswith("unix:"):
+        from conveyor.routes import IDENTITY
+        from wire import tls
+
+        context = tls.client_context(tls.load(target.credential), IDENTITY)
+
+    async def call() -> T:
+        async with ConveyorClient(endpoint, context) as client:
+            return await work(client)
+
+    return asyncio.run(call())
+
+
+def _tell(view: PipelineView, output: str) -> None:
+    from conveyor.core.status_page import status_lines
+
+    def lines() -> None:
+        for line in status_lines(view):
+            click.echo(show.printable(line))
+
+    show.emit(output, view, lines)
+
+
+def _print_history(found: RunHistory) -> None:
+    from conveyor.core.status_page import run_line
+
+    for run in found.runs:
+        click.echo(show.printable(f"{run_line(run)} (by {run.by}, {run.trigger})"))
+        for entry in run.log:
+            click.echo(show.printable(f"  {_stamp(entry.at)}  {entry.who}: {entry.what}"))
+        rows = [
+            (_stamp(v.at), v.step + 1, v.gate, v.outcome.value, v.reason)
+            for v in found.verdicts.get(run.number, [])
+        ]
+        if rows:
+            show.table(("at", "step", "gate", "outcome", "saw"), rows)
+
+
+def _svg(target: Target, found: RunHistory) -> str:
+    from control_plane.cli.pipeline_gantt import gantt_svg
+
+    run = found.runs[0]
+    return gantt_svg(run, found.verdicts.get(run.number, []), _events(target, run), time.time())
+
+
+def _events(target: Target, run: PipelineRun) -> list[JobEvent]:
+    """Return what was done to the tasks of the run's first job meanwhile."""
+
+    async def work() -> list[JobEvent]:
+        found: list[JobEvent] = []
+        async with target.client() as client:
+            after, more = 0, True
+            while more:
+                page = await client.job_events(run.spec.jobs[0], after, _PAGE)
+                found += [e for e in page.events if run.created <= e.end <= (run.ended or e.end)]
+                more = page.more and bool(page.events)
+                after = page.events[-1].seq if page.events else after
+        return found
+
+    return asyncio.run(work())
+
+
+def _stamp(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))

@@ -1,0 +1,244 @@
+"""Types of a pipeline file."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.api import DigestStr, Name
+from control_plane.api.policy import JobName
+
+DAY_S = 86_400.0
+STAGE_MAX_S = 6 * DAY_S
+"""The job API holds canaries for at most seven days; a stage must end before that."""
+Span = Annotated[float, Meta(ge=0, le=STAGE_MAX_S)]
+Interval = Annotated[float, Meta(ge=1, le=3600)]
+Url = Annotated[
+    str,
+    Meta(pattern=r"^https?://[^\s]+$", max_length=2048, description="an http:// or https:// URL"),
+]
+Who = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what a person writes."""
+
+
+class StageKind(StrEnum):
+    """Which part of a job a stage brings to the new image."""
+
+    CANARY = "canary"
+    """A few tasks: `tasks`."""
+    PERCENT = "percent"
+    """A share of all tasks: `percent`."""
+    ALL = "all"
+    """Every task, as fast as the job's own `update` settings allow."""
+
+
+class JobOrder(StrEnum):
+    """How a run with several jobs proceeds."""
+
+    IN_ORDER = "in-order"
+    """All stages of the first job, then all stages of the next."""
+    TOGETHER = "together"
+    """Each stage on all jobs, then the next stage."""
+
+
+class FailureAction(StrEnum):
+    """What a run does when a gate fails."""
+
+    ROLLBACK = "rollback"
+    """Bring every job of the run back to the image that last finished."""
+    STOP = "stop"
+    """Update no further task, and leave the tasks as they are."""
+
+
+class PipelineTrigger(_File, frozen=True, kw_only=True):
+    """What starts a run. An empty table: only `twinectl pipeline start`."""
+
+    image: Annotated[str, Meta(max_length=512)] = ""
+    """Name of the image: a name that it was signed with, or the registry reference that it was
+    fetched from. The newest image of that name in the image store starts a run."""
+    schedule: Annotated[list[str], Meta(max_length=64)] = []
+    """Start only at these times, such as `mon-fri 10:00`; needs `image`."""
+    zone: str = "UTC"
+    """Time zone of `schedule`."""
+
+
+class QueryGate(_File, frozen=True, kw_only=True):
+    """A Prometheus query whose every series must stay within bounds."""
+
+    promql: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """`$tasks` is replaced by a regular expression of the tasks that run the new image."""
+    at_most: float | None = None
+    """Fails above this value."""
+    at_least: float | None = None
+    """Fails below this value."""
+
+
+class CompareGate(_File, frozen=True, kw_only=True):
+    """The same Prometheus query on new and on stable tasks, compared by a statistical test."""
+
+    promql: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """Asked twice: `$tasks` is replaced by the new tasks, then by the stable ones."""
+    better: Annotated[str, Meta(pattern="^(lower|higher)$", description="`lower` or `higher`")] = (
+        "lower"
+    )
+    """Which direction is good."""
+    tolerance: Annotated[float, Meta(ge=0, le=10)] = 0.1
+    """The new median may be worse by this share of the stable one."""
+    significance: Annotated[float, Meta(gt=0, le=0.5)] = 0.05
+    """Probability of a false alarm per look (one-sided Mann-Whitney U test)."""
+    samples: Annotated[int, Meta(ge=5, le=10_000)] = 10
+    """Fewer samples on either side are no data."""
+    window_s: Annotated[float, Meta(ge=10, le=DAY_S)] = 300.0
+    """Samples are taken over this time before now, but not from before the stage was reached."""
+    step_s: Interval = 15.0
+    """Between two samples of a series; at least the scrape interval."""
+
+
+class HealthGate(_File, frozen=True, kw_only=True):
+    """Health and restarts of the new tasks, from the job's status."""
+
+    restarts: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """Restarts of all new tasks together that are allowed in the stage."""
+
+
+class HttpGate(_File, frozen=True, kw_only=True):
+    """An HTTP GET that must answer as expected."""
+
+    url: Url
+    """Where."""
+    status: Annotated[int, Meta(ge=100, le=599)] = 200
+    """The only status that passes."""
+    contains: Annotated[str, Meta(max_length=1024)] = ""
+    """Text that the first 64 KiB of the answer must contain."""
+    timeout_s: Annotated[float, Meta(gt=0, le=60)] = 5.0
+    """No answer within this time is no data."""
+
+
+class ApprovalGate(_File, frozen=True, kw_only=True):
+    """A person says yes: `twinectl pipeline approve`."""
+
+    by: Annotated[list[Who], Meta(max_length=100)] = []
+    """Users who may approve, by name, or `local`; empty: every user who may change the pipeline."""
+
+
+class PipelineGate(_File, frozen=True, kw_only=True):
+    """One condition of a stage; exactly one of its tables says what is measured."""
+
+    query: QueryGate | None = None
+    compare: CompareGate | None = None
+    health: HealthGate | None = None
+    http: HttpGate | None = None
+    approval: ApprovalGate | None = None
+    every_s: Interval = 15.0
+    """Between two measurements."""
+    failures: Annotated[int, Meta(ge=1, le=100)] = 1
+    """Measurements in a row that must fail before the gate fails."""
+    deadline_s: Span = 300.0
+    """After the soak a gate without a passing measurement fails at this time: no data is a
+    failure."""
+
+
+class PipelineStage(_File, frozen=True, kw_only=True):
+    """A part of the job, how long it is observed, and which gates it must pass."""
+
+    kind: StageKind
+    tasks: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    """Of a canary stage: how many tasks."""
+    percent: Annotated[float, Meta(gt=0, lt=100)] | None = None
+    """Of a percent stage: which share of all tasks, rounded up, at every size of the job."""
+    soak_s: Span = 0.0
+    """How long the tasks run before the gates decide. Failing gates act at once."""
+    reach_s: Annotated[float, Meta(gt=0, le=STAGE_MAX_S)] = 1800.0
+    """The stage fails if its tasks are not healthy with the new image within this time."""
+    gates: Annotated[list[Name], Meta(max_length=32)] = []
+    """Names of `[gates.NAME]` tables."""
+
+
+class DeliveryWindows(_File, frozen=True, kw_only=True):
+    """When runs may start and stages may begin. Rollbacks are never held back."""
+
+    during: Annotated[list[str], Meta(max_length=64)] = []
+    """Such as `mon-fri 09:00-16:00`; empty: always."""
+    zone: str = "UTC"
+    """Time zone of `during`, such as `Europe/Berlin`."""
+
+
+class DeliveryHold(_File, frozen=True, kw_only=True):
+    """A period in which no stage begins."""
+
+    begin: Annotated[str, Meta(max_length=40)]
+    """Date and time with a zone: `2026-12-20T00:00:00Z`."""
+    end: Annotated[str, Meta(max_length=40)]
+    """From this date and time on stages begin again."""
+    reason: Annotated[str, Meta(min_length=1, max_length=512)]
+    """Shown in the status."""
+
+
+class FailurePolicy(_File, frozen=True, kw_only=True):
+    """What a failed run does, and who is told."""
+
+    action: FailureAction = FailureAction.ROLLBACK
+    notify: Annotated[list[Url], Meta(max_length=16)] = []
+    """Each gets a POST with JSON at the end of every run that did not finish."""
+
+
+class PipelineSpec(_File, frozen=True, kw_only=True):
+    """The file given to `twinectl pipeline apply`."""
+
+    name: Name
+    """Of the pipeline, unique in its delivery service."""
+    jobs: Annotated[list[JobName], Meta(min_length=1, max_length=100)]
+    """Jobs whose image it changes; a job belongs to one pipeline."""
+    order: JobOrder = JobOrder.IN_ORDER
+    stages: Annotated[list[PipelineStage], Meta(min_length=1, max_length=32)]
+    """In order; the last one must be `all`."""
+    gates: Annotated[dict[Name, PipelineGate], Meta(max_length=64)] = {}
+    """By name; stages refer to them."""
+    trigger: PipelineTrigger = PipelineTrigger()
+    windows: DeliveryWindows = DeliveryWindows()
+    holds: Annotated[list[DeliveryHold], Meta(max_length=64)] = []
+    on_failure: FailurePolicy = FailurePolicy()
+    prometheus: Url = "http://127.0.0.1:9090"
+    """Server of `query` and `compare` gates."""
+
+
+def gate_kind(gate: PipelineGate) -> str:
+    """Return the name of the table that says what a gate measures."""
+    kinds = ("query", "compare", "health", "http", "approval")
+    return next((kind for kind in kinds if getattr(gate, kind) is not None), "")
+
+
+class StartRequest(_File, frozen=True, kw_only=True):
+    """Start a run by hand."""
+
+    image: DigestStr
+    reason: Annotated[str, Meta(max_length=512)] = ""
+
+
+class ControlVerb(StrEnum):
+    """What a person may do to a run."""
+
+    APPROVE = "approve"
+    PAUSE = "pause"
+    RESUME = "resume"
+    SKIP = "skip"
+    """End the current stage without waiting for its soak and gates; written down with its
+    reason."""
+    ROLLBACK = "rollback"
+    ABORT = "abort"
+
+
+class ControlRequest(_File, frozen=True, kw_only=True):
+    """Act on the run of a pipeline."""
+
+    verb: ControlVerb
+    reason: Annotated[str, Meta(max_length=512)] = ""
+    """Why; needed for `skip` and `abort`."""
+    gate: Annotated[str, Meta(max_length=64)] = ""
+    """Which approval; empty: every one that waits for the caller."""

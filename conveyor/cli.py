@@ -1,0 +1,137 @@
+"""`twine-conveyor`: the delivery service as a program."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import click
+
+from control_plane.cli.jobfile import read_document
+from control_plane.cli.program import Program, Target
+from control_plane.notify import notify
+from control_plane.runtime.anchor import Anchor
+from control_plane.runtime.runtime import Runtime
+from control_plane.store import Store
+from conveyor.config import ConveyorConfig, load, open_store
+from conveyor.pipeline_file import pipeline_spec
+from conveyor.push import JobApiWriter
+from conveyor.records import DeliveryRecords
+from conveyor.server import DeliveryAccess, serving
+from conveyor.service import DeliveryService
+from wire import log as logs
+from wire import tls
+from wire.errors import Busy
+
+_RETRY_S = 2.0
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="twine-cluster", prog_name="twine-conveyor")
+def main() -> None:
+    """Bring new images to jobs in stages, with gates, and back if one fails."""
+
+
+@main.command()
+@click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file.")
+def serve(file: Path | None) -> None:
+    """Carry out pipelines until SIGTERM; tasks and jobs stay as they are when it ends."""
+    config = load(file)
+    logs.configure("twine-conveyor", "info")
+    asyncio.run(_until_signal(config))
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def check(file: Path) -> None:
+    """Say what is wrong with a pipeline FILE; calls nobody."""
+    spec = pipeline_spec(read_document(file), str(file))
+    click.echo(f"{file}: pipeline {spec.name}, {len(spec.stages)} stages, {len(spec.jobs)} jobs")
+
+
+async def _until_signal(config: ConveyorConfig) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await run_service(config, stopping, lambda: click.echo(f"serves at {config.socket}", err=True))
+
+
+async def run_service(
+    config: ConveyorConfig, stopping: asyncio.Event, started: Callable[[], None]
+) -> None:
+    """Run the service until `stopping` is set; waits while another instance has the store."""
+    runtime = Runtime()
+    store = open_store(config)
+    if not await _opened(store, stopping):
+        return
+    try:
+        anchor = Anchor(store, runtime, _boot_id())
+        await anchor.load()
+        async with _serving(config, store, runtime) as service:
+            notify("READY=1\nSTATUS=serving")
+            started()
+            loops = (service.run(), store.wait_failed(), runtime.watch_clocks(), anchor.run())
+            tasks = [asyncio.ensure_future(end) for end in (stopping.wait(), *loops)]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        await store.__aexit__(None, None, None)
+
+
+async def _opened(store: Store, stopping: asyncio.Event) -> bool:
+    """Return whether the store is open; False: the end was asked for while another had it."""
+    told = False
+    while not stopping.is_set():
+        try:
+            await store.__aenter__()
+        except Busy as e:
+            if not told:
+                notify("READY=1\nSTATUS=standing by")
+                click.echo(f"standing by: {e}", err=True)
+                told = True
+            try:
+                async with asyncio.timeout(_RETRY_S):
+                    await stopping.wait()
+            except TimeoutError:
+                continue
+        else:
+            return True
+    return False
+
+
+@asynccontextmanager
+async def _serving(
+    config: ConveyorConfig, store: Store, runtime: Runtime
+) -> AsyncIterator[DeliveryService]:
+    credential = Path(config.credential) if config.credential else None
+    async with Target(config.endpoint or None, credential).client() as client:
+        service = DeliveryService(DeliveryRecords(store), JobApiWriter(client), runtime)
+        await service.load()
+        address, at = config.listen_on(), None
+        if address is not None:
+            held = tls.load(Path(config.server_credential))
+            at = (*address, tls.server_context(held, require_client=True))
+        access = DeliveryAccess(frozenset(config.writers))
+        async with serving(service, access, Path(config.socket), at):
+            yield service
+
+
+def _boot_id() -> str:
+    """Return the kernel's name of this boot (random(4)); empty where it does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The delivery service's configuration: one frozen value, read once from TOML."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from control_plane.config import EtcdSettings
+from control_plane.store import Store
+from control_plane.store.sqlite import SqliteStore
+from wire.errors import ConfigError
+from wire.violations import violations
+from wire.written import plain
+
+_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+)):(\d{1,5})")
+DEFAULT_SOCKET = "/run/twine-conveyor/conveyor.sock"
+
+
+class ConveyorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file; every key has a default that works on one machine."""
+
+    state: Annotated[str, Meta(min_length=1)] = "/var/lib/twine-conveyor"
+    """Folder of its SQLite store, which one process at a time may open."""
+    etcd: EtcdSettings = EtcdSettings(prefix="/twine-conveyor")
+    """Store in etcd instead: several instances, of which one leads and the others stand by."""
+    socket: Annotated[str, Meta(min_length=1)] = DEFAULT_SOCKET
+    """Unix socket for `twinectl pipeline` as root on this host."""
+    endpoint: str = ""
+    """Front end; empty: that of the credential, or its unix socket on this host."""
+    credential: str = ""
+    """File of a user credential (`twine-control-plane user add`) that may change the jobs."""
+    listen: str = ""
+    """`HOST:PORT` for users with TLS; empty: only the unix socket."""
+    server_credential: str = ""
+    """File of the certificate that it shows to users; needed for `listen`."""
+    writers: Annotated[list[str], Meta(max_length=1000)] = []
+    """Users who may apply, approve and control pipelines; others only read."""
+
+    def listen_on(self) -> tuple[str, int] | None:
+        """Return host and port to listen on; None: TLS is not configured."""
+        if not self.listen:
+            return None
+        match = _LISTEN.fullmatch(self.listen)
+        if match is None or int(match[3]) > 65_535:
+            raise ConfigError(f"cannot listen on {self.listen!r}: not HOST:PORT")
+        if not self.server_credential:
+            raise ConfigError("cannot listen with TLS: server_credential is missing")
+        return match[1] or match[2], int(match[3])
+
+
+def load(path: Path | None) -> ConveyorConfig:
+    """Return the configuration of a TOML file, or raise `ConfigError` with all its errors."""
+    if path is None:
+        return ConveyorConfig()
+    try:
+        document: Any = tomllib.loads(path.read_text())
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}") from e
+    except ValueError as e:
+        raise ConfigError(f"{path} is not TOML: {e}") from e
+    document = plain(document, ConveyorConfig)
+    if found := violations(document, ConveyorConfig):
+        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
+        raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))
+    config = msgspec.convert(document, ConveyorConfig)
+    config.listen_on()
+    return config
+
+
+def open_store(config: ConveyorConfig) -> Store:
+    """Return the store of a configuration, not open yet. Whoever opens it leads: SQLite is locked
+    by a file, etcd by a lease, and a second instance waits.
+    """
+    if not config.etcd.endpoints:
+        return SqliteStore(Path(config.state))
+    from control_plane.store.etcd import EtcdStore
+
+    return EtcdStore(config.etcd)

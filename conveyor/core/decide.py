@@ -1,0 +1,461 @@
+"""What a pipeline does next: a pure function of what is stored and what is seen.
+
+Level-triggered: acts follow from the record and the jobs, so an act that was lost is decided
+again, and one that was carried out is not. Each act is idempotent.
+
+    waiting -> running (step by step) -> done
+                 a gate fails -> rolling-back -> rolled-back, or stopped
+                 a person: abort -> aborted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from control_plane.api.updates import DAY_S, Canary, OnFailure, UpdatePolicy
+from conveyor.api import FailureAction, PipelineStage, StageKind
+from conveyor.core import judge, schedule
+from conveyor.core.stages import DeliveryStep, share, steps, wanted
+from conveyor.runs import (
+    ENDED,
+    LOG_MAX,
+    JobProgress,
+    LogEntry,
+    PipelineRecord,
+    PipelineRun,
+    RunState,
+    StepTime,
+)
+
+WHO = "conveyor"
+HOLD_S = 7 * DAY_S
+"""The job API keeps the share of a stage for so long."""
+_LOG_FIRST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class PushStage:
+    """Have the job want the image, on as many tasks as the stage says."""
+
+    job: str
+    image: str
+    stage: PipelineStage
+
+
+@dataclass(frozen=True, slots=True)
+class PushBack:
+    """Have all tasks of the job want an earlier image again."""
+
+    job: str
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetFrozen:
+    """Pause the job's update, or let it go on."""
+
+    job: str
+    frozen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreUpdate:
+    """Put the owner's canary and failure settings back."""
+
+    job: str
+    update: UpdatePolicy
+
+
+DeliveryAct = PushStage | PushBack | SetFrozen | RestoreUpdate
+Jobs = Mapping[str, JobProgress]
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryDecision:
+    """The record to store first, runs that ended, and what to do then."""
+
+    record: PipelineRecord
+    acts: tuple[DeliveryAct, ...] = ()
+    ended: tuple[PipelineRun, ...] = ()
+    measure: tuple[str, ...] = ()
+    """Gates of the current step to measure."""
+
+
+def advance(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
+    """Return what to store and do; `jobs`: those that could be seen, `now`: seconds since 1970."""
+    run = record.active
+    if run is None:
+        return _begin(record, jobs, now)
+    missing = [job for job in run.spec.jobs if job not in jobs]
+    if missing:
+        return _wait(record, f"cannot see {_jobs(missing)}: the front end does not answer")
+    gone = [job for job in run.spec.jobs if not jobs[job].image]
+    if gone:
+        return _end(record, RunState.STOPPED, f"{_jobs(gone)} does not exist any more", now)
+    if run.ending is not None:
+        return _freeze_and_end(record, run, jobs, now)
+    if run.state is RunState.ROLLING_BACK:
+        return _roll_back(record, run, jobs, now)
+    return _run(record, run, jobs, now)
+
+
+# -- the beginning
+
+
+def _begin(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
+    run = record.waiting
+    if run is None:
+        return DeliveryDecision(record)
+    why = _begin_later(record, run, jobs, now)
+    if why:
+        if run.waits == why:
+            return DeliveryDecision(record)
+        return DeliveryDecision(replace(record, waiting=replace(run, waits=why)))
+    seen_all = [jobs[job] for job in record.spec.jobs]
+    if all(seen.image == run.image and seen.settled for seen in seen_all) and not record.frozen:
+        run = ended(run, RunState.DONE, "every task runs the image already", now)
+        good = record.good | dict.fromkeys(record.spec.jobs, run.image)
+        return DeliveryDecision(replace(record, waiting=None, good=good), ended=(run,))
+    good, update = dict(record.good), dict(record.update)
+    for job in record.spec.jobs:
+        seen = jobs[job]
+        if job not in good or (seen.settled and job not in record.frozen):
+            good[job] = seen.image
+        if job not in record.frozen:
+            update[job] = seen.update
+        update.setdefault(job, seen.update)
+    kept = {job: good[job] for job in record.spec.jobs}
+    first = steps(record.spec)[0]
+    run = replace(
+        run,
+        state=RunState.RUNNING,
+        spec=record.spec,
+        back=kept,
+        steps=(StepTime(name=first.name, began=now),),
+        waits="",
+    )
+    run = logged(run, now, WHO, f"begins {first.name}")
+    return DeliveryDecision(replace(record, active=run, waiting=None, good=kept, update=update))
+
+
+def _begin_later(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> str:
+    """Return why a run may not begin yet; empty: it may."""
+    missing = [job for job in record.spec.jobs if job not in jobs]
+    if missing:
+        return f"cannot see {_jobs(missing)}: the front end does not answer"
+    for job in record.spec.jobs:
+        seen, ours = jobs[job], job in record.frozen
+        if not seen.image:
+            return f"job {job} does not exist; create it with twinectl job apply"
+        if seen.frozen and not ours:
+            return f"job {job} is paused by its owner"
+        if seen.updating and not ours and run.trigger != "hand":
+            return f"another update of job {job} is under way"
+    return schedule.held_back(record.spec, now)
+
+
+# -- stage by stage
+
+
+def _run(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> DeliveryDecision:
+    for job in run.pushed:
+        if jobs[job].image != run.image:
+            reason = f"job {job} was changed to image {jobs[job].image} by somebody else"
+            return _stop(record, run, RunState.STOPPED, reason, now, leave=job)
+    seen = tuple(job for job in run.spec.jobs if job in run.pushed or jobs[job].image == run.image)
+    if seen != run.pushed:
+        run = replace(run, pushed=seen)
+        record = replace(record, active=run)
+    if run.paused:
+        more = tuple(job for job in run.pushed if job not in record.frozen)
+        record = replace(record, frozen=(*record.frozen, *more))
+        return _wait(record, "paused", _freezing(record, jobs))
+    if thawing := _thaw(record, jobs, dict.fromkeys(run.spec.jobs, run.image)):
+        return thawing
+    plan = steps(run.spec)
+    if run.step >= len(plan):
+        return _finish(record, run, jobs, now)
+    return _step(record, run, plan[run.step], jobs, now)
+
+
+def _step(
+    record: PipelineRecord, run: PipelineRun, step: DeliveryStep, jobs: Jobs, now: float
+) -> DeliveryDecision:
+    """Return what the current step needs: push, soak, gates, or its end."""
+    halted = [job for job in run.pushed if jobs[job].halted]
+    if halted:
+        return _failed(record, run, f"job {halted[0]}: {jobs[halted[0]].halted}", now)
+    by_owner = [job for job in step.jobs if jobs[job].frozen and job not in record.frozen]
+    if by_owner:
+        return _wait(record, f"{_jobs(by_owner)} paused by its owner")
+    pushes = tuple(
+        PushStage(job, run.image, step.stage)
+        for job in step.jobs
+        if not is_pushed(jobs[job], run.image, step.stage)
+    )
+    reached = not pushes and all(_is_reached(jobs[job], step.stage) for job in step.jobs)
+    time = run.steps[-1]
+    if run.skip == run.step and not pushes:
+        return _next(record, run, now)
+    if time.reached is None:
+        if reached:
+            restarts = sum(jobs[job].restarts for job in step.jobs)
+            time = replace(time, reached=now, restarts=restarts)
+            run = replace(run, steps=(*run.steps[:-1], time))
+            run = logged(run, now, WHO, f"{step.name} reached: {_counts(step, jobs)}")
+            return _judged(replace(record, active=run), run, step, jobs, now)
+        if now - time.began > step.stage.reach_s:
+            reason = f"{step.name} was not reached within {step.stage.reach_s:g} s"
+            return _failed(record, run, f"{reason}: {_counts(step, jobs)}", now)
+        return _wait(record, f"{step.name}: {_counts(step, jobs)}", pushes)
+    if pushes:  # somebody else changed the stage
+        return _wait(record, f"{step.name}: {_counts(step, jobs)}", pushes)
+    return _judged(record, run, step, jobs, now)
+
+
+def _judged(
+    record: PipelineRecord, run: PipelineRun, step: DeliveryStep, jobs: Jobs, now: float
+) -> DeliveryDecision:
+    """Return what the gates of a step that was reached lead to."""
+    time = run.steps[-1]
+    found = judge.judged(run, step.stage, now)
+    if found.failed:
+        return _failed(record, run, found.failed, now)
+    assert time.reached is not None
+    if not all(_is_reached(jobs[job], step.stage) for job in step.jobs):
+        late_s = now - time.reached - step.stage.soak_s - step.stage.reach_s
+        if late_s > 0:
+            return _failed(record, run, f"{step.name} is not healthy: {_counts(step, jobs)}", now)
+        return _wait(record, f"{step.name}: {_counts(step, jobs)}", measure=found.due)
+    if found.waits:
+        return _wait(record, f"{step.name}: {found.waits}", measure=found.due)
+    return _next(record, run, now, found.due)
+
+
+def _next(
+    record: PipelineRecord, run: PipelineRun, now: float, due: tuple[str, ...] = ()
+) -> DeliveryDecision:
+    """Return the next step, or that windows and holds keep it back: gates are measured on."""
+    plan, number = steps(run.spec), run.step + 1
+    is_last = number >= len(plan)
+    if not is_last and (why := schedule.held_back(run.spec, now)):
+        return _wait(record, f"{plan[number].name} {why}", measure=due)
+    ended = replace(run.steps[-1], ended=now)
+    word = "skipped" if run.skip == run.step else "passed"
+    run = replace(run, step=number, steps=(*run.steps[:-1], ended), verdicts={}, skip=None)
+    run = logged(run, now, WHO, f"{ended.name} {word}")
+    if not is_last:
+        run = replace(run, steps=(*run.steps, StepTime(name=plan[number].name, began=now)))
+    return DeliveryDecision(replace(record, active=replace(run, waits="")))
+
+
+def _finish(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> DeliveryDecision:
+    acts = _restoring(record, run.spec.jobs, jobs)
+    if acts:
+        return _wait(record, "puts the owner's update settings back", acts)
+    before = {job: image for job, image in record.good.items() if image != run.image}
+    record = replace(
+        record,
+        good=record.good | dict.fromkeys(run.spec.jobs, run.image),
+        previous=record.previous | before,
+        update={},
+    )
+    return _end(record, RunState.DONE, "", now)
+
+
+# -- failures
+
+
+def _failed(record: PipelineRecord, run: PipelineRun, reason: str, now: float) -> DeliveryDecision:
+    if run.spec.on_failure.action is FailureAction.STOP:
+        return _stop(record, run, RunState.STOPPED, reason, now)
+    return DeliveryDecision(replace(record, active=rolling_back(run, WHO, reason, now)))
+
+
+def rolling_back(run: PipelineRun, who: str, reason: str, now: float) -> PipelineRun:
+    """Return the run on its way back."""
+    steps_ = run.steps
+    if steps_ and steps_[-1].ended is None:
+        steps_ = (*steps_[:-1], replace(steps_[-1], ended=now))
+    back = StepTime(name="rollback", began=now)
+    run = logged(run, now, who, f"rolls back: {reason}")
+    return replace(
+        run,
+        state=RunState.ROLLING_BACK,
+        steps=(*steps_, back),
+        reason=reason,
+        paused=False,
+        waits="",
+    )
+
+
+def _stop(
+    record: PipelineRecord,
+    run: PipelineRun,
+    state: RunState,
+    reason: str,
+    now: float,
+    leave: str = "",
+) -> DeliveryDecision:
+    """Return the run on its way to an end in which its jobs are paused as they are."""
+    run = logged(replace(run, ending=state, reason=reason, waits=""), now, WHO, f"stops: {reason}")
+    frozen = tuple(job for job in run.pushed if job != leave)
+    return DeliveryDecision(replace(record, active=run, frozen=frozen))
+
+
+def _freeze_and_end(
+    record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float
+) -> DeliveryDecision:
+    # A push may have arrived that was not seen yet when the end was asked for.
+    pushed = tuple(job for job in run.spec.jobs if jobs[job].image == run.image)
+    run = replace(run, pushed=tuple(dict.fromkeys((*run.pushed, *pushed))))
+    record = replace(record, active=run, frozen=pushed)
+    acts = _freezing(record, jobs)
+    if acts or run.ending is None:
+        return _wait(record, "pauses its jobs", acts)
+    return _end(record, run.ending, run.reason, now)
+
+
+def _roll_back(
+    record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float
+) -> DeliveryDecision:
+    ours = [job for job in run.spec.jobs if job in run.pushed or jobs[job].image == run.image]
+    if all(run.back[job] == run.image for job in ours) and ours:
+        reason = f"{run.reason}; there is no earlier image to go back to"
+        return _stop(record, run, RunState.STOPPED, reason, now)
+    acts = tuple(
+        PushBack(job, run.back[job])
+        for job in ours
+        if jobs[job].image == run.image != run.back[job]
+    )
+    if acts:
+        return _wait(record, f"rolls back {_jobs(ours)}", acts)
+    if thawing := _thaw(record, jobs, run.back):
+        return thawing
+    going = [job for job in ours if jobs[job].image == run.back[job] and not jobs[job].settled]
+    if going:
+        counts = ", ".join(f"{j}: {jobs[j].healthy} of {jobs[j].size} healthy" for j in going)
+        return _wait(record, f"rolls back {_jobs(going)} ({counts})")
+    owners = [job for job in ours if jobs[job].image != run.back[job]]  # changed by somebody else
+    restoring = _restoring(record, [j for j in run.spec.jobs if j not in owners], jobs)
+    if restoring:
+        return _wait(record, "puts the owner's update settings back", restoring)
+    good = record.good | {job: run.back[job] for job in run.spec.jobs}
+    return _end(replace(record, good=good, update={}), RunState.ROLLED_BACK, run.reason, now)
+
+
+# -- parts
+
+
+def pushing(update: UpdatePolicy, stage: PipelineStage) -> UpdatePolicy:
+    """Return the update settings that keep a job in a stage; failures are ours to judge."""
+    canary: Canary | None = None
+    match stage.kind:
+        case StageKind.CANARY:
+            canary = Canary(tasks=stage.tasks or 1, hold_s=HOLD_S)
+        case StageKind.PERCENT:
+            canary = Canary(tasks=1, share=share(stage.percent or 0.0), hold_s=HOLD_S)
+    return replace(update, canary=canary, on_failure=OnFailure.PAUSE)
+
+
+def is_pushed(seen: JobProgress, image: str, stage: PipelineStage) -> bool:
+    """Return whether the job wants what a stage says."""
+    return seen.image == image and pushing(seen.update, stage) == seen.update
+
+
+def restored(now: UpdatePolicy, owners: UpdatePolicy) -> UpdatePolicy:
+    """Return the update settings of now with what a push changed put back."""
+    return replace(now, canary=owners.canary, on_failure=owners.on_failure)
+
+
+def logged(run: PipelineRun, now: float, who: str, what: str) -> PipelineRun:
+    """Return the run with one more entry in its log."""
+    log = (*run.log, LogEntry(at=now, who=who, what=what, step=run.step))
+    if len(log) > LOG_MAX:
+        log = (*log[:_LOG_FIRST], *log[_LOG_FIRST + 1 :])
+    return replace(run, log=log)
+
+
+def ended(run: PipelineRun, state: RunState, reason: str, now: float) -> PipelineRun:
+    """Return the run at its end."""
+    assert state in ENDED
+    last = run.steps[-1:]
+    if last and last[0].ended is None:
+        run = replace(run, steps=(*run.steps[:-1], replace(last[0], ended=now)))
+    run = logged(run, now, WHO, f"{state}{': ' if reason else ''}{reason}")
+    return replace(run, state=state, reason=reason, ended=now, waits="", ending=None, paused=False)
+
+
+def _end(record: PipelineRecord, state: RunState, reason: str, now: float) -> DeliveryDecision:
+    assert record.active is not None
+    run = ended(record.active, state, reason, now)
+    unsent = record.unsent
+    if state is not RunState.DONE and run.spec.on_failure.notify:
+        unsent = (*unsent, run.number)
+    return DeliveryDecision(replace(record, active=None, unsent=unsent), ended=(run,))
+
+
+def _wait(
+    record: PipelineRecord,
+    why: str,
+    acts: tuple[DeliveryAct, ...] = (),
+    measure: tuple[str, ...] = (),
+) -> DeliveryDecision:
+    """Return the record as it is, with what its run waits for."""
+    run = record.active
+    if run is not None and run.waits != why:
+        record = replace(record, active=replace(run, waits=why))
+    return DeliveryDecision(record, acts, measure=measure)
+
+
+def _freezing(record: PipelineRecord, jobs: Jobs) -> tuple[DeliveryAct, ...]:
+    return tuple(SetFrozen(j, True) for j in record.frozen if j in jobs and not jobs[j].frozen)
+
+
+def _thaw(record: PipelineRecord, jobs: Jobs, target: Mapping[str, str]) -> DeliveryDecision | None:
+    """Return how jobs that this service paused go on, once they want their target image.
+
+    Before that they stay paused: what they wanted before is not updated any further. None: all
+    that may go on do.
+    """
+    ready = [j for j in record.frozen if j not in target or jobs[j].image == target[j]]
+    acts = tuple(SetFrozen(job, False) for job in ready if job in jobs and jobs[job].frozen)
+    if acts:
+        return _wait(record, "lets its jobs go on", acts)
+    if not ready:
+        return None
+    left = tuple(job for job in record.frozen if job not in ready)
+    return DeliveryDecision(replace(record, frozen=left))
+
+
+def _restoring(record: PipelineRecord, names: list[str], jobs: Jobs) -> tuple[DeliveryAct, ...]:
+    return tuple(
+        RestoreUpdate(job, record.update[job])
+        for job in names
+        if job in record.update
+        and restored(jobs[job].update, record.update[job]) != jobs[job].update
+    )
+
+
+def _is_reached(seen: JobProgress, stage: PipelineStage) -> bool:
+    if stage.kind is StageKind.ALL:
+        return seen.settled
+    return seen.new_healthy >= wanted(stage, seen.size)
+
+
+def _counts(step: DeliveryStep, jobs: Jobs) -> str:
+    parts = []
+    for job in step.jobs:
+        seen = jobs[job]
+        target = wanted(step.stage, seen.size)
+        why = f": {seen.refused}" if seen.refused else ""
+        counts = f"{seen.new_healthy} of {target} new tasks healthy"
+        parts.append(f"{job} {counts} (size {seen.size}){why}")
+    return ", ".join(parts)
+
+
+def _jobs(names: list[str]) -> str:
+    return f"job{'s' if len(names) > 1 else ''} {', '.join(names)}"

@@ -1,0 +1,178 @@
+"""Verdicts of gates: when to measure, and what the measurements of a step lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from msgspec.structs import replace
+
+from conveyor.api import CompareGate, HealthGate, PipelineGate, PipelineStage, QueryGate
+from conveyor.core.stages import stage_gates
+from conveyor.core.statistics import worse
+from conveyor.runs import GateOutcome, GateVerdict, JobProgress, PipelineRun
+
+_BACK_OFF_MAX_S = 60.0
+_DOUBLINGS_MAX = 3
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StageJudgement:
+    """What the gates of a stage say together."""
+
+    failed: str = ""
+    """Why the stage failed."""
+    waits: str = ""
+    """What is still missing; empty with `failed` empty: the stage passed."""
+    due: tuple[str, ...] = ()
+    """Gates to measure now."""
+
+
+def judged(run: PipelineRun, stage: PipelineStage, now: float) -> StageJudgement:
+    """Return what the verdicts of the current step, which was reached, lead to."""
+    reached = run.steps[-1].reached
+    assert reached is not None
+    gates = stage_gates(run.spec, stage)
+    soaked_s = now - reached
+    is_soaked = soaked_s >= stage.soak_s
+    for name, gate in gates.items():
+        verdict = run.verdicts.get(name)
+        if verdict is not None and _fails(verdict, gate):
+            return StageJudgement(failed=f"gate {name}: {verdict.reason}")
+        is_late = soaked_s - stage.soak_s > gate.deadline_s
+        if is_soaked and is_late and not _has_passed(verdict, gate):
+            last = verdict.reason if verdict is not None else "it was never measured"
+            reason = f"gate {name} did not pass within {gate.deadline_s:g} s after the soak: {last}"
+            return StageJudgement(failed=reason)
+    due = tuple(n for n, g in gates.items() if _is_due(run.verdicts.get(n), g, now, is_soaked))
+    if not is_soaked:
+        waits = f"soaks, {max(0.0, soaked_s):.0f} of {stage.soak_s:.0f} s"
+        return StageJudgement(waits=waits, due=due)
+    left = [name for name, gate in gates.items() if not _has_passed(run.verdicts.get(name), gate)]
+    if left:
+        word = "approval" if all(gates[name].approval is not None for name in left) else "gate"
+        return StageJudgement(waits=f"waits for {word} {', '.join(left)}", due=due)
+    return StageJudgement(due=due)
+
+
+def noted(run: PipelineRun, verdict: GateVerdict) -> PipelineRun:
+    """Return the run with a verdict of its current step."""
+    before = run.verdicts.get(verdict.gate)
+    if before is not None and before.outcome is verdict.outcome:
+        verdict = replace(verdict, in_a_row=before.in_a_row + 1)
+    return replace(run, verdicts=run.verdicts | {verdict.gate: verdict}, measured=run.measured + 1)
+
+
+def _fails(verdict: GateVerdict, gate: PipelineGate) -> bool:
+    return verdict.outcome is GateOutcome.FAIL and verdict.in_a_row >= gate.failures
+
+
+def _has_passed(verdict: GateVerdict | None, gate: PipelineGate) -> bool:
+    if verdict is None or verdict.outcome is not GateOutcome.PASS:
+        return False
+    return verdict.after_soak or gate.approval is not None
+
+
+def _is_due(verdict: GateVerdict | None, gate: PipelineGate, now: float, is_soaked: bool) -> bool:
+    """Return whether to measure now; without data the pauses double up to a minute."""
+    if gate.approval is not None:
+        return False
+    if verdict is None or (is_soaked and not verdict.after_soak):
+        return True
+    pause_s = gate.every_s
+    if verdict.outcome is GateOutcome.NO_DATA:
+        longer_s = pause_s * 2 ** min(verdict.in_a_row - 1, _DOUBLINGS_MAX)
+        pause_s = max(pause_s, min(longer_s, _BACK_OFF_MAX_S))
+    return not 0 <= now - verdict.at < pause_s
+
+
+# -- single kinds
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Outcome of one measurement, with its numbers."""
+
+    outcome: GateOutcome
+    reason: str
+    numbers: Mapping[str, float]
+
+
+def no_data(reason: str) -> Measured:
+    """Return that nothing could be measured."""
+    return Measured(GateOutcome.NO_DATA, reason, {})
+
+
+def of_query(gate: QueryGate, series: Mapping[str, float]) -> Measured:
+    """Return the outcome for values by series; every one must be within the bounds."""
+    values = {name: value for name, value in series.items() if isfinite(value)}
+    if not values:
+        return no_data(f"the query returned no value ({len(series)} series)")
+    low, high = gate.at_least, gate.at_most
+    bad = {
+        name: value
+        for name, value in values.items()
+        if (high is not None and value > high) or (low is not None and value < low)
+    }
+    given = (("at most", high), ("at least", low))
+    bounds = " and ".join(f"{word} {bound:g}" for word, bound in given if bound is not None)
+    numbers = {"min": min(values.values()), "max": max(values.values()), "series": len(values)}
+    if bad:
+        shown = ", ".join(f"{name} {value:g}" for name, value in sorted(bad.items())[:_SHOWN])
+        reason = f"{len(bad)} of {len(values)} values not {bounds}: {shown}"
+        return Measured(GateOutcome.FAIL, reason, numbers)
+    reason = f"{len(values)} values {bounds}: {numbers['min']:g} to {numbers['max']:g}"
+    return Measured(GateOutcome.PASS, reason, numbers)
+
+
+def of_comparison(gate: CompareGate, new: Sequence[float], stable: Sequence[float]) -> Measured:
+    """Return the outcome for samples of new and stable tasks."""
+    new = [value for value in new if isfinite(value)]
+    stable = [value for value in stable if isfinite(value)]
+    counts = {"new_samples": float(len(new)), "stable_samples": float(len(stable))}
+    if len(new) < gate.samples or len(stable) < gate.samples:
+        reason = f"{len(new)} samples of new and {len(stable)} of stable tasks, of {gate.samples}"
+        return Measured(GateOutcome.NO_DATA, f"{reason} needed on each side", counts)
+    found = worse(new, stable, gate.tolerance, lower_is_better=gate.better == "lower")
+    numbers = counts | {
+        "new_median": found.new_median,
+        "stable_median": found.stable_median,
+        "p": found.p,
+    }
+    medians = f"median {found.new_median:g} on new, {found.stable_median:g} on stable tasks"
+    said = f"{medians}, p = {found.p:.2g} ({len(new)} and {len(stable)} samples)"
+    if found.p < gate.significance:
+        return Measured(GateOutcome.FAIL, f"worse beyond {gate.tolerance:.0%}: {said}", numbers)
+    return Measured(GateOutcome.PASS, said, numbers)
+
+
+def of_health(gate: HealthGate, seen: Sequence[JobProgress], restarts_before: int) -> Measured:
+    """Return the outcome for the new tasks of some jobs."""
+    new = sum(job.new for job in seen)
+    healthy = sum(job.new_healthy for job in seen)
+    unhealthy = sum(job.new_unhealthy for job in seen)
+    restarts = max(0, sum(job.restarts for job in seen) - restarts_before)
+    numbers = {
+        "new": float(new),
+        "healthy": float(healthy),
+        "unhealthy": float(unhealthy),
+        "restarts": float(restarts),
+    }
+    said = f"{healthy} of {new} new tasks healthy, {unhealthy} unhealthy,"
+    said += f" {restarts} restarts of {gate.restarts} allowed"
+    if not new:
+        return Measured(GateOutcome.NO_DATA, "no task runs the new image", numbers)
+    failed = unhealthy > 0 or restarts > gate.restarts
+    return Measured(GateOutcome.FAIL if failed else GateOutcome.PASS, said, numbers)
+
+
+def of_http(expected: int, contains: str, status: int, text: str, took_s: float) -> Measured:
+    """Return the outcome for an answer over HTTP."""
+    numbers = {"status": float(status), "seconds": took_s}
+    if status != expected:
+        return Measured(GateOutcome.FAIL, f"answered {status}, not {expected}", numbers)
+    if contains not in text:
+        return Measured(GateOutcome.FAIL, f"the answer does not contain {contains!r}", numbers)
+    return Measured(GateOutcome.PASS, f"answered {status} in {took_s:.2f} s", numbers)

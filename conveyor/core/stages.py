@@ -1,0 +1,58 @@
+"""The steps of a run: which stage on which jobs, and how many tasks each stage is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from conveyor.api import JobOrder, PipelineGate, PipelineSpec, PipelineStage, StageKind
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryStep:
+    """One stage on some of the jobs."""
+
+    name: str
+    stage: PipelineStage
+    jobs: tuple[str, ...]
+
+
+def steps(spec: PipelineSpec) -> tuple[DeliveryStep, ...]:
+    """Return the steps of a run, in order."""
+    if spec.order is JobOrder.TOGETHER or len(spec.jobs) == 1:
+        jobs = tuple(spec.jobs)
+        return tuple(DeliveryStep(stage_name(stage), stage, jobs) for stage in spec.stages)
+    return tuple(
+        DeliveryStep(f"{job}: {stage_name(stage)}", stage, (job,))
+        for job in spec.jobs
+        for stage in spec.stages
+    )
+
+
+def stage_name(stage: PipelineStage) -> str:
+    """Return a stage in a word: `canary 1`, `50 %`, `all`."""
+    if stage.kind is StageKind.CANARY:
+        return f"canary {stage.tasks}"
+    return f"{stage.percent:g} %" if stage.kind is StageKind.PERCENT else "all"
+
+
+def wanted(stage: PipelineStage, size: int) -> int:
+    """Return how many of `size` tasks run the new image in a stage.
+
+    Percentages are rounded up, as the job API does with `canary.share`.
+    """
+    if stage.kind is StageKind.CANARY:
+        return min(size, stage.tasks or 1)
+    if stage.kind is StageKind.PERCENT and stage.percent is not None:
+        return min(size, max(1, ceil(size * share(stage.percent))))
+    return size
+
+
+def share(percent: float) -> float:
+    """Return a percentage as the share that is written into the job."""
+    return percent / 100
+
+
+def stage_gates(spec: PipelineSpec, stage: PipelineStage) -> dict[str, PipelineGate]:
+    """Return the gates of a stage by name, in order."""
+    return {name: spec.gates[name] for name in stage.gates}

@@ -1,0 +1,83 @@
+"""The status of a pipeline as a page of text that is read in ten seconds.
+
+First line: what the pipeline does now and what it waits for. Then one line per step, one per gate
+of the current step with the numbers it saw, one per job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from conveyor.core.stages import stage_gates, steps
+from conveyor.runs import GateVerdict, PipelineRun, PipelineView, RunState
+from wire.units import seconds_text
+
+_MARKS = {"pass": "ok", "fail": "FAIL", "no-data": "NO DATA"}
+
+
+def status_lines(view: PipelineView) -> list[str]:
+    """Return the page, line by line."""
+    record, run = view.record, view.record.active or view.record.waiting
+    name = record.spec.name
+    if run is None:
+        lines = [f"pipeline {name}: idle"]
+        if view.last is not None:
+            lines.append(f"  last: {run_line(view.last)}")
+    else:
+        lines = [f"pipeline {name}: {run_line(run)}"]
+        if run.waits:
+            lines.append(f"  now: {run.waits}")
+        lines += _step_lines(run, view.now)
+        lines += _gate_lines(run)
+    if view.trouble:
+        lines.append(f"  trouble: {view.trouble}")
+    for job in view.jobs:
+        lines.append(
+            f"  job {job.job}: {job.new} of {job.size} tasks run the new image,"
+            f" {job.new_healthy} healthy{', paused' if job.frozen else ''}"
+        )
+    good = sorted({image[7:19] for image in record.good.values()})
+    if good:
+        lines.append(f"  last finished: {', '.join(good)}")
+    if record.active is not None and record.waiting is not None:
+        lines.append(f"  next: run {record.waiting.number}, image {record.waiting.image[7:19]}")
+    return lines
+
+
+def run_line(run: PipelineRun) -> str:
+    """Return a run in a line."""
+    state = "paused" if run.paused else run.state.value
+    why = f": {run.reason}" if run.reason else ""
+    return f"run {run.number} of image {run.image[7:19]} {state}{why}"
+
+
+def _step_lines(run: PipelineRun, now: float) -> Iterable[str]:
+    done = [step.name for step in run.steps if step.ended is not None]
+    for step in run.steps:
+        mark = "x" if step.ended is not None else ">"
+        took = seconds_text(round(max(0.0, (step.ended or now) - step.began)))
+        yield f"  [{mark}] {step.name}, {took}"
+    if run.state in (RunState.WAITING, RunState.RUNNING):
+        for later in steps(run.spec)[run.step + (len(run.steps) > 0) :]:
+            if later.name not in done:
+                yield f"  [ ] {later.name}"
+
+
+def _gate_lines(run: PipelineRun) -> Iterable[str]:
+    plan = steps(run.spec)
+    if run.state is not RunState.RUNNING or run.step >= len(plan):
+        return
+    for name, gate in stage_gates(run.spec, plan[run.step].stage).items():
+        verdict = run.verdicts.get(name)
+        if verdict is not None:
+            yield f"      gate {name}: {verdict_text(verdict)}"
+        elif gate.approval is not None:
+            yield f"      gate {name}: waits for {' or '.join(gate.approval.by) or 'approval'}"
+        else:
+            yield f"      gate {name}: not measured yet"
+
+
+def verdict_text(verdict: GateVerdict) -> str:
+    """Return a verdict in a line."""
+    times = f" ({verdict.in_a_row} in a row)" if verdict.in_a_row > 1 else ""
+    return f"{_MARKS[verdict.outcome]}: {verdict.reason}{times}"

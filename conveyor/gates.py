@@ -1,0 +1,177 @@
+"""Measures gates: Prometheus queries, HTTP checks, task health. A failed request is no data."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from conveyor.api import CompareGate, HttpGate, PipelineGate, QueryGate
+from conveyor.core import judge
+from conveyor.core.judge import Measured
+from conveyor.runs import JobProgress
+from wire.errors import TwineError, Unreachable
+
+ANSWER_MAX_BYTES = 16 << 20
+TEXT_MAX_BYTES = 64 << 10
+PROMETHEUS_TIMEOUT_S = 10.0
+NONE_MATCHES = "$^"
+"""A regular expression that matches no task."""
+
+
+class _Result(msgspec.Struct):
+    metric: dict[str, str]
+    value: tuple[float, str] | None = None
+    values: list[tuple[float, str]] = []
+
+
+class _Data(msgspec.Struct):
+    resultType: str
+    result: list[Any]
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Data | None = None
+    error: str = ""
+
+
+class GateMeter:
+    """Measures the gates of a step."""
+
+    async def measure(
+        self,
+        gate: PipelineGate,
+        prometheus: str,
+        seen: Sequence[JobProgress],
+        restarts_before: int,
+        reached: float,
+        now: float,
+    ) -> Measured:
+        """Return one measurement; `reached` and `now` in seconds since 1970. Never raises
+        `TwineError`: what cannot be measured is no data.
+        """
+        try:
+            if gate.health is not None:
+                return judge.of_health(gate.health, seen, restarts_before)
+            if gate.query is not None:
+                return await _query(gate.query, prometheus, seen)
+            if gate.compare is not None:
+                return await _compare(gate.compare, prometheus, seen, now - reached)
+            assert gate.http is not None
+            return await _http(gate.http)
+        except TwineError as e:
+            return judge.no_data(str(e))
+        except msgspec.ValidationError as e:
+            return judge.no_data(f"Prometheus at {prometheus} answered something else: {e}")
+
+
+def tasks_pattern(tasks: Sequence[str]) -> str:
+    """Return a regular expression (RE2) of exactly these task ids."""
+    return "|".join(tasks) if tasks else NONE_MATCHES
+
+
+async def _query(gate: QueryGate, prometheus: str, seen: Sequence[JobProgress]) -> Measured:
+    tasks = tasks_pattern([task for job in seen for task in job.new_tasks])
+    query = gate.promql.replace("$tasks", tasks)
+    found = await _ask(prometheus, "query", {"query": query})
+    if found.resultType == "scalar":
+        _, text = msgspec.convert(found.result, tuple[float, str])
+        return judge.of_query(gate, {"scalar": _number(text)})
+    results = msgspec.convert(found.result, list[_Result], strict=False)
+    series = {_named(r.metric): _number(r.value[1]) for r in results if r.value is not None}
+    return judge.of_query(gate, series)
+
+
+async def _compare(
+    gate: CompareGate, prometheus: str, seen: Sequence[JobProgress], age_s: float
+) -> Measured:
+    window_s = max(0.0, min(gate.window_s, age_s))
+    sides = []
+    for tasks in (
+        [task for job in seen for task in job.new_tasks],
+        [task for job in seen for task in job.stable_tasks],
+    ):
+        query = gate.promql.replace("$tasks", tasks_pattern(tasks))
+        end = time.time()  # on Prometheus' clock, which is that of its host
+        parameters = {
+            "query": query,
+            "start": f"{end - window_s:.3f}",
+            "end": f"{end:.3f}",
+            "step": f"{gate.step_s:g}",
+        }
+        found = await _ask(prometheus, "query_range", parameters)
+        results = msgspec.convert(found.result, list[_Result], strict=False)
+        sides.append([_number(text) for r in results for _, text in r.values])
+    return judge.of_comparison(gate, *sides)
+
+
+async def _http(gate: HttpGate) -> Measured:
+    began = time.monotonic()
+    status, body = await _get(gate.url, {}, gate.timeout_s, TEXT_MAX_BYTES)
+    text = body.decode(errors="replace")
+    return judge.of_http(gate.status, gate.contains, status, text, time.monotonic() - began)
+
+
+async def _ask(prometheus: str, call: str, parameters: Mapping[str, str]) -> _Data:
+    """Return the data of a query (Prometheus HTTP API v1), or raise `Unreachable`."""
+    url = f"{prometheus.rstrip('/')}/api/v1/{call}"
+    status, body = await _get(url, parameters, PROMETHEUS_TIMEOUT_S, ANSWER_MAX_BYTES)
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise Unreachable(f"{url} answered {status} and no JSON of Prometheus: {e}") from e
+    if answer.status != "success" or answer.data is None:
+        raise Unreachable(f"Prometheus at {prometheus} refused the query: {answer.error}")
+    return answer.data
+
+
+async def _get(
+    url: str, parameters: Mapping[str, str], timeout_s: float, most: int
+) -> tuple[int, bytes]:
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(url, params=parameters, allow_redirects=False) as response,
+        ):
+            body = bytearray()
+            async for chunk in response.content.iter_chunked(1 << 16):
+                body += chunk
+                if len(body) >= most:
+                    break
+            return response.status, bytes(body[:most])
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
+        raise Unreachable(f"no answer from {url}: {str(e) or type(e).__name__}") from e
+
+
+async def notify(url: str, message: object, timeout_s: float = 10.0) -> None:
+    """POST a message as JSON; `Unreachable` unless the answer is 2xx."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    headers = {"Content-Type": "application/json"}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(
+                url, data=msgspec.json.encode(message), headers=headers, allow_redirects=False
+            ) as response,
+        ):
+            if not 200 <= response.status < 300:
+                raise Unreachable(f"{url} answered {response.status} to a notification")
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
+        raise Unreachable(f"cannot notify {url}: {str(e) or type(e).__name__}") from e
+
+
+def _named(metric: Mapping[str, str]) -> str:
+    return metric.get("task") or metric.get("instance") or ",".join(metric.values()) or "value"
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

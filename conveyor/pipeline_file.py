@@ -1,0 +1,179 @@
+"""What makes a pipeline file wrong, all of it at once, for the command line and the service.
+
+Rules of a single field are in its type (`api`); rules between fields are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import msgspec
+
+from conveyor.api import (
+    STAGE_MAX_S,
+    DeliveryHold,
+    DeliveryWindows,
+    PipelineGate,
+    PipelineSpec,
+    PipelineStage,
+    PipelineTrigger,
+    StageKind,
+)
+from conveyor.core import schedule
+from wire.errors import FieldError, InvalidInput
+from wire.routes import invalid
+from wire.violations import MAX_ERRORS, violations
+from wire.written import plain
+
+T = TypeVar("T")
+_KINDS = ("query", "compare", "health", "http", "approval")
+
+
+def pipeline_spec(document: Any, what: str) -> PipelineSpec:
+    """Return the pipeline of a document (plain values), or raise `InvalidInput` with every error.
+
+    Sizes and durations may be written in words (`10m`).
+    """
+    document = plain(document, PipelineSpec)
+    if found := [*violations(document, PipelineSpec), *pipeline_relations(document)][:MAX_ERRORS]:
+        error = invalid(found, what)
+        error.hint = "nothing was changed; docs/pipelines.md lists every key"
+        raise error
+    return msgspec.convert(document, PipelineSpec)
+
+
+def pipeline_relations(document: Any) -> list[FieldError]:
+    """Return what the fields of a pipeline get wrong about each other, as far as readable."""
+    if not isinstance(document, dict):
+        return []
+    return list(_relations(document))[:MAX_ERRORS]
+
+
+def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
+    jobs = document.get("jobs")
+    if isinstance(jobs, list):
+        repeated = sorted({str(j) for j in jobs if jobs.count(j) > 1})
+        if repeated:
+            yield FieldError(field="jobs", reason=f"named twice: {', '.join(repeated)}")
+    gates = document.get("gates", {})
+    gates = gates if isinstance(gates, dict) else {}
+    yield from _of_stages(document.get("stages"), gates)
+    for name, gate in gates.items():
+        yield from _of_gate(f"gates.{name}", gate)
+    yield from _of_trigger(document.get("trigger", {}))
+    windows = _readable(document.get("windows"), DeliveryWindows)
+    if windows is not None:
+        yield from _refused("windows.during", lambda: schedule.never(windows.during, windows.zone))
+    holds = document.get("holds")
+    for index, hold in enumerate(holds if isinstance(holds, list) else []):
+        yield from _of_hold(f"holds[{index}]", hold)
+
+
+def _of_stages(stages: Any, gates: dict[Any, Any]) -> Iterator[FieldError]:
+    if not isinstance(stages, list):
+        return
+    read = [_readable(stage, PipelineStage) for stage in stages]
+    for index, stage in enumerate(read):
+        if stage is not None:
+            yield from _of_stage(f"stages[{index}]", stage, gates)
+    if stages and (last := read[-1]) is not None and last.kind is not StageKind.ALL:
+        reason = "the last stage must be of kind all; otherwise no run ever finishes"
+        yield FieldError(field=f"stages[{len(stages) - 1}].kind", reason=reason)
+    shares = [(i, s.percent) for i, s in enumerate(read) if s is not None and s.percent is not None]
+    for (_, before), (index, after) in pairwise(shares):
+        if after <= before:
+            reason = f"{after:g} is not above the {before:g} of an earlier stage"
+            yield FieldError(field=f"stages[{index}].percent", reason=reason)
+    order = [s.kind for s in read if s is not None]
+    wanted = sorted(order, key=list(StageKind).index)
+    if order != wanted:
+        reason = "canary stages come first, then percent, then all"
+        yield FieldError(field="stages", reason=reason)
+
+
+def _of_stage(where: str, stage: PipelineStage, gates: dict[Any, Any]) -> Iterator[FieldError]:
+    needs = {StageKind.CANARY: "tasks", StageKind.PERCENT: "percent"}.get(stage.kind)
+    for key in ("tasks", "percent"):
+        given = getattr(stage, key) is not None
+        if key == needs and not given:
+            yield FieldError(field=f"{where}.{key}", reason=f"missing: a {stage.kind} stage has it")
+        elif key != needs and given:
+            reason = f"a stage of kind {stage.kind} has no {key}"
+            yield FieldError(field=f"{where}.{key}", reason=reason)
+    known = ", ".join(map(str, gates)) or "none"
+    for name in stage.gates:
+        if name not in gates:
+            reason = f"there is no table [gates.{name}]; known: {known}"
+            yield FieldError(field=f"{where}.gates", reason=reason)
+    found = [_readable(gates.get(name), PipelineGate) for name in stage.gates]
+    for name, gate in zip(stage.gates, found, strict=True):
+        if gate is not None and gate.compare is not None and stage.kind is StageKind.ALL:
+            reason = f"gate {name} compares with stable tasks, and stage all leaves none"
+            yield FieldError(field=f"{where}.gates", reason=reason)
+    longest = max((g.deadline_s for g in found if g is not None), default=0.0)
+    if stage.kind is not StageKind.ALL and stage.soak_s + longest + stage.reach_s > STAGE_MAX_S:
+        reason = (
+            f"reach_s, soak_s and the longest deadline_s add up to more than {STAGE_MAX_S:g} s:"
+            " the job API holds canaries for at most seven days"
+        )
+        yield FieldError(field=where, reason=reason)
+
+
+def _of_gate(where: str, gate: Any) -> Iterator[FieldError]:
+    if not isinstance(gate, dict):
+        return
+    given = [kind for kind in _KINDS if gate.get(kind) is not None]
+    if len(given) != 1:
+        reason = (
+            f"it has {' and '.join(given) or 'none'} of {', '.join(_KINDS)}; exactly one needed"
+        )
+        yield FieldError(field=where, reason=reason)
+    query, compare = gate.get("query"), gate.get("compare")
+    bounds = ("at_most", "at_least")
+    if isinstance(query, dict) and all(query.get(bound) is None for bound in bounds):
+        yield FieldError(field=f"{where}.query", reason="give at_most or at_least, or both")
+    if isinstance(compare, dict) and "$tasks" not in str(compare.get("promql", "$tasks")):
+        reason = "must contain $tasks: otherwise new and stable tasks give the same numbers"
+        yield FieldError(field=f"{where}.compare.promql", reason=reason)
+
+
+def _of_trigger(document: Any) -> Iterator[FieldError]:
+    trigger = _readable(document, PipelineTrigger)
+    if trigger is None:
+        return
+    if trigger.schedule and not trigger.image:
+        yield FieldError(field="trigger.image", reason="missing: schedule says only when")
+    for index, text in enumerate(trigger.schedule):
+        yield from _refused(f"trigger.schedule[{index}]", lambda t=text: schedule.start_time(t))  # type: ignore[misc]
+    yield from _refused("trigger.zone", lambda: schedule.never([], trigger.zone))
+
+
+def _of_hold(where: str, document: Any) -> Iterator[FieldError]:
+    hold = _readable(document, DeliveryHold)
+    if hold is None:
+        return
+    bad = [
+        *_refused(f"{where}.begin", lambda: schedule.moment(hold.begin)),
+        *_refused(f"{where}.end", lambda: schedule.moment(hold.end)),
+    ]
+    yield from bad
+    if not bad and schedule.moment(hold.begin) >= schedule.moment(hold.end):
+        yield FieldError(field=f"{where}.end", reason="not after begin")
+
+
+def _refused(field: str, read: Callable[[], object]) -> Iterator[FieldError]:
+    try:
+        read()
+    except InvalidInput as e:
+        hint = f"; {e.hint}" if e.hint else ""
+        yield FieldError(field=field, reason=f"{e}{hint}")
+
+
+def _readable(value: Any, kind: type[T]) -> T | None:
+    """Return a part of the document as its type; None where `violations` refuses it."""
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError, UnicodeError):
+        return None

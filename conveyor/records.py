@@ -1,0 +1,142 @@
+"""What the delivery service keeps in its own store: pipelines, ended runs, every verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from control_plane.store import Delete, Operation, Put, Store
+from conveyor.runs import GateVerdict, PipelineRecord, PipelineRun, StoredRun, StoredVerdict
+from wire.errors import ConfigError
+
+PIPELINES, RUNS, VERDICTS = "pipelines/", "runs/", "verdicts/"
+SCHEMA = 1
+"""The newest schema that this release reads."""
+RUNS_KEPT = 100
+"""Ended runs of each pipeline that are kept, with their verdicts."""
+
+T = TypeVar("T", PipelineRecord, StoredRun, StoredVerdict)
+
+
+@dataclass(slots=True)
+class KnownPipeline:
+    """A record and the revision it was read or written at; 0: it is not stored yet."""
+
+    record: PipelineRecord
+    revision: int
+
+
+class DeliveryRecords:
+    """Reads and writes the store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def failure(self) -> str:
+        """Return why this process may not act any more (it lost the store); empty: it may."""
+        return self._store.failure()
+
+    async def all(self) -> dict[str, KnownPipeline]:
+        """Return every pipeline by name."""
+        listing = await self._store.list_prefix(PIPELINES)
+        return {
+            e.key.removeprefix(PIPELINES): KnownPipeline(
+                _decoded(e.value, PipelineRecord, e.key), e.revision
+            )
+            for e in listing.entries
+        }
+
+    async def get(self, name: str) -> KnownPipeline | None:
+        """Return a pipeline as it is stored."""
+        entry = await self._store.get(PIPELINES + name)
+        if entry is None:
+            return None
+        return KnownPipeline(_decoded(entry.value, PipelineRecord, entry.key), entry.revision)
+
+    async def write(
+        self, known: KnownPipeline, record: PipelineRecord, ended: tuple[PipelineRun, ...] = ()
+    ) -> KnownPipeline:
+        """Store a changed record with the runs and verdicts that came with it, all or nothing.
+
+        Raises `Conflict` if another process wrote the pipeline meanwhile.
+        """
+        name = record.spec.name
+        operations: list[Operation] = [Put(PIPELINES + name, msgspec.json.encode(record))]
+        for run in ended:
+            key = _run_key(name, run.number)
+            operations.append(Put(key, msgspec.json.encode(StoredRun(run=run))))
+            operations += await self._old(name, run.number - RUNS_KEPT)
+        for number, verdict in _new_verdicts(known.record, record):
+            key = f"{_verdicts(name, record.active)}{number:08d}"
+            operations.append(Put(key, msgspec.json.encode(StoredVerdict(verdict=verdict))))
+        revision = await self._store.txn({PIPELINES + name: known.revision}, operations)
+        return KnownPipeline(record, revision)
+
+    async def runs(self, name: str, limit: int) -> list[PipelineRun]:
+        """Return the newest ended runs, newest first."""
+        listing = await self._store.list_prefix(f"{RUNS}{name}/")
+        entries = listing.entries[-limit:] if limit else ()
+        return [_decoded(e.value, StoredRun, e.key).run for e in reversed(entries)]
+
+    async def run(self, name: str, number: int) -> PipelineRun | None:
+        """Return an ended run."""
+        entry = await self._store.get(_run_key(name, number))
+        return None if entry is None else _decoded(entry.value, StoredRun, entry.key).run
+
+    async def verdicts(self, name: str, run: int) -> list[GateVerdict]:
+        """Return every verdict of a run, oldest first."""
+        listing = await self._store.list_prefix(f"{VERDICTS}{name}/{run:06d}/")
+        return [_decoded(e.value, StoredVerdict, e.key).verdict for e in listing.entries]
+
+    async def remove(self, known: KnownPipeline) -> None:
+        """Forget a pipeline and its history."""
+        name = known.record.spec.name
+        keys = [PIPELINES + name]
+        for prefix in (f"{RUNS}{name}/", f"{VERDICTS}{name}/"):
+            keys += [e.key for e in (await self._store.list_prefix(prefix)).entries]
+        await self._store.txn({keys[0]: known.revision}, [Delete(key) for key in keys])
+
+    async def _old(self, name: str, number: int) -> list[Operation]:
+        """Return the removal of a run that is not kept any more."""
+        if number < 1:
+            return []
+        listing = await self._store.list_prefix(f"{VERDICTS}{name}/{number:06d}/")
+        return [Delete(_run_key(name, number)), *(Delete(e.key) for e in listing.entries)]
+
+
+def _run_key(name: str, number: int) -> str:
+    return f"{RUNS}{name}/{number:06d}"
+
+
+def _verdicts(name: str, run: PipelineRun | None) -> str:
+    assert run is not None
+    return f"{VERDICTS}{name}/{run.number:06d}/"
+
+
+def _new_verdicts(before: PipelineRecord, after: PipelineRecord) -> list[tuple[int, GateVerdict]]:
+    """Return the verdicts that the second record has and the first has not, with their numbers."""
+    run = after.active
+    if run is None:
+        return []
+    same = before.active is not None and before.active.number == run.number
+    known = before.active.verdicts if same and before.active is not None else {}
+    measured = before.active.measured if same and before.active is not None else 0
+    new = [v for name, v in run.verdicts.items() if known.get(name) != v]
+    return list(enumerate(new, measured + 1)) if run.measured > measured else []
+
+
+def _decoded(data: bytes, kind: type[T], key: str) -> T:
+    try:
+        record = msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as e:
+        raise ConfigError(
+            f"cannot read {key}: the stored record is damaged: {e}", hint="restore the last backup"
+        ) from e
+    if record.schema > SCHEMA:
+        raise ConfigError(
+            f"cannot read {key}: schema {record.schema} is newer than {SCHEMA}",
+            hint="run the release that wrote it, or restore the store's last backup",
+        )
+    return record

@@ -1,0 +1,227 @@
+"""What is stored about a pipeline and its runs, and what the API shows."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from control_plane.api.updates import UpdatePolicy
+from conveyor.api import PipelineSpec
+
+LOG_MAX = 500
+"""Entries of one run's log; the oldest ones after the first ten are dropped."""
+
+
+class RunState(StrEnum):
+    """How far a run is. A run ends once; an ended run never changes."""
+
+    WAITING = "waiting"
+    """No job was changed yet; a newer image replaces it."""
+    RUNNING = "running"
+    ROLLING_BACK = "rolling-back"
+    DONE = "done"
+    ROLLED_BACK = "rolled-back"
+    STOPPED = "stopped"
+    """It failed, and its jobs stay as they are."""
+    ABORTED = "aborted"
+    SUPERSEDED = "superseded"
+    """A newer image came before it began."""
+
+
+ENDED = frozenset(
+    (RunState.DONE, RunState.ROLLED_BACK, RunState.STOPPED, RunState.ABORTED, RunState.SUPERSEDED)
+)
+
+
+class GateOutcome(StrEnum):
+    """Result of one measurement."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NO_DATA = "no-data"
+
+
+class GateVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One measurement of a gate, with the numbers it saw."""
+
+    gate: str
+    step: int
+    """Index of the step of the run that it belongs to."""
+    at: float
+    """When, in seconds since 1970."""
+    outcome: GateOutcome
+    reason: str
+    """The outcome in a sentence, with the numbers."""
+    numbers: dict[str, float] = {}
+    in_a_row: int = 1
+    """Measurements with this outcome in a row, this one included."""
+    after_soak: bool = False
+    """Whether the soak was over when it was taken."""
+    by: str = ""
+    """Who approved."""
+
+
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that happened in a run."""
+
+    at: float
+    who: str
+    """A user, or `conveyor`."""
+    what: str
+    step: int | None = None
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When a step of a run began, was reached and ended, in seconds since 1970."""
+
+    name: str
+    began: float
+    reached: float | None = None
+    """When its tasks were healthy with the new image: the soak counts from here."""
+    ended: float | None = None
+    restarts: int | None = None
+    """Restarts of the new tasks when it was reached."""
+
+
+class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One image on its way through the stages."""
+
+    number: int
+    image: str
+    trigger: str
+    """`image`, `schedule` or `hand`."""
+    by: str
+    created: float
+    spec: PipelineSpec
+    """The pipeline as it was when the run began; a changed file counts from the next run on."""
+    state: RunState = RunState.WAITING
+    step: int = 0
+    """Index into the steps of `core.stages.steps`."""
+    steps: tuple[StepTime, ...] = ()
+    """Of the steps that began."""
+    back: dict[str, str] = {}
+    """Job → image that a rollback goes to, as it was when the run began."""
+    pushed: tuple[str, ...] = ()
+    """Jobs that were seen to want the new image."""
+    paused: bool = False
+    skip: int | None = None
+    """Step that ends without its soak and gates."""
+    ending: RunState | None = None
+    """State that the run ends in once its jobs are paused."""
+    verdicts: dict[str, GateVerdict] = {}
+    """The newest verdict of each gate in the current step."""
+    measured: int = 0
+    """Verdicts so far; each is stored under its number."""
+    log: tuple[LogEntry, ...] = ()
+    waits: str = ""
+    """What the run waits for, in a sentence."""
+    ended: float | None = None
+    reason: str = ""
+    """Why it failed, or was ended."""
+
+
+class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline: what is stored under its name, written by one compare-and-set each time."""
+
+    schema: int = 1
+    spec: PipelineSpec
+    applied_by: str = ""
+    applied_at: float = 0.0
+    good: dict[str, str] = {}
+    """Job → image of the last run that finished on it."""
+    previous: dict[str, str] = {}
+    """Job → image before `good`: where a rollback after the end of a run goes."""
+    update: dict[str, UpdatePolicy] = {}
+    """Job → its owner's update settings, put back when a run ends."""
+    frozen: tuple[str, ...] = ()
+    """Jobs whose updates this service paused."""
+    last_image: str = ""
+    """Newest image that the trigger saw; it starts a run only when another one is the newest."""
+    looked: float | None = None
+    """When the schedule was looked at last, in seconds since 1970."""
+    next_run: int = 1
+    active: PipelineRun | None = None
+    waiting: PipelineRun | None = None
+    unsent: tuple[int, ...] = ()
+    """Runs whose notification was not delivered yet."""
+
+
+class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that ended."""
+
+    schema: int = 1
+    run: PipelineRun
+
+
+class StoredVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict of a run, under its number."""
+
+    schema: int = 1
+    verdict: GateVerdict
+
+
+class PipelineView(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline as the API shows it."""
+
+    record: PipelineRecord
+    jobs: list[JobProgress] = []
+    last: PipelineRun | None = None
+    """The run that ended last."""
+    trouble: str = ""
+    """Why the service cannot see or change the jobs at present; empty: it can."""
+    now: float = 0.0
+
+
+class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the service sees it."""
+
+    job: str
+    image: str = ""
+    """The image that the job wants; empty: there is no such job."""
+    size: int = 0
+    new: int = 0
+    """Tasks that run the run's image."""
+    new_healthy: int = 0
+    new_unhealthy: int = 0
+    """Of those: unhealthy, or started again and again; one that starts is neither."""
+    healthy: int = 0
+    restarts: int = 0
+    """Of the tasks that run the run's image."""
+    updating: bool = False
+    """An update is under way."""
+    settled: bool = False
+    """The update is over, and no more tasks are missing than the job's `max_unavailable`."""
+    halted: str = ""
+    """Why the scheduler halted the update; empty: it did not."""
+    frozen: bool = False
+    """The job is paused."""
+    refused: str = ""
+    """Why the last change of the job was refused; empty: it was not."""
+    update: UpdatePolicy = UpdatePolicy()
+    new_tasks: tuple[str, ...] = ()
+    stable_tasks: tuple[str, ...] = ()
+
+
+class PipelineViews(msgspec.Struct, frozen=True, kw_only=True):
+    """All pipelines."""
+
+    pipelines: list[PipelineView]
+
+
+class PipelinePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What applying a file would do."""
+
+    changed: list[str]
+    """Top-level keys that differ from the stored file."""
+    steps: list[str]
+    """What each step of the next run does, in order, at the jobs' present sizes."""
+    warnings: list[str] = []
+
+
+class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of a pipeline, the newest first, with their verdicts."""
+
+    runs: list[PipelineRun]
+    verdicts: dict[int, list[GateVerdict]] = {}
+    """Run → every verdict, oldest first."""

@@ -1,0 +1,148 @@
+"""The HTTP API of the delivery service: a unix socket, and mutual TLS if configured."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from importlib import metadata
+from pathlib import Path
+
+from aiohttp import web
+
+from conveyor.routes import READS, ROUTES, WRITES
+from conveyor.runs import PipelinePlan, PipelineView, PipelineViews, RunHistory
+from conveyor.service import DeliveryService
+from wire.errors import ConfigError, Forbidden, InvalidInput, Unauthenticated
+from wire.fairness import Peer
+from wire.peers import local_user, principal, tls_peer
+from wire.routes import Route
+from wire.server import Call, Handler, http_log, make_app
+
+TITLE = "Twine conveyor"
+HISTORY_MAX = 100
+_http_log = http_log(__name__)
+
+
+class DeliveryAccess:
+    """Who may call what: users read, the named writers and the local socket change."""
+
+    def __init__(self, writers: frozenset[str], domain: str = "") -> None:
+        self._writers, self._domain = writers, domain
+
+    def __call__(self, request: web.Request, route: Route) -> Peer:
+        """Return who calls, or raise `Unauthenticated` or `Forbidden`."""
+        user = local_user(request.transport)
+        if user is not None:
+            if user[0] not in (0, os.getuid()):
+                raise Forbidden(f"user id {user[0]} may not use this socket", hint="call as root")
+            return Peer(name="local", role="local", is_trusted=True)
+        peer = tls_peer(request.transport, self._domain)
+        if peer is None:
+            raise Unauthenticated("the delivery service is served over TLS only")
+        if peer.role != "user":
+            raise Forbidden(f"{peer.name} is no user")
+        if route.needs == WRITES and principal(peer) not in self._writers:
+            raise Forbidden(
+                f"{peer.name} may not change pipelines",
+                hint="add the user to `writers` in the service's configuration",
+            )
+        if route.needs not in (READS, WRITES) and route.name != "openapi":
+            raise Forbidden(f"{route.path} is for nobody")
+        return peer
+
+
+def handlers(service: DeliveryService) -> Mapping[str, Handler]:
+    """Return a handler for each row of the route table."""
+
+    async def list_pipelines(_: Call) -> PipelineViews:
+        return PipelineViews(pipelines=[await service.view(name) for name in service.names()])
+
+    async def get_pipeline(call: Call) -> PipelineView:
+        return await service.view(call.path["pipeline"])
+
+    async def apply_pipeline(call: Call) -> PipelineView:
+        _same_name(call)
+        return await service.apply(call.body, call.peer.name)
+
+    async def remove_pipeline(call: Call) -> None:
+        await service.remove(call.path["pipeline"])
+
+    async def plan_pipeline(call: Call) -> PipelinePlan:
+        _same_name(call)
+        return await service.plan(call.body)
+
+    async def start_run(call: Call) -> PipelineView:
+        return await service.start(call.path["pipeline"], call.body, call.peer.name)
+
+    async def control_run(call: Call) -> PipelineView:
+        return await service.control(call.path["pipeline"], call.body, call.peer.name)
+
+    async def get_history(call: Call) -> RunHistory:
+        limit = int(min(call.number("limit", 10.0) or 10.0, HISTORY_MAX))
+        run = call.number("run")
+        number = None if run is None else int(run)
+        return await service.history(call.path["pipeline"], limit, number)
+
+    found = (
+        *(list_pipelines, get_pipeline, apply_pipeline, remove_pipeline),
+        *(plan_pipeline, start_run, control_run, get_history),
+    )
+    return {handler.__name__: handler for handler in found}
+
+
+def _same_name(call: Call) -> None:
+    if call.body.name != call.path["pipeline"]:
+        raise InvalidInput(f"pipeline {call.body.name} cannot be put at {call.path['pipeline']!r}")
+
+
+@asynccontextmanager
+async def serving(
+    service: DeliveryService,
+    access: DeliveryAccess,
+    local: Path,
+    tls: tuple[str, int, ssl.SSLContext] | None = None,
+) -> AsyncIterator[None]:
+    """Serve on a unix socket and, with `tls` (host, port, context), on TCP, until left."""
+    app = make_app(
+        TITLE, ROUTES, handlers(service), access, version=metadata.version("twine-cluster")
+    )
+    runner = web.AppRunner(
+        app, handle_signals=False, access_log=None, logger=_http_log, shutdown_timeout=3.0
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, _unix(local)).start()
+        if tls is not None:
+            host, port, context = tls
+            await web.TCPSite(runner, host, port, ssl_context=context).start()
+        yield
+    except OSError as e:
+        raise ConfigError(f"cannot listen: {e.strerror or e}") from e
+    finally:
+        await runner.cleanup()
+        local.unlink(missing_ok=True)
+
+
+def _unix(path: Path) -> socket.socket:
+    """Return a listening unix socket that only its owner can open.
+
+    The store's lock was taken before, so a socket at this path is of a process that is gone.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_socket():
+            path.unlink()
+        mask = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(mask)
+        sock.listen()
+    except OSError as e:
+        sock.close()
+        raise ConfigError(f"cannot listen on {path}: {e.strerror}") from e
+    return sock

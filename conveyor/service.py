@@ -1,0 +1,388 @@
+"""The delivery service: looks at jobs, decides, stores, then acts, round by round.
+
+A round may be cut off at any await and begins again from the store: every act follows from the
+stored record and the jobs as they are. The store belongs to one process at a time (a file lock, or
+a lease in etcd); before each act the service checks that it still does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from control_plane.runtime.runtime import Runtime
+from conveyor.api import ControlRequest, PipelineSpec, StartRequest
+from conveyor.core import commands, decide, judge
+from conveyor.core.decide import DeliveryAct
+from conveyor.core.stages import stage_name, steps, wanted
+from conveyor.gates import GateMeter, notify
+from conveyor.push import PushWriter
+from conveyor.records import DeliveryRecords, KnownPipeline
+from conveyor.runs import (
+    GateVerdict,
+    JobProgress,
+    PipelinePlan,
+    PipelineRecord,
+    PipelineRun,
+    PipelineView,
+    RunHistory,
+)
+from wire.errors import Busy, Conflict, NotFound, TwineError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+ROUND_S = 2.0
+"""Between two looks at the jobs of a pipeline that has a run."""
+IDLE_S = 10.0
+"""Between two looks at the image store."""
+_BACK_OFF_MAX_S = 30.0
+_NOTIFY_S = 60.0
+_NOTIFY_FOR_S = 86_400.0
+"""A notification that was not delivered for so long is dropped."""
+Notify = Callable[[str, object], Awaitable[None]]
+
+
+class DeliveryService:
+    """Carries out the pipelines of a store."""
+
+    def __init__(
+        self,
+        records: DeliveryRecords,
+        writer: PushWriter,
+        runtime: Runtime,
+        meter: GateMeter | None = None,
+        send: Notify = notify,
+        round_s: float = ROUND_S,
+    ) -> None:
+        self._records, self._writer, self._runtime = records, writer, runtime
+        self._meter, self._send, self._round_s = meter or GateMeter(), send, round_s
+        self._known: dict[str, KnownPipeline] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._wake: dict[str, asyncio.Event] = {}
+        self._jobs: dict[str, dict[str, JobProgress]] = {}
+        self._trouble: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        """Job → why its last change was refused."""
+        self._told_at: dict[int, float] = {}
+        self._looked: dict[str, float] = {}
+        """Pipeline → when the image store was looked at last."""
+        self._loops: dict[str, asyncio.Task[None]] = {}
+
+    async def load(self) -> None:
+        """Read every pipeline."""
+        self._known = await self._records.all()
+
+    async def run(self) -> None:
+        """Carry out all pipelines, and those applied later, until cancelled."""
+        try:
+            while True:
+                for name in self._known.keys() - self._loops.keys():
+                    self._loops[name] = self._runtime.spawn(f"pipeline {name}", self._follow(name))
+                for task in [t for t in self._loops.values() if t.done()]:
+                    task.result()  # a bug, or the store is lost: end the process
+                await asyncio.sleep(min(1.0, self._round_s))
+        finally:
+            for task in self._loops.values():
+                task.cancel()
+            await asyncio.gather(*self._loops.values(), return_exceptions=True)
+            self._loops.clear()
+
+    async def _follow(self, name: str) -> None:
+        pause_s = self._round_s
+        while True:
+            wake = self._wake.setdefault(name, asyncio.Event())
+            wake.clear()
+            try:
+                await self.round(name)
+                trouble = self._trouble.get(name, "")
+            except TwineError as e:
+                if failure := self._records.failure():
+                    raise Busy(f"cannot go on: {failure}") from e
+                self._trouble[name] = trouble = str(e)
+                log.warning("round failed", extra={"pipeline": name, "reason": trouble})
+            pause_s = min(2 * pause_s, _BACK_OFF_MAX_S) if trouble else self._pause(name)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await wake.wait()
+            except TimeoutError:
+                pass
+
+    def _pause(self, name: str) -> float:
+        record = self._known[name].record
+        is_busy = record.active is not None or record.waiting is not None
+        return self._round_s if is_busy else max(self._round_s, IDLE_S)
+
+    # -- one round
+
+    async def round(self, name: str) -> None:
+        """Look, decide, store and act once."""
+        async with self._lock(name):
+            known = await self._fresh(name)
+            known = await self._triggered(known)
+            record = known.record
+            jobs = await self._look(name, record)
+            decision = decide.advance(record, jobs, self._runtime.date())
+            known = await self._write(known, decision.record, decision.ended)
+            for act in decision.acts:
+                await self._act(name, act)
+        if decision.measure and known.record.active is not None:
+            await self._measure(name, known.record.active, decision.measure, jobs)
+        await self._notify(name)
+
+    async def _fresh(self, name: str) -> KnownPipeline:
+        """Return a pipeline as it is stored: another process may have written it."""
+        known = await self._records.get(name)
+        if known is None:
+            raise NotFound(f"there is no pipeline {name!r}", hint="twinectl pipeline apply FILE")
+        self._known[name] = known
+        return known
+
+    async def _triggered(self, known: KnownPipeline) -> KnownPipeline:
+        trigger, name = known.record.spec.trigger, known.record.spec.name
+        self._trouble.pop(name, None)
+        now, looked = self._runtime.date(), self._looked.get(name, float("-inf"))
+        if not trigger.image or 0 <= now - looked < IDLE_S:
+            return known
+        self._looked[name] = now
+        try:
+            newest = await self._writer.newest_image(trigger.image)
+        except TwineError as e:
+            self._trouble[name] = f"cannot see the image store: {e}"
+            return known
+        changed, ended = commands.triggered(known.record, newest, now)
+        return await self._write(known, changed, ended)
+
+    async def _look(self, name: str, record: PipelineRecord) -> dict[str, JobProgress]:
+        """Return the jobs of the pipeline's run that can be seen."""
+        run = record.active or record.waiting
+        image = run.image if run is not None else ""
+        names = record.active.spec.jobs if record.active is not None else record.spec.jobs
+        jobs: dict[str, JobProgress] = {}
+        for job in names if run is not None else []:
+            try:
+                seen = await self._writer.look(job, image)
+            except TwineError as e:
+                self._trouble[name] = f"cannot see job {job}: {e}"
+                continue
+            jobs[job] = replace(seen, refused=self._refused.get(job, ""))
+        self._jobs[name] = jobs
+        return jobs
+
+    async def _write(
+        self, known: KnownPipeline, record: PipelineRecord, ended: tuple[PipelineRun, ...]
+    ) -> KnownPipeline:
+        if record == known.record and not ended and known.revision:
+            return known
+        known = await self._records.write(known, record, ended)
+        self._known[record.spec.name] = known
+        for run in ended:
+            log.info(
+                "run ended",
+                extra={"pipeline": record.spec.name, "run": run.number, "state": run.state.value},
+            )
+        return known
+
+    async def _act(self, name: str, act: DeliveryAct) -> None:
+        """Carry out one act; a refusal is kept for the status and tried again next round."""
+        if failure := self._records.failure():
+            raise Busy(f"cannot change jobs any more: {failure}")
+        try:
+            match act:
+                case decide.PushStage():
+                    await self._writer.push(act.job, act.image, act.stage)
+                case decide.PushBack():
+                    await self._writer.push_back(act.job, act.image)
+                case decide.SetFrozen():
+                    await self._writer.set_frozen(act.job, act.frozen)
+                case decide.RestoreUpdate():
+                    await self._writer.restore(act.job, act.update)
+        except TwineError as e:
+            self._refused[act.job] = str(e)
+            self._trouble[name] = f"cannot change job {act.job}: {e}"
+            log.warning("change of a job refused", extra={"job": act.job, "reason": str(e)})
+        else:
+            self._refused.pop(act.job, None)
+            log.info("job changed", extra={"job": act.job, "act": type(act).__name__})
+
+    async def _measure(
+        self, name: str, run: PipelineRun, gates: Sequence[str], jobs: dict[str, JobProgress]
+    ) -> None:
+        """Measure gates outside of the lock, and store what they saw if the step is the same."""
+        step, time = steps(run.spec)[run.step], run.steps[-1]
+        seen = [jobs[job] for job in step.jobs]
+        assert time.reached is not None
+        verdicts = []
+        for gate in gates:
+            now = self._runtime.date()
+            found = await self._meter.measure(
+                run.spec.gates[gate],
+                run.spec.prometheus,
+                seen,
+                time.restarts or 0,
+                time.reached,
+                now,
+            )
+            verdict = GateVerdict(
+                gate=gate,
+                step=run.step,
+                at=now,
+                outcome=found.outcome,
+                reason=found.reason,
+                numbers=dict(found.numbers),
+                after_soak=now - time.reached >= step.stage.soak_s,
+            )
+            verdicts.append(verdict)
+        async with self._lock(name):
+            for verdict in verdicts:
+                known = await self._fresh(name)
+                current = known.record.active
+                if current is None or current.number != run.number or current.steps != run.steps:
+                    return
+                changed = replace(known.record, active=judge.noted(current, verdict))
+                await self._write(known, changed, ())
+
+    async def _notify(self, name: str) -> None:
+        """Tell the hooks of runs that ended without success; at least once, until they answer."""
+        for number in self._known[name].record.unsent:
+            run = await self._records.run(name, number)
+            now = self._runtime.date()
+            if now - self._told_at.get(number, float("-inf")) < _NOTIFY_S:
+                continue
+            self._told_at[number] = now
+            try:
+                for url in run.spec.on_failure.notify if run is not None else []:
+                    await self._send(url, run)
+            except TwineError as e:
+                log.warning("notification failed", extra={"pipeline": name, "reason": str(e)})
+                if run is not None and now - (run.ended or now) < _NOTIFY_FOR_S:
+                    continue
+            async with self._lock(name):
+                known = await self._fresh(name)
+                left = tuple(n for n in known.record.unsent if n != number)
+                await self._write(known, replace(known.record, unsent=left), ())
+
+    # -- what the API asks
+
+    async def apply(self, spec: PipelineSpec, who: str) -> PipelineView:
+        """Create a pipeline or change it."""
+        async with self._lock(""), self._lock(spec.name):
+            others = [k.record.spec for k in self._known.values()]
+            known = await self._records.get(spec.name)
+            before = known.record if known is not None else None
+            now = self._runtime.date()
+            record = commands.applied(before, spec, others, who, now)
+            known = known or KnownPipeline(record, 0)
+            await self._write(known, record, ())
+        log.info("pipeline applied", extra={"pipeline": spec.name, "who": who})
+        return await self.view(spec.name)
+
+    async def start(self, name: str, request: StartRequest, who: str) -> PipelineView:
+        """Start a run by hand."""
+        now = self._runtime.date()
+        async with self._lock(name):
+            known = await self._fresh(name)
+            record, ended = commands.started(
+                known.record, request.image, "hand", who, request.reason, now
+            )
+            await self._write(known, record, ended)
+        return await self._woken(name)
+
+    async def control(self, name: str, request: ControlRequest, who: str) -> PipelineView:
+        """Approve, pause, resume, skip, roll back or abort."""
+        async with self._lock(name):
+            known = await self._fresh(name)
+            changed_something = [r for r in await self._records.runs(name, 20) if r.pushed]
+            last = changed_something[0] if changed_something else None
+            record, ended = commands.controlled(
+                known.record, request, who, last, self._runtime.date()
+            )
+            await self._write(known, record, ended)
+        log.info("run controlled", extra={"pipeline": name, "verb": request.verb, "who": who})
+        return await self._woken(name)
+
+    async def remove(self, name: str) -> None:
+        """Forget a pipeline without a run; its history goes with it."""
+        async with self._lock(name):
+            known = await self._fresh(name)
+            if known.record.active is not None or known.record.waiting is not None:
+                raise Conflict(
+                    f"cannot remove pipeline {name}: it has a run",
+                    hint=f"twinectl pipeline abort {name}",
+                )
+            await self._records.remove(known)
+            self._known.pop(name, None)
+            if (task := self._loops.pop(name, None)) is not None:
+                task.cancel()
+
+    async def plan(self, spec: PipelineSpec) -> PipelinePlan:
+        """Return what applying a pipeline would change and what its next run would do."""
+        known = self._known.get(spec.name)
+        fields = spec.__struct_fields__
+        before = known.record.spec if known is not None else None
+        changed = [f for f in fields if before is None or getattr(before, f) != getattr(spec, f)]
+        others = [k.record.spec for k in self._known.values()]
+        warnings = []
+        commands.applied(known.record if known else None, spec, others, "", 0.0)
+        sizes: dict[str, int] = {}
+        for job in spec.jobs:
+            seen = await self._writer.look(job, "")
+            sizes[job] = seen.size
+            if not seen.image:
+                warnings.append(f"job {job} does not exist; runs wait until it does")
+        planned = []
+        for step in steps(spec):
+            counts = ", ".join(
+                f"{job} {wanted(step.stage, sizes[job])} of {sizes[job]}" for job in step.jobs
+            )
+            gates = ", ".join(step.stage.gates) or "no gate"
+            planned.append(
+                f"{stage_name(step.stage)}: {counts}; soak {step.stage.soak_s:g} s; {gates}"
+            )
+            if not step.stage.gates and not step.stage.soak_s:
+                warnings.append(f"stage {step.name} has neither soak nor gate")
+        return PipelinePlan(changed=changed, steps=planned, warnings=warnings)
+
+    def names(self) -> list[str]:
+        """Return the names of all pipelines."""
+        return sorted(self._known)
+
+    async def view(self, name: str) -> PipelineView:
+        """Return a pipeline as it is now."""
+        known = self._known.get(name)
+        if known is None:
+            raise NotFound(f"there is no pipeline {name!r}", hint="twinectl pipeline list")
+        runs = await self._records.runs(name, 1)
+        return PipelineView(
+            record=known.record,
+            jobs=list(self._jobs.get(name, {}).values()),
+            last=runs[0] if runs else None,
+            trouble=self._trouble.get(name, ""),
+            now=self._runtime.date(),
+        )
+
+    async def history(self, name: str, limit: int, number: int | None) -> RunHistory:
+        """Return the newest runs, or one run, with every verdict; the run under way comes first."""
+        record = (await self.view(name)).record
+        under_way = [run for run in (record.active, record.waiting) if run is not None]
+        runs = [*under_way, *await self._records.runs(name, limit)]
+        if number is not None:
+            found = await self._records.run(name, number)
+            ended = [found] if found is not None else []
+            runs = [run for run in (*under_way, *ended) if run.number == number]
+            if not runs:
+                raise NotFound(f"pipeline {name} has no run {number}, or it is not kept any more")
+        runs = runs[:limit]
+        verdicts = {run.number: await self._records.verdicts(name, run.number) for run in runs}
+        return RunHistory(runs=runs, verdicts=verdicts)
+
+    async def _woken(self, name: str) -> PipelineView:
+        if name in self._wake:
+            self._wake[name].set()
+        return await self.view(name)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())

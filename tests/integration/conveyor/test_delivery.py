@@ -1,0 +1,280 @@
+"""CV1, CV2, CV5: a pipeline against the production control plane and Debian's Prometheus.
+
+Agents on machines in memory run the tasks; an exporter gives each task the metrics of its image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import math
+import socket
+import tarfile
+import xml.etree.ElementTree as ET
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from agent.api import ImageFormat, Limits
+from control_plane.api.jobs import JobSpec, UpdatePolicy, spec_of, task_id
+from control_plane.cli import main as twinectl
+from control_plane.client import ControlPlaneClient
+from conveyor.cli import run_service
+from conveyor.client import ConveyorClient
+from conveyor.config import ConveyorConfig
+from conveyor.runs import PipelineView
+from vm_lab.fleet import fleet
+
+PATIENCE_S = 300.0
+FILE = """
+name = "web"
+jobs = ["web"]
+prometheus = "{prometheus}"
+
+[[stages]]
+kind = "canary"
+tasks = 1
+soak_s = "8s"
+gates = ["errors", "latency", "health"]
+
+[[stages]]
+kind = "percent"
+percent = 50
+soak_s = "8s"
+gates = ["errors", "latency", "health"]
+
+[[stages]]
+kind = "all"
+gates = ["errors"]
+
+[gates.errors]
+query = {{ promql = 'app_error_ratio{{task=~"$tasks"}}', at_most = 0.05 }}
+every_s = 2
+failures = 2
+
+[gates.latency]
+every_s = 4
+[gates.latency.compare]
+promql = 'app_latency_seconds{{task=~"$tasks"}}'
+samples = 6
+window_s = "15s"
+step_s = 1
+
+[gates.health]
+health = {{}}
+every_s = 2
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+async def pushed(client: ControlPlaneClient, version: int) -> str:
+    """Store an image and return its digest."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        data = f"#!/bin/sh\n# version {version}\n".encode()
+        entry = tarfile.TarInfo("bin/serve")
+        entry.size = len(data)
+        archive.addfile(entry, io.BytesIO(data))
+    content = buffer.getvalue()
+    digest = "sha256:" + hashlib.sha256(content).hexdigest()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield content
+
+    await client.push_image(digest, ImageFormat.TAR, chunks())
+    return digest
+
+
+@asynccontextmanager
+async def exporter(client: ControlPlaneClient, bad: set[str], slow: set[str]) -> AsyncIterator[int]:
+    """Serve metrics of each task of `web`: those of bad images have errors, slow ones latency."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        record = (await client.get_job("web")).record
+        lines = []
+        for task in record.tasks:
+            if not task.listed:
+                continue
+            image = spec_of(record, task).image
+            is_bad, base_s = image in bad, 0.2 if image in slow else 0.1
+            name = task_id("web", task.index)
+            noise = 0.01 * math.sin(7 * task.index + asyncio.get_running_loop().time())
+            lines.append(f'app_error_ratio{{task="{name}"}} {0.3 if is_bad else 0.01 + noise / 2}')
+            lines.append(f'app_latency_seconds{{task="{name}"}} {base_s + noise}')
+        return web.Response(text="\n".join(lines) + "\n")
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner, port = web.AppRunner(app), free_port()
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield port
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def prometheus(folder: Path, target: int) -> AsyncIterator[str]:
+    """Run Debian's Prometheus, which scrapes the exporter each second."""
+    file, port = folder / "prometheus.yml", free_port()
+    file.write_text(
+        "global: {scrape_interval: 1s}\nscrape_configs:\n- job_name: app\n  static_configs:\n"
+        f"  - targets: ['127.0.0.1:{target}']\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        "prometheus",
+        f"--config.file={file}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=error",
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@asynccontextmanager
+async def conveyor(config: ConveyorConfig) -> AsyncIterator[None]:
+    stopping, started = asyncio.Event(), asyncio.Event()
+    running = asyncio.ensure_future(run_service(config, stopping, started.set))
+    waiting = asyncio.ensure_future(started.wait())
+    await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield
+    finally:
+        waiting.cancel()
+        stopping.set()
+        await running
+
+
+async def ctl(service: str, endpoint: str, *words: str, code: int = 0) -> str:
+    arguments = ["--endpoint", endpoint, "pipeline", "--service", service, *words]
+    result = await asyncio.to_thread(CliRunner().invoke, twinectl, arguments)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+async def until(read: Any, holds: Any) -> Any:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds(found := await read()):
+            await asyncio.sleep(0.3)
+    return found
+
+
+async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tmp_path: Path):
+    async with fleet(6) as region:
+        client = region.client
+        await region.entitle()
+        one, two, three, four = [await pushed(client, v) for v in (1, 2, 3, 4)]
+        spec = JobSpec(
+            name="web",
+            entitlement="front",
+            tasks=6,
+            image=one,
+            command=["/bin/serve"],
+            limits=Limits(memory_max_bytes=64 << 20),
+            update=UpdatePolicy(max_unavailable=3, drain_s=0),
+        )
+        await client.apply_job(spec)
+        await until(lambda: client.get_job("web"), lambda s: s.phase == "stable")
+        config = ConveyorConfig(
+            state=str(tmp_path / "state"),
+            socket=str(tmp_path / "conveyor.sock"),
+            endpoint=region.endpoint,
+        )
+        service = f"unix:{config.socket}"
+        async with (
+            exporter(client, {three}, {four}) as port,
+            prometheus(tmp_path, port) as metrics,
+            ConveyorClient(service) as delivery,
+        ):
+            file = tmp_path / "web.toml"
+            file.write_text(FILE.format(prometheus=metrics))
+            async with conveyor(config):
+                said = await ctl(service, region.endpoint, "plan", str(file), code=2)
+                assert "50 %: web 3 of 6" in said
+                await ctl(service, region.endpoint, "apply", str(file))
+                await ctl(service, region.endpoint, "start", "web", "--image", two)
+                view = await _at_half(delivery)
+                assert view.jobs[0].size == 6
+            # the service is gone for a while; the job stays where it is, and its size changes
+            now = (await client.get_job("web")).record.spec
+            await client.apply_job(replace(now, tasks=10))
+            status = await until(lambda: client.get_job("web"), lambda s: _new(s, two) == 5)
+            assert status.record.spec.tasks == 10
+            async with conveyor(config):
+                view = await _ended(delivery, 1)
+                assert view.last is not None
+                assert (view.last.state, view.last.reason) == ("done", "")
+                status = await client.get_job("web")
+                assert _new(status, two) == 10
+                assert status.record.spec.update == spec.update
+
+                await ctl(service, region.endpoint, "start", "web", "--image", three)
+                most_bad = 0
+
+                async def watched() -> PipelineView:
+                    nonlocal most_bad
+                    most_bad = max(most_bad, _new(await client.get_job("web"), three))
+                    return await delivery.get_pipeline("web")
+
+                view = await until(watched, lambda v: v.last is not None and v.last.number == 2)
+                assert view.last is not None
+                assert view.last.state == "rolled-back"
+                assert "gate errors: 1 of 1 values not at most 0.05" in view.last.reason
+                assert most_bad == 1
+                status = await client.get_job("web")
+                assert (_new(status, two), status.record.spec.update) == (10, spec.update)
+
+                await ctl(service, region.endpoint, "start", "web", "--image", four)
+                view = await _ended(delivery, 3)
+                assert view.last is not None
+                assert view.last.state == "rolled-back"
+                assert "gate latency: worse beyond 10%" in view.last.reason
+                assert [s.name for s in view.last.steps] == ["canary 1", "rollback"]
+                assert _new(await client.get_job("web"), two) == 10
+                said = await ctl(service, region.endpoint, "history", "web")
+                print(said)
+                assert "0.3" in said
+                print(await ctl(service, region.endpoint, "status", "web"))
+                drawn = await ctl(service, region.endpoint, "history", "web", "-o", "svg")
+                assert ET.fromstring(drawn).tag.endswith("svg")
+                (tmp_path / "run.svg").write_text(drawn)
+
+
+async def _at_half(delivery: ConveyorClient) -> PipelineView:
+    view: PipelineView = await until(
+        lambda: delivery.get_pipeline("web"),
+        lambda v: (
+            v.record.active is not None
+            and v.record.active.step == 1
+            and v.record.active.steps[-1].reached is not None
+        ),
+    )
+    return view
+
+
+async def _ended(delivery: ConveyorClient, run: int) -> PipelineView:
+    view: PipelineView = await until(
+        lambda: delivery.get_pipeline("web"),
+        lambda v: v.last is not None and v.last.number == run,
+    )
+    return view
+
+
+def _new(status: Any, image: str) -> int:
+    record = status.record
+    return sum(spec_of(record, t).image == image and t.listed for t in record.tasks)

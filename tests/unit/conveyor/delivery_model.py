@@ -1,0 +1,269 @@
+"""Jobs in memory that behave as the job API does, a clock to step, and gates to script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+import msgspec
+
+from control_plane.api.updates import Canary, UpdatePolicy
+from control_plane.runtime.runtime import Runtime
+from control_plane.store.memory import MemoryStore
+from conveyor.api import PipelineGate, PipelineSpec, PipelineStage
+from conveyor.core.decide import pushing, restored
+from conveyor.core.judge import Measured, no_data, of_health
+from conveyor.pipeline_file import pipeline_spec
+from conveyor.records import DeliveryRecords
+from conveyor.runs import GateOutcome, JobProgress, PipelineRun
+from conveyor.service import DeliveryService
+from wire.errors import Unreachable
+
+OWNERS = UpdatePolicy(max_unavailable=2, canary=Canary(tasks=3, hold_s=5))
+
+
+def digest(number: int) -> str:
+    return f"sha256:{number:064x}"
+
+
+def a_pipeline(**changes: Any) -> PipelineSpec:
+    """Return canary, half and all, with one gate that the test scripts."""
+    document: dict[str, Any] = {
+        "name": "web",
+        "jobs": ["web"],
+        "stages": [
+            {"kind": "canary", "tasks": 1, "soak_s": "60s", "gates": ["errors"]},
+            {"kind": "percent", "percent": 50, "soak_s": "60s", "gates": ["errors"]},
+            {"kind": "all", "gates": ["errors"]},
+        ],
+        "gates": {"errors": {"query": {"promql": "errors", "at_most": 0.1}, "deadline_s": "5m"}},
+        "trigger": {"image": "web"},
+        **changes,
+    }
+    return pipeline_spec(document, "the test's pipeline")
+
+
+@dataclass
+class ModelJob:
+    """A job whose tasks are updated one in each tick, as far as its stage lets."""
+
+    image: str = digest(1)
+    base: str = digest(1)
+    update: UpdatePolicy = OWNERS
+    paused: bool = False
+    tasks: list[str] = field(default_factory=lambda: [digest(1)] * 10)
+    broken: set[str] = field(default_factory=set)
+    passed: bool = True
+    """The image may run on every task: there is no canary setting, or it is known to work."""
+
+    def allowed(self) -> int:
+        canary, size = self.update.canary, len(self.tasks)
+        if canary is None or self.passed:
+            return size
+        return min(size, max(canary.tasks, ceil(size * (canary.share or 0))))
+
+    def want(self, image: str) -> None:
+        if image != self.image:
+            self.base = max(set(self.tasks), key=self.tasks.count) if self.tasks else image
+            self.image, self.passed = image, False
+
+    def tick(self) -> None:
+        self.passed |= self.update.canary is None
+        if self.paused or self.tasks.count(self.image) >= self.allowed():
+            return
+        if self.image in self.broken and self.image in self.tasks and self.image != self.base:
+            return  # the budget is used up
+        old = next(i for i, image in enumerate(self.tasks) if image != self.image)
+        self.tasks[old] = self.image
+
+    def resize(self, size: int) -> None:
+        held = self.allowed() < len(self.tasks)
+        new = self.base if held else self.image
+        self.tasks = (self.tasks + [new] * size)[:size]
+
+    def seen(self, job: str, image: str) -> JobProgress:
+        new = self.tasks.count(image)
+        bad = sum(task in self.broken for task in self.tasks)
+        settled = bad == 0 and all(task == self.image for task in self.tasks)
+        return JobProgress(
+            job=job,
+            image=self.image,
+            size=len(self.tasks),
+            new=new,
+            new_healthy=0 if image in self.broken else new,
+            new_unhealthy=new if image in self.broken else 0,
+            healthy=len(self.tasks) - bad,
+            updating=any(task != self.image for task in self.tasks),
+            settled=settled,
+            frozen=self.paused,
+            update=self.update,
+            new_tasks=tuple(f"{job}-{i}" for i, t in enumerate(self.tasks) if t == image),
+            stable_tasks=tuple(f"{job}-{i}" for i, t in enumerate(self.tasks) if t != image),
+        )
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class ModelPlane:
+    """Implements `PushWriter` over model jobs; can be away, and can kill its caller."""
+
+    def __init__(self) -> None:
+        self.jobs = {"web": ModelJob()}
+        self.images: dict[str, str] = {"web": digest(1)}
+        self.is_away = False
+        self.kill_in: int | None = None
+        """So many awaits until the process is killed, before or after the change."""
+        self.calls: list[tuple[str, ...]] = []
+
+    def point(self) -> None:
+        """One place where a process may be killed."""
+        if self.kill_in is not None:
+            self.kill_in -= 1
+            if self.kill_in < 0:
+                self.kill_in = None
+                raise Killed
+
+    def _call(self) -> None:
+        self.point()
+        if self.is_away:
+            raise Unreachable("the front end does not answer")
+
+    async def look(self, job: str, image: str) -> JobProgress:
+        self._call()
+        found = self.jobs.get(job)
+        return JobProgress(job=job) if found is None else found.seen(job, image)
+
+    async def newest_image(self, name: str) -> str:
+        self._call()
+        return self.images.get(name, "")
+
+    async def push(self, job: str, image: str, stage: PipelineStage) -> None:
+        self._call()
+        found = self.jobs[job]
+        found.want(image)
+        found.update = pushing(found.update, stage)
+        self.calls.append(("push", job, image, stage.kind.value))
+        self.point()
+
+    async def push_back(self, job: str, image: str) -> None:
+        self._call()
+        found = self.jobs[job]
+        found.want(image)
+        found.passed = True
+        self.calls.append(("back", job, image))
+        self.point()
+
+    async def set_frozen(self, job: str, frozen: bool) -> None:
+        self._call()
+        self.jobs[job].paused = frozen
+        self.calls.append(("freeze" if frozen else "thaw", job))
+        self.point()
+
+    async def restore(self, job: str, update: UpdatePolicy) -> None:
+        self._call()
+        found = self.jobs[job]
+        found.update = restored(found.update, update)
+        self.calls.append(("restore", job))
+        self.point()
+
+
+class ScriptedMeter:
+    """Gates say what the test wants; health is measured as it is."""
+
+    def __init__(self, plane: ModelPlane) -> None:
+        self.plane = plane
+        self.says: dict[str, Measured] = {}
+        self.default = Measured(GateOutcome.PASS, "0.01 errors", {"max": 0.01})
+        self.bad: set[str] = set()
+        """Images that gates fail."""
+
+    async def measure(
+        self,
+        gate: PipelineGate,
+        prometheus: str,
+        seen: Sequence[JobProgress],
+        restarts_before: int,
+        reached: float,
+        now: float,
+    ) -> Measured:
+        self.plane.point()
+        if gate.health is not None:
+            return of_health(gate.health, seen, restarts_before)
+        if any(job.image in self.bad for job in seen):
+            return Measured(GateOutcome.FAIL, "0.4 errors, at most 0.1", {"max": 0.4})
+        return self.default
+
+
+NO_DATA = no_data("Prometheus does not answer")
+
+
+class KillableStore(MemoryStore):
+    """A store at which the process may be killed before and after each write."""
+
+    plane: ModelPlane | None = None
+
+    async def txn(self, compare: Any, operations: Any) -> int:
+        if self.plane is not None:
+            self.plane.point()
+        revision = await super().txn(compare, operations)
+        if self.plane is not None:
+            self.plane.point()
+        return revision
+
+
+class World:
+    """One service over model jobs, on a clock that the test steps."""
+
+    def __init__(self, spec: PipelineSpec | None = None) -> None:
+        self.now = 1_800_000_000.0
+        self.plane = ModelPlane()
+        self.meter = ScriptedMeter(self.plane)
+        self.store = KillableStore()
+        self.sent: list[tuple[str, PipelineRun]] = []
+        self.spec = spec or a_pipeline()
+        self.service: DeliveryService
+
+    async def begin(self) -> World:
+        await self.store.__aenter__()
+        self.restart()
+        await self.service.apply(self.spec, "user/ann")
+        return self
+
+    def restart(self) -> None:
+        """Begin a process anew on the same store."""
+        runtime = Runtime()
+        runtime.date = lambda: self.now  # type: ignore[method-assign]
+        records = DeliveryRecords(self.store)
+        meter: Any = self.meter
+        self.service = DeliveryService(records, self.plane, runtime, meter, self._send)
+
+    async def _send(self, url: str, message: object) -> None:
+        assert isinstance(message, PipelineRun)
+        self.sent.append((url, message))
+
+    async def rounds(self, count: int, step_s: float = 10.0) -> None:
+        """Let time pass: jobs tick, and the service looks."""
+        for _ in range(count):
+            self.now += step_s
+            for job in self.plane.jobs.values():
+                job.tick()
+            await self.service.round(self.spec.name)
+
+    async def until(self, *states: str, most: int = 400) -> PipelineRun:
+        """Let time pass until a run ended in one of these states."""
+        for _ in range(most):
+            await self.rounds(1)
+            view = await self.service.view(self.spec.name)
+            if view.record.active is None and view.last is not None and view.last.state in states:
+                return view.last
+        raise AssertionError(f"no run ended as {states}: {msgspec.json.encode(view.record)!r}")
+
+    async def run(self) -> PipelineRun:
+        """Return the run under way."""
+        found = (await self.service.view(self.spec.name)).record.active
+        assert found is not None
+        return found

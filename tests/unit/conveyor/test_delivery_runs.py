@@ -1,0 +1,463 @@
+"""CV1, CV2, CV5: runs of a pipeline over model jobs, from the trigger to the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from conveyor import records
+from conveyor.api import ControlRequest, ControlVerb, StartRequest
+from conveyor.core.judge import Measured
+from conveyor.runs import GateOutcome, RunState
+from tests.unit.conveyor.delivery_model import NO_DATA, OWNERS, ModelJob, World, a_pipeline, digest
+from wire.errors import Busy, Conflict, Forbidden, InvalidInput, Unreachable
+
+
+def control(verb: str, reason: str = "because", gate: str = "") -> ControlRequest:
+    return ControlRequest(verb=ControlVerb(verb), reason=reason, gate=gate)
+
+
+async def test_cv1_a_good_image_goes_through_every_stage_and_the_owner_keeps_its_settings():
+    world = await World().begin()
+    await world.rounds(3)
+    assert world.plane.calls == [], "the job runs the newest image already"
+    world.plane.images["web"] = digest(2)
+    run = await world.until("done")
+    job = world.plane.jobs["web"]
+    assert [c[3] for c in world.plane.calls if c[0] == "push"] == ["canary", "percent", "all"]
+    assert job.tasks == [digest(2)] * 10
+    assert job.update == OWNERS
+    assert [s.name for s in run.steps] == ["canary 1", "50 %", "all"]
+    for step in run.steps[:2]:
+        assert step.reached is not None
+        assert step.ended is not None
+        assert step.ended - step.reached >= 60
+    history = await world.service.history("web", 10, None)
+    assert all(v.numbers == {"max": 0.01} for v in history.verdicts[run.number])
+    assert {v.step for v in history.verdicts[run.number]} == {0, 1, 2}
+
+
+async def test_cv1_cv5_a_bad_image_is_stopped_at_the_canary_and_rolled_back_with_its_numbers():
+    world = await World(a_pipeline(on_failure={"notify": ["http://hook.example/x"]})).begin()
+    world.plane.images["web"] = digest(2)
+    await world.until("done")
+    world.plane.images["web"] = digest(3)
+    world.meter.bad = {digest(3)}
+    run = await world.until("rolled-back")
+    job = world.plane.jobs["web"]
+    assert job.tasks == [digest(2)] * 10
+    assert job.update == OWNERS
+    assert [s.name for s in run.steps] == ["canary 1", "rollback"]
+    assert "0.4 errors" in run.reason
+    [*_, last] = (await world.service.history("web", 1, None)).verdicts[run.number]
+    assert (last.outcome, last.numbers) == (GateOutcome.FAIL, {"max": 0.4})
+    assert [(url, r.number) for url, r in world.sent] == [("http://hook.example/x", run.number)]
+    await world.rounds(50)
+    assert job.tasks == [digest(2)] * 10, "the trigger does not start a failed image again"
+
+
+async def test_no_data_is_a_failure_at_the_deadline_and_not_before():
+    world = await World().begin()
+    world.meter.default = NO_DATA
+    world.plane.images["web"] = digest(2)
+    await world.rounds(12)
+    run = await world.run()
+    assert run.state is RunState.RUNNING
+    assert run.verdicts["errors"].outcome is GateOutcome.NO_DATA
+    run = await world.until("rolled-back")
+    assert "Prometheus does not answer" in run.reason
+    assert run.steps[0].ended - run.steps[0].reached > 60 + 300
+
+
+async def test_cv2_a_share_is_kept_while_the_size_changes():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    job = world.plane.jobs["web"]
+    while job.tasks.count(digest(2)) < 5:
+        await world.rounds(1)
+    await world.rounds(2)
+    job.resize(20)
+    await world.rounds(4)
+    assert (await world.run()).waits.startswith("50 %: web")
+    assert job.allowed() == 10
+    while job.tasks.count(digest(2)) < 10:
+        assert (await world.run()).step == 1
+        await world.rounds(1)
+    await world.until("done")
+    assert job.tasks == [digest(2)] * 20
+
+
+async def test_a_newer_image_supersedes_the_one_that_waits_and_not_the_one_that_runs():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(3)
+    for number in (3, 4):
+        world.plane.images["web"] = digest(number)
+        await world.rounds(1)
+    run = await world.run()
+    assert run.image == digest(2)
+    await world.until("done")
+    last = await world.until("done")
+    runs = (await world.service.history("web", 10, None)).runs
+    assert last.image == digest(4)
+    assert [(r.image, r.state.value) for r in sorted(runs, key=lambda r: r.number)] == [
+        (digest(2), "done"),
+        (digest(3), "superseded"),
+        (digest(4), "done"),
+    ]
+    assert all(digest(3) not in call for call in world.plane.calls)
+
+
+async def test_the_last_finished_image_is_where_a_rollback_goes_not_the_one_before_it_failed():
+    world = await World().begin()
+    world.meter.bad = {digest(3), digest(4)}
+    for number in (2, 3, 4):
+        world.plane.images["web"] = digest(number)
+        await world.until("done" if number == 2 else "rolled-back")
+        assert world.plane.jobs["web"].tasks == [digest(2)] * 10
+
+
+async def test_a_rollback_during_a_rollback_is_refused_with_its_reason():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(20)
+    await world.service.control("web", control("rollback", "wrong colour"), "user/ann")
+    with pytest.raises(Conflict, match=r"rolls back already: asked for by user/ann: wrong colour"):
+        await world.service.control("web", control("rollback"), "user/bob")
+    run = await world.until("rolled-back")
+    assert world.plane.jobs["web"].tasks == [digest(1)] * 10
+    with pytest.raises(Conflict, match="no run changed anything"):
+        await world.service.control("web", control("rollback"), "user/bob")
+    assert any(entry.who == "user/ann" for entry in run.log)
+
+
+async def test_a_run_that_is_done_can_be_rolled_back_to_the_image_before():
+    world = await World().begin()
+    for number in (2, 3):
+        world.plane.images["web"] = digest(number)
+        await world.until("done")
+    await world.service.control("web", control("rollback"), "user/ann")
+    await world.until("rolled-back")
+    assert world.plane.jobs["web"].tasks == [digest(2)] * 10
+    await world.rounds(30)
+    assert world.plane.jobs["web"].tasks == [digest(2)] * 10
+
+
+async def test_a_paused_run_changes_nothing_and_soaks_again_when_resumed():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(5)
+    await world.service.control("web", control("pause"), "user/ann")
+    with pytest.raises(Conflict, match="paused already"):
+        await world.service.control("web", control("pause"), "user/ann")
+    await world.rounds(100)
+    job = world.plane.jobs["web"]
+    assert (job.tasks.count(digest(2)), job.paused) == (1, True)
+    resumed_at = world.now
+    await world.service.control("web", control("resume"), "user/ann")
+    run = await world.until("done")
+    assert not job.paused
+    passed = next(e.at for e in run.log if e.what == "canary 1 passed")
+    assert passed - resumed_at >= 60
+
+
+async def test_an_aborted_run_leaves_its_jobs_as_they_are_and_the_next_run_goes_on():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(20)
+    with pytest.raises(InvalidInput, match="needs a reason"):
+        await world.service.control("web", control("abort", ""), "user/ann")
+    await world.service.control("web", control("abort", "fire"), "user/ann")
+    run = await world.until("aborted")
+    job = world.plane.jobs["web"]
+    mixed = list(job.tasks)
+    assert "user/ann: fire" in run.reason
+    await world.rounds(50)
+    assert job.paused
+    assert job.tasks == mixed
+    world.plane.images["web"] = digest(3)
+    await world.until("done")
+    assert (job.tasks, job.paused, job.update) == ([digest(3)] * 10, False, OWNERS)
+
+
+async def test_an_aborted_run_can_be_rolled_back():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(20)
+    await world.service.control("web", control("abort"), "user/ann")
+    await world.until("aborted")
+    await world.service.control("web", control("rollback"), "user/ann")
+    await world.until("rolled-back")
+    job = world.plane.jobs["web"]
+    assert (job.tasks, job.paused, job.update) == ([digest(1)] * 10, False, OWNERS)
+
+
+async def test_a_skipped_step_is_written_down_with_who_and_why():
+    world = await World().begin()
+    world.meter.default = NO_DATA
+    world.plane.images["web"] = digest(2)
+    await world.rounds(4)
+    await world.service.control("web", control("skip", "Prometheus is rebuilt"), "user/ann")
+    world.meter.default = Measured(GateOutcome.PASS, "fine", {})
+    run = await world.until("done")
+    assert ("user/ann", "skips canary 1: Prometheus is rebuilt") in [
+        (e.who, e.what) for e in run.log
+    ]
+
+
+async def test_an_approval_waits_for_one_of_those_who_may_give_it():
+    spec = a_pipeline(
+        gates={
+            "errors": {"query": {"promql": "errors", "at_most": 0.1}},
+            "release": {"approval": {"by": ["ann"]}, "deadline_s": "2h"},
+        },
+        stages=[
+            {"kind": "canary", "tasks": 1, "gates": ["errors", "release"]},
+            {"kind": "all"},
+        ],
+    )
+    world = await World(spec).begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(100)
+    assert (await world.run()).waits == "canary 1: waits for approval release"
+    with pytest.raises(Forbidden, match="may not approve release"):
+        await world.service.control("web", control("approve"), "spiffe://c/user/bob")
+    await world.service.control("web", control("approve", "looks good"), "spiffe://c/user/ann")
+    run = await world.until("done")
+    verdicts = (await world.service.history("web", 1, run.number)).verdicts[run.number]
+    [given] = [v for v in verdicts if v.gate == "release"]
+    assert given.reason == "approved by spiffe://c/user/ann: looks good"
+
+
+async def test_a_job_that_its_owner_changes_meanwhile_is_left_to_its_owner():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(20)
+    world.plane.jobs["web"].want(digest(9))
+    run = await world.until("stopped")
+    assert "changed to image" in run.reason
+    assert world.plane.jobs["web"].image == digest(9)
+    assert not world.plane.jobs["web"].paused
+
+
+async def test_jobs_in_order_begin_when_the_one_before_is_through():
+    world = World(a_pipeline(jobs=["web", "api"], order="in-order"))
+    world.plane.jobs["api"] = ModelJob()
+    await world.begin()
+    world.plane.images["web"] = digest(2)
+    await world.until("done")
+    pushes = [c[1] for c in world.plane.calls if c[0] == "push"]
+    assert pushes == ["web"] * 3 + ["api"] * 3
+
+
+async def test_a_failure_of_the_second_job_rolls_both_back():
+    world = World(a_pipeline(jobs=["web", "api"], order="together"))
+    world.plane.jobs["api"] = ModelJob()
+    await world.begin()
+    world.plane.images["web"] = digest(2)
+    while len(await _steps(world)) < 2:
+        await world.rounds(1)
+    world.meter.bad = {digest(2)}
+    await world.until("rolled-back")
+    assert [j.tasks for j in world.plane.jobs.values()] == [[digest(1)] * 10] * 2
+
+
+async def _steps(world: World):
+    active = (await world.service.view("web")).record.active
+    return active.steps if active is not None else ()
+
+
+async def test_stages_begin_only_in_windows_and_a_rollback_at_any_time():
+    spec = a_pipeline(windows={"during": ["mon-fri 09:00-17:00"]})
+    world = World(spec)
+    world.now = 1_799_996_400.0  # Friday 2027-01-15, 07:00 UTC
+    await world.begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(10)
+    assert world.plane.calls == []
+    world.now += 2 * 3600
+    await world.rounds(4)
+    assert [c[3] for c in world.plane.calls] == ["canary"]
+    world.now += 8 * 3600
+    world.meter.bad = {digest(2)}
+    await world.until("rolled-back")
+
+
+async def test_front_end_away_is_waited_out_and_told():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(3)
+    world.plane.is_away = True
+    await world.rounds(20)
+    view = await world.service.view("web")
+    assert "cannot see job web" in view.trouble or "image store" in view.trouble
+    assert view.record.active.state is RunState.RUNNING
+    world.plane.is_away = False
+    await world.until("done")
+
+
+async def test_a_step_of_the_clock_backwards_only_waits_longer():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(8)
+    world.now -= 3600
+    run = await world.until("done", most=2000)
+    assert run.state is RunState.DONE
+
+
+async def test_a_schedule_starts_the_newest_image_once_at_each_time():
+    spec = a_pipeline(trigger={"image": "web", "schedule": ["mon-fri 10:00"]})
+    world = World(spec)
+    world.now = 1_799_996_400.0  # Friday 07:00 UTC
+    await world.begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(20)
+    assert world.plane.calls == []
+    world.now += 3 * 3600
+    await world.until("done")
+    world.plane.images["web"] = digest(3)
+    await world.rounds(50)
+    assert world.plane.jobs["web"].image == digest(2), "the next time is on Monday"
+    world.now += 3 * 86_400
+    await world.until("done")
+    assert world.plane.jobs["web"].image == digest(3)
+
+
+async def test_a_job_belongs_to_one_pipeline():
+    world = await World().begin()
+    with pytest.raises(Conflict, match="job web belongs to pipeline web"):
+        await world.service.apply(replace(a_pipeline(), name="other"), "user/ann")
+
+
+async def test_a_run_by_hand_needs_no_trigger():
+    world = await World(a_pipeline(trigger={})).begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(5)
+    assert world.plane.calls == []
+    await world.service.start("web", StartRequest(image=digest(2), reason="try"), "user/ann")
+    run = await world.until("done")
+    assert (run.by, run.trigger) == ("user/ann", "hand")
+
+
+async def test_a_second_process_on_the_same_store_is_refused():
+    world = await World().begin()
+    with pytest.raises(Busy, match="another process owns it"):
+        await world.store.__aenter__()
+
+
+async def test_a_process_that_lost_its_store_changes_no_job():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    world.store.failure = lambda: "the lease has ended"  # type: ignore[method-assign]
+    with pytest.raises(Busy, match="the lease has ended"):
+        await world.rounds(3)
+    assert world.plane.calls == []
+
+
+async def test_the_loop_of_the_service_carries_a_run_to_its_end():
+    world = await World().begin()
+    world.service._round_s = 0.001
+    world.plane.images["web"] = digest(2)
+    running = asyncio.ensure_future(world.service.run())
+    await world.service.load()
+    try:
+        async with asyncio.timeout(30):
+            while (await world.service.view("web")).last is None:
+                world.now += 5
+                world.plane.jobs["web"].tick()
+                if "web" in world.service._wake:
+                    world.service._wake["web"].set()
+                await asyncio.sleep(0)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert world.plane.jobs["web"].tasks == [digest(2)] * 10
+
+
+async def test_gates_are_measured_while_a_window_keeps_the_next_stage_back():
+    world = World(a_pipeline(windows={"during": ["mon-fri 06:00-07:02"]}))
+    world.now = 1_799_996_400.0  # Friday 2027-01-15, 07:00 UTC
+    await world.begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(60)
+    run = await world.run()
+    assert (run.step, "outside of its windows" in run.waits) == (1, True)
+    assert world.now - run.verdicts["errors"].at < 60
+    world.meter.bad = {digest(2)}
+    await world.until("rolled-back")
+
+
+async def test_a_notification_is_sent_again_until_its_hook_answers():
+    world = await World(a_pipeline(on_failure={"notify": ["http://hook.example/x"]})).begin()
+    answered = world._send
+    refused = 0
+
+    async def refuses(url: str, message: object) -> None:
+        nonlocal refused
+        refused += 1
+        raise Unreachable("no answer")
+
+    world.service._send = refuses
+    world.plane.images["web"] = digest(2)
+    world.meter.bad = {digest(2)}
+    await world.until("rolled-back")
+    await world.rounds(20)
+    assert 2 <= refused <= 5, "once a minute"
+    world.restart()
+    await world.service.load()
+    world.service._send = answered
+    await world.rounds(20)
+    assert len(world.sent) == 1
+
+
+async def test_a_pipeline_with_a_run_is_not_removed_and_one_without_is_with_its_history():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(5)
+    with pytest.raises(Conflict, match="it has a run"):
+        await world.service.remove("web")
+    await world.until("done")
+    await world.service.remove("web")
+    assert (await world.store.list_prefix("")).entries == ()
+
+
+async def test_old_runs_are_dropped_with_their_verdicts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(records, "RUNS_KEPT", 2)
+    world = await World().begin()
+    for number in range(2, 7):
+        world.plane.images["web"] = digest(number)
+        await world.until("done", most=100)
+        while (await world.service.view("web")).last.image != digest(number):
+            await world.rounds(1)
+    history = await world.service.history("web", 100, None)
+    assert [run.number for run in history.runs] == [5, 4]
+    assert len((await world.store.list_prefix("verdicts/")).entries) == sum(
+        run.measured for run in history.runs
+    )
+
+
+async def test_a_push_that_was_not_seen_when_its_run_was_aborted_is_paused_all_the_same():
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    while not world.plane.calls:
+        await world.rounds(1)
+    assert (await world.run()).pushed == ()
+    await world.service.control("web", control("abort"), "user/ann")
+    await world.until("aborted")
+    assert world.plane.jobs["web"].paused
+
+
+async def test_a_run_that_waits_for_another_update_of_its_job_begins_after_it():
+    world = await World().begin()
+    job = world.plane.jobs["web"]
+    job.want(digest(9))
+    job.update = replace(OWNERS, canary=None)
+    world.plane.images["web"] = digest(2)
+    await world.rounds(3)
+    waiting = (await world.service.view("web")).record.waiting
+    assert waiting is not None
+    assert waiting.waits == "another update of job web is under way"
+    run = await world.until("done")
+    assert run.back == {"web": digest(9)}
