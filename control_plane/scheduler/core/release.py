@@ -370,6 +370,10 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger) -> JobRecord:
 
 
 def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
+    """Return whether the newest version is on all tasks, and one of them showed that it serves.
+
+    Tasks that have no machine yet show nothing.
+    """
     failed = frozenset(rollout.failed)
     serves = any(_is_proven(task, record, now) for task in record.tasks)
     return all(
@@ -378,7 +382,11 @@ def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
         or (
             task.version == record.version
             and not _is_on_its_way(task)
-            and (task.phase not in _PLACED or task.index in failed or _is_proven(task, record, now))
+            and (
+                (serves and task.phase not in _PLACED)
+                or task.index in failed
+                or _is_proven(task, record, now)
+            )
         )
         for task in record.tasks
     )
@@ -456,7 +464,8 @@ def _fails(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
         ended = task.state is TaskState.STOPPED and when is RestartWhen.NEVER
         return result not in _BLAMELESS and not finished and not ended
     late = now.spent_s(task) >= record.spec.update.healthy_within_s
-    return late and task.phase is TaskPhase.STARTING and task.state is not None
+    begins = task.state not in (None, TaskState.STOPPING)  # what is ended says nothing of its start
+    return late and task.phase is TaskPhase.STARTING and begins
 
 
 def _has_crashed(old: TaskRecord | None, task: TaskRecord) -> bool:
