@@ -71,9 +71,7 @@ async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[s
     return found
 
 
-def _profiles(
-    region: SimulatedRegion, control_plane: ControlPlane, held: set[str]
-) -> list[str]:
+def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[str]) -> list[str]:
     """Return which profiles are not everywhere yet.
 
     One may wait for ever for machines of which no task can be taken: `held`, by jobs whose

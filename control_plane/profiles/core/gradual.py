@@ -102,9 +102,7 @@ def steps(
     return Steps(rollout, switch, drain, back, waiting)
 
 
-def proved(
-    rollout: ProfileRollout, hosts: Sequence[Host], lost: Collection[str]
-) -> ProfileRollout:
+def proved(rollout: ProfileRollout, hosts: Sequence[Host], lost: Collection[str]) -> ProfileRollout:
     """Return a rollout that ended without proof, as the first machines since then show it.
 
     One that reaches the profile proves it. Where as many fail as may not, the entitlement goes
