@@ -327,6 +327,8 @@ class ImageInfo(Reported, frozen=True, kw_only=True):
     """Chain ids of an OCI image's layers, lowest first; images share them."""
     signatures: Signatures = []
     """Of the image store: who vouches for the image. A host has them with each task instead."""
+    owner: Id = ""
+    """Of the image store: who pushed it, against whose share of the disk it counts."""
     config: OciConfig | None = None
     """How an OCI image wants to be run; a task's specification overrides it."""
 

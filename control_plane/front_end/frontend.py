@@ -208,7 +208,8 @@ class FrontEnd(
             format_ = ImageFormat(text)
         except ValueError:
             raise InvalidInput(f"parameter format must be tar or btrfs, not {text!r}") from None
-        return await self._images.put(call.path["digest"], format_, call.stream)
+        bounded = "" if self._guard.caller(call.peer).is_operator else principal(call.peer)
+        return await self._images.put(call.path["digest"], format_, call.stream, bounded)
 
     async def sign_image(self, call: Call) -> ImageInfo:
         """Keep a signature with an image."""

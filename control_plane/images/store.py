@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -42,9 +43,19 @@ class ImageStore:
     """The images that agents fetch from the control plane."""
 
     def __init__(
-        self, folder: Path, clock: Callable[[], float], max_bytes: int = MAX_IMAGE_BYTES
+        self,
+        folder: Path,
+        clock: Callable[[], float],
+        max_bytes: int = MAX_IMAGE_BYTES,
+        owner_max_bytes: int | None = None,
     ) -> None:
-        """Take the folder; remove what an earlier process left unfinished."""
+        """Take the folder; remove what an earlier process left unfinished.
+
+        `owner_max_bytes` bounds all images of one owner together; None: nothing does.
+        """
+        self._owner_max_bytes = owner_max_bytes
+        self._arriving = Counter[str]()
+        """Owner → bytes of streams that are on their way in."""
         self._folder = folder
         self._incoming = folder / "incoming"
         self._clock = clock
@@ -58,9 +69,12 @@ class ImageStore:
                 known.unlink()
 
     async def put(
-        self, digest: str, format_: ImageFormat, stream: AsyncIterator[bytes]
+        self, digest: str, format_: ImageFormat, stream: AsyncIterator[bytes], owner: str = ""
     ) -> ImageInfo:
-        """Publish the stream if it has this digest; an image that is there is only confirmed."""
+        """Publish the stream if it has this digest; an image that is there is only confirmed.
+
+        It counts against the share of `owner`, who is nobody in particular where it is empty.
+        """
         known = await self.find(digest)
         if known is not None:
             if known.format is not format_:
@@ -69,9 +83,13 @@ class ImageStore:
             return known
         temporary = self._incoming / secrets.token_hex(8)
         try:
-            size = await self._receive(digest, temporary, stream)
+            size = await self._receive(digest, temporary, self._within_share(stream, owner))
             info = ImageInfo(
-                digest=digest, format=format_, stream_bytes=size, created_at=self._clock()
+                digest=digest,
+                format=format_,
+                stream_bytes=size,
+                created_at=self._clock(),
+                owner=owner,
             )
             await asyncio.to_thread(self._publish, info, temporary)
         except OSError as e:
@@ -158,6 +176,31 @@ class ImageStore:
         with path.open("rb") as file:
             while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                 yield chunk
+
+    async def _within_share(
+        self, stream: AsyncIterator[bytes], owner: str
+    ) -> AsyncIterator[bytes]:
+        """Pass a stream on for as long as its owner's images fit into one share (BUG-HT27)."""
+        most = self._owner_max_bytes
+        if most is None or not owner:
+            async for chunk in stream:
+                yield chunk
+            return
+        there = await asyncio.to_thread(self._read_all)
+        used, size = sum(i.stream_bytes for i in there if i.owner == owner), 0
+        try:
+            async for chunk in stream:
+                size += len(chunk)
+                self._arriving[owner] += len(chunk)
+                if used + self._arriving[owner] > most:
+                    raise TooLarge(
+                        f"the images of {owner} would take more than their share of {most} bytes:"
+                        f" {used} are there, {self._arriving[owner]} on their way",
+                        hint="twinectl image list, and image remove those that no job runs",
+                    )
+                yield chunk
+        finally:
+            self._arriving[owner] -= size
 
     async def _receive(self, digest: str, path: Path, stream: AsyncIterator[bytes]) -> int:
         """Write the stream to a file and return its size; raise unless it has the digest."""

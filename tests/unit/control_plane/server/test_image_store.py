@@ -220,3 +220,30 @@ def test_what_is_no_signature_of_the_image_is_not_kept(tmp_path: Path) -> None:
 
     elsewhere_digest = "sha256:" + "0" * 64
     asyncio.run(scenario())
+
+
+def test_images_of_one_owner_take_no_more_than_their_share(tmp_path: Path) -> None:
+    """BUG-HT27: two streams at once neither; others and operators are not bounded by it."""
+    half, other = DATA[: 3 << 19], DATA[3 << 19 :]
+
+    def digest(data: bytes) -> str:
+        return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+    async def scenario() -> None:
+        store = ImageStore(tmp_path, lambda: 1000.0, 8 << 20, 2 << 20)
+        made = await asyncio.gather(
+            *(store.put(digest(d), ImageFormat.TAR, chunks(d), "ann") for d in (half, other)),
+            return_exceptions=True,
+        )
+        assert [type(m) for m in made].count(TooLarge) >= 1
+        await store.put(digest(half), ImageFormat.TAR, chunks(half), "ann")
+        with pytest.raises(TooLarge, match="share of 2097152 bytes"):
+            await store.put(digest(other), ImageFormat.TAR, chunks(other), "ann")
+        await store.put(digest(other), ImageFormat.TAR, chunks(other), "bob")
+        await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        await store.remove(digest(half), lambda _: ())
+        left = DATA[: 1 << 20]
+        await store.put(digest(left), ImageFormat.TAR, chunks(left), "ann")
+        assert {i.owner for i in (await store.list_images()).images} == {"ann", "bob", ""}
+
+    asyncio.run(scenario())
