@@ -177,9 +177,7 @@ class ImageStore:
             while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                 yield chunk
 
-    async def _within_share(
-        self, stream: AsyncIterator[bytes], owner: str
-    ) -> AsyncIterator[bytes]:
+    async def _within_share(self, stream: AsyncIterator[bytes], owner: str) -> AsyncIterator[bytes]:
         """Pass a stream on for as long as its owner's images fit into one share (BUG-HT27)."""
         most = self._owner_max_bytes
         if most is None or not owner:
