@@ -34,9 +34,11 @@ def bin_order(ranking: Ranking, own: Binned, free: Binned, begin: int, *, growin
         assert isinstance(own, Partition)
         assert isinstance(free, Partition)
         return EvenOrder(ranking, own, free, begin)
-    if isinstance(own, FineBins) and isinstance(free, FineBins | Partition):
-        if ranking.begins_alike:
-            return LazyOrder(ranking, own, free, begin, growing=growing)
+    is_fine = isinstance(own, FineBins) and isinstance(free, FineBins | Partition)
+    if is_fine and ranking.begins_alike:
+        assert isinstance(own, FineBins)
+        assert isinstance(free, FineBins | Partition)
+        return LazyOrder(ranking, own, free, begin, growing=growing)
     found = [(0, bins) for bins in own]
     found += [(growing, bins) for bins in free if bins not in own]
     return HeapOrder(ranking, _from(found, begin))

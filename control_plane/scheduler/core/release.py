@@ -14,7 +14,7 @@ from math import ceil
 
 from msgspec.structs import replace
 
-from agent.api import Health, RestartWhen, TaskState
+from agent.api import Health, RestartWhen, TaskState, exit_text
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of
 from control_plane.api.operations import Cause, OperationKind, OperationState
 from control_plane.api.updates import OnFailure, Rollout
@@ -348,7 +348,7 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger) -> JobRecord:
     What goes back is not judged itself: versions do not chase each other.
     """
     count, named = len(rollout.failed), f"{record.name}-{rollout.failed[-1]}"
-    words = next((t.reason for t in record.tasks if t.index == rollout.failed[-1]), "")
+    words = next((_how_it_failed(t) for t in record.tasks if t.index == rollout.failed[-1]), "")
     why = f" ({words})" if words else ""
     reason = f"version {record.version} failed on {count} task{'s' if count > 1 else ''},"
     reason += f" of late on {named}{why}"
@@ -367,6 +367,12 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger) -> JobRecord:
         back_to(record.spec, base),
         f"{reason}; the job went back to version {rollout.base}",
     )
+
+
+def _how_it_failed(task: TaskRecord) -> str:
+    """Return what is known of a task that failed: its reason, and how its last run ended."""
+    end = exit_text(task.last_exit) if task.last_exit is not None else ""
+    return task.reason if end in task.reason else ", ".join(filter(None, (task.reason, end)))
 
 
 def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
