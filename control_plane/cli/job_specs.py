@@ -50,14 +50,15 @@ def job_history(target: Target, name: str, output: str) -> None:
 
 
 def _print_history(status: JobStatus) -> None:
-    record, before = status.record, None
+    record = status.record
+    before: JobSpec | None = None
     runs = Counter(task.version for task in record.tasks)
     specs = record.specs | {record.version: record.spec}
     for version in sorted(specs):
         spec = specs[version]
         mark = " (newest)" if version == record.version else ""
         click.echo(f"version {version}{mark}: {runs[version]} task(s), image {spec.image[7:19]}")
-        for line in differences(before, spec) if before is not None else ():
+        for line in [] if before is None else differences(before, spec):
             click.echo(show.printable(f"  {line}"))
         before = spec
     rollout = record.rollout
